@@ -1,0 +1,115 @@
+//! Addresses as types: which end of a flow an address belongs to is part of a signature, so that the
+//! client's and the backend's can never be swapped.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use serde::Serialize;
+
+macro_rules! address {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[serde(transparent)]
+        pub struct $name(SocketAddr);
+
+        impl $name {
+            /// Wraps `address`. An IPv4-mapped IPv6 address becomes plain IPv4 (RFC 4291 section 2.5.5.2),
+            /// so that one host has one spelling.
+            pub fn new(address: SocketAddr) -> Self {
+                Self(SocketAddr::new(address.ip().to_canonical(), address.port()))
+            }
+
+            pub fn socket_addr(self) -> SocketAddr {
+                self.0
+            }
+
+            pub fn ip(self) -> IpAddr {
+                self.0.ip()
+            }
+
+            pub fn port(self) -> u16 {
+                self.0.port()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+address! {
+    /// Where a client connects from.
+    ClientAddr
+}
+address! {
+    /// Where a frontend listens and clients connect to; often a virtual IP.
+    VipAddr
+}
+address! {
+    /// Where a backend serves.
+    BackendAddr
+}
+address! {
+    /// The source address of a flow's backend leg: this host, towards the backend.
+    LocalAddr
+}
+
+/// A source network: the unit that per-source limits count. Width in bits, per family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceMask {
+    pub ipv4_bits: u8,
+    pub ipv6_bits: u8,
+}
+
+impl Default for SourceMask {
+    fn default() -> Self {
+        Self { ipv4_bits: 32, ipv6_bits: 64 }
+    }
+}
+
+impl SourceMask {
+    /// The network that `client` counts against.
+    pub fn network(self, client: ClientAddr) -> SourceNetwork {
+        match client.ip() {
+            IpAddr::V4(ip) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.ipv4_bits.min(32))).unwrap_or(0);
+                SourceNetwork(IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & mask)))
+            }
+            IpAddr::V6(ip) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.ipv6_bits.min(128))).unwrap_or(0);
+                SourceNetwork(IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask)))
+            }
+        }
+    }
+}
+
+/// The base address of a client's network, as masked by [`SourceMask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceNetwork(IpAddr);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(text: &str) -> ClientAddr {
+        ClientAddr::new(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_mapped_ipv4_client_is_an_ipv4_client() {
+        assert_eq!(client("[::ffff:10.0.0.7]:99"), client("10.0.0.7:99"));
+    }
+
+    #[test]
+    fn source_networks_fold_an_ipv6_prefix_but_not_two_ipv4_hosts() {
+        let mask = SourceMask::default();
+        assert_eq!(mask.network(client("[2001:db8::1]:1")), mask.network(client("[2001:db8::2]:2")));
+        assert_ne!(mask.network(client("10.0.0.1:1")), mask.network(client("10.0.0.2:1")));
+        let all = SourceMask { ipv4_bits: 0, ipv6_bits: 0 };
+        assert_eq!(all.network(client("10.0.0.1:1")), all.network(client("192.0.2.9:1")));
+    }
+}

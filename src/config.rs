@@ -1,0 +1,239 @@
+//! The configuration: only valid values exist here. [`load`] reads a file and reports every error in it at once.
+//!
+//! `raw` mirrors the file, `validate` turns it into the types below, `diagnostics` says what is wrong and where.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::addr::{BackendAddr, SourceMask, VipAddr};
+use crate::model::balance::Balance;
+
+/// A whole, valid configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub admin: Admin,
+    pub process: Process,
+    pub log: Log,
+    /// At least one; names are unique.
+    pub frontends: Vec<Arc<Frontend>>,
+}
+
+/// `[admin]`: where Baton can be watched and steered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// Read-only HTTP. `None`: not served.
+    pub http: Option<SocketAddr>,
+    /// The Unix socket for everything that changes something; mode 0600.
+    pub socket: PathBuf,
+}
+
+/// `[process]`: what holds for all frontends together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Worker threads; `None`: one per core that the process may run on. Fixed until the process is replaced.
+    pub workers: Option<usize>,
+    /// Flows at once. `None`: as many as the file descriptor limit carries.
+    pub max_connections: Option<u32>,
+    /// How long SIGTERM waits for flows to end before it resets them.
+    pub stop_timeout: Duration,
+    /// Mass resets (a backend died) are spread over this time, with jitter ...
+    pub reset_within: Duration,
+    /// ... and never exceed this many a second.
+    pub reset_rate: u32,
+}
+
+/// `[log]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    pub format: LogFormat,
+    pub level: LogLevel,
+    pub flows: FlowLog,
+    /// Lines for ended flows a second, above which lines are skipped and counted.
+    pub flows_per_second: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Human,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+/// Which ended flows get a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowLog {
+    All,
+    /// Only those that neither the client nor the backend ended in the ordinary way (FIN).
+    Errors,
+    Off,
+}
+
+/// `[[frontend]]`: a set of listening addresses and the backends behind them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frontend {
+    pub name: Arc<str>,
+    /// At least one, no address twice in the whole file.
+    pub listen: Vec<VipAddr>,
+    pub balance: Balance,
+    /// One connect attempt gets this long.
+    pub connect_timeout: Duration,
+    /// A second, parallel attempt starts when the first has not answered after this. `None`: never.
+    pub hedge_after: Option<Duration>,
+    /// Attempts for one flow, hedged ones included; at least 1.
+    pub connect_attempts: u32,
+    /// How long the flows of a draining backend may live on.
+    pub drain_timeout: Duration,
+    /// No byte either way for this long ends a flow. `None`: never.
+    pub idle_timeout: Option<Duration>,
+    pub keepalive: Keepalive,
+    pub proxy_protocol: ProxyProtocol,
+    pub limits: Limits,
+    /// Sources that may connect. Empty: all.
+    pub allow: Vec<IpNet>,
+    /// Sources that may not, even if allowed.
+    pub deny: Vec<IpNet>,
+    pub rebalance: Rebalance,
+    pub health: Health,
+    /// At least one; names are unique within the frontend.
+    pub backends: Vec<Backend>,
+}
+
+/// How a leg whose far host vanished is noticed (tcp(7)): keepalive probes while idle, TCP_USER_TIMEOUT while
+/// data is in flight. Each covers the case that the other misses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Whole seconds; TCP_KEEPIDLE.
+    pub idle: Duration,
+    /// Whole seconds; TCP_KEEPINTVL.
+    pub interval: Duration,
+    /// TCP_KEEPCNT.
+    pub count: u32,
+    /// TCP_USER_TIMEOUT; overrides `count`.
+    pub user_timeout: Duration,
+}
+
+/// The PROXY protocol (proxy-protocol.txt of HAProxy), both ways off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProxyProtocol {
+    /// Clients from these networks must begin with a v1 or v2 header. Empty: nobody's header is read.
+    pub accept_from: Vec<IpNet>,
+    /// How long such a client may take to send it.
+    pub header_timeout: Duration,
+    /// Begin each backend leg with a v2 header.
+    pub send_v2: bool,
+}
+
+/// Caps. `None`: no cap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub max_connections: Option<u32>,
+    pub max_connections_per_source: Option<u32>,
+    /// Accepts a second from one source; bursts of as many are let through.
+    pub accept_rate_per_source: Option<u32>,
+    pub source_mask: SourceMask,
+}
+
+/// `[frontend.rebalance]`: `balance_existing` and its pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rebalance {
+    pub balance_existing: bool,
+    /// Flows moved a minute at most.
+    pub per_minute: u32,
+    /// A flow may be moved only after this long without a byte.
+    pub min_idle: Duration,
+    /// A backend is over its share, and gives flows away, only beyond this many percent above it.
+    pub tolerance_percent: u32,
+}
+
+/// `[frontend.health]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Health {
+    pub kind: ProbeKind,
+    /// For http and https.
+    pub path: String,
+    /// The Host header (http, https) and, unless `server_name` is set, the TLS name. `None`: the backend's address.
+    pub host: Option<String>,
+    /// For tls and https.
+    pub tls: Option<ProbeTls>,
+    pub interval: Duration,
+    /// The interval while a state is changing.
+    pub fast_interval: Duration,
+    pub timeout: Duration,
+    /// Successes in a row until ready.
+    pub rise: u32,
+    /// Failures in a row until draining or ejected.
+    pub fall: u32,
+    /// Failures in a row until an ejected backend's flows are reset; at least `fall`.
+    pub reset_fall: u32,
+    /// Each interval is shortened by up to this many percent, at random.
+    pub jitter_percent: u32,
+    /// A backend that came back takes a growing share for this long. Zero: its whole share at once.
+    pub slow_start: Duration,
+    pub damping: Damping,
+    /// How often a backend's DNS name is resolved again.
+    pub resolve_interval: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeKind {
+    Tcp,
+    Tls,
+    Http,
+    Https,
+}
+
+/// Flap damping after RFC 2439: each loss of ready adds 1 to a penalty that halves every `half_life`; above
+/// `suppress` the backend is held back from ready until the penalty is below `reuse`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Damping {
+    pub half_life: Duration,
+    pub suppress: f64,
+    pub reuse: f64,
+}
+
+/// TLS for probes. The flows themselves are passed through and never decrypted.
+#[derive(Clone, Debug)]
+pub struct ProbeTls {
+    /// Built from ca_file or insecure_skip_verify, and the client certificate.
+    pub client: Arc<rustls::ClientConfig>,
+    /// The name to verify and to send as SNI. `None`: `host`, or the backend's DNS name or address.
+    pub server_name: Option<rustls_pki_types::ServerName<'static>>,
+    /// Digest of the settings and of the files' contents: two equal fingerprints probe alike.
+    pub fingerprint: u64,
+}
+
+impl PartialEq for ProbeTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint && self.server_name == other.server_name
+    }
+}
+
+/// `[[frontend.backend]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backend {
+    pub name: Arc<str>,
+    pub address: Target,
+    /// Share of new flows relative to the others; 0: none, old flows live on.
+    pub weight: u32,
+    pub max_connections: Option<u32>,
+    /// Where probes go. `None`: to `address`.
+    pub health_address: Option<BackendAddr>,
+}
+
+/// A backend's place: an address, or a name that is resolved again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Address(BackendAddr),
+    Name { host: String, port: u16 },
+}

@@ -1,0 +1,10 @@
+//! Baton, a connection-tracking TCP load balancer for Kubernetes apiservers. ARCHITECTURE.md tells how the parts fit.
+#![deny(unsafe_code)]
+
+pub mod addr;
+pub mod config;
+pub mod drain;
+pub mod metrics;
+pub mod model;
+pub mod sys;
+pub mod table;

@@ -1,0 +1,75 @@
+//! Instruments for control work. The data plane's own counters live with the table and are read at the scrape.
+
+use std::sync::Mutex;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::model::histogram::LATENCY_BOUNDS_S;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ProbeLabels {
+    pub frontend: String,
+    pub backend: String,
+    /// `passed`, `not_ready`, or the kind of failure.
+    pub outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReloadLabels {
+    /// `success` or `failure`.
+    pub outcome: &'static str,
+}
+
+/// All instruments, and the registry that renders them.
+#[derive(Debug)]
+pub struct Metrics {
+    pub probe: Family<ProbeLabels, Histogram>,
+    pub reloads: Family<ReloadLabels, Counter>,
+    pub last_reload_successful: Gauge,
+    /// Unix seconds.
+    pub last_reload_success_time: Gauge,
+    /// Lines that sampling left out of the flow log.
+    pub flow_log_skipped: Counter,
+    registry: Mutex<Registry>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let metrics = Self {
+            probe: Family::new_with_constructor(|| Histogram::new(LATENCY_BOUNDS_S)),
+            reloads: Family::default(),
+            last_reload_successful: Gauge::default(),
+            last_reload_success_time: Gauge::default(),
+            flow_log_skipped: Counter::default(),
+            registry: Mutex::new(Registry::with_prefix("baton")),
+        };
+        metrics.with_registry(|registry| {
+            registry.register_with_unit("probe_duration", "Health probes", Unit::Seconds, metrics.probe.clone());
+            registry.register("config_reloads", "Reloads of the configuration", metrics.reloads.clone());
+            let last = metrics.last_reload_successful.clone();
+            registry.register("config_last_reload_successful", "1 if the last reload was taken over, else 0", last);
+            let time = metrics.last_reload_success_time.clone();
+            registry.register_with_unit(
+                "config_last_reload_success_timestamp",
+                "When the running configuration was taken over",
+                Unit::Seconds,
+                time,
+            );
+            let skipped = metrics.flow_log_skipped.clone();
+            registry.register("flow_log_skipped", "Ended flows left out of the log by its rate limit", skipped);
+        });
+        metrics
+    }
+}
+
+impl Metrics {
+    /// Lets `use_registry` add collectors or encode.
+    pub fn with_registry<T>(&self, use_registry: impl FnOnce(&mut Registry) -> T) -> T {
+        use_registry(&mut self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}

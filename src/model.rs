@@ -1,0 +1,11 @@
+//! Pure logic: no socket, no runtime, no clock, no randomness. Time and seeds are arguments, so every rule here
+//! can be tested at any instant.
+
+pub mod balance;
+pub mod end_reason;
+pub mod health;
+pub mod histogram;
+pub mod ids;
+pub mod pacing;
+pub mod proxy_protocol;
+pub mod rebalance;

@@ -1,0 +1,93 @@
+//! The health of one backend, as a machine without clock or socket.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a backend is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// Takes new flows.
+    Ready,
+    /// Takes none while another is ready, keeps what it has until the drain deadline.
+    Draining,
+    /// Takes none; its flows are reset.
+    Ejected,
+}
+
+impl Standing {
+    pub const ALL: [Standing; 3] = [Self::Ready, Self::Draining, Self::Ejected];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Ejected => "ejected",
+        }
+    }
+}
+
+/// Why a backend has the standing it has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Cause {
+    /// No probe has ended yet.
+    NotProbed,
+    /// Enough probes in a row passed.
+    Passed,
+    /// The probe was answered with this status: the process lives and says that it is not ready.
+    NotReady {
+        status: u16,
+    },
+    /// Probes time out while its flows still move bytes: slow, not dead.
+    Slow,
+    Refused,
+    Reset,
+    Unreachable {
+        error: String,
+    },
+    TimedOut {
+        after_ms: u64,
+    },
+    /// The handshake failed; the text names the certificate's fault if there is one.
+    Tls {
+        error: String,
+    },
+    /// What came back is not HTTP.
+    Protocol {
+        error: String,
+    },
+    /// Its name does not resolve.
+    Unresolved {
+        error: String,
+    },
+    /// It flaps and is held back.
+    Damped,
+    OrderedDrain,
+    OrderedEject,
+    /// A reload removed it from the configuration.
+    Removed,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotProbed => write!(f, "not probed yet"),
+            Self::Passed => write!(f, "probes pass"),
+            Self::NotReady { status } => write!(f, "probe answered {status}"),
+            Self::Slow => write!(f, "probes time out, yet its flows move bytes: slow, not dead"),
+            Self::Refused => write!(f, "connection refused"),
+            Self::Reset => write!(f, "connection reset"),
+            Self::Unreachable { error } => write!(f, "unreachable: {error}"),
+            Self::TimedOut { after_ms } => write!(f, "no answer within {after_ms} ms"),
+            Self::Tls { error } => write!(f, "TLS: {error}"),
+            Self::Protocol { error } => write!(f, "not HTTP: {error}"),
+            Self::Unresolved { error } => write!(f, "name does not resolve: {error}"),
+            Self::Damped => write!(f, "flapping: held back until it has been stable"),
+            Self::OrderedDrain => write!(f, "drained by an operator"),
+            Self::OrderedEject => write!(f, "ejected by an operator"),
+            Self::Removed => write!(f, "removed from the configuration"),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What the running instance knows: every flow, every backend, and the orders that end flows.
+//!
+//! The data plane writes here without ever waiting: each worker owns one shard of the flow table and one lane of
+//! each counter. Everyone else reads snapshots.
+
+pub mod backend;
+pub mod count;
+pub mod flows;
+pub mod journal;
+pub mod orders;
+pub mod slot;
+pub mod worker;
+
+mod sync {
+    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+}
+
+use std::sync::Arc;
+
+use backend::Registry;
+use flows::FlowTable;
+use journal::Journal;
+use orders::Orders;
+use worker::WorkerState;
+
+/// The shared state of one instance.
+#[derive(Debug)]
+pub struct Table {
+    pub flows: FlowTable,
+    pub registry: Registry,
+    pub orders: Orders,
+    pub journal: Journal,
+    /// One entry per worker thread.
+    pub workers: Box<[WorkerState]>,
+}
+
+impl Table {
+    /// An empty table for `workers` worker threads.
+    pub fn new(workers: usize) -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            flows: FlowTable::new(workers),
+            registry: Registry::new(workers),
+            orders: Orders::new(workers)?,
+            journal: Journal::default(),
+            workers: (0..workers).map(|_| WorkerState::default()).collect(),
+        }))
+    }
+}

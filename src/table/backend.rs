@@ -1,0 +1,343 @@
+//! Backends and frontends as they run: the state that survives a reload, keyed by name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::{Mutex, PoisonError};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+
+use super::count::Count;
+use crate::addr::BackendAddr;
+use crate::model::balance::{self, Preference};
+use crate::model::end_reason::EndReason;
+use crate::model::health::{Cause, Standing};
+use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
+use crate::model::ids::{BackendId, FrontendId};
+
+/// Why one connect attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConnectFailure {
+    Refused,
+    TimedOut,
+    Unreachable,
+    Reset,
+    OutOfFiles,
+    OutOfPorts,
+    Other,
+}
+
+impl ConnectFailure {
+    pub const ALL: [ConnectFailure; 7] = [
+        Self::Refused,
+        Self::TimedOut,
+        Self::Unreachable,
+        Self::Reset,
+        Self::OutOfFiles,
+        Self::OutOfPorts,
+        Self::Other,
+    ];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::TimedOut => "timed_out",
+            Self::Unreachable => "unreachable",
+            Self::Reset => "reset",
+            Self::OutOfFiles => "out_of_files",
+            Self::OutOfPorts => "out_of_ports",
+            Self::Other => "other",
+        }
+    }
+
+    /// Whether it says something about the backend, and not about this host.
+    pub fn blames_backend(self) -> bool {
+        !matches!(self, Self::OutOfFiles | Self::OutOfPorts)
+    }
+}
+
+/// One worker's counters for one backend, in cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct BackendLane {
+    pub bytes_up: Count,
+    pub bytes_down: Count,
+    /// Flows that were connected.
+    pub connected: Count,
+    /// Second attempts that were started because the first was slow.
+    pub hedged: Count,
+    pub failures: [Count; ConnectFailure::ALL.len()],
+    pub connect: LatencyHistogram,
+}
+
+/// One worker's counters for one frontend.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct FrontendLane {
+    pub accepted: Count,
+    /// By `EndReason as usize`.
+    pub ended: [Count; EndReason::ALL.len()],
+}
+
+impl Default for FrontendLane {
+    fn default() -> Self {
+        Self { accepted: Count::default(), ended: std::array::from_fn(|_| Count::default()) }
+    }
+}
+
+/// A frontend while its name is in use.
+#[derive(Debug)]
+pub struct FrontendEntry {
+    pub id: FrontendId,
+    pub name: Arc<str>,
+    /// Flows now.
+    pub active: AtomicU32,
+    /// One per worker.
+    pub lanes: Box<[FrontendLane]>,
+}
+
+/// A backend while its name is in use.
+#[derive(Debug)]
+pub struct BackendEntry {
+    pub id: BackendId,
+    pub frontend: Arc<FrontendEntry>,
+    pub name: Arc<str>,
+    /// For rendezvous hashing: depends on the names only, so that all instances agree.
+    pub hash_key: u64,
+    /// `None`: its name has not been resolved.
+    address: ArcSwapOption<BackendAddr>,
+    weight: AtomicU32,
+    /// 0: no cap.
+    max_connections: AtomicU32,
+    preference: AtomicU8,
+    /// Monotonic ns at which its share began to grow, and how long that takes; 0: whole share.
+    ramp_start_ns: AtomicU64,
+    ramp_ns: AtomicU64,
+    health: ArcSwap<HealthView>,
+    /// Flows now, connecting ones included.
+    pub active: AtomicU32,
+    /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
+    pub suspicion: Suspicion,
+    /// One per worker.
+    pub lanes: Box<[BackendLane]>,
+}
+
+/// Health as it is shown to people.
+#[derive(Clone, Debug)]
+pub struct HealthView {
+    pub standing: Standing,
+    pub cause: Cause,
+    /// Monotonic ns of the last change.
+    pub since_ns: u64,
+    /// The last probe's result in words, and how long it took.
+    pub last_probe: Option<String>,
+    pub last_probe_us: u64,
+    /// An operator's order or the configuration's, if one is in force.
+    pub order: Option<&'static str>,
+    /// Monotonic ns at which its remaining flows are reset.
+    pub drain_deadline_ns: Option<u64>,
+}
+
+/// What the data plane noticed. Each bit is set by any worker and taken by the health checker.
+#[derive(Debug, Default)]
+pub struct Suspicion {
+    bits: AtomicU8,
+    pub notify: tokio::sync::Notify,
+}
+
+impl Suspicion {
+    pub const CONNECT_FAILED: u8 = 1;
+    pub const SEGMENTS_UNACKED: u8 = 2;
+
+    pub fn raise(&self, bit: u8) {
+        if self.bits.fetch_or(bit, Relaxed) & bit == 0 {
+            self.notify.notify_one();
+        }
+    }
+
+    /// The bits raised since the last call.
+    pub fn take(&self) -> u8 {
+        self.bits.swap(0, Relaxed)
+    }
+}
+
+impl BackendEntry {
+    pub fn address(&self) -> Option<BackendAddr> {
+        self.address.load().as_deref().copied()
+    }
+
+    pub fn set_address(&self, address: Option<BackendAddr>) {
+        self.address.store(address.map(Arc::new));
+    }
+
+    pub fn weight(&self) -> u32 {
+        self.weight.load(Relaxed)
+    }
+
+    pub fn max_connections(&self) -> Option<u32> {
+        Some(self.max_connections.load(Relaxed)).filter(|max| *max != 0)
+    }
+
+    /// Takes over what the configuration says of it.
+    pub fn configure(&self, weight: u32, max_connections: Option<u32>) {
+        self.weight.store(weight, Relaxed);
+        self.max_connections.store(max_connections.unwrap_or(0), Relaxed);
+    }
+
+    pub fn preference(&self) -> Preference {
+        Preference::from_u8(self.preference.load(Relaxed))
+    }
+
+    /// What new flows should make of it; the health checker alone sets this.
+    pub fn set_preference(&self, preference: Preference) {
+        self.preference.store(preference as u8, Relaxed);
+    }
+
+    /// Lets its share grow from `start_ns` on for `ramp_ns`.
+    pub fn set_ramp(&self, start_ns: u64, ramp_ns: u64) {
+        self.ramp_ns.store(ramp_ns, Relaxed);
+        self.ramp_start_ns.store(start_ns, Relaxed);
+    }
+
+    /// Its share now, in 1/1024 of its weight.
+    pub fn share(&self, now_ns: u64) -> u32 {
+        balance::ramp(self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed), now_ns)
+    }
+
+    pub fn health(&self) -> Arc<HealthView> {
+        self.health.load_full()
+    }
+
+    pub fn set_health(&self, view: HealthView) {
+        self.health.store(Arc::new(view));
+    }
+
+    /// Counts a flow in, unless the cap is reached.
+    pub fn reserve(&self) -> bool {
+        let before = self.active.fetch_add(1, Relaxed);
+        let room = self.max_connections().is_none_or(|max| before < max);
+        if !room {
+            self.release();
+        }
+        room
+    }
+
+    /// Counts a flow out.
+    pub fn release(&self) {
+        self.active.fetch_sub(1, Relaxed);
+    }
+
+    /// Connect latencies of all workers.
+    pub fn connect_latency(&self) -> LatencySnapshot {
+        let mut sum = LatencySnapshot::default();
+        self.lanes.iter().for_each(|lane| sum.add(&lane.connect.snapshot()));
+        sum
+    }
+}
+
+/// Every frontend and backend that the instance knows, also those a reload removed while flows remain.
+#[derive(Debug)]
+pub struct Registry {
+    workers: usize,
+    lists: ArcSwap<Lists>,
+    next_id: Mutex<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Lists {
+    frontends: Vec<Arc<FrontendEntry>>,
+    backends: Vec<Arc<BackendEntry>>,
+}
+
+impl Registry {
+    pub fn new(workers: usize) -> Self {
+        Self { workers, lists: ArcSwap::default(), next_id: Mutex::new(0) }
+    }
+
+    /// The frontend called `name`, made if need be.
+    pub fn frontend(&self, name: &Arc<str>) -> Arc<FrontendEntry> {
+        let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = self.frontends().into_iter().find(|entry| entry.name == *name) {
+            return known;
+        }
+        let entry = Arc::new(FrontendEntry {
+            id: FrontendId(*next_id),
+            name: name.clone(),
+            active: AtomicU32::new(0),
+            lanes: (0..self.workers).map(|_| FrontendLane::default()).collect(),
+        });
+        *next_id += 1;
+        self.update(|lists| lists.frontends.push(entry.clone()));
+        entry
+    }
+
+    /// The backend called `name` of `frontend`, made if need be: untrusted, without address.
+    pub fn backend(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<BackendEntry> {
+        let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |entry: &Arc<BackendEntry>| entry.frontend.id == frontend.id && entry.name == *name;
+        if let Some(known) = self.backends().into_iter().find(same) {
+            return known;
+        }
+        let entry = Arc::new(BackendEntry {
+            id: BackendId(*next_id),
+            frontend: frontend.clone(),
+            name: name.clone(),
+            hash_key: balance::hash_name(&frontend.name, name),
+            address: ArcSwapOption::empty(),
+            weight: AtomicU32::new(1),
+            max_connections: AtomicU32::new(0),
+            preference: AtomicU8::new(Preference::Never as u8),
+            ramp_start_ns: AtomicU64::new(0),
+            ramp_ns: AtomicU64::new(0),
+            health: ArcSwap::from_pointee(HealthView {
+                standing: Standing::Ejected,
+                cause: Cause::NotProbed,
+                since_ns: 0,
+                last_probe: None,
+                last_probe_us: 0,
+                order: None,
+                drain_deadline_ns: None,
+            }),
+            active: AtomicU32::new(0),
+            suspicion: Suspicion::default(),
+            lanes: (0..self.workers).map(|_| BackendLane::default()).collect(),
+        });
+        *next_id += 1;
+        self.update(|lists| lists.backends.push(entry.clone()));
+        entry
+    }
+
+    /// Forgets a backend that no flow uses any more.
+    pub fn forget_backend(&self, id: BackendId) {
+        let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        self.update(|lists| lists.backends.retain(|entry| entry.id != id));
+    }
+
+    /// Forgets a frontend that no flow uses any more.
+    pub fn forget_frontend(&self, id: FrontendId) {
+        let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        self.update(|lists| lists.frontends.retain(|entry| entry.id != id));
+    }
+
+    pub fn frontends(&self) -> Vec<Arc<FrontendEntry>> {
+        self.lists.load().frontends.clone()
+    }
+
+    pub fn backends(&self) -> Vec<Arc<BackendEntry>> {
+        self.lists.load().backends.clone()
+    }
+
+    pub fn find_backend(&self, id: BackendId) -> Option<Arc<BackendEntry>> {
+        self.lists.load().backends.iter().find(|entry| entry.id == id).cloned()
+    }
+
+    pub fn find_frontend(&self, id: FrontendId) -> Option<Arc<FrontendEntry>> {
+        self.lists.load().frontends.iter().find(|entry| entry.id == id).cloned()
+    }
+
+    /// Callers hold `next_id`, so that no two changes cross.
+    fn update(&self, change: impl FnOnce(&mut Lists)) {
+        let mut lists = Lists::clone(&self.lists.load());
+        change(&mut lists);
+        self.lists.store(Arc::new(lists));
+    }
+}

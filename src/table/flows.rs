@@ -1,0 +1,353 @@
+//! The flow table: every flow from accept to end.
+//!
+//! Each worker owns a shard: rows of slots that grow and are reused but never freed while the table lives. Insert and
+//! remove touch only the owner's free list and one slot; readers walk all shards and never hold anything up.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+use serde::{Deserialize, Serialize};
+
+use super::slot::{Copied, IDENTITY_WORDS, LIVE_WORDS, Slot};
+use crate::addr::{ClientAddr, VipAddr};
+use crate::model::ids::{BackendId, FlowId, FrontendId};
+
+const ROW: usize = 1024;
+/// Rows of one shard: four million flows.
+const ROWS: usize = 4096;
+/// Ids are handed to workers in blocks, so that accepting touches no shared cache line.
+const ID_BLOCK: u64 = 1024;
+
+/// Where a flow is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlowState {
+    /// Its PROXY header has not come yet.
+    Accepted,
+    /// A backend is being connected.
+    Connecting,
+    /// Both legs are established.
+    Proxied,
+    /// Chosen to be reset; waits for its turn in the pace.
+    Ending,
+}
+
+impl FlowState {
+    pub const ALL: [FlowState; 4] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Ending];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Connecting => "connecting",
+            Self::Proxied => "proxied",
+            Self::Ending => "ending",
+        }
+    }
+}
+
+/// What is known of a flow when it is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowOrigin {
+    /// Nanoseconds on the monotonic clock.
+    pub accepted_at_ns: u64,
+    pub client: ClientAddr,
+    pub vip: VipAddr,
+    pub frontend: FrontendId,
+}
+
+/// A live word of a flow; the owner sets it, everyone may read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Field {
+    /// `FlowState` and `BackendId`, packed; see [`pack_place`].
+    Place,
+    /// Bytes from client to backend.
+    BytesUp,
+    /// Bytes from backend to client.
+    BytesDown,
+    /// Monotonic ns of the last byte from the client.
+    LastUpNs,
+    /// Monotonic ns of the last byte from the backend.
+    LastDownNs,
+    /// What connecting took, in µs.
+    ConnectUs,
+    /// Source port of the backend leg (low 16 bits); 0 until connected.
+    LocalPort,
+}
+
+/// A copy of one flow's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowView {
+    pub id: FlowId,
+    pub origin: FlowOrigin,
+    pub worker: usize,
+    pub key: FlowKey,
+    pub state: FlowState,
+    /// `None` until one is picked.
+    pub backend: Option<BackendId>,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub last_up_ns: u64,
+    pub last_down_ns: u64,
+    pub connect_us: u64,
+}
+
+impl FlowView {
+    /// Monotonic ns of the last byte in either direction, or of the accept.
+    pub fn last_byte_ns(&self) -> u64 {
+        self.last_up_ns.max(self.last_down_ns).max(self.origin.accepted_at_ns)
+    }
+}
+
+/// All flows of an instance.
+#[derive(Debug)]
+pub struct FlowTable {
+    shards: Box<[Shard]>,
+    next_id: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shard {
+    rows: Box<[OnceLock<Box<[Slot]>>]>,
+    live: AtomicU32,
+}
+
+/// The owner's end of one shard. Exactly one may exist per worker.
+#[derive(Debug)]
+pub struct ShardWriter {
+    worker: usize,
+    free: Vec<u32>,
+    grown: u32,
+    ids: std::ops::Range<u64>,
+}
+
+/// A place in its owner's shard; the owner keeps the flow's sockets at the same index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowKey(u32);
+
+impl FlowKey {
+    pub fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    pub fn index(self) -> u32 {
+        self.0
+    }
+}
+
+impl FlowTable {
+    pub fn new(workers: usize) -> Self {
+        let shard = || Shard { rows: (0..ROWS).map(|_| OnceLock::new()).collect(), live: AtomicU32::new(0) };
+        Self { shards: (0..workers).map(|_| shard()).collect(), next_id: AtomicU64::new(1) }
+    }
+
+    /// The writer of `worker`'s shard. Call it once per worker.
+    pub fn writer(&self, worker: usize) -> ShardWriter {
+        assert!(worker < self.shards.len(), "there is no worker {worker}");
+        ShardWriter { worker, free: Vec::new(), grown: 0, ids: 0..0 }
+    }
+
+    /// Flows that live now.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.live.load(Relaxed) as usize).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every flow that lives through the whole walk, once; those that begin or end meanwhile may be missing.
+    pub fn iter(&self) -> impl Iterator<Item = FlowView> + '_ {
+        self.shards.iter().enumerate().flat_map(|(worker, shard)| {
+            shard
+                .rows
+                .iter()
+                .map_while(|row| row.get())
+                .flat_map(|row| row.iter())
+                .enumerate()
+                .filter_map(move |(index, slot)| Some(view(worker, FlowKey(index as u32), &slot.copy()?)))
+        })
+    }
+
+    /// The flow `id`, if it lives.
+    pub fn find(&self, id: FlowId) -> Option<FlowView> {
+        self.iter().find(|flow| flow.id == id)
+    }
+
+    /// The owner's slot for `key`.
+    pub fn slot(&self, writer: &ShardWriter, key: FlowKey) -> &Slot {
+        let (row, place) = (key.0 as usize / ROW, key.0 as usize % ROW);
+        &self.shards[writer.worker].rows[row].get().expect("a key is made only after its row")[place]
+    }
+}
+
+impl ShardWriter {
+    /// Enters a flow, or returns `None` when the shard holds four million already.
+    pub fn insert(&mut self, table: &FlowTable, origin: &FlowOrigin) -> Option<(FlowId, FlowKey)> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.grow(table)?,
+        };
+        let id = self.take_id(table);
+        let key = FlowKey(index);
+        table.slot(self, key).occupy(&identity(id, origin), &[0; LIVE_WORDS]);
+        let live = &table.shards[self.worker].live;
+        live.store(live.load(Relaxed) + 1, Relaxed);
+        Some((id, key))
+    }
+
+    /// Removes a flow. The key is worthless afterwards.
+    pub fn remove(&mut self, table: &FlowTable, key: FlowKey) {
+        table.slot(self, key).vacate();
+        self.free.push(key.0);
+        let live = &table.shards[self.worker].live;
+        live.store(live.load(Relaxed) - 1, Relaxed);
+    }
+
+    fn grow(&mut self, table: &FlowTable) -> Option<u32> {
+        let first = self.grown;
+        let row = table.shards[self.worker].rows.get(first as usize / ROW)?;
+        row.get_or_init(|| (0..ROW).map(|_| Slot::default()).collect());
+        self.grown += ROW as u32;
+        // The lowest index is popped first, which keeps a small table in few pages.
+        self.free.extend((first + 1..first + ROW as u32).rev());
+        Some(first)
+    }
+
+    fn take_id(&mut self, table: &FlowTable) -> FlowId {
+        if self.ids.is_empty() {
+            let first = table.next_id.fetch_add(ID_BLOCK, Relaxed);
+            self.ids = first..first + ID_BLOCK;
+        }
+        FlowId(self.ids.next().expect("the block was just refilled"))
+    }
+}
+
+/// The word for [`Field::Place`].
+pub fn pack_place(state: FlowState, backend: Option<BackendId>) -> u64 {
+    let backend = backend.map_or(0, |id| u64::from(id.0) + 1);
+    backend << 8 | state as u64
+}
+
+fn unpack_place(word: u64) -> (FlowState, Option<BackendId>) {
+    let state = FlowState::ALL[(word & 0xff) as usize];
+    let backend = (word >> 8).checked_sub(1).map(|id| BackendId(id as u32));
+    (state, backend)
+}
+
+fn identity(id: FlowId, origin: &FlowOrigin) -> [u64; IDENTITY_WORDS] {
+    let [client_high, client_low] = ip_words(origin.client.ip());
+    let [vip_high, vip_low] = ip_words(origin.vip.ip());
+    let ports = u64::from(origin.client.port()) << 16 | u64::from(origin.vip.port());
+    let frontend = u64::from(origin.frontend.0);
+    [id.0, origin.accepted_at_ns, client_high, client_low, vip_high, vip_low, ports, frontend]
+}
+
+fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
+    let [id, accepted_at_ns, client_high, client_low, vip_high, vip_low, ports, frontend] = copied.identity;
+    let word = |field: Field| copied.live[field as usize];
+    let (state, backend) = unpack_place(word(Field::Place));
+    let origin = FlowOrigin {
+        accepted_at_ns,
+        client: ClientAddr::new(SocketAddr::new(words_ip(client_high, client_low), (ports >> 16) as u16)),
+        vip: VipAddr::new(SocketAddr::new(words_ip(vip_high, vip_low), ports as u16)),
+        frontend: FrontendId(frontend as u32),
+    };
+    FlowView {
+        id: FlowId(id),
+        origin,
+        worker,
+        key,
+        state,
+        backend,
+        bytes_up: word(Field::BytesUp),
+        bytes_down: word(Field::BytesDown),
+        last_up_ns: word(Field::LastUpNs),
+        last_down_ns: word(Field::LastDownNs),
+        connect_us: word(Field::ConnectUs),
+    }
+}
+
+/// IPv4 travels as its mapped IPv6 form.
+fn ip_words(ip: IpAddr) -> [u64; 2] {
+    let bits = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    [(bits >> 64) as u64, bits as u64]
+}
+
+fn words_ip(high: u64, low: u64) -> IpAddr {
+    let ip = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
+    ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), |ip: Ipv4Addr| IpAddr::V4(ip))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn origin(port: u16) -> FlowOrigin {
+        FlowOrigin {
+            accepted_at_ns: u64::from(port),
+            client: ClientAddr::new(SocketAddr::new("2001:db8::5".parse().unwrap(), port)),
+            vip: VipAddr::new("10.0.0.100:6443".parse().unwrap()),
+            frontend: FrontendId(7),
+        }
+    }
+
+    #[test]
+    fn an_entry_reads_back_as_it_was_written() {
+        let table = FlowTable::new(2);
+        let mut writer = table.writer(1);
+        let (id, key) = writer.insert(&table, &origin(99)).unwrap();
+        let slot = table.slot(&writer, key);
+        slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(BackendId(0))));
+        slot.add(Field::BytesUp as usize, 10);
+        let seen = table.find(id).unwrap();
+        assert_eq!(seen.origin, origin(99));
+        assert_eq!((seen.worker, seen.state, seen.backend), (1, FlowState::Proxied, Some(BackendId(0))));
+        assert_eq!(seen.bytes_up, 10);
+        writer.remove(&table, key);
+        assert!(table.find(id).is_none() && table.is_empty());
+    }
+
+    #[test]
+    fn a_reused_slot_forgets_the_flow_before() {
+        let table = FlowTable::new(1);
+        let mut writer = table.writer(0);
+        let (first, key) = writer.insert(&table, &origin(1)).unwrap();
+        table.slot(&writer, key).add(Field::BytesDown as usize, 5);
+        writer.remove(&table, key);
+        let (second, again) = writer.insert(&table, &origin(2)).unwrap();
+        assert_eq!(key, again);
+        assert_ne!(first, second);
+        assert_eq!(table.find(second).unwrap().bytes_down, 0);
+    }
+
+    proptest::proptest! {
+        /// Against a map, through growth and reuse: what is inserted and not removed is what a walk sees.
+        #[test]
+        fn a_walk_sees_exactly_the_live_flows(removals in proptest::collection::vec(0usize..4096, 0..3000)) {
+            let table = FlowTable::new(1);
+            let mut writer = table.writer(0);
+            let mut expected = HashMap::new();
+            let mut keys = Vec::new();
+            for port in 0..2500u16 {
+                let (id, key) = writer.insert(&table, &origin(port)).unwrap();
+                expected.insert(id, port);
+                keys.push((id, key));
+            }
+            for pick in removals {
+                if keys.is_empty() { break; }
+                let (id, key) = keys.swap_remove(pick % keys.len());
+                writer.remove(&table, key);
+                expected.remove(&id);
+            }
+            let seen: HashMap<_, _> = table.iter().map(|flow| (flow.id, flow.origin.client.port())).collect();
+            assert_eq!(table.len(), expected.len());
+            assert_eq!(seen, expected);
+        }
+    }
+}

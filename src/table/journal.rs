@@ -1,0 +1,145 @@
+//! The last events, for `baton events` and the status page.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::end_reason::EndReason;
+use crate::model::health::{Cause, Standing};
+use crate::model::ids::FlowId;
+
+/// Kept of each kind: ended flows come too often to share a ring with the rest.
+const KEEP: usize = 1000;
+
+/// Something that happened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// Grows by one per event of either ring.
+    pub number: u64,
+    /// Milliseconds since 1970, UTC.
+    pub at_unix_ms: u64,
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened. Adding a kind here makes it appear in the CLI, the page and the JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum What {
+    BackendChanged {
+        frontend: String,
+        backend: String,
+        from: Standing,
+        to: Standing,
+        cause: Cause,
+    },
+    /// Flows of a backend were ordered to end.
+    FlowsOrdered {
+        frontend: String,
+        backend: String,
+        flows: usize,
+        reason: EndReason,
+    },
+    BackendAdded {
+        frontend: String,
+        backend: String,
+    },
+    BackendRemoved {
+        frontend: String,
+        backend: String,
+    },
+    BackendResolved {
+        frontend: String,
+        backend: String,
+        address: Option<SocketAddr>,
+        error: Option<String>,
+    },
+    Reloaded {
+        changes: Vec<String>,
+    },
+    ReloadRefused {
+        errors: Vec<String>,
+    },
+    AcceptPaused {
+        worker: usize,
+        error: String,
+    },
+    AcceptResumed {
+        worker: usize,
+        paused_ms: u64,
+    },
+    WorkerStuck {
+        worker: usize,
+        for_ms: u64,
+    },
+    WorkerMoves {
+        worker: usize,
+    },
+    Started {
+        version: String,
+    },
+    Stopping {
+        flows: usize,
+        timeout_ms: u64,
+    },
+    RebalancePlanned {
+        frontend: String,
+        moves: usize,
+    },
+    FlowEnded {
+        flow: FlowId,
+        frontend: String,
+        backend: Option<String>,
+        client: SocketAddr,
+        reason: EndReason,
+        duration_ms: u64,
+        connect_us: u64,
+        bytes_up: u64,
+        bytes_down: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+}
+
+/// Bounded memory of what happened. Writers and readers are control work, so a mutex serves.
+#[derive(Debug, Default)]
+pub struct Journal {
+    rings: Mutex<Rings>,
+}
+
+#[derive(Debug, Default)]
+struct Rings {
+    next: u64,
+    ended: VecDeque<Event>,
+    other: VecDeque<Event>,
+}
+
+impl Journal {
+    pub fn record(&self, what: What) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = Event { number: rings.next, at_unix_ms: now.as_millis() as u64, what };
+        rings.next += 1;
+        let ring = match event.what {
+            What::FlowEnded { .. } => &mut rings.ended,
+            _ => &mut rings.other,
+        };
+        if ring.len() == KEEP {
+            ring.pop_front();
+        }
+        ring.push_back(event);
+    }
+
+    /// The last events with a number of at least `since`, oldest first; ended flows only if asked for.
+    pub fn since(&self, since: u64, with_flows: bool) -> Vec<Event> {
+        let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = with_flows.then_some(&rings.ended).into_iter().flatten();
+        let mut events: Vec<_> =
+            rings.other.iter().chain(ended).filter(|event| event.number >= since).cloned().collect();
+        events.sort_by_key(|event| event.number);
+        events
+    }
+}

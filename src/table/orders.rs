@@ -1,0 +1,103 @@
+//! Orders to end flows: given by anyone, carried out by the workers that own the flows.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crossbeam_queue::SegQueue;
+use ipnet::IpNet;
+
+use super::flows::{FlowKey, FlowView};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::{BackendId, FlowId, FrontendId};
+use crate::sys::eventfd::EventFd;
+
+/// Which flows an order means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selector {
+    Flow { id: FlowId, key: FlowKey },
+    Backend(BackendId),
+    Frontend(FrontendId),
+    Client(IpNet),
+    All,
+}
+
+/// How fast many flows may be ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Spread over this time, with jitter.
+    pub within: Duration,
+    /// Never more a second, all workers together.
+    pub per_second: u32,
+}
+
+impl Pace {
+    /// All at once.
+    pub const AT_ONCE: Pace = Pace { within: Duration::ZERO, per_second: u32::MAX };
+}
+
+/// End the selected flows for `reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndOrder {
+    pub selector: Selector,
+    pub reason: EndReason,
+    pub pace: Pace,
+    /// Leave flows alone that moved a byte within this time, or hold bytes not yet delivered.
+    pub only_idle_for: Option<Duration>,
+}
+
+/// One queue per worker, and the means to wake it.
+#[derive(Debug)]
+pub struct Orders {
+    lanes: Box<[Lane]>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    queue: SegQueue<EndOrder>,
+    wake: EventFd,
+}
+
+impl Orders {
+    pub fn new(workers: usize) -> io::Result<Self> {
+        let lane = |_| Ok(Lane { queue: SegQueue::new(), wake: EventFd::new()? });
+        Ok(Self { lanes: (0..workers).map(lane).collect::<io::Result<_>>()? })
+    }
+
+    /// Sends `order` to every worker.
+    pub fn end(&self, order: EndOrder) {
+        for worker in 0..self.lanes.len() {
+            self.send(worker, order);
+        }
+    }
+
+    /// Ends one flow at once.
+    pub fn end_flow(&self, flow: &FlowView, reason: EndReason, only_idle_for: Option<Duration>) {
+        let selector = Selector::Flow { id: flow.id, key: flow.key };
+        self.send(flow.worker, EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for });
+    }
+
+    /// The next order for `worker`.
+    pub fn take(&self, worker: usize) -> Option<EndOrder> {
+        self.lanes[worker].queue.pop()
+    }
+
+    /// Makes `worker`'s wake descriptor readable.
+    pub fn wake(&self, worker: usize) {
+        self.lanes[worker].wake.signal();
+    }
+
+    /// Makes it unreadable again. Call before taking orders, so that none is missed.
+    pub fn clear_wake(&self, worker: usize) {
+        self.lanes[worker].wake.clear();
+    }
+
+    pub fn wake_fd(&self, worker: usize) -> BorrowedFd<'_> {
+        self.lanes[worker].wake.fd()
+    }
+
+    fn send(&self, worker: usize, order: EndOrder) {
+        self.lanes[worker].queue.push(order);
+        self.wake(worker);
+    }
+}

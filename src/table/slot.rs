@@ -1,0 +1,101 @@
+//! One flow's entry: a sequence lock with one writer, made of atomics only.
+//!
+//! ```text
+//!            occupy                  vacate
+//!   even ───────────────▶ odd ───────────────▶ even
+//!   (free)   fields, then  (live)   sequence     (free, next generation)
+//!            sequence
+//! ```
+//! A reader takes the sequence, copies the fields, and takes the sequence again: if it changed, the copy may mix two
+//! flows and is dropped. No reader ever makes the writer wait, and the memory is never freed while the table lives.
+//!
+//! The atomics come from the parent module, so that the interleavings can be explored with other ones
+//! (`tests/interleavings.rs`).
+
+use super::sync::{AtomicU64, Ordering::*, fence};
+
+/// Words of identity, fixed while a flow lives: id, accept time, client, VIP, frontend.
+pub const IDENTITY_WORDS: usize = 8;
+
+/// Words that the owner changes while the flow lives; see `flows::Field`.
+pub const LIVE_WORDS: usize = 8;
+
+/// What a reader saw of one live flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// Odd; differs for each occupation of the slot.
+    pub sequence: u64,
+    pub identity: [u64; IDENTITY_WORDS],
+    pub live: [u64; LIVE_WORDS],
+}
+
+/// 136 bytes for one flow.
+#[derive(Debug)]
+pub struct Slot {
+    sequence: AtomicU64,
+    identity: [AtomicU64; IDENTITY_WORDS],
+    live: [AtomicU64; LIVE_WORDS],
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            sequence: AtomicU64::new(0),
+            identity: std::array::from_fn(|_| AtomicU64::new(0)),
+            live: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+impl Slot {
+    /// Fills a free slot. Only the owner may call this.
+    pub fn occupy(&self, identity: &[u64; IDENTITY_WORDS], live: &[u64; LIVE_WORDS]) {
+        let sequence = self.sequence.load(Relaxed);
+        debug_assert!(sequence.is_multiple_of(2), "the slot is already occupied");
+        // Readers that see any of the fields below must also see that the slot was vacated before.
+        fence(Release);
+        for (cell, word) in self.identity.iter().zip(identity) {
+            cell.store(*word, Relaxed);
+        }
+        for (cell, word) in self.live.iter().zip(live) {
+            cell.store(*word, Relaxed);
+        }
+        self.sequence.store(sequence + 1, Release);
+    }
+
+    /// Frees an occupied slot. Only the owner may call this.
+    pub fn vacate(&self) {
+        let sequence = self.sequence.load(Relaxed);
+        debug_assert!(!sequence.is_multiple_of(2), "the slot is already free");
+        self.sequence.store(sequence + 1, Release);
+    }
+
+    /// Sets one live word. Only the owner may call this.
+    pub fn set(&self, word: usize, value: u64) {
+        self.live[word].store(value, Relaxed);
+    }
+
+    /// Adds to one live word. Only the owner may call this.
+    pub fn add(&self, word: usize, by: u64) {
+        self.live[word].store(self.live[word].load(Relaxed).wrapping_add(by), Relaxed);
+    }
+
+    /// One live word as it is now.
+    pub fn word(&self, word: usize) -> u64 {
+        self.live[word].load(Relaxed)
+    }
+
+    /// A copy of the flow that lives here, or `None` if the slot is free or changed hands meanwhile.
+    ///
+    /// A flow that lives through the whole call is always seen.
+    pub fn copy(&self) -> Option<Copied> {
+        let sequence = self.sequence.load(Acquire);
+        if sequence.is_multiple_of(2) {
+            return None;
+        }
+        let identity = std::array::from_fn(|word| self.identity[word].load(Relaxed));
+        let live = std::array::from_fn(|word| self.live[word].load(Relaxed));
+        fence(Acquire);
+        (self.sequence.load(Relaxed) == sequence).then_some(Copied { sequence, identity, live })
+    }
+}

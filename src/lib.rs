@@ -6,5 +6,6 @@ pub mod config;
 pub mod drain;
 pub mod metrics;
 pub mod model;
+pub mod proxy;
 pub mod sys;
 pub mod table;

@@ -1,4 +1,9 @@
 //! System calls as safe functions: the only module that may hold `unsafe`.
 
 pub mod clock;
+pub mod epoll;
 pub mod eventfd;
+pub mod pipe;
+pub mod process;
+pub mod socket;
+pub mod tcp_info;

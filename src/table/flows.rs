@@ -197,6 +197,14 @@ impl ShardWriter {
         Some((id, key))
     }
 
+    /// Gives a flow another origin: what its PROXY header says.
+    pub fn rename(&mut self, table: &FlowTable, key: FlowKey, id: FlowId, origin: &FlowOrigin) {
+        let slot = table.slot(self, key);
+        let live = std::array::from_fn(|word| slot.word(word));
+        slot.vacate();
+        slot.occupy(&identity(id, origin), &live);
+    }
+
     /// Removes a flow. The key is worthless afterwards.
     pub fn remove(&mut self, table: &FlowTable, key: FlowKey) {
         table.slot(self, key).vacate();
@@ -215,7 +223,8 @@ impl ShardWriter {
         Some(first)
     }
 
-    fn take_id(&mut self, table: &FlowTable) -> FlowId {
+    /// An id for a connection that never becomes a flow.
+    pub fn take_id(&mut self, table: &FlowTable) -> FlowId {
         if self.ids.is_empty() {
             let first = table.next_id.fetch_add(ID_BLOCK, Relaxed);
             self.ids = first..first + ID_BLOCK;

@@ -34,6 +34,24 @@ pub struct EndedFlow {
     pub errno: i32,
 }
 
+impl EndedFlow {
+    /// A connection that was reset at once.
+    pub fn unserved(id: FlowId, origin: FlowOrigin, reason: EndReason) -> Self {
+        Self {
+            id,
+            origin,
+            backend: None,
+            backend_addr: None,
+            reason,
+            bytes_up: 0,
+            bytes_down: 0,
+            connect_us: 0,
+            ended_at_ns: origin.accepted_at_ns,
+            errno: 0,
+        }
+    }
+}
+
 /// State of one worker. The worker alone writes it, but for `ended`, which the log drains.
 #[derive(Debug)]
 pub struct WorkerState {

@@ -1,0 +1,157 @@
+//! The data plane: workers that accept, connect and relay.
+//!
+//! `accept` turns connections into flows, `connect` finds them a backend, `serve` and `relay` move their bytes,
+//! `ending` closes them. Each flow stays with the worker that accepted it.
+
+mod accept;
+mod admission;
+mod connect;
+mod ending;
+mod evidence;
+mod flow;
+mod pipes;
+pub mod plane;
+mod relay;
+mod serve;
+mod sources;
+mod timers;
+mod token;
+mod worker;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam_queue::SegQueue;
+
+use accept::Listener;
+use plane::Plane;
+use sources::Sources;
+use worker::{Message, Worker};
+
+use crate::addr::VipAddr;
+use crate::sys::{clock, socket};
+use crate::table::Table;
+
+/// What all workers share, besides the table.
+#[derive(Debug)]
+pub struct Shared {
+    sources: Sources,
+    inboxes: Box<[SegQueue<Message>]>,
+}
+
+impl Shared {
+    fn next_message(&self, worker: usize) -> Option<Message> {
+        self.inboxes[worker].pop()
+    }
+}
+
+/// Why the data plane cannot be what the configuration says. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    #[error("cannot listen on {address}: another process listens there")]
+    AddressInUse { address: VipAddr },
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: VipAddr, source: io::Error },
+    #[error("cannot start worker {worker}: {source}")]
+    Worker { worker: usize, source: io::Error },
+}
+
+/// The running data plane.
+#[derive(Debug)]
+pub struct Proxy {
+    table: Arc<Table>,
+    shared: Arc<Shared>,
+    listening: Mutex<Vec<VipAddr>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Proxy {
+    /// Binds every address of `plane`, then starts one worker thread per entry of `table.workers`.
+    pub fn start(table: Arc<Table>, plane: Plane) -> Result<Self, ProxyError> {
+        let workers = table.workers.len();
+        let inboxes = (0..workers).map(|_| SegQueue::new()).collect();
+        let shared = Arc::new(Shared { sources: Sources::default(), inboxes });
+        let plane = Arc::new(plane);
+        let proxy = Self { table, shared, listening: Mutex::default(), threads: Mutex::default() };
+        let sockets = proxy.bind(&plane)?;
+        for number in 0..workers {
+            let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
+            let started = Worker::new(number, table, shared, plane.clone()).and_then(|mut worker| {
+                let thread = std::thread::Builder::new().name(format!("worker-{number}"));
+                thread.spawn(move || worker.run())
+            });
+            let thread = started.map_err(|source| ProxyError::Worker { worker: number, source })?;
+            proxy.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
+        proxy.publish(plane, sockets);
+        Ok(proxy)
+    }
+
+    /// Goes over to `plane`. Flows go on; new addresses are bound before anything changes.
+    pub fn reconfigure(&self, plane: Plane) -> Result<(), ProxyError> {
+        let sockets = self.bind(&plane)?;
+        self.publish(Arc::new(plane), sockets);
+        Ok(())
+    }
+
+    /// Serves what the backlogs hold, then closes all listeners.
+    pub fn stop_accepting(&self) {
+        self.tell_all(|| Message::StopAccepting);
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Ends the workers and waits for them. Flows that still live are closed.
+    pub fn exit(&self) {
+        self.tell_all(|| Message::Exit);
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Forgets sources that have been quiet. Call it now and then; returns how many are remembered.
+    pub fn sweep_sources(&self) -> usize {
+        self.shared.sources.sweep(clock::now_ns())
+    }
+
+    /// One socket per worker for each address that is not served yet.
+    fn bind(&self, plane: &Plane) -> Result<HashMap<VipAddr, Vec<OwnedFd>>, ProxyError> {
+        let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = HashMap::new();
+        for frontend in &plane.frontends {
+            for &address in frontend.settings.listen.iter().filter(|address| !listening.contains(address)) {
+                let failed = |source: io::Error| match source.kind() {
+                    io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
+                    _ => ProxyError::Listen { address, source },
+                };
+                socket::ensure_unused(address).map_err(failed)?;
+                let group = (0..self.table.workers.len()).map(|_| socket::listen(address, &frontend.liveness));
+                sockets.insert(address, group.collect::<io::Result<Vec<_>>>().map_err(failed)?);
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn publish(&self, plane: Arc<Plane>, mut sockets: HashMap<VipAddr, Vec<OwnedFd>>) {
+        for worker in 0..self.table.workers.len() {
+            let open = sockets.iter_mut().filter_map(|(address, group)| {
+                let frontend = plane.listening_on(*address)?.clone();
+                Some(Listener { socket: group.pop()?, address: *address, frontend })
+            });
+            let open = open.collect();
+            self.shared.inboxes[worker].push(Message::Reconfigure { plane: plane.clone(), open });
+            self.table.orders.wake(worker);
+        }
+        let addresses = plane.frontends.iter().flat_map(|frontend| frontend.settings.listen.iter().copied());
+        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = addresses.collect();
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Message) {
+        for worker in 0..self.table.workers.len() {
+            self.shared.inboxes[worker].push(message());
+            self.table.orders.wake(worker);
+        }
+    }
+}

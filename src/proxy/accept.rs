@@ -1,0 +1,283 @@
+//! Listeners, and what becomes of a connection before it is a flow.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::admission;
+use super::flow::{Arrival, Flow};
+use super::plane::FrontendPlane;
+use super::timers::Due;
+use super::token::{FlowRef, Token};
+use super::worker::{Place, Verdict, Worker};
+use crate::addr::{ClientAddr, VipAddr};
+use crate::model::end_reason::EndReason;
+use crate::model::proxy_protocol::{self, Parse};
+use crate::sys::eventfd::EventFd;
+use crate::sys::socket;
+use crate::table::flows::FlowOrigin;
+use crate::table::journal::What;
+use crate::table::worker::EndedFlow;
+
+/// Connections taken at a time, so that a flood does not keep flows waiting.
+const BURST: usize = 64;
+
+/// How often paused listeners try again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// A connection that waits in the backlog for want of descriptors is reset after this: it must not hang there.
+const SHED_AFTER: Duration = Duration::from_secs(1);
+
+/// Connections reset at a time while there are no descriptors.
+const SHED_BURST: usize = 1024;
+
+/// Connections taken from a listener that is about to close.
+const LAST_ONES: usize = 65_536;
+
+/// The longest PROXY header that is looked at.
+const HEADER_MAX: usize = proxy_protocol::HEADER_MAX;
+
+/// One worker's socket for one address.
+#[derive(Debug)]
+pub struct Listener {
+    pub socket: OwnedFd,
+    pub address: VipAddr,
+    pub frontend: Arc<FrontendPlane>,
+}
+
+/// All listeners of a worker. An index stays with its listener; closed ones leave a gap.
+#[derive(Debug)]
+pub struct Listeners {
+    all: Vec<Option<Listener>>,
+    /// Monotonic ns since when accepting is paused.
+    paused_since_ns: Option<u64>,
+    /// Given up for a moment when descriptors have run out, to reset who waits.
+    spare: Option<EventFd>,
+}
+
+impl Listeners {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { all: Vec::new(), paused_since_ns: None, spare: Some(EventFd::new()?) })
+    }
+}
+
+impl Worker {
+    /// Takes what listener `index` has, within a fair share.
+    pub(super) fn accept_from(&mut self, index: usize) {
+        self.accept_up_to(index, BURST);
+    }
+
+    /// Adopts `open`, gives the others their new settings, closes those that the plane no longer has.
+    pub(super) fn update_listeners(&mut self, open: Vec<Listener>) {
+        let plane = self.plane.clone();
+        for listener in self.listeners.all.iter_mut().flatten() {
+            if let Some(frontend) = plane.listening_on(listener.address) {
+                if frontend.liveness != listener.frontend.liveness {
+                    let _ = socket::set_liveness(&listener.socket, &frontend.liveness);
+                }
+                listener.frontend = frontend.clone();
+            }
+        }
+        self.close_listeners(|listener| plane.listening_on(listener.address).is_none());
+        for listener in open {
+            self.open_listener(listener);
+        }
+    }
+
+    /// Closes the chosen listeners. What their backlog holds is served first: closing would reset it.
+    pub(super) fn close_listeners(&mut self, choose: impl Fn(&Listener) -> bool) {
+        for index in 0..self.listeners.all.len() {
+            if self.listeners.all[index].as_ref().is_some_and(&choose) {
+                self.accept_up_to(index, LAST_ONES);
+                self.listeners.all[index] = None;
+            }
+        }
+    }
+
+    /// Tries again after a pause; resets those who have waited too long.
+    pub(super) fn resume_accepting(&mut self) {
+        let Some(since_ns) = self.listeners.paused_since_ns.take() else { return };
+        for index in 0..self.listeners.all.len() {
+            self.accept_up_to(index, BURST);
+            if self.listeners.paused_since_ns.is_some() {
+                self.listeners.paused_since_ns = Some(since_ns);
+                if self.now_ns.saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
+                    self.shed();
+                }
+                return;
+            }
+        }
+        self.state().accept_paused.store(false, Relaxed);
+        let paused_ms = self.now_ns.saturating_sub(since_ns) / 1_000_000;
+        self.table.journal.record(What::AcceptResumed { worker: self.number, paused_ms });
+        for index in 0..self.listeners.all.len() {
+            self.watch_listener(index);
+        }
+    }
+
+    /// Reads the PROXY header if it is complete, and goes on to connect.
+    pub(super) fn header_ready(&mut self, flow: &mut Flow) -> Verdict {
+        let mut header = [0; HEADER_MAX];
+        let length = match socket::peek(&flow.client, &mut header) {
+            Ok(0) => return Verdict::End(EndReason::BadProxyHeader, 0),
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Verdict::Keep,
+            Err(error) => return Verdict::End(EndReason::ClientLeft, error.raw_os_error().unwrap_or(0)),
+        };
+        match proxy_protocol::parse(&header[..length]) {
+            Parse::Incomplete if length < HEADER_MAX => return Verdict::Keep,
+            Parse::Incomplete | Parse::Invalid(_) => return Verdict::End(EndReason::BadProxyHeader, 0),
+            Parse::Header { length, source } => {
+                let _ = socket::read(&flow.client, &mut header[..length]);
+                if let Some((client, vip)) = source {
+                    flow.client_addr = client;
+                    flow.vip = vip;
+                    self.writer.rename(&self.table.flows, flow.at.key(), flow.id, &flow_origin(flow));
+                }
+            }
+        }
+        match admission::admit_source(&flow.frontend, &self.shared.sources, flow.client_addr, self.now_ns) {
+            Ok(hold) => flow.source_hold = hold,
+            Err(reason) => return Verdict::End(reason, 0),
+        }
+        self.begin_connect(flow, true)
+    }
+
+    fn open_listener(&mut self, listener: Listener) {
+        let gap = self.listeners.all.iter().position(Option::is_none);
+        let index = gap.unwrap_or(self.listeners.all.len());
+        if gap.is_none() {
+            self.listeners.all.push(None);
+        }
+        self.listeners.all[index] = Some(listener);
+        if self.listeners.paused_since_ns.is_none() {
+            self.watch_listener(index);
+        }
+    }
+
+    fn watch_listener(&mut self, index: usize) {
+        let Some(listener) = &self.listeners.all[index] else { return };
+        if let Err(error) = self.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
+            tracing::error!(address = %listener.address, %error, "cannot watch a listener");
+        }
+    }
+
+    fn accept_up_to(&mut self, index: usize, most: usize) {
+        for _ in 0..most {
+            let Some(listener) = &self.listeners.all[index] else { return };
+            match socket::accept(&listener.socket) {
+                Ok((client, client_addr)) => self.welcome(index, client, client_addr),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if out_of_files(&error) => return self.pause_accepting(&error),
+                // The connection died in the backlog, or its network is down (accept(2)); the next may live.
+                Err(_) => self.state().accept_errors.add(1),
+            }
+        }
+    }
+
+    /// Makes a flow of a connection, or resets it.
+    fn welcome(&mut self, listener: usize, client: OwnedFd, client_addr: ClientAddr) {
+        let Some(listener) = &self.listeners.all[listener] else { return };
+        let (frontend, vip) = (listener.frontend.clone(), listener.address);
+        self.state().accepted.add(1);
+        frontend.entry.lanes[self.number].accepted.add(1);
+        let origin = FlowOrigin { accepted_at_ns: self.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        let wants_header = admission::sends_header(&frontend.settings, client_addr);
+        let admitted = admission::admit(&self.plane, &frontend, &self.table).and_then(|frontend_hold| {
+            let source_hold = match wants_header {
+                true => None,
+                false => admission::admit_source(&frontend, &self.shared.sources, client_addr, self.now_ns)?,
+            };
+            Ok((frontend_hold, source_hold))
+        });
+        let (frontend_hold, source_hold) = match admitted {
+            Ok(holds) => holds,
+            Err(reason) => return self.turn_away(client, &frontend, origin, reason),
+        };
+        let Some((id, key)) = self.writer.insert(&self.table.flows, &origin) else {
+            return self.turn_away(client, &frontend, origin, EndReason::LimitTotal);
+        };
+        let index = key.index() as usize;
+        if self.places.len() <= index {
+            self.places.resize_with(index + 1, Place::default);
+        }
+        self.places[index].occupied = true;
+        let at = FlowRef::new(key, self.places[index].generation);
+        let watched = self.epoll.watch_flow(&client, Token::Client(at).pack());
+        let now_ns = self.now_ns;
+        let arrival = Arrival { id, at, client, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
+        self.places[index].flow = Some(Flow::new(arrival));
+        self.with_flow(at, |worker, flow| match watched {
+            Err(error) => Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
+            Ok(()) if wants_header => {
+                let limit = flow.frontend.settings.proxy_protocol.header_timeout;
+                worker.timers.set(worker.now_ns + limit.as_nanos() as u64, Due::Header(at));
+                Verdict::Keep
+            }
+            Ok(()) => worker.begin_connect(flow, false),
+        });
+    }
+
+    /// Resets a connection that may not have a flow.
+    fn turn_away(&mut self, client: OwnedFd, frontend: &FrontendPlane, origin: FlowOrigin, reason: EndReason) {
+        socket::reset(client);
+        frontend.entry.lanes[self.number].ended[reason as usize].add(1);
+        let id = self.writer.take_id(&self.table.flows);
+        self.state().report_ended(EndedFlow::unserved(id, origin, reason));
+    }
+
+    /// Leaves connections in the backlog until a descriptor may be free.
+    fn pause_accepting(&mut self, error: &io::Error) {
+        self.state().accept_errors.add(1);
+        self.tools.pipes.shrink();
+        self.timers.set(self.now_ns + RETRY.as_nanos() as u64, Due::Accept);
+        if self.listeners.paused_since_ns.replace(self.now_ns).is_some() || self.state().accept_paused.load(Relaxed) {
+            return;
+        }
+        self.state().accept_paused.store(true, Relaxed);
+        self.table.journal.record(What::AcceptPaused { worker: self.number, error: error.to_string() });
+        tracing::warn!(worker = self.number, %error, "accepting is paused");
+        for listener in self.listeners.all.iter().flatten() {
+            let _ = self.epoll.forget(&listener.socket);
+        }
+    }
+
+    /// Uses the spare descriptor to reset connections that have waited for too long.
+    fn shed(&mut self) {
+        self.listeners.spare = None;
+        let mut shed = Vec::new();
+        for listener in self.listeners.all.iter().flatten() {
+            for _ in 0..SHED_BURST {
+                let Ok((client, client_addr)) = socket::accept(&listener.socket) else { break };
+                socket::reset(client);
+                shed.push((listener.frontend.clone(), client_addr, listener.address));
+            }
+        }
+        self.listeners.spare = EventFd::new().ok();
+        for (frontend, client, vip) in shed {
+            self.state().accept_shed.add(1);
+            let lane = &frontend.entry.lanes[self.number];
+            lane.accepted.add(1);
+            lane.ended[EndReason::OutOfFiles as usize].add(1);
+            let origin = FlowOrigin { accepted_at_ns: self.now_ns, client, vip, frontend: frontend.entry.id };
+            let id = self.writer.take_id(&self.table.flows);
+            self.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
+        }
+    }
+}
+
+/// The table's view of where a flow comes from.
+pub(super) fn flow_origin(flow: &Flow) -> FlowOrigin {
+    FlowOrigin {
+        accepted_at_ns: flow.accepted_at_ns,
+        client: flow.client_addr,
+        vip: flow.vip,
+        frontend: flow.frontend.entry.id,
+    }
+}
+
+fn out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}

@@ -1,0 +1,70 @@
+//! Whether a client may have a flow.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::plane::{FrontendPlane, Plane};
+use super::sources::{SourceHold, SourceRefusal, Sources};
+use crate::addr::ClientAddr;
+use crate::config::Frontend;
+use crate::model::end_reason::EndReason;
+use crate::table::Table;
+use crate::table::backend::FrontendEntry;
+
+/// Counts one flow towards its frontend's cap for as long as it is held.
+#[derive(Debug)]
+pub struct FrontendHold(Arc<FrontendEntry>);
+
+impl Drop for FrontendHold {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Counts a flow in for the process and its frontend.
+pub fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
+    if table.flows.len() >= plane.max_connections {
+        return Err(EndReason::LimitTotal);
+    }
+    let before = frontend.entry.active.fetch_add(1, Relaxed);
+    let hold = FrontendHold(frontend.entry.clone());
+    match frontend.settings.limits.max_connections {
+        Some(max) if before >= max => Err(EndReason::LimitFrontend),
+        _ => Ok(hold),
+    }
+}
+
+/// Checks where a client comes from. `None`: the frontend does not count its sources.
+pub fn admit_source(
+    frontend: &FrontendPlane,
+    sources: &Sources,
+    client: ClientAddr,
+    now_ns: u64,
+) -> Result<Option<SourceHold>, EndReason> {
+    let settings = &frontend.settings;
+    if !is_allowed(settings, client) {
+        return Err(EndReason::Denied);
+    }
+    let limits = &settings.limits;
+    if limits.max_connections_per_source.is_none() && limits.accept_rate_per_source.is_none() {
+        return Ok(None);
+    }
+    let network = limits.source_mask.network(client);
+    let (max, rate) = (limits.max_connections_per_source, limits.accept_rate_per_source);
+    let admitted = sources.admit(frontend.entry.id, network, max, rate, now_ns);
+    admitted.map(Some).map_err(|refusal| match refusal {
+        SourceRefusal::Connections => EndReason::LimitSource,
+        SourceRefusal::Rate => EndReason::RateSource,
+    })
+}
+
+/// Whether the client must begin with a PROXY header.
+pub fn sends_header(settings: &Frontend, client: ClientAddr) -> bool {
+    settings.proxy_protocol.accept_from.iter().any(|network| network.contains(&client.ip()))
+}
+
+fn is_allowed(settings: &Frontend, client: ClientAddr) -> bool {
+    let ip = client.ip();
+    let allowed = settings.allow.is_empty() || settings.allow.iter().any(|network| network.contains(&ip));
+    allowed && !settings.deny.iter().any(|network| network.contains(&ip))
+}

@@ -1,0 +1,298 @@
+//! From an accepted client to a connected backend: pick, try, retry, hedge.
+//!
+//! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
+//! nothing but time.
+
+use std::io;
+use std::time::Duration;
+
+use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
+use super::relay::Direction;
+use super::timers::Due;
+use super::token::Token;
+use super::worker::{Verdict, Worker, arm_idle};
+use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
+use crate::model::end_reason::EndReason;
+use crate::model::proxy_protocol;
+use crate::sys::epoll::Ready;
+use crate::sys::socket;
+use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
+use crate::table::flows::{Field, FlowState, pack_place};
+
+/// A backend leg gets its keepalive options when it has lived this long: most short flows never need them, and five
+/// calls a connection are a tenth of its cost. Until then the health probes watch over it.
+const SETTLE_AFTER: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// Starts the first attempt.
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client_readable: bool) -> Verdict {
+        let mut connecting = Connecting::new(self.now_ns);
+        connecting.client_readable = client_readable;
+        flow.phase = Phase::Connecting(connecting);
+        self.next_attempt(flow)
+    }
+
+    /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
+    pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> Verdict {
+        let mut no_pick = None;
+        loop {
+            let picked = self.pick(flow);
+            let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
+            let settings = &flow.frontend.settings;
+            if u32::from(current.begun) >= settings.connect_attempts {
+                break;
+            }
+            let entry = match picked {
+                Ok(index) => flow.frontend.backends[index].clone(),
+                Err(reason) => {
+                    no_pick = Some(reason);
+                    break;
+                }
+            };
+            current.tried.push(entry.id);
+            if !entry.reserve() {
+                continue;
+            }
+            let place = BackendHold(entry);
+            let Some(address) = place.0.address() else { continue };
+            let number = current.begun;
+            current.begun = current.begun.saturating_add(1);
+            let token = Token::Backend { flow: flow.at, attempt: number }.pack();
+            let started = socket::connect(address).and_then(|socket| {
+                self.epoll.watch_flow(&socket, token)?;
+                Ok(socket)
+            });
+            match started {
+                Ok(socket) => {
+                    let deadline_ns = self.now_ns + nanos(settings.connect_timeout);
+                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.now_ns + nanos(after));
+                    self.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
+                    let backend = place.0.id;
+                    let attempt = Attempt { number, socket, address, place, started_at_ns: self.now_ns, deadline_ns };
+                    current.attempts.push(attempt);
+                    let word = pack_place(FlowState::Connecting, Some(backend));
+                    self.slot(flow.at.key()).set(Field::Place as usize, word);
+                    return Verdict::Keep;
+                }
+                Err(error) => {
+                    let failure = classify(&error);
+                    self.account_failure(&place.0, failure);
+                    current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
+                    if failure == ConnectFailure::OutOfFiles {
+                        break;
+                    }
+                }
+            }
+        }
+        match &flow.phase {
+            Phase::Connecting(connecting) if connecting.attempts.is_empty() => give_up(connecting, no_pick),
+            _ => Verdict::Keep,
+        }
+    }
+
+    /// An attempt was answered, one way or the other.
+    pub(super) fn attempt_ready(&mut self, flow: &mut Flow, number: u8, ready: Ready) -> Verdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+        let Some(index) = connecting.attempts.iter().position(|attempt| attempt.number == number) else {
+            return Verdict::Keep;
+        };
+        if ready.failed() || ready.hung_up() {
+            let attempt = connecting.attempts.swap_remove(index);
+            let error = socket::take_error(&attempt.socket).unwrap_or(io::ErrorKind::ConnectionReset.into());
+            return self.attempt_failed(flow, attempt, classify(&error), error.raw_os_error().unwrap_or(0));
+        }
+        if !ready.writable() {
+            return Verdict::Keep;
+        }
+        let attempt = connecting.attempts.swap_remove(index);
+        if attempt.place.0.preference() == Preference::Never {
+            // Found dead while it was answering: the client would only be reset a moment later.
+            socket::reset(attempt.socket);
+            return self.next_attempt(flow);
+        }
+        self.establish(flow, attempt, ready)
+    }
+
+    /// A deadline of a connecting flow has come: give up slow attempts, hedge the only one left.
+    pub(super) fn connect_due(&mut self, flow: &mut Flow) -> Verdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+        let now_ns = self.now_ns;
+        if let Some(index) = connecting.attempts.iter().position(|attempt| attempt.deadline_ns <= now_ns) {
+            let attempt = connecting.attempts.swap_remove(index);
+            let verdict = self.attempt_failed(flow, attempt, ConnectFailure::TimedOut, libc::ETIMEDOUT);
+            return match verdict {
+                Verdict::Keep => self.connect_due(flow),
+                end => end,
+            };
+        }
+        let hedge_after = flow.frontend.settings.hedge_after;
+        if let ([only], Some(after)) = (&connecting.attempts[..], hedge_after)
+            && now_ns >= only.started_at_ns + nanos(after)
+        {
+            let begun = connecting.begun;
+            self.next_attempt(flow);
+            if let Phase::Connecting(connecting) = &flow.phase
+                && connecting.begun > begun
+                && let Some(hedge) = connecting.attempts.last()
+            {
+                hedge.place.0.lanes[self.number].hedged.add(1);
+            }
+        }
+        let Phase::Connecting(connecting) = &flow.phase else { return Verdict::Keep };
+        if let Some(next) = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min() {
+            self.timers.set(next, Due::Connect(flow.at));
+        }
+        Verdict::Keep
+    }
+
+    /// Gives up the attempts at one backend, for it was ejected, and tries another.
+    pub(super) fn abandon_attempts(&mut self, flow: &mut Flow, backend: crate::model::ids::BackendId) -> Verdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+        connecting.attempts.retain(|attempt| attempt.place.0.id != backend);
+        match connecting.attempts.is_empty() {
+            true => self.next_attempt(flow),
+            false => Verdict::Keep,
+        }
+    }
+
+    /// Sets the options that only a flow of some age is worth, and notes its source port.
+    pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
+        if let Phase::Relaying(relaying) = &flow.phase {
+            let _ = socket::set_liveness(&relaying.backend, &flow.frontend.liveness);
+            if let Ok(local) = socket::local_addr(&relaying.backend) {
+                self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
+            }
+        }
+        Verdict::Keep
+    }
+
+    fn attempt_failed(&mut self, flow: &mut Flow, attempt: Attempt, failure: ConnectFailure, errno: i32) -> Verdict {
+        self.account_failure(&attempt.place.0, failure);
+        socket::reset(attempt.socket);
+        if let Phase::Connecting(connecting) = &mut flow.phase {
+            connecting.last_failure = Some((failure, errno));
+        }
+        drop(attempt.place);
+        self.next_attempt(flow)
+    }
+
+    fn account_failure(&self, backend: &BackendEntry, failure: ConnectFailure) {
+        backend.lanes[self.number].failures[failure as usize].add(1);
+        if failure.blames_backend() {
+            backend.suspicion.raise(Suspicion::CONNECT_FAILED);
+        }
+    }
+
+    /// The first attempt to be answered becomes the backend leg; the others are reset.
+    fn establish(&mut self, flow: &mut Flow, winner: Attempt, ready: Ready) -> Verdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+        for loser in connecting.attempts.drain(..) {
+            socket::reset(loser.socket);
+        }
+        let connect = Duration::from_nanos(self.now_ns.saturating_sub(connecting.started_at_ns));
+        let lane = &winner.place.0.lanes[self.number];
+        lane.connected.add(1);
+        lane.connect.record(Duration::from_nanos(self.now_ns.saturating_sub(winner.started_at_ns)));
+        let slot = self.slot(flow.at.key());
+        slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(winner.place.0.id)));
+        slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
+        let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
+            true => Direction::beginning_with(self.proxy_header(flow)),
+            false => Direction::default(),
+        };
+        let mut down = Direction::default();
+        let Phase::Connecting(connecting) = &flow.phase else { return Verdict::Keep };
+        if connecting.client_readable {
+            up.source_ready(connecting.client_ends);
+        }
+        if ready.readable() {
+            down.source_ready(ready.ends());
+        }
+        flow.phase = Phase::Relaying(Relaying {
+            backend: winner.socket,
+            backend_addr: winner.address,
+            place: winner.place,
+            attempt: winner.number,
+            up,
+            down,
+            first_fin: None,
+            unanswered_since_ns: 0,
+            watched: false,
+        });
+        self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), flow.at));
+        arm_idle(&mut self.timers, flow, self.now_ns);
+        self.pump_both(flow)
+    }
+
+    /// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
+    fn proxy_header(&self, flow: &Flow) -> Vec<u8> {
+        let local = socket::local_addr(&flow.client).map(|local| crate::addr::VipAddr::new(local.socket_addr()));
+        let vip = match flow.vip.ip().is_unspecified() {
+            true => local.unwrap_or(flow.vip),
+            false => flow.vip,
+        };
+        proxy_protocol::encode_v2(flow.client_addr, vip)
+    }
+
+    fn pick(&mut self, flow: &Flow) -> Result<usize, NoPick> {
+        let Phase::Connecting(connecting) = &flow.phase else { return Err(NoPick::None) };
+        let now_ns = self.now_ns;
+        self.candidates.clear();
+        self.candidates.extend(flow.frontend.backends.iter().map(|entry| {
+            let active = entry.active.load(std::sync::atomic::Ordering::Relaxed);
+            Candidate {
+                preference: entry.preference(),
+                weight: entry.weight().saturating_mul(entry.share(now_ns)),
+                active,
+                full: entry.max_connections().is_some_and(|max| active >= max),
+                tried: connecting.tried.contains(&entry.id),
+                hash_key: entry.hash_key,
+            }
+        }));
+        let policy = flow.frontend.settings.balance;
+        let draw = Draw { random: self.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
+        let mut none = Turns::default();
+        let turns = match policy {
+            Balance::RoundRobin => self.turns.entry(flow.frontend.entry.id).or_default(),
+            _ => &mut none,
+        };
+        balance::pick(policy, &self.candidates, turns, draw)
+    }
+}
+
+/// What an error of connect(2) or SO_ERROR means.
+pub(super) fn classify(error: &io::Error) -> ConnectFailure {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => ConnectFailure::Refused,
+        Some(libc::ETIMEDOUT) => ConnectFailure::TimedOut,
+        Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN | libc::EACCES | libc::EPERM) => {
+            ConnectFailure::Unreachable
+        }
+        Some(libc::ECONNRESET | libc::EPIPE) => ConnectFailure::Reset,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => ConnectFailure::OutOfFiles,
+        Some(libc::EADDRNOTAVAIL | libc::EADDRINUSE | libc::EAGAIN) => ConnectFailure::OutOfPorts,
+        _ if error.kind() == io::ErrorKind::ConnectionReset => ConnectFailure::Reset,
+        _ => ConnectFailure::Other,
+    }
+}
+
+/// The reason for a flow that no backend took.
+fn give_up(connecting: &Connecting, no_pick: Option<NoPick>) -> Verdict {
+    match connecting.last_failure {
+        Some((failure, errno)) => {
+            let reason = match failure {
+                ConnectFailure::TimedOut => EndReason::ConnectTimedOut,
+                ConnectFailure::OutOfFiles => EndReason::OutOfFiles,
+                ConnectFailure::OutOfPorts => EndReason::OutOfPorts,
+                _ => EndReason::ConnectFailed,
+            };
+            Verdict::End(reason, errno)
+        }
+        None if no_pick == Some(NoPick::AllFull) => Verdict::End(EndReason::BackendsFull, 0),
+        None => Verdict::End(EndReason::NoBackend, 0),
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}

@@ -1,0 +1,172 @@
+//! How flows end: each with one reason, seen by both sides for what it is.
+
+use std::time::Duration;
+
+use super::flow::{Flow, PendingEnd, Phase};
+use super::timers::Due;
+use super::worker::{Verdict, Worker};
+use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::sys::socket;
+use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
+use crate::table::orders::{EndOrder, Pace, Selector};
+use crate::table::worker::EndedFlow;
+
+impl Worker {
+    /// Gives each selected flow its turn within the order's pace.
+    pub(super) fn carry_out(&mut self, order: EndOrder) {
+        if let Selector::Flow { id, key } = order.selector {
+            let chosen = self.places.get(key.index() as usize).and_then(|place| place.flow.as_deref());
+            if let Some(at) = chosen.filter(|flow| flow.id == id).map(|flow| flow.at) {
+                self.set_pending(at, order);
+                self.with_flow(at, Self::end_due);
+            }
+            return;
+        }
+        let mut chosen: Vec<_> = self
+            .places
+            .iter()
+            .filter_map(|place| place.flow.as_deref())
+            .filter(|flow| selects(&order.selector, flow))
+            .map(|flow| flow.at)
+            .collect();
+        // In random order, so that clients that came together do not all come back together.
+        self.random.shuffle(&mut chosen);
+        let step_ns = step_ns(order.pace, chosen.len(), self.table.workers.len());
+        for (turn, at) in chosen.into_iter().enumerate() {
+            if let Selector::Backend(backend) = order.selector
+                && self.is_connecting(at)
+            {
+                self.with_flow(at, |worker, flow| worker.abandon_attempts(flow, backend));
+                continue;
+            }
+            self.set_pending(at, order);
+            let jitter_ns = self.random.u64(0..=step_ns / 2);
+            self.timers.set(self.now_ns + turn as u64 * step_ns + jitter_ns, Due::End(at));
+        }
+    }
+
+    /// A flow's turn to end has come.
+    pub(super) fn end_due(&mut self, flow: &mut Flow) -> Verdict {
+        let Some(pending) = flow.pending_end.take() else { return Verdict::Keep };
+        if let Some(idle) = pending.only_idle_for {
+            let quiet_ns = self.now_ns.saturating_sub(self.last_byte_ns(flow));
+            if flow.holds_bytes() || quiet_ns < idle.as_nanos() as u64 {
+                self.show_state(flow);
+                return Verdict::Keep;
+            }
+        }
+        Verdict::End(pending.reason, 0)
+    }
+
+    /// Closes both legs as `reason` demands and accounts for the flow.
+    pub(super) fn finish(&mut self, mut flow: Box<Flow>, reason: EndReason, errno: i32) {
+        let key = flow.at.key();
+        let slot = self.slot(key);
+        let word = |field: Field| slot.word(field as usize);
+        let mut ended = EndedFlow {
+            id: flow.id,
+            origin: super::accept::flow_origin(&flow),
+            backend: flow.backend().map(|backend| backend.id),
+            backend_addr: None,
+            reason,
+            bytes_up: word(Field::BytesUp),
+            bytes_down: word(Field::BytesDown),
+            connect_us: word(Field::ConnectUs),
+            ended_at_ns: self.now_ns,
+            errno,
+        };
+        let phase = std::mem::replace(&mut flow.phase, Phase::Header);
+        match phase {
+            Phase::Header => {}
+            Phase::Connecting(connecting) => {
+                connecting.attempts.into_iter().for_each(|attempt| socket::reset(attempt.socket));
+            }
+            Phase::Relaying(mut relaying) => {
+                ended.backend_addr = Some(relaying.backend_addr.socket_addr());
+                relaying.up.dismantle(&mut self.tools);
+                relaying.down.dismantle(&mut self.tools);
+                match closes_cleanly(reason) {
+                    true => drop(relaying.backend),
+                    false => socket::reset(relaying.backend),
+                }
+            }
+        }
+        let frontend = flow.frontend.clone();
+        let Flow { client, .. } = *flow;
+        match reason.client_saw() {
+            ClientSaw::Rst => socket::reset(client),
+            ClientSaw::Fin | ClientSaw::Nothing => drop(client),
+        }
+        frontend.entry.lanes[self.number].ended[reason as usize].add(1);
+        self.vacate(key);
+        self.state().report_ended(ended);
+    }
+
+    /// Frees a flow's place, in the worker and in the table.
+    pub(super) fn vacate(&mut self, key: FlowKey) {
+        let place = &mut self.places[key.index() as usize];
+        place.generation = place.generation.wrapping_add(1);
+        place.occupied = false;
+        self.writer.remove(&self.table.flows, key);
+    }
+
+    fn set_pending(&mut self, at: super::token::FlowRef, order: EndOrder) {
+        self.with_flow(at, |worker, flow| {
+            flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
+            let backend = flow.backend().map(|backend| backend.id);
+            worker.slot(at.key()).set(Field::Place as usize, pack_place(FlowState::Ending, backend));
+            Verdict::Keep
+        });
+    }
+
+    /// Shows again what a flow is doing after its end was called off.
+    fn show_state(&self, flow: &Flow) {
+        let (state, backend) = match &flow.phase {
+            Phase::Header => (FlowState::Accepted, None),
+            Phase::Connecting(_) => (FlowState::Connecting, None),
+            Phase::Relaying(relaying) => (FlowState::Proxied, Some(relaying.place.0.id)),
+        };
+        self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
+    }
+
+    fn is_connecting(&self, at: super::token::FlowRef) -> bool {
+        let flow = self.places[at.index as usize].flow.as_deref();
+        flow.is_some_and(|flow| matches!(flow.phase, Phase::Connecting(_)))
+    }
+}
+
+fn selects(selector: &Selector, flow: &Flow) -> bool {
+    match selector {
+        Selector::Flow { id, .. } => flow.id == *id,
+        Selector::Backend(id) => flow.uses_backend(*id),
+        Selector::Frontend(id) => flow.frontend.entry.id == *id,
+        Selector::Client(network) => network.contains(&flow.client_addr.ip()),
+        Selector::All => true,
+    }
+}
+
+/// Whether the backend leg ends with FIN as well.
+fn closes_cleanly(reason: EndReason) -> bool {
+    reason.client_saw() == ClientSaw::Fin
+}
+
+/// Time between two ends of one worker: spreads them over the window, but never beyond the rate.
+fn step_ns(pace: Pace, flows: usize, workers: usize) -> u64 {
+    let spread = pace.within.as_nanos() as u64 / (flows as u64).max(1);
+    let rate_limit = Duration::from_secs(workers as u64).as_nanos() as u64 / u64::from(pace.per_second.max(1));
+    spread.max(rate_limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mass_reset_fills_its_window_but_keeps_its_rate() {
+        let pace = Pace { within: Duration::from_millis(250), per_second: 50_000 };
+        assert_eq!(step_ns(pace, 100, 2), 2_500_000);
+        // 100,000 flows of one of two workers: 25,000 a second each, so four seconds.
+        assert_eq!(step_ns(pace, 100_000, 2) * 100_000, 4_000_000_000);
+        assert_eq!(step_ns(Pace::AT_ONCE, 10, 2), 0);
+    }
+}

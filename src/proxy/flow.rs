@@ -1,0 +1,190 @@
+//! One flow of a worker.
+//!
+//! ```text
+//!             header, or none expected        a backend answered
+//!   Header ──────────────────────▶ Connecting ─────────────────▶ Relaying
+//!      │                               │                            │
+//!      └──────────────┬────────────────┴────────────────────────────┘
+//!                     ▼
+//!                  ended, with one EndReason
+//! ```
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::admission::FrontendHold;
+use super::plane::FrontendPlane;
+use super::relay::Direction;
+use super::sources::SourceHold;
+use super::token::FlowRef;
+use crate::addr::{BackendAddr, ClientAddr, VipAddr};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::{BackendId, FlowId};
+use crate::table::backend::{BackendEntry, ConnectFailure};
+
+#[derive(Debug)]
+pub struct Flow {
+    pub id: FlowId,
+    pub at: FlowRef,
+    pub client: OwnedFd,
+    pub client_addr: ClientAddr,
+    pub vip: VipAddr,
+    pub accepted_at_ns: u64,
+    pub frontend: Arc<FrontendPlane>,
+    pub phase: Phase,
+    /// An order to end it that waits for its turn.
+    pub pending_end: Option<PendingEnd>,
+    /// An idle deadline is set.
+    pub idle_armed: bool,
+    _frontend_hold: FrontendHold,
+    pub source_hold: Option<SourceHold>,
+}
+
+/// How a flow shall end when its turn comes.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingEnd {
+    pub reason: EndReason,
+    /// Only if no byte moved for this long.
+    pub only_idle_for: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub enum Phase {
+    /// Waits for the client's PROXY header.
+    Header,
+    Connecting(Box<Connecting>),
+    Relaying(Relaying),
+}
+
+/// A flow between accept and its backend's answer.
+#[derive(Debug)]
+pub struct Connecting {
+    pub started_at_ns: u64,
+    /// Attempts under way: one, or two while hedging.
+    pub attempts: Vec<Attempt>,
+    /// Attempts begun so far; also the next one's number.
+    pub begun: u8,
+    pub tried: Vec<BackendId>,
+    /// With its errno.
+    pub last_failure: Option<(ConnectFailure, i32)>,
+    /// The client sent something, which its kernel keeps until a backend is there.
+    pub client_readable: bool,
+    pub client_ends: bool,
+}
+
+/// One try to reach one backend. Dropping it gives back its place at the backend.
+#[derive(Debug)]
+pub struct Attempt {
+    pub number: u8,
+    pub socket: OwnedFd,
+    pub address: BackendAddr,
+    pub place: BackendHold,
+    pub started_at_ns: u64,
+    pub deadline_ns: u64,
+}
+
+/// Counts one flow towards its backend for as long as it is held.
+#[derive(Debug)]
+pub struct BackendHold(pub Arc<BackendEntry>);
+
+impl Drop for BackendHold {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// A flow with both legs established.
+#[derive(Debug)]
+pub struct Relaying {
+    pub backend: OwnedFd,
+    pub backend_addr: BackendAddr,
+    pub place: BackendHold,
+    /// Number of the attempt that won.
+    pub attempt: u8,
+    /// Client to backend.
+    pub up: Direction,
+    /// Backend to client.
+    pub down: Direction,
+    /// Who sent FIN first.
+    pub first_fin: Option<Side>,
+    /// Monotonic ns of the first byte to the backend that nothing came back after; 0 if something did.
+    pub unanswered_since_ns: u64,
+    /// It is in the worker's list of flows that wait for an answer.
+    pub watched: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Client,
+    Backend,
+}
+
+/// What a flow begins with.
+pub struct Arrival {
+    pub id: FlowId,
+    pub at: FlowRef,
+    pub client: OwnedFd,
+    pub client_addr: ClientAddr,
+    pub vip: VipAddr,
+    pub now_ns: u64,
+    pub frontend: Arc<FrontendPlane>,
+    pub frontend_hold: FrontendHold,
+    pub source_hold: Option<SourceHold>,
+}
+
+impl Flow {
+    /// A flow that waits for its PROXY header.
+    pub fn new(arrival: Arrival) -> Box<Self> {
+        Box::new(Self {
+            id: arrival.id,
+            at: arrival.at,
+            client: arrival.client,
+            client_addr: arrival.client_addr,
+            vip: arrival.vip,
+            accepted_at_ns: arrival.now_ns,
+            frontend: arrival.frontend,
+            phase: Phase::Header,
+            pending_end: None,
+            idle_armed: false,
+            _frontend_hold: arrival.frontend_hold,
+            source_hold: arrival.source_hold,
+        })
+    }
+
+    /// The backend that has the flow, if one has answered.
+    pub fn backend(&self) -> Option<&Arc<BackendEntry>> {
+        match &self.phase {
+            Phase::Relaying(relaying) => Some(&relaying.place.0),
+            _ => None,
+        }
+    }
+
+    /// Whether its backend, or one that it tries to reach, is `id`.
+    pub fn uses_backend(&self, id: BackendId) -> bool {
+        match &self.phase {
+            Phase::Header => false,
+            Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
+            Phase::Relaying(relaying) => relaying.place.0.id == id,
+        }
+    }
+
+    /// Holds bytes that were read and not yet delivered.
+    pub fn holds_bytes(&self) -> bool {
+        matches!(&self.phase, Phase::Relaying(relaying) if relaying.up.is_blocked() || relaying.down.is_blocked())
+    }
+}
+
+impl Connecting {
+    pub fn new(now_ns: u64) -> Box<Self> {
+        Box::new(Self {
+            started_at_ns: now_ns,
+            attempts: Vec::with_capacity(2),
+            begun: 0,
+            tried: Vec::new(),
+            last_failure: None,
+            client_readable: false,
+            client_ends: false,
+        })
+    }
+}

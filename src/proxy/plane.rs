@@ -1,0 +1,61 @@
+//! One version of the configuration as the workers see it: settings joined with the running backends.
+
+use std::sync::Arc;
+
+use crate::addr::VipAddr;
+use crate::config::{Config, Frontend, Keepalive};
+use crate::sys::socket::Liveness;
+use crate::table::Table;
+use crate::table::backend::{BackendEntry, FrontendEntry};
+
+/// All frontends of one configuration, and the limits that hold for all of them.
+#[derive(Debug)]
+pub struct Plane {
+    pub frontends: Vec<Arc<FrontendPlane>>,
+    /// Flows at once, all frontends together.
+    pub max_connections: usize,
+}
+
+/// One frontend: what its flows need to know.
+#[derive(Debug)]
+pub struct FrontendPlane {
+    pub entry: Arc<FrontendEntry>,
+    pub settings: Arc<Frontend>,
+    pub backends: Vec<Arc<BackendEntry>>,
+    pub liveness: Liveness,
+}
+
+impl Plane {
+    /// Joins `config` with the entries of `table`, making those that are new.
+    pub fn new(config: &Config, table: &Table, max_connections: usize) -> Self {
+        let frontends = config.frontends.iter().map(|settings| {
+            let entry = table.registry.frontend(&settings.name);
+            let backends = settings.backends.iter().map(|backend| {
+                let known = table.registry.backend(&entry, &backend.name);
+                known.configure(backend.weight, backend.max_connections);
+                known
+            });
+            Arc::new(FrontendPlane {
+                backends: backends.collect(),
+                liveness: liveness(&settings.keepalive),
+                settings: settings.clone(),
+                entry,
+            })
+        });
+        Self { frontends: frontends.collect(), max_connections }
+    }
+
+    /// The frontend that listens on `address`.
+    pub fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
+        self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
+    }
+}
+
+fn liveness(keepalive: &Keepalive) -> Liveness {
+    Liveness {
+        keepalive_idle: keepalive.idle,
+        keepalive_interval: keepalive.interval,
+        keepalive_count: keepalive.count,
+        user_timeout: keepalive.user_timeout,
+    }
+}

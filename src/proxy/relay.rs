@@ -1,0 +1,289 @@
+//! One direction of a flow: bytes from one socket to the other.
+//!
+//! ```text
+//!            read returns 0              all delivered, FIN sent
+//!   Open ───────────────────▶ Ending ───────────────────────────▶ Done
+//! ```
+//! A direction holds bytes only while the far side takes none: then it stops reading, and the kernel's windows carry
+//! the backpressure to the sender. Small messages go through the worker's one buffer; two full buffers in a row mean
+//! bulk, and a borrowed pipe takes over until the source runs dry.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::pipes::PipePool;
+use crate::sys::pipe::Pipe;
+use crate::sys::socket;
+
+/// Bytes, and turns of read and write, before other flows get theirs.
+const FAIR_BYTES: u64 = 1 << 20;
+const FAIR_TURNS: usize = 64;
+
+/// Full buffers in a row that make a stream bulk.
+const BULK_AFTER: u8 = 2;
+
+/// Which end of a direction failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Source,
+    Destination,
+}
+
+/// A direction broke: the socket at `end` is of no use any more.
+#[derive(Debug)]
+pub struct Broken {
+    pub end: End,
+    pub error: io::Error,
+}
+
+/// What a pump moved, also if it broke in the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pumped {
+    /// Bytes read from the source.
+    pub read: u64,
+    /// Bytes that the destination took.
+    pub written: u64,
+    /// There may be more at once, but others should have their turn.
+    pub again: bool,
+}
+
+/// What a worker lends to whichever direction it pumps.
+#[derive(Debug)]
+pub struct Tools {
+    pub buffer: Box<[u8]>,
+    pub pipes: PipePool,
+}
+
+#[derive(Debug)]
+pub struct Direction {
+    stage: Stage,
+    held: Held,
+    /// The source may have bytes, an EOF or an error.
+    readable: bool,
+    /// The kernel said that an end is behind the bytes: a short read must not be taken for all there is.
+    end_behind: bool,
+    full_reads: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Open,
+    Ending,
+    Done,
+}
+
+/// Bytes read and not yet written. Anything but `Nothing` means that the destination was full.
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    Bytes { bytes: Box<[u8]>, written: usize },
+    Pipe(Pipe),
+}
+
+impl Default for Direction {
+    fn default() -> Self {
+        Self { stage: Stage::Open, held: Held::Nothing, readable: false, end_behind: false, full_reads: 0 }
+    }
+}
+
+impl Direction {
+    /// A direction that must deliver `first` before anything it reads.
+    pub fn beginning_with(first: Vec<u8>) -> Self {
+        Self { held: Held::Bytes { bytes: first.into_boxed_slice(), written: 0 }, ..Self::default() }
+    }
+
+    /// The source became readable; `end_behind` if an EOF or error is among what can be read.
+    pub fn source_ready(&mut self, end_behind: bool) {
+        self.readable = true;
+        self.end_behind |= end_behind;
+    }
+
+    /// Waits for the destination to take what is held.
+    pub fn is_blocked(&self) -> bool {
+        !matches!(self.held, Held::Nothing)
+    }
+
+    /// Reads its source when that is ready: not while it is blocked, nor after the source's EOF.
+    pub fn reads(&self) -> bool {
+        self.stage == Stage::Open && !self.is_blocked()
+    }
+
+    /// Its FIN was passed on.
+    pub fn is_done(&self) -> bool {
+        self.stage == Stage::Done
+    }
+
+    /// Whether a pump could do anything without waiting for the destination.
+    pub fn wants_pump(&self) -> bool {
+        self.readable || self.is_blocked()
+    }
+
+    /// Moves what can be moved now, and adds it to `pumped`.
+    pub fn pump(
+        &mut self,
+        source: impl AsFd,
+        destination: impl AsFd,
+        tools: &mut Tools,
+        pumped: &mut Pumped,
+    ) -> Result<(), Broken> {
+        let (source, destination) = (source.as_fd(), destination.as_fd());
+        for _ in 0..FAIR_TURNS {
+            if !self.deliver(destination, tools, pumped)? {
+                return Ok(());
+            }
+            if self.stage == Stage::Ending {
+                // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+                let _ = socket::finish_writing(destination);
+                self.stage = Stage::Done;
+            }
+            if self.stage == Stage::Done || !self.readable {
+                return Ok(());
+            }
+            if pumped.read >= FAIR_BYTES {
+                break;
+            }
+            self.take(source, destination, tools, pumped)?;
+        }
+        pumped.again = self.wants_pump();
+        Ok(())
+    }
+
+    /// Gives back what was borrowed. Call it before dropping.
+    pub fn dismantle(&mut self, tools: &mut Tools) {
+        if let Held::Pipe(pipe) = std::mem::replace(&mut self.held, Held::Nothing) {
+            tools.pipes.give_back(pipe);
+        }
+    }
+
+    /// Writes what is held; false if the destination is full.
+    fn deliver(&mut self, destination: BorrowedFd<'_>, tools: &mut Tools, pumped: &mut Pumped) -> Result<bool, Broken> {
+        loop {
+            let result = match &mut self.held {
+                Held::Nothing => return Ok(true),
+                Held::Bytes { bytes, written } if *written == bytes.len() => {
+                    self.held = Held::Nothing;
+                    return Ok(true);
+                }
+                Held::Bytes { bytes, written } => {
+                    socket::write(destination, &bytes[*written..]).inspect(|count| *written += count)
+                }
+                Held::Pipe(pipe) if pipe.held() == 0 => {
+                    self.dismantle(tools);
+                    return Ok(true);
+                }
+                Held::Pipe(pipe) => pipe.drain_to(destination),
+            };
+            match settle(result) {
+                Ok(Some(count)) => pumped.written += count as u64,
+                Ok(None) => return Ok(false),
+                Err(error) => return Err(Broken { end: End::Destination, error }),
+            }
+        }
+    }
+
+    /// Reads once and writes what was read; leftovers are held.
+    fn take(
+        &mut self,
+        source: BorrowedFd<'_>,
+        destination: BorrowedFd<'_>,
+        tools: &mut Tools,
+        pumped: &mut Pumped,
+    ) -> Result<(), Broken> {
+        if self.full_reads >= BULK_AFTER
+            && let Some(pipe) = tools.pipes.lend()
+        {
+            return self.splice(pipe, source, destination, tools, pumped);
+        }
+        let count = match settle(socket::read(source, &mut tools.buffer)) {
+            Ok(Some(0)) => {
+                self.end();
+                return Ok(());
+            }
+            Ok(Some(count)) => count,
+            Ok(None) => {
+                self.run_dry();
+                return Ok(());
+            }
+            Err(error) => return Err(Broken { end: End::Source, error }),
+        };
+        pumped.read += count as u64;
+        if count == tools.buffer.len() {
+            self.full_reads = self.full_reads.saturating_add(1);
+        } else {
+            self.full_reads = 0;
+            // A short read has emptied the socket, so asking again would be a wasted call; the next segment makes a
+            // new edge. Not so when an end is behind it: that edge has already come.
+            self.readable = self.end_behind;
+        }
+        let bytes = &tools.buffer[..count];
+        match settle(socket::write(destination, bytes)) {
+            Ok(written) => {
+                let written = written.unwrap_or(0);
+                pumped.written += written as u64;
+                if written < count {
+                    self.held = Held::Bytes { bytes: bytes[written..].into(), written: 0 };
+                }
+                Ok(())
+            }
+            Err(error) => Err(Broken { end: End::Destination, error }),
+        }
+    }
+
+    /// Moves bulk through `pipe` until the source is dry, the destination full, or a fair share is done.
+    fn splice(
+        &mut self,
+        mut pipe: Pipe,
+        source: BorrowedFd<'_>,
+        destination: BorrowedFd<'_>,
+        tools: &mut Tools,
+        pumped: &mut Pumped,
+    ) -> Result<(), Broken> {
+        let mut outcome = Ok(());
+        while pumped.read < FAIR_BYTES {
+            match settle(pipe.fill_from(source)) {
+                Ok(Some(0)) => self.end(),
+                Ok(Some(count)) => pumped.read += count as u64,
+                Ok(None) => self.run_dry(),
+                Err(error) => outcome = Err(Broken { end: End::Source, error }),
+            }
+            while pipe.held() > 0 {
+                match settle(pipe.drain_to(destination)) {
+                    Ok(Some(count)) => pumped.written += count as u64,
+                    Ok(None) => {
+                        self.held = Held::Pipe(pipe);
+                        return outcome;
+                    }
+                    Err(error) => {
+                        outcome = Err(Broken { end: End::Destination, error });
+                        break;
+                    }
+                }
+            }
+            if outcome.is_err() || !self.readable {
+                break;
+            }
+        }
+        tools.pipes.give_back(pipe);
+        outcome
+    }
+
+    fn end(&mut self) {
+        self.stage = Stage::Ending;
+        self.readable = false;
+    }
+
+    fn run_dry(&mut self) {
+        self.readable = false;
+        self.end_behind = false;
+        self.full_reads = 0;
+    }
+}
+
+/// `None` for a call that would block.
+fn settle(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,194 @@
+//! Events of a flow's two sockets.
+
+use std::io;
+
+use super::flow::{Flow, Phase, Side};
+use super::relay::{Broken, End, Pumped};
+use super::worker::{Verdict, Worker};
+use crate::model::end_reason::EndReason;
+use crate::sys::epoll::Ready;
+use crate::sys::socket;
+use crate::table::flows::Field;
+
+impl Worker {
+    pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
+        match &mut flow.phase {
+            Phase::Header => self.header_ready(flow),
+            Phase::Connecting(connecting) => {
+                if ready.failed() || ready.hung_up() {
+                    let errno = errno(socket::take_error(&flow.client).as_ref());
+                    return Verdict::End(EndReason::ClientLeft, errno);
+                }
+                connecting.client_readable |= ready.readable();
+                connecting.client_ends |= ready.ends();
+                Verdict::Keep
+            }
+            Phase::Relaying(relaying) => {
+                if ready.readable() {
+                    relaying.up.source_ready(ready.ends());
+                }
+                // A direction that reads would find the error itself, behind the bytes that came before it.
+                if ready.failed() && !relaying.up.reads() {
+                    let error = socket::take_error(&flow.client);
+                    return ended_by(Side::Client, errno(error.as_ref()));
+                }
+                let answer_wanted = ready.writable() && relaying.down.is_blocked();
+                let verdict = self.pump_up(flow);
+                match verdict {
+                    Verdict::Keep if answer_wanted => self.pump_down(flow),
+                    verdict => verdict,
+                }
+            }
+        }
+    }
+
+    pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> Verdict {
+        match &mut flow.phase {
+            Phase::Header => Verdict::Keep,
+            Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
+            Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
+            Phase::Relaying(relaying) => {
+                if ready.readable() {
+                    relaying.down.source_ready(ready.ends());
+                }
+                if ready.failed() && !relaying.down.reads() {
+                    let error = socket::take_error(&relaying.backend);
+                    return ended_by(Side::Backend, errno(error.as_ref()));
+                }
+                let room_wanted = ready.writable() && relaying.up.is_blocked();
+                let verdict = self.pump_down(flow);
+                match verdict {
+                    Verdict::Keep if room_wanted => self.pump_up(flow),
+                    verdict => verdict,
+                }
+            }
+        }
+    }
+
+    /// Moves whatever can be moved, either way.
+    pub(super) fn pump_both(&mut self, flow: &mut Flow) -> Verdict {
+        match self.pump_up(flow) {
+            Verdict::Keep => self.pump_down(flow),
+            end => end,
+        }
+    }
+
+    /// Client to backend.
+    fn pump_up(&mut self, flow: &mut Flow) -> Verdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        if !relaying.up.wants_pump() {
+            return Verdict::Keep;
+        }
+        let mut moved = Pumped::default();
+        let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
+        if relaying.up.is_done() {
+            relaying.first_fin.get_or_insert(Side::Client);
+        }
+        if moved.written > 0 && relaying.unanswered_since_ns == 0 {
+            relaying.unanswered_since_ns = self.now_ns;
+            if !relaying.watched {
+                relaying.watched = true;
+                self.watch_unanswered(flow.at);
+            }
+        }
+        self.account_up(flow, moved);
+        match result {
+            Ok(()) => finished(flow),
+            Err(Broken { end: End::Source, error }) => ended_by(Side::Client, errno(Some(&error))),
+            Err(Broken { end: End::Destination, error }) => self.backend_broke(flow, &error),
+        }
+    }
+
+    /// Backend to client.
+    fn pump_down(&mut self, flow: &mut Flow) -> Verdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        if !relaying.down.wants_pump() {
+            return Verdict::Keep;
+        }
+        let mut moved = Pumped::default();
+        let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+        if relaying.down.is_done() {
+            relaying.first_fin.get_or_insert(Side::Backend);
+        }
+        if moved.read > 0 {
+            relaying.unanswered_since_ns = 0;
+        }
+        self.account_down(flow, moved);
+        match result {
+            Ok(()) => finished(flow),
+            Err(Broken { end: End::Source, error }) => ended_by(Side::Backend, errno(Some(&error))),
+            Err(Broken { end: End::Destination, error }) => ended_by(Side::Client, errno(Some(&error))),
+        }
+    }
+
+    /// Writing to the backend failed, yet what it sent before may still wait in its socket, an answer that says why:
+    /// that goes to the client first.
+    fn backend_broke(&mut self, flow: &mut Flow, error: &io::Error) -> Verdict {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
+            let mut moved = Pumped::default();
+            relaying.down.source_ready(false);
+            let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            self.account_down(flow, moved);
+        }
+        ended_by(Side::Backend, errno(Some(error)))
+    }
+
+    fn account_up(&mut self, flow: &Flow, moved: Pumped) {
+        let Phase::Relaying(relaying) = &flow.phase else { return };
+        let slot = self.slot(flow.at.key());
+        slot.add(Field::BytesUp as usize, moved.written);
+        if moved.read > 0 {
+            slot.set(Field::LastUpNs as usize, self.now_ns);
+        }
+        relaying.place.0.lanes[self.number].bytes_up.add(moved.written);
+        if moved.again {
+            self.again.push(flow.at);
+        }
+    }
+
+    fn account_down(&mut self, flow: &Flow, moved: Pumped) {
+        let Phase::Relaying(relaying) = &flow.phase else { return };
+        let slot = self.slot(flow.at.key());
+        slot.add(Field::BytesDown as usize, moved.written);
+        if moved.read > 0 {
+            slot.set(Field::LastDownNs as usize, self.now_ns);
+        }
+        relaying.place.0.lanes[self.number].bytes_down.add(moved.written);
+        if moved.again {
+            self.again.push(flow.at);
+        }
+    }
+}
+
+/// Ends a flow whose both directions are done.
+fn finished(flow: &Flow) -> Verdict {
+    match &flow.phase {
+        Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
+            let reason = match relaying.first_fin {
+                Some(Side::Backend) => EndReason::BackendClosed,
+                _ => EndReason::ClientClosed,
+            };
+            Verdict::End(reason, 0)
+        }
+        _ => Verdict::Keep,
+    }
+}
+
+/// The reason for an error on one side's socket.
+fn ended_by(side: Side, errno: i32) -> Verdict {
+    let silent = matches!(errno, libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN);
+    let reason = match (side, silent, errno) {
+        (Side::Client, true, _) => EndReason::ClientTimedOut,
+        (Side::Backend, true, _) => EndReason::BackendTimedOut,
+        (Side::Client, false, libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0) => EndReason::ClientReset,
+        (Side::Backend, false, libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | libc::ECONNREFUSED | 0) => {
+            EndReason::BackendReset
+        }
+        _ => EndReason::Internal,
+    };
+    Verdict::End(reason, errno)
+}
+
+fn errno(error: Option<&io::Error>) -> i32 {
+    error.and_then(io::Error::raw_os_error).unwrap_or(0)
+}

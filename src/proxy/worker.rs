@@ -1,0 +1,301 @@
+//! A worker: one thread, one epoll, its own listeners and flows.
+//!
+//! Everything a flow needs is in its worker, so that no byte waits for another thread. The control side reaches in
+//! through queues and a wake descriptor only.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::Shared;
+use super::accept::Listeners;
+use super::flow::{Flow, Phase};
+use super::pipes::PipePool;
+use super::plane::Plane;
+use super::relay::Tools;
+use super::timers::{Due, Timers};
+use super::token::{FlowRef, Token};
+use crate::model::balance::{Candidate, Turns};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FrontendId;
+use crate::sys::clock::now_ns;
+use crate::sys::epoll::{Epoll, Events, Ready};
+use crate::table::Table;
+use crate::table::flows::{Field, FlowKey, ShardWriter};
+use crate::table::slot::Slot;
+use crate::table::worker::WorkerState;
+
+/// One buffer per worker serves all its flows.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Deadlines handled before events get their turn again.
+const DUE_PER_TURN: usize = 256;
+
+/// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
+const PANICS_MAX: u32 = 5;
+
+/// What the control side asks of a worker.
+#[derive(Debug)]
+pub enum Message {
+    /// Serve this plane; listen also on these sockets.
+    Reconfigure { plane: Arc<Plane>, open: Vec<super::accept::Listener> },
+    /// Take what the listeners hold, then close them.
+    StopAccepting,
+    /// Leave the loop.
+    Exit,
+}
+
+/// What becomes of a flow after an event.
+#[derive(Clone, Copy, Debug)]
+pub enum Verdict {
+    Keep,
+    /// With errno of the call that told, or 0.
+    End(EndReason, i32),
+}
+
+pub struct Worker {
+    pub(super) number: usize,
+    pub(super) table: Arc<Table>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) plane: Arc<Plane>,
+    pub(super) epoll: Epoll,
+    pub(super) writer: ShardWriter,
+    pub(super) places: Vec<Place>,
+    pub(super) listeners: Listeners,
+    pub(super) timers: Timers,
+    /// Backend legs too young for their socket options, oldest first, with the time when they get them.
+    pub(super) settling: VecDeque<(u64, FlowRef)>,
+    /// Flows whose bytes to the backend were not answered yet.
+    pub(super) unanswered: Vec<FlowRef>,
+    pub(super) tools: Tools,
+    /// Flows that had their fair share and want more.
+    pub(super) again: Vec<FlowRef>,
+    pub(super) candidates: Vec<Candidate>,
+    pub(super) turns: HashMap<FrontendId, Turns>,
+    pub(super) random: fastrand::Rng,
+    /// The time of this turn of the loop, in monotonic ns.
+    pub(super) now_ns: u64,
+    exiting: bool,
+}
+
+/// Where a flow lives, at the same index as its entry in the table.
+#[derive(Debug, Default)]
+pub struct Place {
+    pub generation: u32,
+    pub occupied: bool,
+    /// `None` while the worker has it in hand.
+    pub flow: Option<Box<Flow>>,
+}
+
+impl Worker {
+    pub fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
+        let pipes_max = (crate::sys::process::file_limit() / 16) as usize / table.workers.len();
+        Ok(Self {
+            number,
+            writer: table.flows.writer(number),
+            table,
+            shared,
+            plane,
+            epoll,
+            places: Vec::new(),
+            listeners: Listeners::new()?,
+            timers: Timers::default(),
+            settling: VecDeque::new(),
+            unanswered: Vec::new(),
+            tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
+            again: Vec::new(),
+            candidates: Vec::new(),
+            turns: HashMap::new(),
+            random: fastrand::Rng::new(),
+            now_ns: now_ns(),
+            exiting: false,
+        })
+    }
+
+    /// Serves until told to exit.
+    pub fn run(&mut self) {
+        let table = self.table.clone();
+        let state = &table.workers[self.number];
+        state.mark_alive(true);
+        for panics in 1.. {
+            match catch_unwind(AssertUnwindSafe(|| self.serve(state))) {
+                Ok(Ok(())) => break,
+                Ok(Err(error)) => tracing::error!(worker = self.number, %error, "the event loop failed"),
+                Err(_) => tracing::error!(worker = self.number, "a worker panicked; its flows are reset"),
+            }
+            if panics == PANICS_MAX {
+                tracing::error!(worker = self.number, "giving up; the supervisor should start Baton anew");
+                std::process::abort();
+            }
+            self.recover();
+        }
+        state.mark_waiting();
+        state.mark_alive(false);
+    }
+
+    fn serve(&mut self, state: &WorkerState) -> io::Result<()> {
+        let mut events = Events::default();
+        while !self.exiting {
+            let timeout = self.time_to_wait();
+            state.mark_waiting();
+            let count = self.epoll.wait(&mut events, timeout)?;
+            self.now_ns = now_ns();
+            state.mark_busy(self.now_ns);
+            for index in 0..count {
+                self.dispatch(events.event(index));
+            }
+            self.pump_again();
+            self.fire_deadlines();
+            state.pipes_in_use.store(self.tools.pipes.lent() as u64, Relaxed);
+            let began_ns = std::mem::replace(&mut self.now_ns, now_ns());
+            state.turn.record(Duration::from_nanos(self.now_ns.saturating_sub(began_ns)));
+        }
+        Ok(())
+    }
+
+    fn time_to_wait(&self) -> Option<Duration> {
+        if !self.again.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let settling = self.settling.front().map(|(at_ns, _)| *at_ns);
+        let next = [self.timers.next_ns(), settling].into_iter().flatten().min()?;
+        Some(Duration::from_nanos(next.saturating_sub(self.now_ns)))
+    }
+
+    fn dispatch(&mut self, ready: Ready) {
+        match Token::unpack(ready.token) {
+            Token::Wake => self.take_messages(),
+            Token::Listener(index) => self.accept_from(index as usize),
+            Token::Client(at) => self.with_flow(at, |worker, flow| worker.client_ready(flow, ready)),
+            Token::Backend { flow: at, attempt } => {
+                self.with_flow(at, |worker, flow| worker.backend_ready(flow, attempt, ready));
+            }
+        }
+    }
+
+    fn take_messages(&mut self) {
+        self.table.orders.clear_wake(self.number);
+        while let Some(message) = self.shared.next_message(self.number) {
+            match message {
+                Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
+                Message::StopAccepting => self.close_listeners(|_| true),
+                Message::Exit => self.exiting = true,
+            }
+        }
+        while let Some(order) = self.table.orders.take(self.number) {
+            self.carry_out(order);
+        }
+    }
+
+    fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
+        self.plane = plane;
+        self.update_listeners(open);
+        for index in 0..self.places.len() {
+            let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
+            let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
+            if let Some(frontend) = self.plane.frontends.iter().find(same) {
+                flow.frontend = frontend.clone();
+                arm_idle(&mut self.timers, flow, self.now_ns);
+            }
+        }
+    }
+
+    fn fire_deadlines(&mut self) {
+        for _ in 0..DUE_PER_TURN {
+            match self.timers.pop(self.now_ns) {
+                None => break,
+                Some(Due::Connect(at)) => self.with_flow(at, Self::connect_due),
+                Some(Due::Header(at)) => self.with_flow(at, |_, flow| match flow.phase {
+                    Phase::Header => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
+                    _ => Verdict::Keep,
+                }),
+                Some(Due::Idle(at)) => self.with_flow(at, Self::idle_due),
+                Some(Due::End(at)) => self.with_flow(at, Self::end_due),
+                Some(Due::Evidence) => self.look_at_unanswered(),
+                Some(Due::Accept) => self.resume_accepting(),
+            }
+        }
+        for _ in 0..DUE_PER_TURN {
+            match self.settling.front() {
+                Some((at_ns, at)) if *at_ns <= self.now_ns => {
+                    let at = *at;
+                    self.settling.pop_front();
+                    self.with_flow(at, |worker, flow| worker.settle(flow));
+                }
+                _ => break,
+            }
+        }
+    }
+
+    fn pump_again(&mut self) {
+        for at in std::mem::take(&mut self.again) {
+            self.with_flow(at, |worker, flow| worker.pump_both(flow));
+        }
+    }
+
+    fn idle_due(&mut self, flow: &mut Flow) -> Verdict {
+        flow.idle_armed = false;
+        let Some(limit) = flow.frontend.settings.idle_timeout else { return Verdict::Keep };
+        let last_byte_ns = self.last_byte_ns(flow);
+        if self.now_ns.saturating_sub(last_byte_ns) >= limit.as_nanos() as u64 {
+            return Verdict::End(EndReason::IdleTimeout, 0);
+        }
+        arm_idle(&mut self.timers, flow, last_byte_ns);
+        Verdict::Keep
+    }
+
+    /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
+    pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> Verdict) {
+        let Some(place) = self.places.get_mut(at.index as usize) else { return };
+        if FlowRef::new(at.key(), place.generation) != at {
+            return;
+        }
+        let Some(mut flow) = place.flow.take() else { return };
+        match act(self, &mut flow) {
+            Verdict::Keep => self.places[at.index as usize].flow = Some(flow),
+            Verdict::End(reason, errno) => self.finish(flow, reason, errno),
+        }
+    }
+
+    /// Monotonic ns of the flow's last byte, or of its accept.
+    pub(super) fn last_byte_ns(&self, flow: &Flow) -> u64 {
+        let slot = self.slot(flow.at.key());
+        let (up, down) = (slot.word(Field::LastUpNs as usize), slot.word(Field::LastDownNs as usize));
+        up.max(down).max(flow.accepted_at_ns)
+    }
+
+    pub(super) fn slot(&self, key: FlowKey) -> &Slot {
+        self.table.flows.slot(&self.writer, key)
+    }
+
+    pub(super) fn state(&self) -> &WorkerState {
+        &self.table.workers[self.number]
+    }
+
+    /// After a panic: resets every flow, also the one that was in hand, and goes on.
+    fn recover(&mut self) {
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            match place.flow.take() {
+                Some(flow) => self.finish(flow, EndReason::Internal, 0),
+                None if place.occupied => self.vacate(FlowKey::new(index as u32)),
+                None => {}
+            }
+        }
+    }
+}
+
+/// Sets the flow's idle deadline unless it has one or needs none.
+pub(super) fn arm_idle(timers: &mut Timers, flow: &mut Flow, last_byte_ns: u64) {
+    if let Some(limit) = flow.frontend.settings.idle_timeout
+        && !flow.idle_armed
+    {
+        flow.idle_armed = true;
+        timers.set(last_byte_ns + limit.as_nanos() as u64, Due::Idle(flow.at));
+    }
+}

@@ -1,0 +1,51 @@
+//! splice(2): bytes from socket to socket without a copy through user space.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::retry_on_intr;
+use rustix::pipe::{PipeFlags, SpliceFlags, splice};
+
+/// Bytes that a pipe is asked to hold; the kernel may give less to an unprivileged user who has many.
+pub const PIPE_BYTES: usize = 256 * 1024;
+
+/// A pipe that knows how many bytes are in it.
+#[derive(Debug)]
+pub struct Pipe {
+    read_end: OwnedFd,
+    write_end: OwnedFd,
+    held: usize,
+}
+
+impl Pipe {
+    pub fn new() -> io::Result<Self> {
+        let (read_end, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // A smaller pipe works as well, only in more turns.
+        let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES);
+        Ok(Self { read_end, write_end, held: 0 })
+    }
+
+    /// Bytes taken from a socket and not yet given to the other.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Takes what `socket` has. `Ok(0)` is its EOF. Call it only when nothing is held, so that `WouldBlock` can only
+    /// mean that the socket is empty.
+    pub fn fill_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
+        let taken = retry_on_intr(|| splice(&socket, None, &self.write_end, None, PIPE_BYTES, flags()))?;
+        self.held += taken;
+        Ok(taken)
+    }
+
+    /// Gives `socket` as much as it takes.
+    pub fn drain_to(&mut self, socket: impl AsFd) -> io::Result<usize> {
+        let given = retry_on_intr(|| splice(&self.read_end, None, &socket, None, self.held, flags()))?;
+        self.held -= given;
+        Ok(given)
+    }
+}
+
+fn flags() -> SpliceFlags {
+    SpliceFlags::MOVE | SpliceFlags::NONBLOCK
+}

@@ -1,0 +1,213 @@
+//! TCP sockets: listeners, accepted and connecting ones, and how they are closed.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::retry_on_intr;
+use rustix::net::{self, RecvFlags, SendFlags, SocketAddrAny, SocketFlags, sockopt};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+
+/// Connections that the kernel may hold for one listener; net.core.somaxconn caps it.
+const BACKLOG: i32 = 65_535;
+
+/// How a vanished far host is noticed (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    pub keepalive_idle: Duration,
+    pub keepalive_interval: Duration,
+    pub keepalive_count: u32,
+    pub user_timeout: Duration,
+}
+
+/// A listener of one worker; the workers' listeners for one address form a SO_REUSEPORT group (socket(7)).
+///
+/// Accepted sockets inherit TCP_NODELAY and `liveness` from it, which saves each of them six calls.
+pub fn listen(address: VipAddr, liveness: &Liveness) -> io::Result<OwnedFd> {
+    let socket = unbound(address)?;
+    socket.set_reuse_port(true)?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    set_liveness(&socket, liveness)?;
+    socket.bind(&address.socket_addr().into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Fails with `AddrInUse` if another process serves `address`. SO_REUSEPORT alone would let two instances of one user
+/// share it in silence, each taking half of the connections.
+pub fn ensure_unused(address: VipAddr) -> io::Result<()> {
+    unbound(address)?.bind(&address.socket_addr().into())
+}
+
+fn unbound(address: VipAddr) -> io::Result<Socket> {
+    let socket = stream_socket(address.socket_addr())?;
+    socket.set_reuse_address(true)?;
+    // A VIP may arrive later than the listener: IP_FREEBIND (ip(7)).
+    if address.socket_addr().is_ipv6() {
+        socket.set_only_v6(true)?;
+        socket.set_freebind_v6(true)?;
+    } else {
+        socket.set_freebind_v4(true)?;
+    }
+    Ok(socket)
+}
+
+/// Sets keepalive and TCP_USER_TIMEOUT. On a listener, future accepted sockets have them too.
+pub fn set_liveness(socket: impl AsFd, liveness: &Liveness) -> io::Result<()> {
+    let socket = socket.as_fd();
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, liveness.keepalive_idle)?;
+    sockopt::set_tcp_keepintvl(socket, liveness.keepalive_interval)?;
+    sockopt::set_tcp_keepcnt(socket, liveness.keepalive_count)?;
+    Ok(sockopt::set_tcp_user_timeout(socket, liveness.user_timeout.as_millis() as u32)?)
+}
+
+/// Takes the next connection, non-blocking. `WouldBlock`: there is none.
+pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
+    let (socket, address) = net::acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    let address = address.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+    Ok((socket, ClientAddr::new(plain(address)?)))
+}
+
+/// Starts a non-blocking connect. The socket is writable without error once connected.
+pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
+    let address = address.socket_addr();
+    let domain = if address.is_ipv6() { net::AddressFamily::INET6 } else { net::AddressFamily::INET };
+    let socket = net::socket_with(
+        domain,
+        net::SocketType::STREAM,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        Some(net::ipproto::TCP),
+    )?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The pending error of a socket, which is cleared: SO_ERROR.
+pub fn take_error(socket: impl AsFd) -> Option<io::Error> {
+    match sockopt::socket_error(socket) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) | Err(error) => Some(error.into()),
+    }
+}
+
+/// The local end of a connected socket.
+pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
+    Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
+}
+
+/// Reads what is there. `Ok(0)`: EOF.
+pub fn read(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+    let (read, _) = retry_on_intr(|| net::recv(&socket, &mut *into, RecvFlags::empty()))?;
+    Ok(read)
+}
+
+/// As [`read`], but what is read stays.
+pub fn peek(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+    let (read, _) = retry_on_intr(|| net::recv(&socket, &mut *into, RecvFlags::PEEK))?;
+    Ok(read)
+}
+
+/// Writes what fits.
+pub fn write(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(retry_on_intr(|| net::send(&socket, bytes, SendFlags::NOSIGNAL))?)
+}
+
+/// Sends FIN after what was written; reading goes on.
+pub fn finish_writing(socket: impl AsFd) -> io::Result<()> {
+    Ok(net::shutdown(socket, net::Shutdown::Write)?)
+}
+
+/// Closes with RST (SO_LINGER with time 0, socket(7)): the far end learns at once that the connection is gone.
+/// What was not yet sent is thrown away. A socket still in SYN_SENT is closed in silence.
+pub fn reset(socket: OwnedFd) {
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+    drop(socket);
+}
+
+fn stream_socket(address: SocketAddr) -> io::Result<Socket> {
+    Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))
+}
+
+fn plain(address: SocketAddrAny) -> io::Result<SocketAddr> {
+    SocketAddr::try_from(address).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    const LIVENESS: Liveness = Liveness {
+        keepalive_idle: Duration::from_secs(11),
+        keepalive_interval: Duration::from_secs(3),
+        keepalive_count: 4,
+        user_timeout: Duration::from_millis(7500),
+    };
+
+    fn wait_for(socket: impl AsFd, flags: PollFlags) {
+        let five_seconds = Timespec { tv_sec: 5, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&socket, flags)], Some(&five_seconds)).unwrap(), 1);
+    }
+
+    /// A connected pair: (accepted, connecting end).
+    fn pair(ip: &str) -> (OwnedFd, OwnedFd) {
+        let listener = listen(VipAddr::new(format!("{ip}:0").parse().unwrap()), &LIVENESS).unwrap();
+        let place = local_addr(&listener).unwrap().socket_addr();
+        let near = connect(BackendAddr::new(place)).unwrap();
+        wait_for(&near, PollFlags::OUT);
+        wait_for(&listener, PollFlags::IN);
+        (accept(&listener).unwrap().0, near)
+    }
+
+    #[test]
+    fn accepted_sockets_inherit_the_listeners_options() {
+        for ip in ["127.0.0.1", "[::1]"] {
+            let (accepted, _near) = pair(ip);
+            assert!(sockopt::tcp_nodelay(&accepted).unwrap());
+            assert!(sockopt::socket_keepalive(&accepted).unwrap());
+            assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), LIVENESS.keepalive_idle);
+            assert_eq!(sockopt::tcp_keepintvl(&accepted).unwrap(), LIVENESS.keepalive_interval);
+            assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), LIVENESS.keepalive_count);
+            assert_eq!(sockopt::tcp_user_timeout(&accepted).unwrap(), 7500);
+        }
+    }
+
+    #[test]
+    fn reset_is_seen_as_a_reset_and_finish_writing_as_an_eof() {
+        let (accepted, near) = pair("127.0.0.1");
+        finish_writing(&accepted).unwrap();
+        wait_for(&near, PollFlags::IN);
+        assert_eq!(read(&near, &mut [0; 8]).unwrap(), 0);
+        reset(accepted);
+        wait_for(&near, PollFlags::HUP);
+        assert_eq!(take_error(&near).unwrap().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn an_address_that_is_not_here_yet_can_be_listened_on() {
+        listen(VipAddr::new("192.0.2.77:0".parse().unwrap()), &LIVENESS).unwrap();
+        listen(VipAddr::new("[2001:db8::77]:0".parse().unwrap()), &LIVENESS).unwrap();
+    }
+
+    #[test]
+    fn a_second_instance_on_one_address_is_noticed() {
+        let first = listen(VipAddr::new("127.0.0.1:0".parse().unwrap()), &LIVENESS).unwrap();
+        let taken = VipAddr::new(local_addr(&first).unwrap().socket_addr());
+        assert_eq!(ensure_unused(taken).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        ensure_unused(taken).unwrap();
+    }
+
+    #[test]
+    fn a_healthy_connection_shows_no_backoff() {
+        let (accepted, _near) = pair("127.0.0.1");
+        assert_eq!(crate::sys::tcp_info::peer_signs(&accepted).unwrap().backoff, 0);
+    }
+}

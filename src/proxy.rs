@@ -10,7 +10,7 @@ mod ending;
 mod evidence;
 mod flow;
 mod pipes;
-pub mod plane;
+mod plane;
 mod relay;
 mod serve;
 mod sources;
@@ -32,6 +32,7 @@ use sources::Sources;
 use worker::{Message, Worker};
 
 use crate::addr::VipAddr;
+use crate::config::Config;
 use crate::sys::{clock, socket};
 use crate::table::Table;
 
@@ -59,6 +60,10 @@ pub enum ProxyError {
     Worker { worker: usize, source: io::Error },
 }
 
+/// New listening sockets, one per worker and address.
+#[derive(Debug)]
+pub struct Bindings(HashMap<VipAddr, Vec<OwnedFd>>);
+
 /// The running data plane.
 #[derive(Debug)]
 pub struct Proxy {
@@ -69,14 +74,14 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Binds every address of `plane`, then starts one worker thread per entry of `table.workers`.
-    pub fn start(table: Arc<Table>, plane: Plane) -> Result<Self, ProxyError> {
+    /// Binds every address of `config`, then starts one worker thread per entry of `table.workers`.
+    pub fn start(table: Arc<Table>, config: &Config) -> Result<Self, ProxyError> {
         let workers = table.workers.len();
         let inboxes = (0..workers).map(|_| SegQueue::new()).collect();
         let shared = Arc::new(Shared { sources: Sources::default(), inboxes });
-        let plane = Arc::new(plane);
         let proxy = Self { table, shared, listening: Mutex::default(), threads: Mutex::default() };
-        let sockets = proxy.bind(&plane)?;
+        let bindings = proxy.bind(config)?;
+        let plane = Arc::new(Plane::new(config, &proxy.table));
         for number in 0..workers {
             let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
             let started = Worker::new(number, table, shared, plane.clone()).and_then(|mut worker| {
@@ -86,15 +91,13 @@ impl Proxy {
             let thread = started.map_err(|source| ProxyError::Worker { worker: number, source })?;
             proxy.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
-        proxy.publish(plane, sockets);
+        proxy.publish(plane, bindings);
         Ok(proxy)
     }
 
-    /// Goes over to `plane`. Flows go on; new addresses are bound before anything changes.
-    pub fn reconfigure(&self, plane: Plane) -> Result<(), ProxyError> {
-        let sockets = self.bind(&plane)?;
-        self.publish(Arc::new(plane), sockets);
-        Ok(())
+    /// Goes over to `config`, for which `bindings` were made. Flows go on.
+    pub fn reconfigure(&self, config: &Config, bindings: Bindings) {
+        self.publish(Arc::new(Plane::new(config, &self.table)), bindings);
     }
 
     /// Serves what the backlogs hold, then closes all listeners.
@@ -116,25 +119,27 @@ impl Proxy {
         self.shared.sources.sweep(clock::now_ns())
     }
 
-    /// One socket per worker for each address that is not served yet.
-    fn bind(&self, plane: &Plane) -> Result<HashMap<VipAddr, Vec<OwnedFd>>, ProxyError> {
+    /// Binds what `config` listens on beyond today's addresses. Nobody is served there before
+    /// [`Proxy::reconfigure`]; dropping the bindings gives the addresses up.
+    pub fn bind(&self, config: &Config) -> Result<Bindings, ProxyError> {
         let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sockets = HashMap::new();
-        for frontend in &plane.frontends {
-            for &address in frontend.settings.listen.iter().filter(|address| !listening.contains(address)) {
+        for frontend in &config.frontends {
+            let liveness = plane::liveness(&frontend.keepalive);
+            for &address in frontend.listen.iter().filter(|address| !listening.contains(address)) {
                 let failed = |source: io::Error| match source.kind() {
                     io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
                     _ => ProxyError::Listen { address, source },
                 };
                 socket::ensure_unused(address).map_err(failed)?;
-                let group = (0..self.table.workers.len()).map(|_| socket::listen(address, &frontend.liveness));
+                let group = (0..self.table.workers.len()).map(|_| socket::listen(address, &liveness));
                 sockets.insert(address, group.collect::<io::Result<Vec<_>>>().map_err(failed)?);
             }
         }
-        Ok(sockets)
+        Ok(Bindings(sockets))
     }
 
-    fn publish(&self, plane: Arc<Plane>, mut sockets: HashMap<VipAddr, Vec<OwnedFd>>) {
+    fn publish(&self, plane: Arc<Plane>, Bindings(mut sockets): Bindings) {
         for worker in 0..self.table.workers.len() {
             let open = sockets.iter_mut().filter_map(|(address, group)| {
                 let frontend = plane.listening_on(*address)?.clone();

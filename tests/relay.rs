@@ -12,7 +12,6 @@ use baton::config::*;
 use baton::model::balance::{Balance, Preference};
 use baton::model::end_reason::EndReason;
 use baton::proxy::Proxy;
-use baton::proxy::plane::Plane;
 use baton::table::Table;
 use baton::table::worker::EndedFlow;
 
@@ -36,12 +35,11 @@ impl Bench {
         let mut frontend = frontend(vip, backends);
         adjust(&mut frontend);
         let config = config(frontend);
-        let plane = Plane::new(&config, &table, 1000);
+        let proxy = Proxy::start(table.clone(), &config).unwrap();
         for (entry, address) in table.registry.backends().iter().zip(backends) {
             entry.set_address(Some(BackendAddr::new(*address)));
             entry.set_preference(Preference::Ready);
         }
-        let proxy = Proxy::start(table.clone(), plane).unwrap();
         Self { table, proxy, vip }
     }
 

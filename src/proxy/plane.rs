@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use crate::addr::VipAddr;
 use crate::config::{Config, Frontend, Keepalive};
+use crate::sys::process::file_limit;
 use crate::sys::socket::Liveness;
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, FrontendEntry};
+
+/// Descriptors that flows may not take: listeners, probes, admin doors and pipes need them.
+const RESERVED_FILES: u64 = 512;
 
 /// All frontends of one configuration, and the limits that hold for all of them.
 #[derive(Debug)]
@@ -26,8 +30,10 @@ pub struct FrontendPlane {
 }
 
 impl Plane {
-    /// Joins `config` with the entries of `table`, making those that are new.
-    pub fn new(config: &Config, table: &Table, max_connections: usize) -> Self {
+    /// Joins `config` with the entries of `table`: makes those that are new, and gives all their weights and caps.
+    pub fn new(config: &Config, table: &Table) -> Self {
+        let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
+        let max_connections = config.process.max_connections.map_or(carried, |max| carried.min(max as usize));
         let frontends = config.frontends.iter().map(|settings| {
             let entry = table.registry.frontend(&settings.name);
             let backends = settings.backends.iter().map(|backend| {
@@ -51,7 +57,8 @@ impl Plane {
     }
 }
 
-fn liveness(keepalive: &Keepalive) -> Liveness {
+/// What tcp(7) options a configuration asks for.
+pub fn liveness(keepalive: &Keepalive) -> Liveness {
     Liveness {
         keepalive_idle: keepalive.idle,
         keepalive_interval: keepalive.interval,

@@ -1,6 +1,29 @@
 //! The configuration: only valid values exist here. [`load`] reads a file and reports every error in it at once.
 //!
-//! `raw` mirrors the file, `validate` turns it into the types below, `diagnostics` says what is wrong and where.
+//! ```text
+//! file -> document (lines, TOML) -> section (a table, key by key) -> kind (one value) -> the types below
+//!              ^ findings: errors and warnings of all of them
+//! ```
+//! There is no mirror of the file in between for serde to fill: serde stops at the first wrong type or unknown key.
+
+mod backend;
+mod certificate;
+mod diagnostic;
+mod document;
+mod duration;
+mod file;
+mod frontend;
+mod health;
+mod kind;
+mod load;
+mod process;
+mod section;
+mod spelling;
+mod tls;
+
+pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
+pub use health::reset_after_silence;
+pub use load::{load, parse};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -236,4 +259,38 @@ pub struct Backend {
 pub enum Target {
     Address(BackendAddr),
     Name { host: String, port: u16 },
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The shortest file there is: all the rest are defaults.
+    const MINIMAL: &str = r#"
+[[frontend]]
+name = "apiserver"
+listen = ["127.0.0.1:6443"]
+[[frontend.backend]]
+name = "cp1"
+address = "10.0.0.11:6443"
+[[frontend.backend]]
+name = "cp2"
+address = "10.0.0.12:6443"
+"#;
+
+    pub fn minimal() -> Config {
+        parse(MINIMAL, Path::new("minimal.toml")).unwrap().config
+    }
+
+    #[test]
+    fn the_shortest_file_is_taken_without_a_warning() {
+        let loaded = parse(MINIMAL, Path::new("minimal.toml")).unwrap();
+        assert_eq!(loaded.warnings, []);
+        let Config { admin, process, frontends, .. } = loaded.config;
+        assert_eq!(admin.http, Some("127.0.0.1:9470".parse().unwrap()));
+        assert_eq!((process.workers, process.max_connections), (None, None));
+        assert_eq!((frontends[0].idle_timeout, frontends[0].limits), (None, Limits::default()));
+    }
 }

@@ -1,0 +1,83 @@
+//! `baton check`: everything that is wrong with a configuration file, from the daemon's own loader.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::config::{self, Config};
+
+/// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
+pub fn run(path: &Path) -> ExitCode {
+    match report(path, &mut io::stdout().lock(), &mut io::stderr().lock()) {
+        Ok(true) => ExitCode::SUCCESS,
+        // Not even the findings can be told: nobody may take that for a pass.
+        Ok(false) | Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Writes the findings, one a line, then the verdict; whether the file would be taken.
+fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> io::Result<bool> {
+    match config::load(path) {
+        Ok(loaded) => {
+            for warning in &loaded.warnings {
+                writeln!(findings, "{warning}")?;
+            }
+            writeln!(verdict, "ok: {}{}", contents(&loaded.config), warned(loaded.warnings.len()))?;
+            Ok(true)
+        }
+        Err(rejected) => {
+            for finding in rejected.errors.iter().chain(&rejected.warnings) {
+                writeln!(findings, "{finding}")?;
+            }
+            let errors = count(rejected.errors.len(), "error");
+            writeln!(verdict, "rejected: {errors}{}", warned(rejected.warnings.len()))?;
+            Ok(false)
+        }
+    }
+}
+
+fn contents(config: &Config) -> String {
+    let backends = config.frontends.iter().map(|frontend| frontend.backends.len()).sum();
+    format!("{}, {}", count(config.frontends.len(), "frontend"), count(backends, "backend"))
+}
+
+fn warned(warnings: usize) -> String {
+    if warnings == 0 { String::new() } else { format!(", {}", count(warnings, "warning")) }
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> (bool, String, String) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("baton.toml");
+        std::fs::write(&path, text).unwrap();
+        let (mut verdict, mut findings) = (Vec::new(), Vec::new());
+        let taken = report(&path, &mut verdict, &mut findings).unwrap();
+        let findings = String::from_utf8(findings).unwrap().replace(&format!("{}/", directory.path().display()), "");
+        (taken, String::from_utf8(verdict).unwrap(), findings)
+    }
+
+    #[test]
+    fn a_file_with_warnings_only_passes() {
+        let text = "[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n[[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.1:1\"";
+        let (taken, verdict, findings) = check(text);
+        assert!(taken);
+        assert_eq!(verdict, "ok: 1 frontend, 1 backend, 1 warning\n");
+        assert!(findings.starts_with("baton.toml:4: frontend[0].backend: read one backend, advised: "), "{findings}");
+    }
+
+    #[test]
+    fn every_error_has_its_line_before_the_verdict() {
+        let (taken, verdict, findings) = check("[log]\nlevel = 5\n\n[admin]\nhtp = \"\"\n");
+        assert!(!taken);
+        assert_eq!(verdict, "rejected: 3 errors\n");
+        let keys: Vec<_> = findings.lines().map(|line| line.split(": ").next().unwrap()).collect();
+        assert_eq!(keys, ["baton.toml:1", "baton.toml:2", "baton.toml:5"]);
+    }
+}

@@ -1,0 +1,55 @@
+//! Reading small files that an operator named.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// No configuration or certificate bundle is near this; what is larger was named by mistake.
+pub const SIZE_MAX_BYTES: u64 = 1024 * 1024;
+
+/// Why a file was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum FileFault {
+    #[error("no such file")]
+    Missing,
+    #[error("not permitted")]
+    NotPermitted,
+    #[error("a directory")]
+    Directory,
+    /// A device, a socket, a FIFO.
+    #[error("something that is not a regular file")]
+    NotRegular,
+    #[error("a file of more than 1 MiB")]
+    TooLarge,
+    #[error("unreadable: {0}")]
+    Unreadable(#[source] io::Error),
+}
+
+/// All of a regular file of at most [`SIZE_MAX_BYTES`].
+pub fn read(path: &Path) -> Result<Vec<u8>, FileFault> {
+    // O_NONBLOCK: opening a FIFO would otherwise wait for its writer, for ever.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(fault)?;
+    let kind = file.metadata().map_err(fault)?.file_type();
+    if kind.is_dir() {
+        return Err(FileFault::Directory);
+    }
+    if !kind.is_file() {
+        return Err(FileFault::NotRegular);
+    }
+    let mut bytes = Vec::new();
+    file.take(SIZE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(fault)?;
+    if bytes.len() as u64 > SIZE_MAX_BYTES {
+        return Err(FileFault::TooLarge);
+    }
+    Ok(bytes)
+}
+
+fn fault(error: io::Error) -> FileFault {
+    match error.kind() {
+        io::ErrorKind::NotFound => FileFault::Missing,
+        io::ErrorKind::PermissionDenied => FileFault::NotPermitted,
+        io::ErrorKind::IsADirectory => FileFault::Directory,
+        _ => FileFault::Unreadable(error),
+    }
+}

@@ -1,0 +1,181 @@
+//! `[[frontend]]`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::duration::display;
+use super::kind::{Kind, Listen, Name, Network, OneOf, Time, Truth, Whole, time, whole};
+use super::process::cap;
+use super::section::{Element, Section};
+use super::{Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, backend, health};
+use crate::addr::{SourceMask, VipAddr};
+use crate::model::balance::Balance;
+
+/// A frontend, and where in the file its addresses stand. Its values are meaningless once an error was reported.
+pub struct Read {
+    pub frontend: Frontend,
+    pub listen: Vec<Element<VipAddr>>,
+}
+
+/// Reads one table `[[frontend]]`. `reset_within` is `[process]`'s.
+pub fn read(section: &Section, reset_within: Duration) -> Read {
+    let name = section.require("name", &Name).unwrap_or_default();
+    let listen = listen(section);
+    let drain_timeout = section.read_or("drain_timeout", &DRAIN_TIMEOUT, Duration::from_secs(150));
+    if drain_timeout.value.is_zero() && drain_timeout.is_given() {
+        section.warn("drain_timeout", "0s", "some seconds: without them a draining backend's flows are reset at once");
+    }
+    let (connect_timeout, hedge_after, connect_attempts) = connect(section);
+    let frontend = Frontend {
+        name: Arc::from(name),
+        listen: listen.iter().map(|element| element.value).collect(),
+        balance: section.read_or("balance", &BALANCE, Balance::LeastConn).value,
+        connect_timeout,
+        hedge_after,
+        connect_attempts,
+        drain_timeout: drain_timeout.value,
+        idle_timeout: idle_timeout(section),
+        keepalive: keepalive(section),
+        proxy_protocol: proxy_protocol(section),
+        limits: limits(section),
+        allow: networks(section, "allow"),
+        deny: networks(section, "deny"),
+        rebalance: rebalance(&section.table("rebalance")),
+        health: health::read(&section.table("health"), reset_within),
+        backends: backend::read_all(section),
+    };
+    Read { frontend, listen }
+}
+
+fn listen(section: &Section) -> Vec<Element<VipAddr>> {
+    let listen = section.list("listen", &Listen);
+    if section.is_absent_or_empty("listen") {
+        let read = if section.has("listen") { "an empty array" } else { "nothing" };
+        section.refuse("listen", read, format!("an array in [ ] of at least one: {}", Listen.allowed()));
+    }
+    for element in listen.iter().filter(|element| element.value.port() == 0) {
+        let advised = "a fixed port: with 0 the kernel chooses another one at each start";
+        section.document.warning(element.line, &element.key, format!("{:?}", element.value.to_string()), advised);
+    }
+    listen
+}
+
+fn connect(section: &Section) -> (Duration, Option<Duration>, u32) {
+    let timeout = section.read_or("connect_timeout", &CONNECT_TIMEOUT, Duration::from_secs(1));
+    let hedge_after = section.read_or("hedge_after", &HEDGE_AFTER, Duration::from_millis(200));
+    let attempts = section.read_or("connect_attempts", &whole(1, 16), 3);
+    let refused = timeout.is_refused() || hedge_after.is_refused();
+    let hedged = !hedge_after.value.is_zero();
+    if hedged && hedge_after.value >= timeout.value && !refused {
+        let key = if hedge_after.is_given() { "hedge_after" } else { "connect_timeout" };
+        let read = format!(
+            "hedge_after = {:?} with connect_timeout = {:?}",
+            display(hedge_after.value),
+            display(timeout.value)
+        );
+        section.warn(key, read, "hedge_after below connect_timeout, or no hedged attempt ever starts");
+    }
+    if hedged && hedge_after.is_given() && attempts.value == 1 && attempts.is_given() {
+        section.warn("connect_attempts", "1 with hedge_after", "at least 2, or no hedged attempt ever starts");
+    }
+    (timeout.value, (hedged).then_some(hedge_after.value), attempts.value)
+}
+
+fn idle_timeout(section: &Section) -> Option<Duration> {
+    let idle = section.read_or("idle_timeout", &IDLE_TIMEOUT, Duration::ZERO);
+    if !idle.value.is_zero() && idle.value < QUIET_WATCH {
+        let advised = format!("\"0s\" or at least \"{}\": watches are silent for long", display(QUIET_WATCH));
+        section.warn("idle_timeout", display(idle.value), advised);
+    }
+    (!idle.value.is_zero()).then_some(idle.value)
+}
+
+fn keepalive(section: &Section) -> Keepalive {
+    let interval = section.read_or("keepalive_interval", &KEEPALIVE, Duration::from_secs(3));
+    let user_timeout = section.read_or("user_timeout", &USER_TIMEOUT, Duration::from_secs(10));
+    if user_timeout.value < interval.value && !user_timeout.is_refused() && !interval.is_refused() {
+        let key = if user_timeout.is_given() { "user_timeout" } else { "keepalive_interval" };
+        let (user, interval) = (display(user_timeout.value), display(interval.value));
+        let read = format!("user_timeout = {user:?} with keepalive_interval = {interval:?}");
+        section.warn(key, read, "user_timeout at least keepalive_interval, or one lost probe ends an idle flow");
+    }
+    Keepalive {
+        idle: section.read_or("keepalive_idle", &KEEPALIVE, Duration::from_secs(10)).value,
+        interval: interval.value,
+        count: section.read_or("keepalive_count", &whole(1, 127), 3).value,
+        user_timeout: user_timeout.value,
+    }
+}
+
+fn proxy_protocol(section: &Section) -> ProxyProtocol {
+    let accept_from = section.list("accept_proxy_from", &Network);
+    for element in accept_from.iter().filter(|element| element.value.prefix_len() == 0) {
+        let advised =
+            "the proxies' own networks: whoever sends the header chooses the address that limits and lists see";
+        section.document.warning(element.line, &element.key, format!("{:?}", element.value.to_string()), advised);
+    }
+    ProxyProtocol {
+        accept_from: accept_from.into_iter().map(|element| element.value).collect(),
+        header_timeout: section.read_or("proxy_header_timeout", &PROXY_HEADER_TIMEOUT, Duration::from_secs(3)).value,
+        send_v2: section.read_or("send_proxy_v2", &Truth, false).value,
+    }
+}
+
+fn limits(section: &Section) -> Limits {
+    let bits = |key, kind: &Whole, default: u8| {
+        section.read_or(key, kind, u32::from(default)).value.try_into().unwrap_or(default)
+    };
+    let SourceMask { ipv4_bits, ipv6_bits } = SourceMask::default();
+    Limits {
+        max_connections: cap(section, "max_connections"),
+        max_connections_per_source: cap(section, "max_connections_per_source"),
+        accept_rate_per_source: cap(section, "accept_rate_per_source"),
+        source_mask: SourceMask {
+            ipv4_bits: bits("source_mask_ipv4", &whole(0, 32), ipv4_bits),
+            ipv6_bits: bits("source_mask_ipv6", &whole(0, 128), ipv6_bits),
+        },
+    }
+}
+
+fn networks(section: &Section, key: &str) -> Vec<ipnet::IpNet> {
+    let networks = section.list(key, &Network);
+    for element in networks.iter().filter(|element| key == "deny" && element.value.prefix_len() == 0) {
+        let read = format!("{:?}", element.value.to_string());
+        section.document.warning(
+            element.line,
+            &element.key,
+            read,
+            "a narrower network: this one turns every client away",
+        );
+    }
+    networks.into_iter().map(|element| element.value).collect()
+}
+
+fn rebalance(section: &Section) -> Rebalance {
+    Rebalance {
+        balance_existing: section.read_or("balance_existing", &Truth, false).value,
+        per_minute: section.read_or("per_minute", &whole(1, 60_000), 60).value,
+        min_idle: section.read_or("min_idle", &MIN_IDLE, Duration::from_secs(5)).value,
+        tolerance_percent: section.read_or("tolerance_percent", &whole(1, 1000), 10).value,
+    }
+}
+
+const BALANCE: OneOf<Balance> = OneOf(&[
+    ("least_conn", Balance::LeastConn),
+    ("round_robin", Balance::RoundRobin),
+    ("random_two", Balance::RandomTwo),
+    ("source_hash", Balance::SourceHash),
+]);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const CONNECT_TIMEOUT: Time = time(Duration::from_millis(10), Duration::from_secs(120));
+const HEDGE_AFTER: Time = Time { zero: Some("never"), ..time(Duration::from_millis(1), Duration::from_secs(120)) };
+const DRAIN_TIMEOUT: Time = Time { zero: Some("reset at once"), ..time(Duration::from_millis(100), DAY) };
+const IDLE_TIMEOUT: Time =
+    Time { zero: Some("never"), ..time(Duration::from_secs(1), Duration::from_secs(30 * 24 * 3600)) };
+/// tcp(7) caps TCP_KEEPIDLE and TCP_KEEPINTVL at 32767 s.
+const KEEPALIVE: Time = Time { whole_seconds: true, ..time(Duration::from_secs(1), Duration::from_secs(7200)) };
+const USER_TIMEOUT: Time = time(Duration::from_millis(500), Duration::from_secs(7200));
+const PROXY_HEADER_TIMEOUT: Time = time(Duration::from_millis(10), Duration::from_secs(60));
+const MIN_IDLE: Time = time(Duration::from_millis(100), DAY);
+/// HTTP/2 clients of an apiserver ping a silent connection after 30 s; below twice that an idle watch is in danger.
+const QUIET_WATCH: Duration = Duration::from_secs(60);

@@ -1,0 +1,188 @@
+//! Kinds of values that name a place in the network or in the file system.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use rustls_pki_types::ServerName;
+use toml::de::DeValue;
+
+use super::Kind;
+use crate::addr::{BackendAddr, VipAddr};
+use crate::config::Target;
+
+/// An address to listen on. Port 0 lets the kernel choose.
+#[derive(Debug)]
+pub struct Listen;
+
+/// A backend's address or DNS name, with its port.
+#[derive(Debug)]
+pub struct Place;
+
+/// An address that probes go to.
+#[derive(Debug)]
+pub struct ProbePlace;
+
+/// A network, or a single address.
+#[derive(Debug)]
+pub struct Network;
+
+/// A DNS name or an address, without a port.
+#[derive(Debug)]
+pub struct Host;
+
+/// A string that can be a path: not empty and without NUL.
+pub fn path_text<'v>(value: &'v DeValue) -> Option<&'v str> {
+    value.as_str().filter(|text| !text.is_empty() && !text.contains('\0'))
+}
+
+impl Kind for Listen {
+    type Value = VipAddr;
+
+    fn read(&self, value: &DeValue) -> Option<VipAddr> {
+        let address: SocketAddr = value.as_str()?.parse().ok()?;
+        (!address.ip().is_multicast()).then(|| VipAddr::new(address))
+    }
+
+    fn allowed(&self) -> String {
+        "an address with its port, such as \"10.0.0.100:6443\" or \"[::]:6443\"".into()
+    }
+}
+
+impl Kind for ProbePlace {
+    type Value = BackendAddr;
+
+    fn read(&self, value: &DeValue) -> Option<BackendAddr> {
+        reachable(value.as_str()?.parse().ok()?)
+    }
+
+    fn allowed(&self) -> String {
+        "an address that can be connected to, with its port, such as \"10.0.0.11:8080\" or \"[2001:db8::11]:8080\""
+            .into()
+    }
+}
+
+impl Kind for Place {
+    type Value = Target;
+
+    fn read(&self, value: &DeValue) -> Option<Target> {
+        let text = value.as_str()?;
+        if let Ok(address) = text.parse() {
+            return reachable(address).map(Target::Address);
+        }
+        let (host, port) = text.rsplit_once(':')?;
+        let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|port| digits && *port > 0)?;
+        is_dns_name(host).then(|| Target::Name { host: host.to_ascii_lowercase(), port })
+    }
+
+    fn allowed(&self) -> String {
+        "an address or DNS name with its port, such as \"10.0.0.11:6443\", \"[2001:db8::11]:6443\" or \"cp1.example.com:6443\""
+            .into()
+    }
+}
+
+impl Kind for Network {
+    type Value = IpNet;
+
+    fn read(&self, value: &DeValue) -> Option<IpNet> {
+        let text = value.as_str()?;
+        let network: IpNet = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
+        (network.trunc() == network).then_some(network)
+    }
+
+    fn allowed(&self) -> String {
+        "a network without host bits, such as \"10.0.0.0/8\" or \"2001:db8::/32\", or one address".into()
+    }
+}
+
+impl Kind for Host {
+    type Value = (String, ServerName<'static>);
+
+    fn read(&self, value: &DeValue) -> Option<Self::Value> {
+        let text = value.as_str()?;
+        let name = ServerName::try_from(text.to_owned()).ok()?;
+        let plain = !matches!(name, ServerName::DnsName(_)) || is_dns_name(text);
+        plain.then(|| (text.to_owned(), name))
+    }
+
+    fn allowed(&self) -> String {
+        "a DNS name or an address, without a port".into()
+    }
+}
+
+fn reachable(address: SocketAddr) -> Option<BackendAddr> {
+    let address = BackendAddr::new(address);
+    let one_host = !address.ip().is_unspecified() && !address.ip().is_multicast();
+    (one_host && address.port() != 0).then_some(address)
+}
+
+/// RFC 1123 section 2.1; a last label of digits is a mistyped IPv4 address and no name.
+fn is_dns_name(text: &str) -> bool {
+    let label = |label: &str| {
+        let edges = label.starts_with('-') || label.ends_with('-');
+        let plain = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+        (1..=63).contains(&label.len()) && plain && !edges
+    };
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    name.len() <= 253 && name.split('.').all(label) && !last.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<K: Kind>(kind: &K, text: &str) -> Option<K::Value> {
+        kind.read(&DeValue::String(text.into()))
+    }
+
+    #[test]
+    fn a_backend_is_an_address_or_a_name() {
+        let address = |text: &str| Some(Target::Address(BackendAddr::new(text.parse().unwrap())));
+        let name = |host: &str, port| Some(Target::Name { host: host.into(), port });
+        assert_eq!(read(&Place, "10.0.0.11:6443"), address("10.0.0.11:6443"));
+        assert_eq!(read(&Place, "[::ffff:10.0.0.11]:6443"), address("10.0.0.11:6443"));
+        assert_eq!(read(&Place, "CP1.example.com:6443"), name("cp1.example.com", 6443));
+        assert_eq!(read(&Place, "localhost:1"), name("localhost", 1));
+        let bad = [
+            "10.0.0.11",
+            "10.0.0.999:6443",
+            "10.0.0.11:0",
+            "10.0.0.11:65536",
+            "cp1",
+            "cp1:",
+            "cp1:+1",
+            ":6443",
+            "-cp1:1",
+            "cp1..x:1",
+            "https://cp1:6443",
+            "cp 1:6443",
+            "0.0.0.0:6443",
+            "[::]:6443",
+            "224.0.0.1:1",
+            "2001:db8::1:6443",
+            "",
+        ];
+        for text in bad {
+            assert_eq!(read(&Place, text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_network_with_host_bits_is_a_mistake() {
+        assert_eq!(read(&Network, "10.0.0.0/8"), Some("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(read(&Network, "10.0.0.7"), Some("10.0.0.7/32".parse().unwrap()));
+        assert_eq!(read(&Network, "2001:db8::1"), Some("2001:db8::1/128".parse().unwrap()));
+        for text in ["10.0.0.7/8", "10.0.0.0/33", "10.0.0.0:1", "all", ""] {
+            assert_eq!(read(&Network, text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_has_no_port() {
+        assert!(read(&Host, "kubernetes.default.svc").is_some() && read(&Host, "10.96.0.1").is_some());
+        for text in ["cp1:6443", "a b", "", "10.0.0.999", "x\r\ny"] {
+            assert!(read(&Host, text).is_none(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! From a file to a [`Config`], or to all that is wrong with it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::document::Document;
+use super::section::{Element, Section};
+use super::{Config, Diagnostic, Loaded, Rejected, Severity, Target, file, frontend, process};
+use crate::addr::VipAddr;
+
+/// Reads and checks the file at `path`, and the certificate files that it names.
+pub fn load(path: &Path) -> Result<Loaded, Rejected> {
+    let rejected = |line, read: String, allowed: &str| {
+        let (file, key, allowed) = (path.to_path_buf(), "file".into(), allowed.to_owned());
+        let error = Diagnostic { file, line, key, read, allowed, severity: Severity::Error };
+        Rejected { errors: vec![error], warnings: Vec::new() }
+    };
+    let bytes = file::read(path).map_err(|fault| rejected(1, fault.to_string(), "a readable file of at most 1 MiB"))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u32;
+        rejected(line, format!("the byte {:#04x}", error.as_bytes()[before.len()]), "UTF-8")
+    })?;
+    parse(&text, path)
+}
+
+/// Checks `text`. `path` names it in messages, and files that it names are looked for beside `path`.
+pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
+    let document = Document::new(path, text);
+    let config = read(&document);
+    let (errors, warnings) = document.into_findings();
+    match config {
+        Some(config) if errors.is_empty() => Ok(Loaded { config, warnings }),
+        _ => Err(Rejected { errors, warnings }),
+    }
+}
+
+/// `None` after a syntax error; otherwise meaningless once an error was reported.
+fn read(document: &Document) -> Option<Config> {
+    let table = document.syntax()?;
+    let root = Section::root(document, table.get_ref());
+    let admin = process::admin(&root.table("admin"));
+    let process = process::process(&root.table("process"));
+    let log = process::log(&root.table("log"));
+    let mut names = HashMap::new();
+    let mut listen = Vec::new();
+    let mut frontends = Vec::new();
+    for section in root.tables("frontend") {
+        let read = frontend::read(&section, process.reset_within);
+        refuse_loops(&section, &read);
+        let first = names.entry(read.frontend.name.clone()).or_insert_with(|| section.key("name"));
+        if *first != section.key("name") && !read.frontend.name.is_empty() {
+            let name = format!("{:?}, which is {first} too", &*read.frontend.name);
+            section.refuse("name", name, "a name that no other frontend has");
+        }
+        listen.extend(read.listen);
+        frontends.push(Arc::new(read.frontend));
+    }
+    refuse_twice(document, &listen, admin.http);
+    root.refuse_unknown_keys();
+    Some(Config { admin, process, log, frontends })
+}
+
+/// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.
+fn refuse_twice(document: &Document, listen: &[Element<VipAddr>], admin_http: Option<SocketAddr>) {
+    let fixed = listen.iter().filter(|element| element.value.port() != 0);
+    let mut taken: HashMap<VipAddr, &str> =
+        admin_http.map(|http| (VipAddr::new(http), "admin.http")).into_iter().collect();
+    for element in fixed {
+        let first = *taken.entry(element.value).or_insert(&element.key);
+        if first != element.key {
+            let read = format!("{:?}, which is {first} too", element.value.to_string());
+            document.error(element.line, &element.key, read, "each address once in the file");
+        }
+    }
+}
+
+/// A frontend that is its own backend would connect to itself until the file descriptors run out.
+fn refuse_loops(section: &Section, read: &frontend::Read) {
+    for backend in &read.frontend.backends {
+        let Target::Address(address) = backend.address else { continue };
+        if let Some(own) = read.listen.iter().find(|element| element.value.socket_addr() == address.socket_addr()) {
+            let found = format!("{:?}, which backend {:?} has too", own.value.to_string(), &*backend.name);
+            section.document.error(own.line, &own.key, found, "an address that is not one of the frontend's backends");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const REFERENCE: &str = include_str!("../../config/baton.toml");
+
+    /// Every key that a file may hold, dotted and without indices, tables included.
+    fn known_keys() -> BTreeSet<String> {
+        let document = Document::new(Path::new("keys"), "[[frontend]]\n[[frontend.backend]]\n");
+        read(&document);
+        document.known()
+    }
+
+    #[test]
+    fn the_reference_holds_every_key_and_no_other() {
+        let mut shown = BTreeSet::new();
+        let mut table = "";
+        for line in REFERENCE.lines().map(|line| line.strip_prefix('#').unwrap_or(line)) {
+            let is_key = |key: &str| key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            if let Some(header) = line.strip_prefix('[') {
+                table = header.trim_matches(['[', ']']);
+                shown.insert(table.to_owned());
+            } else if let Some((key, _)) = line.split_once('=').filter(|(key, _)| is_key(key.trim_end())) {
+                shown.insert(format!("{table}.{}", key.trim_end()));
+            }
+        }
+        assert_eq!(shown, known_keys());
+    }
+}

@@ -1,0 +1,50 @@
+//! Did you mean ...?
+
+/// The one of `words` closest to `typed`, if it is close enough to be a slip of the finger.
+pub fn closest<'w>(typed: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
+    if typed.len() > LENGTH_MAX {
+        return None;
+    }
+    let near = words.into_iter().map(|word| (distance(typed, word), word)).min()?;
+    (near.0 <= (near.1.len() / 3).max(1)).then_some(near.1)
+}
+
+/// Longer keys are not slips, and the distance costs the product of both lengths.
+const LENGTH_MAX: usize = 64;
+
+/// Levenshtein's edit distance, with a dash and an underscore being the same.
+fn distance(a: &str, b: &str) -> usize {
+    let plain =
+        |text: &str| text.chars().map(|c| if c == '-' { '_' } else { c.to_ascii_lowercase() }).collect::<Vec<_>>();
+    let (a, b) = (plain(a), plain(b));
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(from != to);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_its_word_and_a_stranger_none() {
+        let words = ["timeout", "interval", "rise", "connect_timeout"];
+        for (typed, meant) in
+            [("timout", "timeout"), ("Timeout", "timeout"), ("connect-timeout", "connect_timeout"), ("rice", "rise")]
+        {
+            assert_eq!(closest(typed, words), Some(meant));
+        }
+        assert_eq!(closest("backlog", words), None);
+        assert_eq!(closest("", words), None);
+        assert_eq!(closest("x", []), None);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

@@ -1,0 +1,337 @@
+//! Configuration files as a user has them: what is rejected and with which words, and that nothing breaks the loader.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use baton::config::{self, Loaded, Rejected, Severity};
+use proptest::prelude::*;
+
+/// Each `config/invalid/*.toml` is rejected with exactly the lines beside it in `*.expected`: errors, then warnings.
+#[test]
+fn each_invalid_file_is_rejected_with_the_expected_words() {
+    let mut files = 0;
+    let mut wrong = Vec::new();
+    for path in files_in(Path::new("config/invalid"), "toml") {
+        files += 1;
+        let said = match config::load(&path) {
+            Ok(_) => "nothing: it was taken\n".to_owned(),
+            Err(rejected) => lines(&rejected),
+        };
+        match fs::read_to_string(path.with_extension("expected")) {
+            Ok(expected) if expected == said => {}
+            Ok(expected) => wrong.push(format!("{}\nexpected:\n{expected}said:\n{said}", path.display())),
+            Err(error) => wrong.push(format!("{}: no expectation beside it ({error}); said:\n{said}", path.display())),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(files >= 25, "the corpus has gone: {files} files");
+}
+
+#[test]
+fn each_expectation_has_its_file() {
+    for path in files_in(Path::new("config/invalid"), "expected") {
+        assert!(path.with_extension("toml").exists(), "{}", path.display());
+    }
+}
+
+#[test]
+fn the_reference_file_is_taken() {
+    let loaded = config::parse(&reference(), Path::new("config/invalid/baton.toml")).unwrap();
+    assert_eq!(loaded.warnings, []);
+    let frontend = &loaded.config.frontends[0];
+    assert_eq!((&*frontend.name, frontend.listen.len(), frontend.backends.len()), ("apiserver", 2, 3));
+    assert!(frontend.health.tls.is_some());
+}
+
+/// What the reference shows as a default is the default: with all of those lines in force nothing changes.
+#[test]
+fn the_defaults_in_the_reference_are_the_defaults() {
+    let path = Path::new("config/invalid/baton.toml");
+    let text = reference();
+    let shown = text.lines().map(|line| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase()) && !has_no_default(rest) => rest,
+        _ => line,
+    });
+    let shown = shown.collect::<Vec<_>>().join("\n");
+    assert!(
+        shown.lines().filter(|line| line.contains(" = ")).count()
+            > text.lines().filter(|l| !l.starts_with('#') && l.contains(" = ")).count() + 30
+    );
+    assert_eq!(config::parse(&shown, path).unwrap().config, config::parse(&text, path).unwrap().config);
+}
+
+#[test]
+fn files_that_cannot_be_read_say_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let huge = directory.path().join("huge.toml");
+    fs::write(&huge, "# ".repeat(600_000)).unwrap();
+    let fifo = directory.path().join("fifo.toml");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let dangling = directory.path().join("dangling.toml");
+    std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
+    let cases = [
+        (directory.path().join("none.toml"), "no such file"),
+        (dangling, "no such file"),
+        (directory.path().to_path_buf(), "a directory"),
+        (fifo, "something that is not a regular file"),
+        (huge, "a file of more than 1 MiB"),
+    ];
+    for (path, why) in cases {
+        let rejected = config::load(&path).unwrap_err();
+        let expected = format!("{}:1: file: read {why}, allowed: a readable file of at most 1 MiB\n", path.display());
+        assert_eq!(lines(&rejected), expected);
+    }
+}
+
+#[test]
+fn unwise_settings_are_warned_of_and_taken() {
+    let cases = [
+        (
+            "",
+            "hedge_after = \"1s\"",
+            "",
+            "frontend[0].hedge_after: read hedge_after = \"1s\" with connect_timeout = \"1s\"",
+        ),
+        ("", "connect_timeout = \"100ms\"", "", "frontend[0].connect_timeout: read hedge_after = \"200ms\" with"),
+        (
+            "",
+            "connect_attempts = 1\nhedge_after = \"10ms\"",
+            "",
+            "frontend[0].connect_attempts: read 1 with hedge_after",
+        ),
+        ("", "drain_timeout = \"0s\"", "", "frontend[0].drain_timeout: read 0s"),
+        ("", "idle_timeout = \"30s\"", "", "frontend[0].idle_timeout: read 30s"),
+        (
+            "",
+            "user_timeout = \"1s\"",
+            "",
+            "frontend[0].user_timeout: read user_timeout = \"1s\" with keepalive_interval",
+        ),
+        ("", "accept_proxy_from = [\"0.0.0.0/0\"]", "", "frontend[0].accept_proxy_from[0]: read \"0.0.0.0/0\""),
+        ("", "deny = [\"::/0\"]", "", "frontend[0].deny[0]: read \"::/0\""),
+        ("[process]\nstop_timeout = \"0s\"", "", "", "process.stop_timeout: read 0s"),
+        ("[admin]\nhttp = \"0.0.0.0:9470\"", "", "", "admin.http: read \"0.0.0.0:9470\""),
+        (
+            "",
+            "[frontend.health]\ninterval = \"5s\"\ntimeout = \"5s\"",
+            "",
+            "frontend[0].health.interval: read probes that reset a silent backend's clients only after up to 15.5s",
+        ),
+        (
+            "",
+            "[frontend.health]\nkind = \"tls\"\ninsecure_skip_verify = true",
+            "",
+            "frontend[0].health.insecure_skip_verify: read true",
+        ),
+        (
+            "",
+            "[frontend.health]\npath = \"/readyz\"",
+            "",
+            "frontend[0].health.path: read a path with kind = \"tcp\" (the default)",
+        ),
+        (
+            "",
+            "[frontend.health]\nhost = \"cp\"",
+            "",
+            "frontend[0].health.host: read a host with kind = \"tcp\" (the default)",
+        ),
+        (
+            "",
+            "[frontend.health]\nkind = \"tls\"\nca_file = \"pem/expired.pem\"",
+            "",
+            "frontend[0].health.ca_file: read \"pem/expired.pem\" (certificate 1 in it expired on 2021-02-03)",
+        ),
+        (
+            "",
+            "",
+            "health_address = \"10.0.0.12:1\"",
+            "frontend[0].backend[0].health_address: read \"10.0.0.12:1\" with address",
+        ),
+        (
+            "",
+            "",
+            "health_address = \"10.0.0.11:6443\"",
+            "frontend[0].backend[0].health_address: read \"10.0.0.11:6443\" with",
+        ),
+        (
+            "",
+            "",
+            "weight = 0\n[[frontend.backend]]\nname = \"cp2\"\naddress = \"cp2:1\"\nweight = 0",
+            "frontend[0].backend: read weight = 0 on every",
+        ),
+        (
+            "",
+            "",
+            "[[frontend.backend]]\nname = \"cp2\"\naddress = \"10.0.0.11:6443\"",
+            "frontend[0].backend[1].address: read \"10.0.0.11:6443\", which is",
+        ),
+    ];
+    for (top, frontend, backend, warning) in cases {
+        let loaded = config::parse(&file(top, frontend, backend), Path::new("config/invalid/f")).unwrap();
+        let said = loaded.warnings.iter().map(|warning| warning.to_string()).collect::<Vec<_>>();
+        assert!(said.iter().any(|line| line.contains(&format!(": {warning}"))), "{warning}: {said:#?}");
+        assert!(loaded.warnings.iter().all(|warning| warning.severity == Severity::Warning));
+    }
+}
+
+#[test]
+fn zero_is_off_where_the_reference_says_so() {
+    let text = file(
+        "[admin]\nhttp = \"\"\n[process]\nworkers = 0\nmax_connections = 0",
+        "hedge_after = \"0s\"\nidle_timeout = \"0s\"\nmax_connections = 0",
+        "max_connections = 0",
+    );
+    let config = config::parse(&text, Path::new("f")).unwrap().config;
+    assert_eq!((config.admin.http, config.process.workers, config.process.max_connections), (None, None, None));
+    let frontend = &config.frontends[0];
+    assert_eq!((frontend.hedge_after, frontend.idle_timeout, frontend.limits.max_connections), (None, None, None));
+    assert_eq!(frontend.backends[0].max_connections, None);
+}
+
+/// A reload must see a certificate that was renewed in place.
+#[test]
+fn tls_settings_are_equal_only_while_the_files_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("baton.toml");
+    fs::write(&path, file("", "[frontend.health]\nkind = \"https\"\nca_file = \"ca.pem\"", "")).unwrap();
+    let put =
+        |from: &str| fs::copy(Path::new("config/invalid/pem").join(from), directory.path().join("ca.pem")).unwrap();
+    put("ca.pem");
+    let before = config::load(&path).unwrap().config;
+    assert_eq!(before, config::load(&path).unwrap().config);
+    put("expired.pem");
+    assert_ne!(before, config::load(&path).unwrap().config);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever happens to a file, the loader either takes it or names a line that the file has.
+    #[test]
+    fn a_mutilated_file_is_taken_or_rejected_at_one_of_its_lines(mutations in prop::collection::vec(mutation(), 1..6)) {
+        let mut bytes = reference().into_bytes();
+        for mutation in mutations {
+            mutation.apply(&mut bytes);
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let last_line = text.lines().count().max(1) as u32;
+        match config::parse(&text, Path::new("config/invalid/f.toml")) {
+            Ok(Loaded { warnings, .. }) => prop_assert!(warnings.iter().all(|warning| (1..=last_line).contains(&warning.line))),
+            Err(Rejected { errors, warnings }) => {
+                prop_assert!(!errors.is_empty());
+                for finding in errors.iter().chain(&warnings) {
+                    prop_assert!((1..=last_line).contains(&finding.line), "{finding} of {last_line}");
+                    prop_assert_eq!(finding.to_string().lines().count(), 1);
+                }
+            }
+        }
+    }
+}
+
+/// One piece of damage; places are taken modulo the file's length.
+#[derive(Clone, Debug)]
+enum Mutation {
+    Replace(usize, u8),
+    Insert(usize, String),
+    Cut(usize, usize),
+    /// Copies one line over another.
+    MoveLine(usize, usize),
+    /// A commented key comes into force.
+    Uncomment(usize),
+    Truncate(usize),
+}
+
+impl Mutation {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        let at = |place: usize, bytes: &[u8]| place % bytes.len().max(1);
+        match *self {
+            _ if bytes.is_empty() => {}
+            Self::Replace(place, byte) => {
+                let place = at(place, bytes);
+                bytes[place] = byte;
+            }
+            Self::Insert(place, ref text) => {
+                let place = at(place, bytes);
+                bytes.splice(place..place, text.bytes());
+            }
+            Self::Cut(place, length) => {
+                let start = at(place, bytes);
+                let end = (start + length).min(bytes.len());
+                bytes.drain(start..end);
+            }
+            Self::MoveLine(from, to) => {
+                let mut lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
+                let (from, to) = (from % lines.len(), to % lines.len());
+                lines[to] = lines[from];
+                *bytes = lines.join(&b'\n');
+            }
+            Self::Uncomment(line) => {
+                let starts: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at] == b'#').collect();
+                if !starts.is_empty() {
+                    bytes.remove(starts[line % starts.len()]);
+                }
+            }
+            Self::Truncate(length) => bytes.truncate(at(length, bytes)),
+        }
+    }
+}
+
+fn mutation() -> impl Strategy<Value = Mutation> {
+    let place = 0usize..100_000;
+    let text = prop_oneof![
+        "[\\[\\]{}=\"'#.,\n a-z0-9_-]{1,12}",
+        "\\PC{1,4}",
+        prop::sample::select(vec![
+            "\"\"\"",
+            "[[[[[[[[[[",
+            "9999999999999999999999",
+            "0x",
+            "1979-05-27",
+            "\r\n",
+            "\u{feff}",
+            "é.é = 1\n"
+        ])
+        .prop_map(str::to_owned),
+    ];
+    prop_oneof![
+        (place.clone(), any::<u8>()).prop_map(|(place, byte)| Mutation::Replace(place, byte)),
+        (place.clone(), text).prop_map(|(place, text)| Mutation::Insert(place, text)),
+        (place.clone(), 1usize..300).prop_map(|(place, length)| Mutation::Cut(place, length)),
+        (place.clone(), place.clone()).prop_map(|(from, to)| Mutation::MoveLine(from, to)),
+        place.clone().prop_map(Mutation::Uncomment),
+        place.prop_map(Mutation::Truncate),
+    ]
+}
+
+/// The reference, with a CA file that exists on every machine that has this repository.
+fn reference() -> String {
+    let text = fs::read_to_string("config/baton.toml").unwrap();
+    let real = text.replace("/etc/kubernetes/pki/ca.crt", "pem/ca.pem");
+    assert_ne!(real, text);
+    real
+}
+
+/// A file with one backend, and lines added at the top, in its frontend, and in its backend.
+fn file(top: &str, frontend: &str, backend: &str) -> String {
+    format!(
+        "{top}\n[[frontend]]\nname = \"apiserver\"\nlisten = [\"127.0.0.1:6443\"]\n{frontend}\n\
+         [[frontend.backend]]\nname = \"cp1\"\naddress = \"10.0.0.11:6443\"\n{backend}\n"
+    )
+}
+
+fn has_no_default(line: &str) -> bool {
+    ["host", "server_name", "client_cert_file", "client_key_file", "health_address", "insecure_skip_verify"]
+        .iter()
+        .any(|key| line.starts_with(&format!("{key} = ")))
+}
+
+fn lines(rejected: &Rejected) -> String {
+    rejected.errors.iter().chain(&rejected.warnings).map(|finding| format!("{finding}\n")).collect()
+}
+
+fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|found| found == extension));
+    files.sort();
+    files
+}

@@ -4,6 +4,7 @@
 pub mod addr;
 pub mod config;
 pub mod drain;
+pub mod health;
 pub mod metrics;
 pub mod model;
 pub mod sys;

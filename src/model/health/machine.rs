@@ -31,6 +31,7 @@
 //! wrongly certified backend: those serve their flows.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 pub use super::damping::DampingPolicy;
 use super::damping::Penalty;
@@ -70,6 +71,29 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// The `outcome` label of metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::NotReady { .. } => "not_ready",
+            Self::Failed(cause) => cause.label(),
+            Self::Inconclusive { .. } => "inconclusive",
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => write!(f, "passed"),
+            Self::NotReady { status } => write!(f, "answered {status}"),
+            Self::Failed(cause) => write!(f, "{cause}"),
+            Self::Inconclusive { error } => write!(f, "this host cannot probe: {error}"),
+        }
+    }
+}
+
 /// What an operator may order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -86,8 +110,9 @@ pub enum Order {
 pub enum Action {
     /// The standing changed, or who decides it: tell people.
     Changed { from: Standing, to: Standing, cause: Cause },
-    /// Reset every flow of the backend. Repeated while the reason stands.
-    ResetFlows { reason: EndReason },
+    /// Reset every flow of the backend. Comes again after each probe while the reason stands, because a flow may have
+    /// been connecting at the time.
+    ResetFlows { reason: EndReason, again: bool },
     /// Its share grows from `start_ns` on for `ramp_ns`.
     SlowStart { start_ns: u64, ramp_ns: u64 },
 }
@@ -222,7 +247,7 @@ impl Machine {
         let reset_before = self.resetting;
         self.refresh(now_ns);
         if let Some(reason) = self.resetting.filter(|_| reset_before == self.resetting) {
-            self.actions.push_back(Action::ResetFlows { reason });
+            self.actions.push_back(Action::ResetFlows { reason, again: true });
         }
     }
 
@@ -445,7 +470,7 @@ impl Machine {
         }
         let reason = self.reset_reason(now_ns);
         if let Some(reason) = reason.filter(|_| reason != self.resetting) {
-            self.actions.push_back(Action::ResetFlows { reason });
+            self.actions.push_back(Action::ResetFlows { reason, again: false });
         }
         self.resetting = reason;
         self.check();

@@ -83,7 +83,7 @@ impl Bench {
 
     fn resets(&self) -> Vec<EndReason> {
         let reason = |action: &Action| match action {
-            Action::ResetFlows { reason } => Some(*reason),
+            Action::ResetFlows { reason, .. } => Some(*reason),
             _ => None,
         };
         self.actions.iter().filter_map(reason).collect()
@@ -165,7 +165,7 @@ fn dead_is_what_refuses_resets_is_unreachable_or_silent() {
         bench.probe(Outcome::Failed(cause.clone()));
         assert_eq!(bench.state(), (Standing::Ejected, cause.clone(), Preference::Never));
         let changed = Action::Changed { from: Standing::Ready, to: Standing::Ejected, cause };
-        assert_eq!(bench.actions, [changed, Action::ResetFlows { reason: EndReason::BackendEjected }]);
+        assert_eq!(bench.actions, [changed, Action::ResetFlows { reason: EndReason::BackendEjected, again: false }]);
     }
 }
 

@@ -5,6 +5,7 @@ pub mod addr;
 pub mod cli;
 pub mod config;
 pub mod drain;
+pub mod health;
 pub mod metrics;
 pub mod model;
 pub mod proxy;

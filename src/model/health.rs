@@ -1,4 +1,7 @@
-//! The health of one backend, as a machine without clock or socket.
+//! The health of one backend: its words here, its rules in [`machine`].
+
+mod damping;
+pub mod machine;
 
 use std::fmt;
 
@@ -50,11 +53,11 @@ pub enum Cause {
     TimedOut {
         after_ms: u64,
     },
-    /// The handshake failed; the text names the certificate's fault if there is one.
+    /// It speaks TLS, but the handshake failed; the text names the certificate's fault if there is one.
     Tls {
         error: String,
     },
-    /// What came back is not HTTP.
+    /// What came back is not what the probe speaks: not TLS, not HTTP, or nothing before a FIN.
     Protocol {
         error: String,
     },
@@ -70,6 +73,29 @@ pub enum Cause {
     Removed,
 }
 
+impl Cause {
+    /// The name in the `outcome` label of probe metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::NotProbed => "not_probed",
+            Self::Passed => "passed",
+            Self::NotReady { .. } => "not_ready",
+            Self::Slow => "slow",
+            Self::Refused => "refused",
+            Self::Reset => "reset",
+            Self::Unreachable { .. } => "unreachable",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Tls { .. } => "tls",
+            Self::Protocol { .. } => "protocol",
+            Self::Unresolved { .. } => "unresolved",
+            Self::Damped => "damped",
+            Self::OrderedDrain => "ordered_drain",
+            Self::OrderedEject => "ordered_eject",
+            Self::Removed => "removed",
+        }
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -82,7 +108,7 @@ impl fmt::Display for Cause {
             Self::Unreachable { error } => write!(f, "unreachable: {error}"),
             Self::TimedOut { after_ms } => write!(f, "no answer within {after_ms} ms"),
             Self::Tls { error } => write!(f, "TLS: {error}"),
-            Self::Protocol { error } => write!(f, "not HTTP: {error}"),
+            Self::Protocol { error } => write!(f, "wrong protocol: {error}"),
             Self::Unresolved { error } => write!(f, "name does not resolve: {error}"),
             Self::Damped => write!(f, "flapping: held back until it has been stable"),
             Self::OrderedDrain => write!(f, "drained by an operator"),

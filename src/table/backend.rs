@@ -161,6 +161,11 @@ impl Suspicion {
 }
 
 impl BackendEntry {
+    /// The frontend's name and its own.
+    pub fn full_name(&self) -> (String, String) {
+        (self.frontend.name.to_string(), self.name.to_string())
+    }
+
     pub fn address(&self) -> Option<BackendAddr> {
         self.address.load().as_deref().copied()
     }

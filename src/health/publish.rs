@@ -1,0 +1,80 @@
+//! Carries the machine's decisions to where they take effect.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::watcher::Watcher;
+use crate::model::end_reason::EndReason;
+use crate::model::health::machine::Action;
+use crate::model::health::{Cause, Standing};
+use crate::table::backend::HealthView;
+use crate::table::flows::FlowState;
+use crate::table::journal::What;
+use crate::table::orders::{EndOrder, Selector};
+
+impl Watcher {
+    /// Publishes the state and carries out the actions.
+    pub(super) fn publish(&mut self) {
+        let mut actions: Vec<_> = std::iter::from_fn(|| self.machine.poll_action()).collect();
+        // The ramp first, or a burst would get a whole share; the preference next, or flows would follow a reset.
+        actions.sort_by_key(|action| !matches!(action, Action::SlowStart { .. }));
+        for action in &actions {
+            if let Action::SlowStart { start_ns, ramp_ns } = action {
+                self.entry.set_ramp(*start_ns, *ramp_ns);
+            }
+        }
+        self.entry.set_preference(self.machine.preference());
+        self.entry.set_health(self.view());
+        self.vote.set(self.machine.is_proven_ready() && self.entry.weight() > 0);
+        for action in actions {
+            match action {
+                Action::SlowStart { .. } => {}
+                Action::Changed { from, to, cause } => self.tell(from, to, cause),
+                Action::ResetFlows { reason, again } => self.reset_flows(reason, again),
+            }
+        }
+    }
+
+    fn view(&self) -> HealthView {
+        HealthView {
+            standing: self.machine.standing(),
+            cause: self.machine.cause(),
+            since_ns: self.machine.since_ns(),
+            last_probe: self.last_probe.clone(),
+            last_probe_us: self.last_probe_us,
+            order: self.machine.order(),
+            drain_deadline_ns: self.machine.drain_deadline_ns(),
+        }
+    }
+
+    fn tell(&self, from: Standing, to: Standing, cause: Cause) {
+        let (frontend, backend) = self.entry.full_name();
+        let (was, is) = (from.label(), to.label());
+        match to {
+            Standing::Ready => tracing::info!(frontend, backend, was, is, %cause, "backend is ready"),
+            _ => tracing::warn!(frontend, backend, was, is, %cause, "backend is {is}: {cause}"),
+        }
+        self.shared.table.journal.record(What::BackendChanged { frontend, backend, from, to, cause });
+    }
+
+    fn reset_flows(&self, reason: EndReason, again: bool) {
+        let active = self.entry.active.load(Relaxed) as usize;
+        if active == 0 {
+            return;
+        }
+        // Again only for flows that the order before did not meet.
+        let flows = if again { self.unordered() } else { active };
+        if flows == 0 {
+            return;
+        }
+        let selector = Selector::Backend(self.entry.id);
+        self.shared.table.orders.end(EndOrder { selector, reason, pace: self.spec.reset_pace, only_idle_for: None });
+        let (frontend, backend) = self.entry.full_name();
+        tracing::warn!(frontend, backend, flows, reason = reason.label(), "resetting the flows of a backend");
+        self.shared.table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason });
+    }
+
+    fn unordered(&self) -> usize {
+        let mine = self.shared.table.flows.iter().filter(|flow| flow.backend == Some(self.entry.id));
+        mine.filter(|flow| flow.state != FlowState::Ending).count()
+    }
+}

@@ -1,0 +1,177 @@
+//! What the tests of this module share: configuration by hand, and certificates.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcgen::{CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls_pki_types::PrivateKeyDer;
+
+use crate::addr::{BackendAddr, VipAddr};
+use crate::config::*;
+use crate::model::balance::Balance;
+
+pub(super) fn health() -> Health {
+    Health {
+        kind: ProbeKind::Http,
+        path: "/readyz".into(),
+        host: None,
+        tls: None,
+        interval: Duration::from_secs(1),
+        fast_interval: Duration::from_millis(250),
+        timeout: Duration::from_millis(500),
+        rise: 2,
+        fall: 2,
+        reset_fall: 2,
+        jitter_percent: 0,
+        slow_start: Duration::from_secs(30),
+        damping: Damping { half_life: Duration::from_secs(60), suppress: 3.0, reuse: 1.0 },
+        resolve_interval: Duration::from_secs(30),
+    }
+}
+
+pub(super) fn backend(name: &str, to: BackendAddr) -> Backend {
+    Backend { name: name.into(), address: Target::Address(to), weight: 1, max_connections: None, health_address: None }
+}
+
+pub(super) fn frontend(name: &str, health: Health, backends: Vec<Backend>) -> Frontend {
+    Frontend {
+        name: name.into(),
+        listen: vec![VipAddr::new("127.0.0.1:6443".parse().unwrap())],
+        balance: Balance::LeastConn,
+        connect_timeout: Duration::from_secs(1),
+        hedge_after: None,
+        connect_attempts: 3,
+        drain_timeout: Duration::from_secs(150),
+        idle_timeout: None,
+        keepalive: Keepalive {
+            idle: Duration::from_secs(10),
+            interval: Duration::from_secs(1),
+            count: 3,
+            user_timeout: Duration::from_secs(3),
+        },
+        proxy_protocol: ProxyProtocol::default(),
+        limits: Limits::default(),
+        allow: vec![],
+        deny: vec![],
+        rebalance: Rebalance {
+            balance_existing: false,
+            per_minute: 10,
+            min_idle: Duration::from_secs(1),
+            tolerance_percent: 10,
+        },
+        health,
+        backends,
+    }
+}
+
+pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
+    Arc::new(Config {
+        admin: Admin { http: None, socket: "/run/baton/admin.sock".into() },
+        process: Process {
+            workers: Some(1),
+            max_connections: None,
+            stop_timeout: Duration::from_secs(10),
+            reset_within: Duration::from_secs(1),
+            reset_rate: 5000,
+        },
+        log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        frontends: frontends.into_iter().map(Arc::new).collect(),
+    })
+}
+
+/// A server's certificate and the authority that signed it.
+#[derive(Clone)]
+pub(super) struct Certificate {
+    authority: Arc<CertifiedIssuer<'static, KeyPair>>,
+    pub server: Arc<ServerConfig>,
+}
+
+impl Certificate {
+    pub(super) fn new(name: &str) -> Self {
+        Self::valid(name, 2001, 2900)
+    }
+
+    /// For `name`, from one New Year to another.
+    pub(super) fn valid(name: &str, from_year: i32, to_year: i32) -> Self {
+        Self::signed("kubernetes", name, from_year, to_year)
+    }
+
+    /// By an authority called `authority`, whose key is like no other's.
+    pub(super) fn signed(authority: &str, name: &str, from_year: i32, to_year: i32) -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, authority);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let authority = Arc::new(authority);
+        let server = Arc::new(issue(&authority, name, from_year, to_year, false));
+        Self { authority, server }
+    }
+
+    /// Another one of the same authority.
+    pub(super) fn reissued(self, name: &str, from_year: i32, to_year: i32) -> Self {
+        let server = Arc::new(issue(&self.authority, name, from_year, to_year, false));
+        Self { server, ..self }
+    }
+
+    /// Its server wants client certificates.
+    pub(super) fn wanting_clients(self) -> Self {
+        let server = Arc::new(issue(&self.authority, "cp1", 2001, 2900, true));
+        Self { server, ..self }
+    }
+
+    /// Its server resumes sessions of `other`'s.
+    pub(super) fn server_sharing_tickets_of(&self, other: &Self) -> Arc<ServerConfig> {
+        let mut server = ServerConfig::clone(&self.server);
+        server.session_storage = other.server.session_storage.clone();
+        server.ticketer = other.server.ticketer.clone();
+        Arc::new(server)
+    }
+
+    /// A client that trusts its authority.
+    pub(super) fn trusted(&self) -> ProbeTls {
+        let client = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots(&self.authority))
+            .with_no_client_auth();
+        ProbeTls { client: Arc::new(client), server_name: None, fingerprint: 0 }
+    }
+}
+
+fn issue(
+    authority: &CertifiedIssuer<'static, KeyPair>,
+    name: &str,
+    from_year: i32,
+    to_year: i32,
+    want_clients: bool,
+) -> ServerConfig {
+    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    params.not_before = date_time_ymd(from_year, 1, 1);
+    params.not_after = date_time_ymd(to_year, 1, 1);
+    params.insert_extended_key_usage(ExtendedKeyUsagePurpose::ServerAuth);
+    let key = KeyPair::generate().unwrap();
+    let chain = vec![params.signed_by(&key, authority).unwrap().der().clone()];
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
+    let builder = match want_clients {
+        false => builder.with_no_client_auth(),
+        true => {
+            let roots = Arc::new(roots(authority));
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().unwrap();
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    builder.with_single_cert(chain, key).unwrap()
+}
+
+fn roots(authority: &CertifiedIssuer<'static, KeyPair>) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.der().clone()).unwrap();
+    roots
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}

@@ -1,0 +1,475 @@
+//! The checker against a server that changes its mind.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
+
+use super::testing::{backend, config, frontend, health};
+use super::*;
+use crate::addr::{BackendAddr, ClientAddr, VipAddr};
+use crate::config::{Backend, Frontend, Health, Target};
+use crate::model::balance::Preference;
+use crate::model::end_reason::EndReason;
+use crate::model::health::{Cause, Standing};
+use crate::sys::clock::now_ns;
+use crate::table::backend::Suspicion;
+use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
+use crate::table::journal::What;
+use crate::table::orders::{EndOrder, Pace, Selector};
+
+/// Long enough for a loaded machine; a test that passes waits far less.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    Answers(u16),
+    Silent,
+    Refuses,
+}
+
+/// An HTTP server on one port.
+struct Stub {
+    addr: BackendAddr,
+    mode: watch::Sender<Mode>,
+    probes: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Stub {
+    async fn start(mode: Mode) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mode = watch::Sender::new(mode);
+        let probes = Arc::<AtomicUsize>::default();
+        let task = tokio::spawn(serve(listener, addr, mode.subscribe(), probes.clone()));
+        Self { addr: BackendAddr::new(addr), mode, probes, task }
+    }
+
+    fn becomes(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+
+    fn probes(&self) -> usize {
+        self.probes.load(Relaxed)
+    }
+}
+
+async fn serve(first: TcpListener, addr: SocketAddr, mut mode: watch::Receiver<Mode>, probes: Arc<AtomicUsize>) {
+    let mut listener = Some(first);
+    loop {
+        let now = *mode.borrow_and_update();
+        match now {
+            Mode::Refuses => {
+                listener = None;
+                mode.changed().await.unwrap();
+                continue;
+            }
+            _ if listener.is_none() => {
+                let socket = TcpSocket::new_v4().unwrap();
+                socket.set_reuseaddr(true).unwrap();
+                socket.bind(addr).unwrap();
+                listener = Some(socket.listen(64).unwrap());
+            }
+            _ => {}
+        }
+        let accepted = tokio::select! {
+            accepted = listener.as_ref().unwrap().accept() => accepted,
+            _ = mode.changed() => continue,
+        };
+        let Ok((mut stream, _)) = accepted else { continue };
+        probes.fetch_add(1, Relaxed);
+        tokio::spawn(async move {
+            let _ = stream.read(&mut [0; 1000]).await;
+            match now {
+                Mode::Answers(status) => {
+                    let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+                _ => {
+                    let _ = stream.read(&mut [0; 1]).await;
+                }
+            }
+        });
+    }
+}
+
+struct Bench {
+    table: Arc<Table>,
+    metrics: Arc<Metrics>,
+    checker: Checker,
+    writer: ShardWriter,
+}
+
+impl Bench {
+    fn start(config: &Arc<Config>) -> Self {
+        let table = Table::new(1).unwrap();
+        let metrics = Arc::<Metrics>::default();
+        let checker = Checker::start(table.clone(), metrics.clone(), config, Handle::current());
+        let writer = table.flows.writer(0);
+        Self { table, metrics, checker, writer }
+    }
+
+    fn entry(&self, name: &str) -> Arc<BackendEntry> {
+        let entries = self.table.registry.backends();
+        entries.into_iter().find(|entry| &*entry.name == name).expect("the backend is known")
+    }
+
+    /// A flow that lives on `name`.
+    fn flow(&mut self, name: &str) -> FlowKey {
+        let entry = self.entry(name);
+        let origin = FlowOrigin {
+            accepted_at_ns: now_ns(),
+            client: ClientAddr::new("192.0.2.1:5000".parse().unwrap()),
+            vip: VipAddr::new("192.0.2.100:6443".parse().unwrap()),
+            frontend: entry.frontend.id,
+        };
+        let (_, key) = self.writer.insert(&self.table.flows, &origin).unwrap();
+        assert!(entry.reserve());
+        entry.frontend.active.fetch_add(1, Relaxed);
+        self.set(key, Field::Place, pack_place(FlowState::Proxied, Some(entry.id)));
+        key
+    }
+
+    fn end(&mut self, name: &str, key: FlowKey) {
+        let entry = self.entry(name);
+        self.writer.remove(&self.table.flows, key);
+        entry.release();
+        entry.frontend.active.fetch_sub(1, Relaxed);
+    }
+
+    fn set(&self, key: FlowKey, field: Field, value: u64) {
+        self.table.flows.slot(&self.writer, key).set(field as usize, value);
+    }
+
+    fn events(&self) -> Vec<What> {
+        self.table.journal.since(0, false).into_iter().map(|event| event.what).collect()
+    }
+
+    async fn until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = tokio::time::Instant::now() + DEADLINE;
+        while !condition() {
+            assert!(tokio::time::Instant::now() < deadline, "{what} did not come; events: {:#?}", self.events());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    async fn until_standing(&self, name: &str, standing: Standing) -> Cause {
+        let entry = self.entry(name);
+        self.until(standing.label(), || entry.health().standing == standing).await;
+        entry.health().cause.clone()
+    }
+
+    /// The next order, which must mean the backend.
+    async fn until_order(&self, name: &str) -> EndOrder {
+        let deadline = tokio::time::Instant::now() + DEADLINE;
+        loop {
+            if let Some(order) = self.table.orders.take(0) {
+                assert_eq!(order.selector, Selector::Backend(self.entry(name).id));
+                assert_eq!(order.only_idle_for, None);
+                return order;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "no order; events: {:#?}", self.events());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+fn quick() -> Health {
+    Health {
+        interval: Duration::from_millis(40),
+        fast_interval: Duration::from_millis(20),
+        timeout: Duration::from_millis(400),
+        ..health()
+    }
+}
+
+fn one(stub: &Stub, health: Health) -> Frontend {
+    frontend("apiserver", health, vec![backend("cp1", stub.addr)])
+}
+
+#[tokio::test]
+async fn a_backend_goes_from_ready_to_draining_and_back_without_losing_a_flow() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut bench = Bench::start(&config(vec![one(&stub, quick())]));
+    let entry = bench.entry("cp1");
+    assert_eq!(entry.address(), Some(stub.addr));
+    assert_eq!((entry.preference(), &entry.health().cause), (Preference::Ready, &Cause::NotProbed));
+    bench.checker.first_round().await;
+    assert_eq!(entry.health().last_probe.as_deref(), Some("passed"));
+    assert_eq!((entry.health().standing, &entry.health().cause), (Standing::Ready, &Cause::Passed));
+    assert_eq!(entry.share(now_ns()), 1024);
+    bench.flow("cp1");
+
+    stub.becomes(Mode::Answers(503));
+    assert_eq!(bench.until_standing("cp1", Standing::Draining).await, Cause::NotReady { status: 503 });
+    assert_eq!(entry.preference(), Preference::Draining);
+    assert_eq!(entry.health().last_probe.as_deref(), Some("answered 503"));
+    assert_eq!(entry.health().drain_deadline_ns, None, "no other backend is ready");
+
+    stub.becomes(Mode::Answers(200));
+    bench.until_standing("cp1", Standing::Ready).await;
+    assert_eq!(entry.preference(), Preference::Ready);
+    assert!(entry.share(now_ns()) < 200, "it starts slowly");
+    assert_eq!(bench.table.orders.take(0), None);
+    let standings = bench.events().into_iter().filter_map(|what| match what {
+        What::BackendChanged { from, to, .. } => Some((from, to)),
+        _ => None,
+    });
+    let (ready, draining) = (Standing::Ready, Standing::Draining);
+    assert_eq!(standings.collect::<Vec<_>>(), [(ready, ready), (ready, draining), (draining, ready)]);
+}
+
+#[tokio::test]
+async fn the_flows_of_a_backend_that_refuses_are_reset_also_those_that_come_late() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut bench = Bench::start(&config(vec![one(&stub, quick())]));
+    bench.checker.first_round().await;
+    let early = bench.flow("cp1");
+    stub.becomes(Mode::Refuses);
+    assert_eq!(bench.until_standing("cp1", Standing::Ejected).await, Cause::Refused);
+    assert_eq!(bench.entry("cp1").preference(), Preference::Never);
+    let order = bench.until_order("cp1").await;
+    let pace = Pace { within: Duration::from_secs(1), per_second: 5000 };
+    assert_eq!((order.reason, order.pace), (EndReason::BackendEjected, pace));
+    let ordered = |what: &What| matches!(what, What::FlowsOrdered { backend, flows: 1, reason: EndReason::BackendEjected, .. } if backend == "cp1");
+    bench.until("the journal's line", || bench.events().iter().any(ordered)).await;
+
+    let id = bench.entry("cp1").id;
+    bench.set(early, Field::Place, pack_place(FlowState::Ending, Some(id)));
+    while bench.table.orders.take(0).is_some() {}
+    bench.flow("cp1");
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
+}
+
+#[tokio::test]
+async fn a_silent_backend_is_reset_unless_its_flows_move() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut health = quick();
+    health.timeout = Duration::from_millis(60);
+    let mut bench = Bench::start(&config(vec![one(&stub, health)]));
+    bench.checker.first_round().await;
+    let flow = bench.flow("cp1");
+    bench.set(flow, Field::LastDownNs, u64::MAX);
+    stub.becomes(Mode::Silent);
+    assert_eq!(bench.until_standing("cp1", Standing::Draining).await, Cause::Slow);
+    let seen = stub.probes();
+    bench.until("more probes", || stub.probes() > seen + 5).await;
+    assert_eq!(bench.table.orders.take(0), None);
+
+    bench.set(flow, Field::LastDownNs, now_ns());
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
+    assert_eq!(bench.entry("cp1").health().cause, Cause::TimedOut { after_ms: 60 });
+}
+
+#[tokio::test]
+async fn a_drain_deadline_runs_once_another_backend_is_ready() {
+    let (draining, other) = (Stub::start(Mode::Answers(500)).await, Stub::start(Mode::Answers(500)).await);
+    let backends = vec![backend("cp1", draining.addr), backend("cp2", other.addr)];
+    let frontend = Frontend { drain_timeout: Duration::from_millis(100), ..frontend("apiserver", quick(), backends) };
+    let mut bench = Bench::start(&config(vec![frontend]));
+    bench.checker.first_round().await;
+    bench.flow("cp1");
+    let seen = draining.probes();
+    bench.until("more probes", || draining.probes() > seen + 5).await;
+    assert_eq!(bench.entry("cp1").health().drain_deadline_ns, None);
+    assert_eq!(bench.table.orders.take(0), None);
+    other.becomes(Mode::Answers(200));
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::DrainDeadline);
+    assert_eq!(bench.entry("cp2").health().standing, Standing::Ready);
+}
+
+#[tokio::test]
+async fn an_operators_orders_show_when_they_return() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut bench = Bench::start(&config(vec![one(&stub, quick())]));
+    bench.checker.first_round().await;
+    bench.flow("cp1");
+    let entry = bench.entry("cp1");
+    let id = bench.checker.find(None, "cp1").unwrap();
+    let ordered = bench.checker.order(id, Order::Drain).await.unwrap();
+    assert_eq!(ordered, Ordered { active: 1, drain_deadline_ns: entry.health().drain_deadline_ns });
+    assert!(ordered.drain_deadline_ns.is_some());
+    assert_eq!((entry.preference(), entry.health().order), (Preference::OrderedAway, Some("drain")));
+    bench.checker.order(id, Order::Eject).await.unwrap();
+    assert_eq!((entry.preference(), entry.health().order), (Preference::Never, Some("eject")));
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::EjectedByOperator);
+    bench.checker.order(id, Order::Undrain).await.unwrap();
+    assert_eq!((entry.preference(), entry.health().order), (Preference::Ready, None));
+}
+
+#[tokio::test]
+async fn a_backend_is_found_by_a_name_that_is_unique() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let two = vec![one(&stub, quick()), frontend("konnectivity", quick(), vec![backend("cp1", stub.addr)])];
+    let bench = Bench::start(&config(two));
+    let id = bench.checker.find(Some("konnectivity"), "cp1").unwrap();
+    assert_eq!(&*bench.table.registry.find_backend(id).unwrap().frontend.name, "konnectivity");
+    let error = bench.checker.find(None, "cp1").unwrap_err();
+    assert_eq!(error.to_string(), "cp1 is a backend of several frontends: apiserver, konnectivity");
+    let error = bench.checker.find(Some("apiserver"), "cp9").unwrap_err();
+    assert_eq!(error.to_string(), "there is no backend apiserver/cp9");
+    let error = bench.checker.order(BackendId(99), Order::Drain).await.unwrap_err();
+    assert!(matches!(error, OrderError::Unknown(_)));
+}
+
+#[tokio::test]
+async fn a_removed_backend_drains_and_is_forgotten_after_its_last_flow() {
+    let (kept, removed) = (Stub::start(Mode::Answers(200)).await, Stub::start(Mode::Answers(200)).await);
+    let both = vec![backend("cp1", kept.addr), backend("cp2", removed.addr)];
+    let mut bench = Bench::start(&config(vec![frontend("apiserver", quick(), both.clone())]));
+    bench.checker.first_round().await;
+    let flow = bench.flow("cp2");
+    let id = bench.entry("cp2").id;
+    bench.checker.reconfigure(&config(vec![one(&kept, quick())]));
+    assert_eq!(bench.until_standing("cp2", Standing::Draining).await, Cause::Removed);
+    assert_eq!(bench.entry("cp2").preference(), Preference::Never);
+    assert!(bench.entry("cp2").health().drain_deadline_ns.is_some());
+
+    bench.checker.reconfigure(&config(vec![frontend("apiserver", quick(), both)]));
+    bench.until_standing("cp2", Standing::Ready).await;
+    assert_eq!(bench.entry("cp2").id, id);
+
+    bench.checker.reconfigure(&config(vec![one(&kept, quick())]));
+    bench.until_standing("cp2", Standing::Draining).await;
+    bench.end("cp2", flow);
+    bench.until("forgetting", || bench.table.registry.find_backend(id).is_none()).await;
+    assert_eq!(bench.checker.find(None, "cp2"), Err(OrderError::Unknown("cp2".into())));
+    assert_eq!(bench.table.orders.take(0), None);
+    assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
+}
+
+#[tokio::test]
+async fn a_removed_frontend_resets_its_flows_at_the_deadline_and_is_forgotten() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let gone = frontend("old", quick(), vec![backend("cp9", stub.addr)]);
+    let gone = Frontend { drain_timeout: Duration::from_millis(50), ..gone };
+    let mut bench = Bench::start(&config(vec![one(&stub, quick()), gone]));
+    bench.checker.first_round().await;
+    let flow = bench.flow("cp9");
+    bench.checker.reconfigure(&config(vec![one(&stub, quick())]));
+    assert_eq!(bench.until_order("cp9").await.reason, EndReason::FrontendRemoved);
+    bench.end("cp9", flow);
+    bench.until("forgetting", || bench.table.registry.frontends().len() == 1).await;
+}
+
+#[tokio::test]
+async fn a_backend_that_a_reload_adds_gets_flows_after_its_first_pass() {
+    let (old, new) = (Stub::start(Mode::Answers(200)).await, Stub::start(Mode::Silent).await);
+    let mut bench = Bench::start(&config(vec![one(&old, quick())]));
+    bench.checker.first_round().await;
+    let both = vec![backend("cp1", old.addr), backend("cp2", new.addr)];
+    bench.checker.reconfigure(&config(vec![frontend("apiserver", quick(), both)]));
+    assert_eq!(bench.entry("cp2").preference(), Preference::Never);
+    assert_eq!(bench.entry("cp2").address(), Some(new.addr));
+    bench.flow("cp1");
+    new.becomes(Mode::Answers(200));
+    bench.until_standing("cp2", Standing::Ready).await;
+    assert!(bench.events().iter().any(|what| matches!(what, What::BackendAdded { backend, .. } if backend == "cp2")));
+    assert_eq!(bench.table.orders.take(0), None);
+}
+
+#[tokio::test]
+async fn settings_change_without_losing_state() {
+    let stub = Stub::start(Mode::Answers(500)).await;
+    let bench = Bench::start(&config(vec![one(&stub, Health { interval: Duration::from_secs(3600), ..quick() })]));
+    bench.checker.first_round().await;
+    assert_eq!(bench.until_standing("cp1", Standing::Draining).await, Cause::NotReady { status: 500 });
+    stub.becomes(Mode::Answers(200));
+    bench.checker.reconfigure(&config(vec![one(&stub, Health { rise: 3, ..quick() })]));
+    assert_eq!(bench.entry("cp1").health().standing, Standing::Draining);
+    let seen = stub.probes();
+    bench.until_standing("cp1", Standing::Ready).await;
+    assert!(stub.probes() >= seen + 3, "rise is 3");
+}
+
+#[tokio::test]
+async fn a_moved_backend_is_probed_at_its_new_address_at_once() {
+    let (before, after) = (Stub::start(Mode::Answers(200)).await, Stub::start(Mode::Answers(200)).await);
+    let slow = Health { interval: Duration::from_secs(3600), ..quick() };
+    let bench = Bench::start(&config(vec![one(&before, slow.clone())]));
+    bench.checker.first_round().await;
+    bench.checker.reconfigure(&config(vec![one(&after, slow)]));
+    bench.until("a probe of the new address", || after.probes() == 1).await;
+    assert_eq!(bench.entry("cp1").address(), Some(after.addr));
+    assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
+}
+
+#[tokio::test]
+async fn a_suspicion_probes_long_before_the_interval() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let bench = Bench::start(&config(vec![one(&stub, Health { interval: Duration::from_secs(3600), ..quick() })]));
+    bench.checker.first_round().await;
+    assert_eq!(stub.probes(), 1);
+    stub.becomes(Mode::Refuses);
+    bench.entry("cp1").suspicion.raise(Suspicion::SEGMENTS_UNACKED);
+    bench.until_standing("cp1", Standing::Ejected).await;
+}
+
+#[tokio::test]
+async fn probes_go_to_the_health_address() {
+    let (serving, probed) = (Stub::start(Mode::Answers(200)).await, Stub::start(Mode::Answers(500)).await);
+    let backend = Backend { health_address: Some(probed.addr), ..backend("cp1", serving.addr) };
+    let bench = Bench::start(&config(vec![frontend("apiserver", quick(), vec![backend])]));
+    bench.checker.first_round().await;
+    assert_eq!(bench.entry("cp1").health().cause, Cause::NotReady { status: 500 });
+    assert_eq!((bench.entry("cp1").address(), serving.probes()), (Some(serving.addr), 0));
+}
+
+#[tokio::test]
+async fn a_name_is_resolved_and_one_that_does_not_resolve_ejects() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let named = |name: &str, host: &str| Backend {
+        address: Target::Name { host: host.into(), port: stub.addr.port() },
+        ..backend(name, stub.addr)
+    };
+    let backends = vec![named("cp1", "127.0.0.1"), named("cp2", "no-such-host.invalid")];
+    let bench = Bench::start(&config(vec![frontend("apiserver", quick(), backends)]));
+    assert_eq!(bench.entry("cp1").address(), None);
+    bench.checker.first_round().await;
+    assert_eq!(bench.entry("cp1").address(), Some(stub.addr));
+    assert_eq!(bench.until_standing("cp1", Standing::Ready).await, Cause::Passed);
+    let health = bench.entry("cp2").health();
+    assert!(matches!(health.cause, Cause::Unresolved { .. }), "{health:?}");
+    assert_eq!((health.standing, bench.entry("cp2").preference()), (Standing::Ejected, Preference::Never));
+    let told = |what: &What| match what {
+        What::BackendResolved { backend, error: Some(_), address: None, .. } => backend == "cp2",
+        _ => false,
+    };
+    assert_eq!(bench.events().iter().filter(|what| told(what)).count(), 1);
+}
+
+#[tokio::test]
+async fn each_probe_is_measured() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let bench = Bench::start(&config(vec![one(&stub, quick())]));
+    bench.checker.first_round().await;
+    let mut text = String::new();
+    bench.metrics.with_registry(|registry| prometheus_client::encoding::text::encode(&mut text, registry).unwrap());
+    let labels = r#"frontend="apiserver",backend="cp1",outcome="passed""#;
+    assert!(text.contains(&format!("baton_probe_duration_seconds_count{{{labels}}} ")), "{text}");
+}
+
+#[tokio::test]
+async fn a_dropped_checker_probes_no_more() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let Bench { checker, table, .. } = Bench::start(&config(vec![one(&stub, quick())]));
+    checker.first_round().await;
+    let shared = Arc::downgrade(&checker.shared);
+    drop(checker);
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    while shared.upgrade().is_some() {
+        assert!(tokio::time::Instant::now() < deadline, "a watcher still runs");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(table.registry.backends()[0].health().standing, Standing::Ready);
+}

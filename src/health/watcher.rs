@@ -1,0 +1,369 @@
+//! The task that watches over one backend.
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::probe::Manner;
+use super::resolve::{ResolveError, resolve};
+use super::votes::{Vote, Votes};
+use super::{Ordered, Shared};
+use crate::addr::BackendAddr;
+use crate::config::{Backend, Config, Frontend, Health, Target};
+use crate::metrics::{Metrics, ProbeLabels};
+use crate::model::health::Cause;
+use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Order, Outcome, Policy};
+use crate::model::ids::BackendId;
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+use crate::table::backend::BackendEntry;
+use crate::table::flows::FlowState;
+use crate::table::journal::What;
+use crate::table::orders::Pace;
+
+/// How often a removed backend is looked at for its last flow. It is forgotten at the second look that finds none,
+/// since a worker may have been about to use it at the first.
+const RETIRE_POLL_NS: u64 = 250_000_000;
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Configure(Box<Spec>),
+    Remove { with_frontend: bool },
+    Order(Order, oneshot::Sender<Ordered>),
+}
+
+/// What the configuration says of one backend's health.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Spec {
+    health: Health,
+    backend: Backend,
+    drain_timeout: Duration,
+    pub(super) reset_pace: Pace,
+}
+
+pub(super) struct Watcher {
+    pub(super) shared: Arc<Shared>,
+    pub(super) entry: Arc<BackendEntry>,
+    pub(super) spec: Spec,
+    pub(super) machine: Machine,
+    pub(super) vote: Vote,
+    /// In words, and in µs.
+    pub(super) last_probe: Option<String>,
+    pub(super) last_probe_us: u64,
+    manner: Arc<Manner>,
+    inbox: mpsc::UnboundedReceiver<Command>,
+    first_probed: watch::Sender<bool>,
+    probing: Option<Running<Report>>,
+    resolving: Option<Running<Result<BackendAddr, ResolveError>>>,
+    /// `None` for a fixed address.
+    resolve_at_ns: Option<u64>,
+    resolve_fails: bool,
+    retiring: Option<Retiring>,
+}
+
+type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+struct Report {
+    outcome: Outcome,
+    took: Duration,
+    flows_moved: bool,
+}
+
+struct Retiring {
+    with_frontend: bool,
+    look_at_ns: u64,
+    was_empty: bool,
+}
+
+impl Spec {
+    pub(super) fn new(config: &Config, frontend: &Frontend, backend: &Backend) -> Self {
+        Self {
+            health: frontend.health.clone(),
+            backend: backend.clone(),
+            drain_timeout: frontend.drain_timeout,
+            reset_pace: Pace { within: config.process.reset_within, per_second: config.process.reset_rate },
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        let health = &self.health;
+        Policy {
+            interval_ns: ns(health.interval),
+            fast_interval_ns: ns(health.fast_interval),
+            jitter_percent: health.jitter_percent,
+            rise: health.rise,
+            fall: health.fall,
+            reset_fall: health.reset_fall,
+            slow_start_ns: ns(health.slow_start),
+            drain_timeout_ns: ns(self.drain_timeout),
+            damping: DampingPolicy {
+                half_life_ns: ns(health.damping.half_life),
+                suppress: health.damping.suppress,
+                reuse: health.damping.reuse,
+            },
+        }
+    }
+}
+
+impl Watcher {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        entry: Arc<BackendEntry>,
+        spec: Spec,
+        arrival: Arrival,
+        votes: Arc<Votes>,
+        inbox: mpsc::UnboundedReceiver<Command>,
+        first_probed: watch::Sender<bool>,
+    ) -> Self {
+        let mut watcher = Self {
+            machine: Machine::new(spec.policy(), arrival, now_ns()),
+            manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
+            vote: Vote::new(votes),
+            last_probe: None,
+            last_probe_us: 0,
+            probing: None,
+            resolving: None,
+            resolve_at_ns: None,
+            resolve_fails: false,
+            retiring: None,
+            shared,
+            entry,
+            spec,
+            inbox,
+            first_probed,
+        };
+        watcher.aim();
+        watcher.publish();
+        watcher
+    }
+
+    pub(super) async fn run(mut self) {
+        let entry = self.entry.clone();
+        loop {
+            self.begin_what_is_due();
+            let wake_at_ns = self.wake_at_ns();
+            tokio::select! {
+                biased;
+                command = self.inbox.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => return,
+                },
+                report = finished(&mut self.probing) => self.judge(report),
+                resolved = finished(&mut self.resolving) => self.settle_address(resolved),
+                () = entry.suspicion.notify.notified() => {
+                    let bits = self.entry.suspicion.take();
+                    tracing::debug!(backend = &*self.entry.name, bits, "suspicion: probing early");
+                    self.machine.handle_suspicion(now_ns());
+                }
+                () = self.vote.changed() => {}
+                () = sleep_until(wake_at_ns) => {}
+            }
+            self.machine.handle_another_ready(now_ns(), self.vote.another());
+            self.publish();
+            if self.has_retired() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the address from the configuration, or sees to its name.
+    fn aim(&mut self) {
+        self.resolving = None;
+        match self.spec.backend.address {
+            Target::Address(address) => {
+                self.resolve_at_ns = None;
+                self.move_to(address);
+            }
+            Target::Name { .. } => self.resolve_at_ns = Some(now_ns()),
+        }
+    }
+
+    fn move_to(&mut self, address: BackendAddr) {
+        if self.entry.address() != Some(address) {
+            self.entry.set_address(Some(address));
+            self.probing = None;
+            self.machine.handle_moved(now_ns());
+        }
+    }
+
+    fn begin_what_is_due(&mut self) {
+        let now = now_ns();
+        let probe_due = self.machine.next_probe_ns().is_some_and(|due| due <= now);
+        let known = self.entry.address();
+        let resolve_due = self.resolve_at_ns.is_some_and(|due| due <= now) || (probe_due && known.is_none());
+        if let (true, None, Target::Name { host, port }) = (resolve_due, &self.resolving, &self.spec.backend.address) {
+            let (host, port) = (host.clone(), *port);
+            self.resolving = Some(Box::pin(async move { resolve(&host, port, known).await }));
+            self.resolve_at_ns = Some(now.saturating_add(ns(self.spec.health.resolve_interval)));
+            // Without an address, finding one is the probe.
+            if known.is_none() {
+                self.machine.handle_probe_started(now);
+            }
+        }
+        if let (true, Some(address)) = (probe_due, known) {
+            let to = self.spec.backend.health_address.unwrap_or(address);
+            let probe = probe(self.manner.clone(), to, self.shared.table.clone(), self.entry.id, now);
+            self.probing = Some(Box::pin(probe));
+            self.machine.handle_probe_started(now);
+        }
+    }
+
+    fn wake_at_ns(&self) -> u64 {
+        let probe = self.machine.next_probe_ns();
+        let resolve = self.resolve_at_ns.filter(|_| self.resolving.is_none());
+        let retire = self.retiring.as_ref().map(|retiring| retiring.look_at_ns);
+        let due = [probe, resolve, retire, self.machine.next_timeout_ns()];
+        due.into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    fn judge(&mut self, report: Report) {
+        let (frontend, backend) = self.entry.full_name();
+        let labels = ProbeLabels { frontend, backend, outcome: report.outcome.label() };
+        self.shared.metrics.probe.get_or_create(&labels).observe(report.took.as_secs_f64());
+        self.last_probe = Some(report.outcome.to_string());
+        self.last_probe_us = report.took.as_micros() as u64;
+        if let Outcome::Inconclusive { error } = &report.outcome {
+            tracing::warn!(backend = labels.backend, error, "this host cannot probe");
+        }
+        self.machine.handle_outcome(now_ns(), report.outcome, report.flows_moved, fastrand::u64(..));
+        self.first_probed.send_replace(true);
+    }
+
+    fn settle_address(&mut self, resolved: Result<BackendAddr, ResolveError>) {
+        let before = self.entry.address();
+        match resolved {
+            Ok(address) => {
+                if before != Some(address) || self.resolve_fails {
+                    self.tell_address(Some(address), None);
+                }
+                self.resolve_fails = false;
+                self.move_to(address);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if !self.resolve_fails {
+                    self.tell_address(before, Some(error.clone()));
+                }
+                self.resolve_fails = true;
+                // A known address is better than none: names fail for reasons that are not the backend's.
+                if before.is_none() {
+                    let outcome = Outcome::Failed(Cause::Unresolved { error });
+                    self.judge(Report { outcome, took: Duration::ZERO, flows_moved: false });
+                }
+            }
+        }
+    }
+
+    fn tell_address(&self, address: Option<BackendAddr>, error: Option<String>) {
+        let (frontend, backend) = self.entry.full_name();
+        let address = address.map(BackendAddr::socket_addr);
+        match &error {
+            None => tracing::info!(frontend, backend, ?address, "backend's name resolves"),
+            Some(error) => tracing::warn!(frontend, backend, ?address, error, "backend's name does not resolve"),
+        }
+        self.shared.table.journal.record(What::BackendResolved { frontend, backend, address, error });
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Configure(spec) => self.reconfigure(*spec),
+            Command::Remove { with_frontend } => {
+                let look_at_ns = now_ns() + RETIRE_POLL_NS;
+                self.retiring = Some(Retiring { with_frontend, look_at_ns, was_empty: false });
+                self.machine.handle_removed(now_ns(), with_frontend);
+            }
+            Command::Order(order, done) => {
+                self.machine.handle_order(now_ns(), order);
+                self.publish();
+                let active = self.entry.active.load(Relaxed);
+                let _ = done.send(Ordered { active, drain_deadline_ns: self.machine.drain_deadline_ns() });
+            }
+        }
+    }
+
+    fn reconfigure(&mut self, spec: Spec) {
+        if self.retiring.take().is_some() {
+            self.machine.handle_restored(now_ns());
+        }
+        if spec == self.spec {
+            return;
+        }
+        let before = std::mem::replace(&mut self.spec, spec);
+        self.manner = Arc::new(Manner::new(&self.spec.health, &self.spec.backend));
+        self.machine.handle_policy(now_ns(), self.spec.policy());
+        if before.backend.address != self.spec.backend.address {
+            self.aim();
+        }
+        // Another manner may find something else; as for any suspicion, soon is enough.
+        self.machine.handle_suspicion(now_ns());
+    }
+
+    fn has_retired(&mut self) -> bool {
+        let Some(retiring) = &mut self.retiring else { return false };
+        let now = now_ns();
+        if now < retiring.look_at_ns {
+            return false;
+        }
+        retiring.look_at_ns = now + RETIRE_POLL_NS;
+        let frontend_idle = !retiring.with_frontend || self.entry.frontend.active.load(Relaxed) == 0;
+        let empty = self.entry.active.load(Relaxed) == 0 && frontend_idle;
+        let twice = std::mem::replace(&mut retiring.was_empty, empty) && empty;
+        let retired = twice && self.shared.retire(&self.entry, &self.inbox, retiring.with_frontend);
+        if retired {
+            forget_metrics(&self.shared.metrics, &self.entry);
+        }
+        retired
+    }
+}
+
+async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: BackendId, started_ns: u64) -> Report {
+    let outcome = manner.probe(to).await;
+    let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
+    let doubtful = matches!(outcome, Outcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
+    Report { flows_moved: doubtful && flows_moved(table, id, started_ns).await, outcome, took }
+}
+
+/// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of
+/// milliseconds, which must not hold up this runtime.
+async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
+    let walk = move || {
+        let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state == FlowState::Proxied);
+        mine.any(|flow| flow.last_down_ns >= since_ns)
+    };
+    tokio::task::spawn_blocking(walk).await.unwrap_or(false)
+}
+
+fn forget_metrics(metrics: &Metrics, entry: &BackendEntry) {
+    const FAILURES: [&str; 7] = ["refused", "reset", "unreachable", "timed_out", "tls", "protocol", "unresolved"];
+    for outcome in ["passed", "not_ready", "inconclusive"].into_iter().chain(FAILURES) {
+        let (frontend, backend) = entry.full_name();
+        metrics.probe.remove(&ProbeLabels { frontend, backend, outcome });
+    }
+}
+
+/// The output of what runs, which is then done; never returns if nothing runs.
+async fn finished<T>(running: &mut Option<Running<T>>) -> T {
+    match running {
+        Some(future) => {
+            let output = future.await;
+            *running = None;
+            output
+        }
+        None => pending().await,
+    }
+}
+
+async fn sleep_until(at_ns: u64) {
+    match at_ns.checked_sub(now_ns()) {
+        None | Some(0) => {}
+        Some(left_ns) => tokio::time::sleep(Duration::from_nanos(left_ns)).await,
+    }
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,38 @@
+//! Flap damping after RFC 2439: a penalty that grows with each loss and halves with time.
+
+/// How much flapping is borne.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DampingPolicy {
+    pub half_life_ns: u64,
+    /// Above this the backend is held back ...
+    pub suppress: f64,
+    /// ... until the penalty is below this.
+    pub reuse: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Penalty {
+    value: f64,
+    at_ns: u64,
+    held: bool,
+}
+
+impl Penalty {
+    /// Counts one loss of ready.
+    pub(super) fn add(&mut self, policy: &DampingPolicy, now_ns: u64) {
+        self.value = self.at(policy, now_ns) + 1.0;
+        self.at_ns = now_ns;
+        self.held |= self.value > policy.suppress;
+    }
+
+    /// Whether the backend is held back at `now_ns`.
+    pub(super) fn holds(&mut self, policy: &DampingPolicy, now_ns: u64) -> bool {
+        self.held &= self.at(policy, now_ns) >= policy.reuse;
+        self.held
+    }
+
+    fn at(&self, policy: &DampingPolicy, now_ns: u64) -> f64 {
+        let halves = now_ns.saturating_sub(self.at_ns) as f64 / policy.half_life_ns.max(1) as f64;
+        self.value * (-halves).exp2()
+    }
+}

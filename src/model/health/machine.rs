@@ -1,0 +1,561 @@
+//! The rules of health, as a machine without clock or socket.
+//!
+//! What the probes say (the verdict), and what an operator or a reload says over it:
+//! ```text
+//!      ┌───────────────────── rise passes ─────────────────┬────────────┐
+//!      ▼                                                   │            │
+//!    Ready ──────────── doubt ───────────▶ Draining ───────┤            │
+//!      │ ▲                                  ▲    ▲         │ if damped: │
+//!      │ └── penalty decayed ─── Held ──────┘    │         │ to Held    │
+//!      │                          ▲   doubt      │         │            │
+//!      │                          └──────────────┼─────────┴────────────┤
+//!      │                                         │ rise answers         │
+//!      └───────── fall dead probes ─────────▶ Ejected ──────────────────┘
+//!                 (from any state)
+//! ```
+//! - **Untried**: no probe has ended. The first one decides alone, whatever it says. At the start of the process a
+//!   backend is trusted until then, because connecting retries elsewhere; one that a reload adds waits for its pass.
+//! - **→ Draining**: at `fall` failures in a row the process lives but should get no new flows: it says so, or its certificate is faulty, or
+//!   it answers too late while its flows still move bytes. The last is only half a reason, since a lost SYN alone comes
+//!   again after 1 s (RFC 6298) and makes a probe late: slow probes count half. That sum is the doubt.
+//! - **→ Ejected**: `fall` probes in a row found it dead. From `reset_fall` on its flows are reset, again at each further
+//!   one, since a flow may just have been connecting.
+//! - **Ejected → Draining**: it answers again `rise` times, but is not ready; if all others are dead it is of use.
+//! - **→ Held**: it passes, but was ready and lost too often lately (RFC 2439). It gets flows only if none is ready.
+//!
+//! A certificate fault drains and does not eject: flows that live are unaffected, and if the fault is in the probe's own
+//! `ca_file`, then ejecting would take every backend away at once, while drained ones still serve when none is ready.
+//!
+//! The drain deadline runs for an order, a removal, and for "not ready" while another backend is ready: resetting
+//! everybody when there is nowhere better to go makes an overload worse. It never runs for a slow, damped or
+//! wrongly certified backend: those serve their flows.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+pub use super::damping::DampingPolicy;
+use super::damping::Penalty;
+use super::{Cause, Standing};
+use crate::model::balance::Preference;
+use crate::model::end_reason::EndReason;
+
+/// The settings of one backend's health.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    pub interval_ns: u64,
+    /// From the start of one probe to the start of the next, while something is changing.
+    pub fast_interval_ns: u64,
+    /// Each interval is shortened by up to this many percent.
+    pub jitter_percent: u32,
+    pub rise: u32,
+    pub fall: u32,
+    /// Taken as at least `fall`.
+    pub reset_fall: u32,
+    pub slow_start_ns: u64,
+    pub drain_timeout_ns: u64,
+    pub damping: DampingPolicy,
+}
+
+/// How one probe ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Passed,
+    /// It answered with this status.
+    NotReady {
+        status: u16,
+    },
+    Failed(Cause),
+    /// This host could not probe (no descriptor, no port): it says nothing of the backend.
+    Inconclusive {
+        error: String,
+    },
+}
+
+impl Outcome {
+    /// The `outcome` label of metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::NotReady { .. } => "not_ready",
+            Self::Failed(cause) => cause.label(),
+            Self::Inconclusive { .. } => "inconclusive",
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => write!(f, "passed"),
+            Self::NotReady { status } => write!(f, "answered {status}"),
+            Self::Failed(cause) => write!(f, "{cause}"),
+            Self::Inconclusive { error } => write!(f, "this host cannot probe: {error}"),
+        }
+    }
+}
+
+/// What an operator may order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// No new flows; the old ones live on to the drain deadline.
+    Drain,
+    /// Lifts `Drain` and `Eject`.
+    Undrain,
+    /// No new flows; the old ones are reset.
+    Eject,
+}
+
+/// What the owner of the machine must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The standing changed, or who decides it: tell people.
+    Changed { from: Standing, to: Standing, cause: Cause },
+    /// Reset every flow of the backend. Comes again after each probe while the reason stands, because a flow may have
+    /// been connecting at the time.
+    ResetFlows { reason: EndReason, again: bool },
+    /// Its share grows from `start_ns` on for `ramp_ns`.
+    SlowStart { start_ns: u64, ramp_ns: u64 },
+}
+
+/// Whether a new backend is used before its first probe has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It was there when the process started.
+    AtStart,
+    /// A reload added it.
+    ByReload,
+}
+
+/// The health of one backend. Times are monotonic nanoseconds and never go back.
+#[derive(Debug)]
+pub struct Machine {
+    policy: Policy,
+    verdict: Verdict,
+    /// Why the verdict is what it is.
+    cause: Cause,
+    /// How the last probe ended.
+    last: Cause,
+    /// The next outcome decides alone.
+    fresh: bool,
+    streak: Streak,
+    penalty: Penalty,
+    order: Option<Standing>,
+    removal: Option<Removal>,
+    another_is_ready: bool,
+    deadline: Option<Deadline>,
+    shown: (Standing, Say),
+    since_ns: u64,
+    resetting: Option<EndReason>,
+    probe: ProbePlan,
+    actions: VecDeque<Action>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Untried(Arrival),
+    Ready,
+    Held,
+    Draining,
+    Ejected,
+}
+
+/// Outcomes in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Streak {
+    passes: u32,
+    /// Passes and other answers.
+    answers: u32,
+    dead: u32,
+    /// Halves: 2 for each outcome that is no pass, 1 for a slow one.
+    doubt: u32,
+    /// Whether the last outcome agrees with the verdict, so that nothing is about to change.
+    settled: bool,
+}
+
+/// Who decides the standing: a change of it is worth telling even if the standing stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Say {
+    Nobody,
+    Probes,
+    Damping,
+    Operator,
+    Configuration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Removal {
+    with_frontend: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    armed_at_ns: u64,
+    /// Armed by an order or a removal: no need of another backend.
+    firm: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ProbePlan {
+    running: bool,
+    /// `None` before the first one.
+    started_ns: Option<u64>,
+    due_ns: u64,
+    /// A suspicion came while one ran.
+    suspected: bool,
+}
+
+impl Machine {
+    pub fn new(policy: Policy, arrival: Arrival, now_ns: u64) -> Self {
+        let standing = match arrival {
+            Arrival::AtStart => Standing::Ready,
+            Arrival::ByReload => Standing::Ejected,
+        };
+        Self {
+            policy,
+            verdict: Verdict::Untried(arrival),
+            cause: Cause::NotProbed,
+            last: Cause::NotProbed,
+            fresh: true,
+            streak: Streak::default(),
+            penalty: Penalty::default(),
+            order: None,
+            removal: None,
+            another_is_ready: false,
+            deadline: None,
+            shown: (standing, Say::Nobody),
+            since_ns: now_ns,
+            resetting: None,
+            probe: ProbePlan { running: false, started_ns: None, due_ns: now_ns, suspected: false },
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// A probe begins.
+    pub fn handle_probe_started(&mut self, now_ns: u64) {
+        self.probe = ProbePlan { running: true, started_ns: Some(now_ns), due_ns: u64::MAX, suspected: false };
+    }
+
+    /// The probe ended. `flows_moved`: a flow of this backend got bytes from it since the probe began.
+    /// `random` is for the jitter.
+    pub fn handle_outcome(&mut self, now_ns: u64, outcome: Outcome, flows_moved: bool, random: u64) {
+        let conclusive = !matches!(outcome, Outcome::Inconclusive { .. });
+        if conclusive {
+            self.count(outcome, flows_moved, now_ns);
+            self.fresh = false;
+        }
+        self.plan_next(now_ns, conclusive, random);
+        let reset_before = self.resetting;
+        self.refresh(now_ns);
+        if let Some(reason) = self.resetting.filter(|_| reset_before == self.resetting) {
+            self.actions.push_back(Action::ResetFlows { reason, again: true });
+        }
+    }
+
+    /// The data plane saw something odd: probe at once, but not more often than every `fast_interval`.
+    pub fn handle_suspicion(&mut self, now_ns: u64) {
+        match (self.probe.running, self.probe.started_ns) {
+            (true, _) => self.probe.suspected = true,
+            (false, None) => {}
+            (false, Some(started_ns)) => {
+                let soonest = now_ns.max(started_ns.saturating_add(self.policy.fast_interval_ns));
+                self.probe.due_ns = self.probe.due_ns.min(soonest);
+            }
+        }
+    }
+
+    pub fn handle_order(&mut self, now_ns: u64, order: Order) {
+        self.order = match order {
+            Order::Drain => Some(Standing::Draining),
+            Order::Eject => Some(Standing::Ejected),
+            Order::Undrain => None,
+        };
+        self.refresh(now_ns);
+    }
+
+    /// A reload removed the backend, and its frontend too if `with_frontend`.
+    pub fn handle_removed(&mut self, now_ns: u64, with_frontend: bool) {
+        self.removal = Some(Removal { with_frontend });
+        self.refresh(now_ns);
+    }
+
+    /// A reload brought it back before its last flow ended. An operator's order stays in force.
+    pub fn handle_restored(&mut self, now_ns: u64) {
+        self.removal = None;
+        self.refresh(now_ns);
+    }
+
+    /// It has another address, or is probed in another way: what was counted is no evidence any more. The standing
+    /// stays until the next outcome, which comes at once and decides alone.
+    pub fn handle_moved(&mut self, now_ns: u64) {
+        self.streak = Streak::default();
+        self.fresh = true;
+        self.probe.running = false;
+        self.probe.due_ns = now_ns;
+        self.refresh(now_ns);
+    }
+
+    pub fn handle_policy(&mut self, now_ns: u64, policy: Policy) {
+        self.policy = policy;
+        if let Some(started_ns) = self.probe.started_ns.filter(|_| !self.probe.running) {
+            let latest = started_ns.saturating_add(policy.interval_ns).max(now_ns);
+            self.probe.due_ns = self.probe.due_ns.min(latest);
+        }
+        self.settle(now_ns);
+        self.refresh(now_ns);
+    }
+
+    /// Whether a backend of the same frontend is ready.
+    pub fn handle_another_ready(&mut self, now_ns: u64, another_is_ready: bool) {
+        self.another_is_ready = another_is_ready;
+        self.refresh(now_ns);
+    }
+
+    /// [`Machine::next_timeout_ns`] has come.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.refresh(now_ns);
+    }
+
+    /// The next thing to do; apply [`Machine::preference`] before the actions, so that no new flow follows a reset.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When the next probe should start; `None` while one runs.
+    pub fn next_probe_ns(&self) -> Option<u64> {
+        (!self.probe.running).then_some(self.probe.due_ns)
+    }
+
+    /// When [`Machine::handle_timeout`] should be called.
+    pub fn next_timeout_ns(&self) -> Option<u64> {
+        self.drain_deadline_ns().filter(|_| self.resetting.is_none())
+    }
+
+    pub fn standing(&self) -> Standing {
+        self.effective().0
+    }
+
+    /// Why it stands as it stands.
+    pub fn cause(&self) -> Cause {
+        match self.effective().1 {
+            Say::Operator if self.order == Some(Standing::Ejected) => Cause::OrderedEject,
+            Say::Operator => Cause::OrderedDrain,
+            Say::Configuration => Cause::Removed,
+            Say::Damping => Cause::Damped,
+            Say::Nobody | Say::Probes => self.cause.clone(),
+        }
+    }
+
+    /// Since when, in monotonic ns.
+    pub fn since_ns(&self) -> u64 {
+        self.since_ns
+    }
+
+    pub fn preference(&self) -> Preference {
+        match self.effective() {
+            (Standing::Ready, _) => Preference::Ready,
+            (Standing::Draining, Say::Operator) => Preference::OrderedAway,
+            (Standing::Draining, Say::Configuration) | (Standing::Ejected, _) => Preference::Never,
+            (Standing::Draining, _) => Preference::Draining,
+        }
+    }
+
+    /// The order in force, in a word.
+    pub fn order(&self) -> Option<&'static str> {
+        match (self.removal, self.order) {
+            (Some(_), _) => Some("removed"),
+            (None, Some(Standing::Ejected)) => Some("eject"),
+            (None, Some(_)) => Some("drain"),
+            (None, None) => None,
+        }
+    }
+
+    /// When its remaining flows are reset, if they are to be.
+    pub fn drain_deadline_ns(&self) -> Option<u64> {
+        self.deadline.map(|deadline| deadline.armed_at_ns.saturating_add(self.policy.drain_timeout_ns))
+    }
+
+    /// Proven ready by a probe: others may send their flows here.
+    pub fn is_proven_ready(&self) -> bool {
+        self.standing() == Standing::Ready && self.verdict == Verdict::Ready
+    }
+
+    fn count(&mut self, outcome: Outcome, flows_moved: bool, now_ns: u64) {
+        let Streak { passes, answers, dead, doubt, .. } = self.streak;
+        let plus = |count: u32, by: u32| count.saturating_add(by);
+        let grown = |passes, answers, dead, doubt| Streak { passes, answers, dead, doubt, settled: false };
+        let cause = match outcome {
+            Outcome::Passed => Cause::Passed,
+            Outcome::NotReady { status } => Cause::NotReady { status },
+            Outcome::Failed(Cause::TimedOut { .. }) if flows_moved => Cause::Slow,
+            Outcome::Failed(cause) => cause,
+            Outcome::Inconclusive { .. } => return,
+        };
+        self.streak = match cause {
+            Cause::Passed => grown(plus(passes, 1), plus(answers, 1), 0, 0),
+            Cause::Slow => grown(0, plus(answers, 1), 0, plus(doubt, 1)),
+            Cause::NotReady { .. } | Cause::Tls { .. } => grown(0, plus(answers, 1), 0, plus(doubt, 2)),
+            Cause::Protocol { .. } if flows_moved => grown(0, plus(answers, 1), 0, plus(doubt, 2)),
+            _ => grown(0, 0, plus(dead, 1), plus(doubt, 2)),
+        };
+        self.last = cause;
+        let before = self.verdict;
+        self.settle(now_ns);
+        let dead = self.streak.dead > 0;
+        let passed = self.last == Cause::Passed;
+        let agrees = match self.verdict {
+            Verdict::Ready | Verdict::Held => passed,
+            Verdict::Draining => !passed && !dead,
+            Verdict::Ejected => dead,
+            Verdict::Untried(_) => false,
+        };
+        if agrees && before == self.verdict {
+            self.cause = self.last.clone();
+        }
+        let reset_is_near = self.verdict == Verdict::Ejected && self.streak.dead < self.reset_fall();
+        self.streak.settled = agrees && !reset_is_near;
+    }
+
+    /// Lets the streaks decide the verdict.
+    fn settle(&mut self, now_ns: u64) {
+        let Streak { passes, answers, dead, doubt, .. } = self.streak;
+        let (rise, fall, doubtful) = match self.fresh {
+            true => (1, 1, 1),
+            false => (self.policy.rise.max(1), self.fall(), self.fall().saturating_mul(2)),
+        };
+        let next = match self.verdict {
+            _ if dead >= fall => Verdict::Ejected,
+            // Damping holds back from ready; it takes ready from nobody.
+            Verdict::Ready if passes >= rise => Verdict::Ready,
+            _ if passes >= rise && self.penalty.holds(&self.policy.damping, now_ns) => Verdict::Held,
+            _ if passes >= rise => Verdict::Ready,
+            Verdict::Ejected if answers >= rise && passes == 0 => Verdict::Draining,
+            Verdict::Ejected => Verdict::Ejected,
+            _ if doubt >= doubtful => Verdict::Draining,
+            unchanged => unchanged,
+        };
+        if next == self.verdict {
+            return;
+        }
+        // An operator who restarts a drained backend is no flapping.
+        if self.verdict == Verdict::Ready && self.order.is_none() && self.removal.is_none() {
+            self.penalty.add(&self.policy.damping, now_ns);
+        }
+        self.verdict = next;
+        self.cause = self.last.clone();
+    }
+
+    fn plan_next(&mut self, now_ns: u64, conclusive: bool, random: u64) {
+        let fast = !conclusive || !self.streak.settled;
+        let interval_ns = if fast { self.policy.fast_interval_ns } else { self.policy.interval_ns };
+        let most = interval_ns / 100 * u64::from(self.policy.jitter_percent.min(100));
+        let gap_ns = interval_ns - ((u128::from(most) * u128::from(random)) >> 64) as u64;
+        let gap_ns = if self.probe.suspected { gap_ns.min(self.policy.fast_interval_ns) } else { gap_ns };
+        let started_ns = self.probe.started_ns.unwrap_or(now_ns);
+        let due_ns = started_ns.saturating_add(gap_ns).max(now_ns);
+        self.probe = ProbePlan { running: false, due_ns, suspected: false, ..self.probe };
+    }
+
+    /// Draws the consequences of a change of any input.
+    fn refresh(&mut self, now_ns: u64) {
+        let (to, say) = self.effective();
+        self.update_deadline(now_ns);
+        let from = self.shown.0;
+        if self.shown != (to, say) {
+            self.shown = (to, say);
+            self.since_ns = now_ns;
+            self.actions.push_back(Action::Changed { from, to, cause: self.cause() });
+        }
+        if from != Standing::Ready && to == Standing::Ready {
+            self.actions.push_back(Action::SlowStart { start_ns: now_ns, ramp_ns: self.policy.slow_start_ns });
+        }
+        let reason = self.reset_reason(now_ns);
+        if let Some(reason) = reason.filter(|_| reason != self.resetting) {
+            self.actions.push_back(Action::ResetFlows { reason, again: false });
+        }
+        self.resetting = reason;
+        self.check();
+    }
+
+    fn update_deadline(&mut self, now_ns: u64) {
+        let runs = match self.effective() {
+            (Standing::Draining, Say::Operator | Say::Configuration) => Some(true),
+            (Standing::Draining, Say::Probes) if matches!(self.cause, Cause::NotReady { .. }) => {
+                self.another_is_ready.then_some(false)
+            }
+            _ => None,
+        };
+        self.deadline = match (self.deadline, runs) {
+            (_, None) => None,
+            // What already runs goes on, but for a lifted order, whose time was not the backend's fault.
+            (Some(old), Some(firm)) if old.firm <= firm => Some(Deadline { firm, ..old }),
+            (_, Some(firm)) => Some(Deadline { armed_at_ns: now_ns, firm }),
+        };
+    }
+
+    fn reset_reason(&self, now_ns: u64) -> Option<EndReason> {
+        if self.order == Some(Standing::Ejected) {
+            return Some(EndReason::EjectedByOperator);
+        }
+        if self.verdict == Verdict::Ejected && self.streak.dead >= self.reset_fall() {
+            return Some(EndReason::BackendEjected);
+        }
+        let passed = self.drain_deadline_ns().is_some_and(|deadline| deadline <= now_ns);
+        passed.then_some(match self.removal {
+            Some(Removal { with_frontend: true }) => EndReason::FrontendRemoved,
+            _ => EndReason::DrainDeadline,
+        })
+    }
+
+    fn effective(&self) -> (Standing, Say) {
+        if self.order == Some(Standing::Ejected) {
+            return (Standing::Ejected, Say::Operator);
+        }
+        let by_probes = match self.verdict {
+            Verdict::Untried(Arrival::AtStart) => (Standing::Ready, Say::Nobody),
+            Verdict::Untried(Arrival::ByReload) => (Standing::Ejected, Say::Nobody),
+            Verdict::Ready => (Standing::Ready, Say::Probes),
+            Verdict::Held => (Standing::Draining, Say::Damping),
+            Verdict::Draining => (Standing::Draining, Say::Probes),
+            Verdict::Ejected => (Standing::Ejected, Say::Probes),
+        };
+        // Flows must not wait on a dead backend because somebody drains it.
+        match (by_probes.0, self.removal, self.order) {
+            (Standing::Ejected, ..) => by_probes,
+            (_, Some(_), _) => (Standing::Draining, Say::Configuration),
+            (_, None, Some(_)) => (Standing::Draining, Say::Operator),
+            (_, None, None) => by_probes,
+        }
+    }
+
+    fn fall(&self) -> u32 {
+        self.policy.fall.max(1)
+    }
+
+    fn reset_fall(&self) -> u32 {
+        self.policy.reset_fall.max(self.fall())
+    }
+
+    fn check(&self) {
+        let streak = &self.streak;
+        debug_assert!(streak.passes == 0 || streak.doubt == 0, "a pass ends all doubt");
+        debug_assert!(streak.passes <= streak.answers, "a pass is an answer");
+        debug_assert!(streak.dead == 0 || streak.answers == 0, "the dead do not answer");
+        debug_assert!(streak.dead <= streak.doubt, "a dead probe is a doubt");
+        debug_assert!((self.standing() == Standing::Ready) == (self.preference() == Preference::Ready));
+        debug_assert!(self.deadline.is_none() || self.standing() == Standing::Draining, "only draining has a deadline");
+        debug_assert!(
+            self.resetting.is_none() || self.preference() != Preference::Ready,
+            "a ready backend is not reset"
+        );
+        if self.verdict == Verdict::Ready && !self.fresh {
+            debug_assert!(streak.dead < self.fall(), "ready in spite of {} dead probes", streak.dead);
+            debug_assert!(u64::from(streak.doubt) < 2 * u64::from(self.fall()), "ready in spite of doubt");
+        }
+        if self.resetting == Some(EndReason::BackendEjected) {
+            debug_assert!(streak.dead >= self.reset_fall(), "reset below reset_fall");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,10 +8,22 @@
 //! ```
 
 pub mod census;
+pub mod client;
+pub mod collect;
+mod commands;
 pub mod control;
+pub mod doors;
+pub mod flow_log;
+pub mod http;
+pub mod humane;
+pub mod page;
+pub mod protocol;
 pub mod rates;
+pub mod session;
 pub mod status;
+pub mod unix;
 pub mod watchdog;
+pub mod words;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +50,7 @@ pub struct Admin {
     pub control: Arc<dyn Control>,
     pub phase: DrainWatch,
     started_at_ns: u64,
-    census: Census,
+    census: Arc<Census>,
     samples: Mutex<Samples>,
 }
 
@@ -53,7 +65,8 @@ impl Admin {
         let started_at_ns = now_ns();
         let mut samples = Samples::default();
         samples.push(Sample::take(&table, started_at_ns));
-        let (census, samples) = (Census::default(), Mutex::new(samples));
+        let (census, samples) = (Arc::<Census>::default(), Mutex::new(samples));
+        collect::register(&metrics, table.clone(), census.clone());
         Arc::new(Self { table, config, metrics, control, phase, started_at_ns, census, samples })
     }
 

@@ -110,7 +110,7 @@ mod tests {
     fn a_rate_spans_ten_seconds_at_most() {
         let mut samples = Samples::default();
         for second in 0..30 {
-            samples.push(at(second, if second < 19 { 0 } else { second - 19 }));
+            samples.push(at(second, second.saturating_sub(19)));
         }
         let rate = samples.rate(&at(29, 10), |sample| Some(sample.totals));
         assert_eq!((rate.flows_per_s, rate.bytes_up_per_s), (1.0, 100.0));

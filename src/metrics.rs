@@ -1,8 +1,12 @@
 //! Instruments for control work. The data plane's own counters live with the table and are read at the scrape.
 
-use std::sync::Mutex;
+mod exposition;
+mod process;
+
+use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,6 +14,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::model::histogram::LATENCY_BOUNDS_S;
+use process::ProcessCollector;
+
+pub use exposition::Exposition;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ProbeLabels {
@@ -36,10 +43,14 @@ pub struct Metrics {
     /// Lines that sampling left out of the flow log.
     pub flow_log_skipped: Counter,
     registry: Mutex<Registry>,
+    /// For names that take no prefix of ours.
+    unprefixed: Registry,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
+        let mut unprefixed = Registry::default();
+        unprefixed.register_collector(Box::new(ProcessCollector::default()));
         let metrics = Self {
             probe: Family::new_with_constructor(|| Histogram::new(LATENCY_BOUNDS_S)),
             reloads: Family::default(),
@@ -47,6 +58,7 @@ impl Default for Metrics {
             last_reload_success_time: Gauge::default(),
             flow_log_skipped: Counter::default(),
             registry: Mutex::new(Registry::with_prefix("baton")),
+            unprefixed,
         };
         metrics.with_registry(|registry| {
             registry.register_with_unit("probe_duration", "Health probes", Unit::Seconds, metrics.probe.clone());
@@ -70,6 +82,15 @@ impl Default for Metrics {
 impl Metrics {
     /// Lets `use_registry` add collectors or encode.
     pub fn with_registry<T>(&self, use_registry: impl FnOnce(&mut Registry) -> T) -> T {
-        use_registry(&mut self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        use_registry(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// All metrics as text. It may take as long as the slowest collector.
+    pub fn encode(&self, exposition: Exposition) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        self.with_registry(|registry| encode_registry(&mut text, registry))?;
+        encode_registry(&mut text, &self.unprefixed)?;
+        encode_eof(&mut text)?;
+        Ok(exposition.render(text))
     }
 }

@@ -31,6 +31,18 @@ impl Standing {
     }
 }
 
+/// What an operator may order for one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Take no new flows, keep the old ones until the drain deadline.
+    Drain,
+    /// Back to what the probes say.
+    Undrain,
+    /// Take no new flows and reset the old ones.
+    Eject,
+}
+
 /// Why a backend has the standing it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]

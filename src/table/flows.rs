@@ -175,6 +175,13 @@ impl FlowTable {
         self.iter().find(|flow| flow.id == id)
     }
 
+    /// Whether `flow` lives still; costs one look at its slot.
+    pub fn lives(&self, flow: &FlowView) -> bool {
+        let (row, place) = (flow.key.0 as usize / ROW, flow.key.0 as usize % ROW);
+        let row = self.shards[flow.worker].rows[row].get();
+        row.and_then(|row| row[place].copy()).is_some_and(|copied| copied.identity[0] == flow.id.0)
+    }
+
     /// The owner's slot for `key`.
     pub fn slot(&self, writer: &ShardWriter, key: FlowKey) -> &Slot {
         let (row, place) = (key.0 as usize / ROW, key.0 as usize % ROW);

@@ -1,0 +1,132 @@
+//! The doors for people and their tools: a read-only HTTP door and a Unix socket for everything that changes something.
+//! Besides, what is told without being asked: the log of ended flows and the watchdog.
+//!
+//! ```text
+//!   page, /status.json, /metrics, /livez, /readyz ── http ──┐
+//!                                                           ├── Admin ── Table, Config, Metrics
+//!   baton status, drain, kill, reload ... ── socket ────────┘      └──── Control (implemented by the wiring)
+//! ```
+
+pub mod census;
+pub mod client;
+pub mod collect;
+mod commands;
+pub mod control;
+pub mod doors;
+pub mod flow_log;
+pub mod http;
+pub mod humane;
+pub mod page;
+pub mod protocol;
+pub mod rates;
+pub mod session;
+pub mod status;
+pub mod unix;
+pub mod watchdog;
+pub mod words;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+
+use crate::config::Config;
+use crate::drain::{DrainWatch, Phase};
+use crate::metrics::Metrics;
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+use census::Census;
+use control::Control;
+use rates::{Sample, Samples};
+use status::Status;
+
+/// What the doors serve: the instance's shared state, and its [`Control`].
+pub struct Admin {
+    pub table: Arc<Table>,
+    /// The configuration that runs now.
+    pub config: Arc<ArcSwap<Config>>,
+    pub metrics: Arc<Metrics>,
+    pub control: Arc<dyn Control>,
+    pub phase: DrainWatch,
+    started_at_ns: u64,
+    census: Arc<Census>,
+    samples: Mutex<Samples>,
+}
+
+impl Admin {
+    pub fn new(
+        table: Arc<Table>,
+        config: Arc<ArcSwap<Config>>,
+        metrics: Arc<Metrics>,
+        control: Arc<dyn Control>,
+        phase: DrainWatch,
+    ) -> Arc<Self> {
+        let started_at_ns = now_ns();
+        let mut samples = Samples::default();
+        samples.push(Sample::take(&table, started_at_ns));
+        let (census, samples) = (Arc::<Census>::default(), Mutex::new(samples));
+        collect::register(&metrics, table.clone(), census.clone());
+        Arc::new(Self { table, config, metrics, control, phase, started_at_ns, census, samples })
+    }
+
+    /// Gathers the status on a thread where a walk over the table holds nothing up.
+    pub async fn status(self: &Arc<Self>) -> Status {
+        self.aside(|admin| Status::gather(admin, now_ns())).await
+    }
+
+    /// Why `/readyz` fails, one sentence each; empty: it does not.
+    pub fn not_ready(&self) -> Vec<String> {
+        let phase = match self.phase.phase() {
+            Phase::Starting => Some("this instance is starting".to_owned()),
+            Phase::Serving => None,
+            stopping => Some(format!("this instance is stopping: {}", stopping.label())),
+        };
+        phase.into_iter().chain(self.control.not_ready()).collect()
+    }
+
+    /// Why `/livez` fails, one sentence each; empty: it does not.
+    pub fn not_live(&self, now_ns: u64) -> Vec<String> {
+        let mut reasons = watchdog::complaints(&self.table, self.phase.phase(), now_ns);
+        reasons.extend(self.control.not_live());
+        reasons
+    }
+
+    /// Samples the counters once a second, for as long as it is polled: the source of all rates.
+    pub async fn sample_rates(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let sample = Sample::take(&self.table, now_ns());
+            self.samples().push(sample);
+        }
+    }
+
+    /// Runs `work` on a thread for blocking work.
+    async fn aside<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Self) -> T + Send + 'static) -> T {
+        let admin = self.clone();
+        match tokio::task::spawn_blocking(move || work(&admin)).await {
+            Ok(done) => done,
+            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+        }
+    }
+
+    fn started_at_ns(&self) -> u64 {
+        self.started_at_ns
+    }
+
+    fn census(&self) -> &Census {
+        &self.census
+    }
+
+    fn samples(&self) -> MutexGuard<'_, Samples> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin").field("phase", &self.phase).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,49 @@
+//! How many flows are in which state: a walk over the whole table, and so rationed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::status::FlowCounts;
+use crate::model::ids::FrontendId;
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+
+/// Flows by frontend and state.
+pub type Counts = HashMap<FrontendId, FlowCounts>;
+
+/// Counts anew only after a pause of this many times what the last walk took: with a million flows, readers that
+/// come every second must not cost a noticeable part of a core.
+const PAUSE: u64 = 20;
+
+#[derive(Debug, Default)]
+pub struct Census {
+    last: Mutex<Option<Taken>>,
+}
+
+#[derive(Debug)]
+struct Taken {
+    at_ns: u64,
+    took_ns: u64,
+    counts: Arc<Counts>,
+}
+
+impl Census {
+    /// The counts, perhaps a little old. Call it off the control runtime: it may walk the table.
+    pub fn counts(&self, table: &Table) -> Arc<Counts> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = now_ns();
+        if let Some(taken) = &*last
+            && begin - taken.at_ns < PAUSE * taken.took_ns
+        {
+            return taken.counts.clone();
+        }
+        let mut counts = Counts::new();
+        for flow in table.flows.iter() {
+            counts.entry(flow.origin.frontend).or_default().add(flow.state);
+        }
+        let counts = Arc::new(counts);
+        let at_ns = now_ns();
+        *last = Some(Taken { at_ns, took_ns: at_ns - begin, counts: counts.clone() });
+        counts
+    }
+}

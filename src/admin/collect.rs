@@ -1,0 +1,226 @@
+//! The data plane's counters as metrics, read at each scrape. No label ever holds a client's address.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+
+use super::census::Census;
+use super::watchdog;
+use crate::metrics::Metrics;
+use crate::model::end_reason::EndReason;
+use crate::model::health::Standing;
+use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry};
+use crate::table::flows::FlowState;
+use crate::table::worker::WorkerState;
+
+/// Makes `metrics` show what `table` counts. Call it once for each pair.
+pub fn register(metrics: &Metrics, table: Arc<Table>, census: Arc<Census>) {
+    metrics.with_registry(|registry| registry.register_collector(Box::new(TableCollector { table, census })));
+}
+
+#[derive(Debug)]
+struct TableCollector {
+    table: Arc<Table>,
+    census: Arc<Census>,
+}
+
+impl Collector for TableCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families(encoder);
+        families.info("build", "The version that runs", &[("version", env!("CARGO_PKG_VERSION"))])?;
+        self.encode_frontends(&mut families)?;
+        self.encode_backends(&mut families)?;
+        self.encode_workers(&mut families)
+    }
+}
+
+impl TableCollector {
+    fn encode_frontends(&self, families: &mut Families<'_>) -> fmt::Result {
+        let frontends = self.table.registry.frontends();
+        let counts = self.census.counts(&self.table);
+        let mut family = families.gauge("flows", "Flows that live now, by state")?;
+        for frontend in &frontends {
+            let states = counts.get(&frontend.id).copied().unwrap_or_default();
+            for state in FlowState::ALL {
+                let labels = [("frontend", &*frontend.name), ("state", state.label())];
+                family.encode_family(&labels)?.encode_gauge(&(states.of(state) as i64))?;
+            }
+        }
+        let mut family = families.counter("flows_accepted", "Flows accepted", None)?;
+        for frontend in &frontends {
+            family.encode_family(&[("frontend", &*frontend.name)])?.counter(accepted(frontend))?;
+        }
+        let mut family = families.counter("flows_ended", "Flows ended, by reason", None)?;
+        for frontend in &frontends {
+            for reason in EndReason::ALL {
+                let ended = frontend.lanes.iter().map(|lane| lane.ended[*reason as usize].value()).sum();
+                let labels = [("frontend", &*frontend.name), ("reason", reason.label())];
+                family.encode_family(&labels)?.counter(ended)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_backends(&self, families: &mut Families<'_>) -> fmt::Result {
+        let backends = self.table.registry.backends();
+        let now = now_ns();
+        let mut family = families.gauge("backend_state", "1 for the state that a backend is in, else 0")?;
+        for backend in &backends {
+            let standing = backend.health().standing;
+            for state in Standing::ALL {
+                let [frontend, name] = labels(backend);
+                let labels = [frontend, name, ("state", state.label())];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(standing == state))?;
+            }
+        }
+        let mut gauge = |name, help, value: &dyn Fn(&BackendEntry) -> f64| {
+            let mut family = families.gauge(name, help)?;
+            backends.iter().try_for_each(|it| family.encode_family(&labels(it))?.encode_gauge(&value(it)))
+        };
+        gauge("backend_up", "1 if a backend is ready for new flows", &|it| {
+            f64::from(it.health().standing == Standing::Ready)
+        })?;
+        gauge("backend_flows", "Flows of a backend, connecting ones included", &|it| {
+            f64::from(it.active.load(Relaxed))
+        })?;
+        gauge("backend_weight", "Configured weight", &|it| f64::from(it.weight()))?;
+        gauge("backend_share_ratio", "Part of its weight that counts now: below 1 while it returns slowly", &|it| {
+            f64::from(it.share(now)) / 1024.0
+        })?;
+
+        let mut family = families.counter("flow", "Bytes passed on", Some(&Unit::Bytes))?;
+        for backend in &backends {
+            let [frontend, name] = labels(backend);
+            for (direction, bytes) in [
+                ("up", sum(backend, |lane| lane.bytes_up.value())),
+                ("down", sum(backend, |lane| lane.bytes_down.value())),
+            ] {
+                family.encode_family(&[frontend, name, ("direction", direction)])?.counter(bytes)?;
+            }
+        }
+        let mut family = families.counter("backend_connected", "Flows that were connected to a backend", None)?;
+        for backend in &backends {
+            let connected = sum(backend, |lane| lane.connected.value());
+            family.encode_family(&labels(backend))?.counter(connected)?;
+        }
+        let help = "Second connect attempts that were begun because the first was slow";
+        let mut family = families.counter("connects_hedged", help, None)?;
+        for backend in &backends {
+            family.encode_family(&labels(backend))?.counter(sum(backend, |lane| lane.hedged.value()))?;
+        }
+        let mut family = families.counter("connect_failures", "Connect attempts that failed, by reason", None)?;
+        for backend in &backends {
+            let [frontend, name] = labels(backend);
+            for (kind, failure) in ConnectFailure::ALL.iter().enumerate() {
+                let failed = sum(backend, |lane| lane.failures[kind].value());
+                family.encode_family(&[frontend, name, ("reason", failure.label())])?.counter(failed)?;
+            }
+        }
+        let mut family = families.histogram("connect_duration", "From the first attempt to a connected backend")?;
+        for backend in &backends {
+            family.encode_family(&labels(backend))?.latency(&backend.connect_latency())?;
+        }
+        Ok(())
+    }
+
+    fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {
+        let workers: Vec<_> = self.table.workers.iter().enumerate().map(|(n, it)| (n.to_string(), it)).collect();
+        let now = now_ns();
+        let mut gauge = |name, help, value: &dyn Fn(&WorkerState) -> i64| {
+            let mut family = families.gauge(name, help)?;
+            workers
+                .iter()
+                .try_for_each(|(n, it)| family.encode_family(&[("worker", n.as_str())])?.encode_gauge(&value(it)))
+        };
+        gauge("worker_stuck", "1 while one turn of a worker's event loop lasts too long", &|it| {
+            i64::from(watchdog::stuck_for(it, now).is_some())
+        })?;
+        gauge("accept_paused", "1 while a worker accepts nothing for want of file descriptors", &|it| {
+            i64::from(it.accept_paused.load(Relaxed))
+        })?;
+        gauge("pipes_in_use", "Pipes that carry bulk data now", &|it| it.pipes_in_use.load(Relaxed) as i64)?;
+        let mut counter = |name, help, value: &dyn Fn(&WorkerState) -> u64| {
+            let mut family = families.counter(name, help, None)?;
+            workers.iter().try_for_each(|(n, it)| family.encode_family(&[("worker", n.as_str())])?.counter(value(it)))
+        };
+        counter("accept_errors", "accept(2) calls that failed for want of file descriptors or memory", &|it| {
+            it.accept_errors.value()
+        })?;
+        counter("accepts_shed", "Connections reset unserved because accepting was paused for too long", &|it| {
+            it.accept_shed.value()
+        })?;
+        counter("flows_ended_unreported", "Ended flows that found the queue to the log and the events full", &|it| {
+            it.ended_unlogged.value()
+        })?;
+        let help = "Turns of a worker's event loop: what an event may have had to wait";
+        let mut family = families.histogram("event_loop_turn", help)?;
+        for (worker, state) in &workers {
+            family.encode_family(&[("worker", worker.as_str())])?.latency(&state.turn.snapshot())?;
+        }
+        Ok(())
+    }
+}
+
+/// Begins families of metrics.
+struct Families<'a>(DescriptorEncoder<'a>);
+
+impl Families<'_> {
+    fn gauge<'s>(&'s mut self, name: &'s str, help: &'s str) -> Result<MetricEncoder<'s>, fmt::Error> {
+        self.0.encode_descriptor(name, help, None, MetricType::Gauge)
+    }
+
+    fn counter<'s>(
+        &'s mut self,
+        name: &'s str,
+        help: &'s str,
+        unit: Option<&'s Unit>,
+    ) -> Result<MetricEncoder<'s>, fmt::Error> {
+        self.0.encode_descriptor(name, help, unit, MetricType::Counter)
+    }
+
+    /// Of seconds.
+    fn histogram<'s>(&'s mut self, name: &'s str, help: &'s str) -> Result<MetricEncoder<'s>, fmt::Error> {
+        self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)
+    }
+
+    fn info(&mut self, name: &str, help: &str, labels: &[(&str, &str)]) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
+    }
+}
+
+trait Values {
+    fn counter(&mut self, value: u64) -> fmt::Result;
+    fn latency(&mut self, snapshot: &LatencySnapshot) -> fmt::Result;
+}
+
+impl Values for MetricEncoder<'_> {
+    fn counter(&mut self, value: u64) -> fmt::Result {
+        self.encode_counter::<[(&str, &str); 0], _, u64>(&value, None)
+    }
+
+    fn latency(&mut self, snapshot: &LatencySnapshot) -> fmt::Result {
+        let bounds = LATENCY_BOUNDS_S.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<_> = bounds.zip(snapshot.counts).collect();
+        self.encode_histogram::<[(&str, &str); 0]>(snapshot.sum_s, snapshot.count(), &buckets, None)
+    }
+}
+
+fn labels(backend: &BackendEntry) -> [(&'static str, &str); 2] {
+    [("frontend", &backend.frontend.name), ("backend", &backend.name)]
+}
+
+fn accepted(frontend: &FrontendEntry) -> u64 {
+    frontend.lanes.iter().map(|lane| lane.accepted.value()).sum()
+}
+
+fn sum(backend: &BackendEntry, value: impl Fn(&BackendLane) -> u64) -> u64 {
+    backend.lanes.iter().map(value).sum()
+}

@@ -1,0 +1,81 @@
+//! What each command of the admin socket does.
+
+mod events;
+mod flows;
+mod kill;
+mod names;
+
+use std::io;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Admin;
+use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, Reloaded, VERSION};
+use super::session::Replies;
+use super::status::backend_status;
+use crate::model::health::Order;
+use crate::sys::clock::now_ns;
+
+/// Carries out `command`. Listings go out through `replies`; the result is the last line.
+/// An error means that the client is gone.
+pub async fn execute(
+    admin: &Arc<Admin>,
+    command: Command,
+    replies: &mut Replies,
+) -> io::Result<Result<Value, Refusal>> {
+    Ok(match command {
+        Command::Version {} => Ok(json(&About {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: VERSION,
+            pid: std::process::id(),
+        })),
+        Command::Status {} => Ok(json(&admin.status().await)),
+        Command::Backends { backend } => backends(admin, backend).await,
+        Command::Flows(filter) => flows::list(admin, &filter, replies).await?,
+        Command::Events(filter) => Ok(events::list(admin, &filter, replies).await?),
+        Command::Drain { backend } => order(admin, &backend, Order::Drain),
+        Command::Undrain { backend } => order(admin, &backend, Order::Undrain),
+        Command::Eject { backend } => order(admin, &backend, Order::Eject),
+        Command::Kill { target } => kill::kill(admin, &target).await,
+        Command::Reload {} => reload(admin).await,
+        Command::Rebalance { dry_run } => {
+            let moves = if dry_run { admin.control.rebalance_plan() } else { admin.control.rebalance() };
+            Ok(json(&Rebalance { dry_run, moves }))
+        }
+    })
+}
+
+async fn backends(admin: &Arc<Admin>, name: Option<BackendName>) -> Result<Value, Refusal> {
+    let only = name.map(|name| names::backend(&admin.table.registry, &name)).transpose()?;
+    let status = admin.status().await;
+    let wanted = |frontend: &str, backend: &str| {
+        only.as_ref().is_none_or(|only| *only.frontend.name == *frontend && *only.name == *backend)
+    };
+    Ok(json(&status.backends().filter(|backend| wanted(&backend.frontend, &backend.name)).collect::<Vec<_>>()))
+}
+
+fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value, Refusal> {
+    let entry = names::backend(&admin.table.registry, name)?;
+    let backend = backend_status(&entry, now_ns());
+    admin.control.order(entry.id, order).map_err(|refused| Refusal::Order { reason: refused.to_string() })?;
+    tracing::info!(frontend = %entry.frontend.name, backend = %entry.name, ?order, "an operator's order");
+    let config = admin.config.load();
+    let drain_timeout_ms = (order == Order::Drain)
+        .then(|| config.frontends.iter().find(|frontend| frontend.name == entry.frontend.name))
+        .flatten()
+        .map(|frontend| frontend.drain_timeout.as_millis() as u64);
+    Ok(json(&Ordered { backend, drain_timeout_ms }))
+}
+
+async fn reload(admin: &Admin) -> Result<Value, Refusal> {
+    match admin.control.reload().await {
+        Ok(changes) => Ok(json(&Reloaded { changes })),
+        Err(errors) => Err(Refusal::Reload { errors }),
+    }
+}
+
+fn json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).expect("replies are plain data with string keys")
+}

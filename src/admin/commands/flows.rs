@@ -1,0 +1,132 @@
+//! Lists flows, as many as there are, a piece at a time.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::{json, names};
+use crate::admin::Admin;
+use crate::admin::protocol::{FlowFilter, FlowRow, Listed, Refusal};
+use crate::admin::session::Replies;
+use crate::model::ids::{BackendId, FrontendId};
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+use crate::table::backend::Registry;
+use crate::table::flows::{FlowState, FlowView};
+
+/// Flows that are looked at before others on the control runtime have their turn: well under a millisecond.
+pub const TURN: usize = 2048;
+
+pub async fn list(
+    admin: &Arc<Admin>,
+    filter: &FlowFilter,
+    replies: &mut Replies,
+) -> io::Result<Result<Value, Refusal>> {
+    let matcher = match Matcher::new(&admin.table.registry, filter) {
+        Ok(matcher) => matcher,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let names = Names::of(&admin.table.registry);
+    let limit = filter.limit.unwrap_or(u64::MAX);
+    let mut end = Listed { listed: 0, more: 0 };
+    for (seen, flow) in admin.table.flows.iter().enumerate() {
+        if matcher.matches(&flow) {
+            if end.listed < limit {
+                replies.item(&names.row(&flow, now_ns()));
+                end.listed += 1;
+            } else {
+                end.more += 1;
+            }
+        }
+        if replies.is_full() {
+            replies.flush().await?;
+        }
+        if seen % TURN == TURN - 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+    Ok(Ok(json(&end)))
+}
+
+/// A filter with its names looked up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Matcher {
+    pub frontend: Option<FrontendId>,
+    pub backend: Option<BackendId>,
+    pub client: Option<IpNet>,
+    pub state: Option<FlowState>,
+}
+
+impl Matcher {
+    fn new(registry: &Registry, filter: &FlowFilter) -> Result<Self, Refusal> {
+        let frontend = filter.frontend.as_deref().map(|name| names::frontend(registry, name)).transpose()?;
+        let backend = filter.backend.as_ref().map(|name| names::backend(registry, name)).transpose()?;
+        Ok(Self {
+            frontend: frontend.map(|entry| entry.id),
+            backend: backend.map(|entry| entry.id),
+            client: filter.client,
+            state: filter.state,
+        })
+    }
+
+    pub fn matches(&self, flow: &FlowView) -> bool {
+        self.frontend.is_none_or(|frontend| flow.origin.frontend == frontend)
+            && self.backend.is_none_or(|backend| flow.backend == Some(backend))
+            && self.client.is_none_or(|network| network.contains(&flow.origin.client.ip()))
+            && self.state.is_none_or(|state| flow.state == state)
+    }
+
+    /// All flows that match now.
+    pub async fn collect(&self, table: &Table) -> Vec<FlowView> {
+        let mut found = Vec::new();
+        for (seen, flow) in table.flows.iter().enumerate() {
+            if self.matches(&flow) {
+                found.push(flow);
+            }
+            if seen % TURN == TURN - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        found
+    }
+}
+
+/// The names behind the ids that flows hold.
+struct Names {
+    frontends: HashMap<FrontendId, Arc<str>>,
+    backends: HashMap<BackendId, Arc<str>>,
+}
+
+impl Names {
+    fn of(registry: &Registry) -> Self {
+        Self {
+            frontends: registry.frontends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
+            backends: registry.backends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
+        }
+    }
+
+    fn row(&self, flow: &FlowView, now_ns: u64) -> FlowRow {
+        let since_ms = |then: u64| now_ns.saturating_sub(then) / 1_000_000;
+        let frontend = self.frontends.get(&flow.origin.frontend);
+        FlowRow {
+            id: flow.id,
+            frontend: frontend.map_or_else(|| format!("#{}", flow.origin.frontend), |name| name.to_string()),
+            backend: flow.backend.map(|id| match self.backends.get(&id) {
+                Some(name) => name.to_string(),
+                None => format!("#{id}"),
+            }),
+            client: flow.origin.client.socket_addr(),
+            vip: flow.origin.vip.socket_addr(),
+            state: flow.state,
+            age_ms: since_ms(flow.origin.accepted_at_ns),
+            idle_ms: since_ms(flow.last_byte_ns()),
+            bytes_up: flow.bytes_up,
+            bytes_down: flow.bytes_down,
+            connect_us: flow.connect_us,
+            worker: flow.worker,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Ends flows by an operator's order, and waits a little to see them go.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::flows::{Matcher, TURN};
+use super::{json, names};
+use crate::admin::Admin;
+use crate::admin::protocol::{KillReport, KillTarget, Refusal};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::BackendId;
+use crate::table::Table;
+use crate::table::flows::FlowView;
+use crate::table::journal::What;
+use crate::table::orders::{EndOrder, Pace, Selector};
+
+pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
+    let table = &admin.table;
+    let process = admin.config.load().process.clone();
+    let paced = Pace { within: process.reset_within, per_second: process.reset_rate };
+    let (selector, matcher) = match target {
+        KillTarget::Flow(id) => {
+            let flow = find(table, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
+            table.orders.end_flow(&flow, EndReason::Killed, None);
+            return Ok(json(&KillReport { flows: 1, gone: gone(table, &[flow], WAIT).await }));
+        }
+        KillTarget::Backend(name) => {
+            let id = names::backend(&table.registry, name)?.id;
+            (Selector::Backend(id), Matcher { backend: Some(id), ..Matcher::default() })
+        }
+        KillTarget::Client(network) => {
+            (Selector::Client(*network), Matcher { client: Some(*network), ..Matcher::default() })
+        }
+        KillTarget::All => (Selector::All, Matcher::default()),
+    };
+    let flows = matcher.collect(table).await;
+    table.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
+    tracing::info!(?target, flows = flows.len(), "an operator kills flows");
+    record(table, &flows);
+    let gone = gone(table, &flows, process.reset_within + WAIT).await;
+    Ok(json(&KillReport { flows: flows.len() as u64, gone }))
+}
+
+async fn find(table: &Table, id: crate::model::ids::FlowId) -> Option<FlowView> {
+    for (seen, flow) in table.flows.iter().enumerate() {
+        if flow.id == id {
+            return Some(flow);
+        }
+        if seen % TURN == TURN - 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+    None
+}
+
+/// One event for each backend that loses flows.
+fn record(table: &Table, flows: &[FlowView]) {
+    let mut per_backend = HashMap::<BackendId, usize>::new();
+    for backend in flows.iter().filter_map(|flow| flow.backend) {
+        *per_backend.entry(backend).or_default() += 1;
+    }
+    for entry in table.registry.backends() {
+        if let Some(&flows) = per_backend.get(&entry.id) {
+            let (frontend, backend) = (entry.frontend.name.to_string(), entry.name.to_string());
+            table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason: EndReason::Killed });
+        }
+    }
+}
+
+/// How many of `flows` are gone, once all are or after `limit`.
+async fn gone(table: &Table, flows: &[FlowView], limit: Duration) -> u64 {
+    let deadline = tokio::time::Instant::now() + limit;
+    let mut gone = 0;
+    for flow in flows {
+        while table.flows.lives(flow) && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        gone += u64::from(!table.flows.lives(flow));
+    }
+    gone
+}
+
+/// How long an order may take beyond its pace.
+const WAIT: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(5);

@@ -1,0 +1,79 @@
+//! What the admin doors ask of the rest of the instance. The wiring implements it, so that this part needs to know
+//! neither the health checker nor the loader of the configuration.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::model::health::Order;
+use crate::model::ids::BackendId;
+
+/// The instance as the admin doors see it. No method may wait, but for [`Control::reload`]'s future.
+pub trait Control: Send + Sync + 'static {
+    /// Why clients should not be sent here, one sentence each; empty: ready. The phase of a stop needs no mention.
+    fn not_ready(&self) -> Vec<String>;
+
+    /// Why this process should be restarted, one sentence each; empty: fine. Stuck workers need no mention.
+    fn not_live(&self) -> Vec<String>;
+
+    /// Carries out an operator's order for one backend.
+    fn order(&self, backend: BackendId, order: Order) -> Result<(), OrderRefused>;
+
+    /// Reads the configuration again and takes it over: what changed, or every error while nothing changed.
+    fn reload(&self) -> Reloading;
+
+    fn config_state(&self) -> ConfigState;
+
+    /// What a rebalance would move now.
+    fn rebalance_plan(&self) -> Vec<PlannedMove>;
+
+    /// Begins to move what the plan says, at the configured pace, and returns the plan.
+    fn rebalance(&self) -> Vec<PlannedMove>;
+}
+
+/// A reload under way. It goes on to its end even if it is dropped.
+pub type Reloading = Pin<Box<dyn Future<Output = Result<Vec<String>, Vec<String>>> + Send>>;
+
+/// Why an order for a backend is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OrderRefused {
+    #[error("the backend was forgotten meanwhile")]
+    Forgotten,
+    #[error("the backend is no longer in the configuration: it drains until its flows are gone")]
+    Removed,
+    #[error("this instance is stopping")]
+    Stopping,
+}
+
+/// The configuration that runs, and what became of the last attempt to change it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigState {
+    pub path: PathBuf,
+    pub last_reload: LastReload,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum LastReload {
+    /// What was read at the start still runs.
+    None,
+    /// It was taken over. Milliseconds since 1970, UTC.
+    Taken { at_unix_ms: u64, changes: Vec<String> },
+    /// It was refused and changed nothing.
+    Refused { at_unix_ms: u64, errors: Vec<String> },
+}
+
+/// Flows that are too many on one backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedMove {
+    pub frontend: String,
+    /// Gives flows away.
+    pub backend: String,
+    pub flows: u32,
+    /// What it would have if all had their share.
+    pub fair_share: u32,
+    /// How many are to be closed, so that their clients connect anew.
+    pub moves: u32,
+}

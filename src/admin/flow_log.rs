@@ -1,0 +1,325 @@
+//! The log of ended flows: one line and one event each, as far as the configuration wants them.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+
+use crate::config::{Config, FlowLog, Log};
+use crate::metrics::Metrics;
+use crate::model::end_reason::{EndReason, EndedBy};
+use crate::model::pacing::TokenBucket;
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+use crate::table::journal::What;
+use crate::table::worker::EndedFlow;
+
+/// Takes ended flows from all workers, in batches, until `stop` is done; then takes what is left and returns.
+pub async fn run(
+    table: Arc<Table>,
+    config: Arc<ArcSwap<Config>>,
+    metrics: Arc<Metrics>,
+    stop: impl Future<Output = ()>,
+) {
+    let mut writer = FlowLogWriter::new(table, metrics, &config.load().log, now_ns());
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let stopping = tokio::select! {
+            () = any_ended(&writer.table) => false,
+            () = &mut stop => true,
+        };
+        let more = writer.write(&config.load().log, now_ns());
+        if stopping {
+            return writer.say_left_out();
+        }
+        // At most this often, so that many short flows cost one wake-up together.
+        if !more {
+            tokio::select! {
+                () = tokio::time::sleep(BATCH_EVERY) => {}
+                () = &mut stop => {
+                    writer.write(&config.load().log, now_ns());
+                    return writer.say_left_out();
+                }
+            }
+        } else {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Writes lines for ended flows within the configured rate.
+struct FlowLogWriter {
+    table: Arc<Table>,
+    metrics: Arc<Metrics>,
+    bucket: TokenBucket,
+    per_second: u32,
+    /// Since they were last spoken of.
+    left_out: u64,
+    said_at_ns: u64,
+}
+
+impl FlowLogWriter {
+    fn new(table: Arc<Table>, metrics: Arc<Metrics>, log: &Log, now_ns: u64) -> Self {
+        let bucket = TokenBucket::new(log.flows_per_second, log.flows_per_second, now_ns);
+        Self { table, metrics, bucket, per_second: log.flows_per_second, left_out: 0, said_at_ns: now_ns }
+    }
+
+    /// Writes what has gathered. True if there may be more: one batch is bounded, as others share this thread.
+    fn write(&mut self, log: &Log, now_ns: u64) -> bool {
+        if log.flows_per_second != self.per_second {
+            self.per_second = log.flows_per_second;
+            self.bucket = TokenBucket::new(self.per_second, self.per_second, now_ns);
+        }
+        let table = self.table.clone();
+        let ended = table.workers.iter().flat_map(|worker| std::iter::from_fn(|| worker.next_ended()));
+        let mut taken = 0;
+        for flow in ended.take(BATCH) {
+            self.write_one(log, &flow, now_ns);
+            taken += 1;
+        }
+        if self.left_out > 0 && now_ns.saturating_sub(self.said_at_ns) >= SAY_EVERY_NS {
+            self.say_left_out();
+            self.said_at_ns = now_ns;
+        }
+        taken == BATCH
+    }
+
+    fn write_one(&mut self, log: &Log, flow: &EndedFlow, now_ns: u64) {
+        let registry = &self.table.registry;
+        let frontend = registry.find_frontend(flow.origin.frontend).map_or_else(String::new, |it| it.name.to_string());
+        let backend = flow.backend.and_then(|id| registry.find_backend(id)).map(|it| it.name.to_string());
+        let duration_ms = flow.ended_at_ns.saturating_sub(flow.origin.accepted_at_ns) / 1_000_000;
+        let error = (flow.errno != 0).then(|| std::io::Error::from_raw_os_error(flow.errno).to_string());
+        if wants_line(log.flows, flow.reason) {
+            if self.bucket.take(now_ns) {
+                tracing::info!(
+                    target: "baton::flow",
+                    flow = flow.id.0,
+                    client = %flow.origin.client,
+                    frontend,
+                    backend = backend.as_deref(),
+                    backend_address = flow.backend_addr.map(tracing::field::display),
+                    reason = flow.reason.label(),
+                    by = by_label(flow.reason.by()),
+                    duration_ms,
+                    connect_us = flow.connect_us,
+                    bytes_up = flow.bytes_up,
+                    bytes_down = flow.bytes_down,
+                    error,
+                    "flow ended"
+                );
+            } else {
+                self.left_out += 1;
+                self.metrics.flow_log_skipped.inc();
+            }
+        }
+        self.table.journal.record(What::FlowEnded {
+            flow: flow.id,
+            frontend,
+            backend,
+            client: flow.origin.client.socket_addr(),
+            reason: flow.reason,
+            duration_ms,
+            connect_us: flow.connect_us,
+            bytes_up: flow.bytes_up,
+            bytes_down: flow.bytes_down,
+            error,
+        });
+    }
+
+    fn say_left_out(&mut self) {
+        let lines = std::mem::take(&mut self.left_out);
+        if lines > 0 {
+            tracing::warn!(
+                lines,
+                per_second = self.per_second,
+                "lines for ended flows were left out: more came than log.flows_per_second"
+            );
+        }
+    }
+}
+
+fn wants_line(flows: FlowLog, reason: EndReason) -> bool {
+    match flows {
+        FlowLog::All => true,
+        FlowLog::Errors => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed),
+        FlowLog::Off => false,
+    }
+}
+
+fn by_label(by: EndedBy) -> &'static str {
+    match by {
+        EndedBy::Client => "client",
+        EndedBy::Backend => "backend",
+        EndedBy::Baton => "baton",
+        EndedBy::Operator => "operator",
+    }
+}
+
+/// Returns when any worker may have reported an ended flow.
+async fn any_ended(table: &Table) {
+    let mut workers: Vec<Pin<Box<_>>> = table.workers.iter().map(|worker| Box::pin(worker.ended_available())).collect();
+    poll_fn(|context| {
+        let any = workers.iter_mut().any(|worker| worker.as_mut().poll(context).is_ready());
+        if any { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+const BATCH: usize = 4096;
+const BATCH_EVERY: Duration = Duration::from_millis(50);
+const SAY_EVERY_NS: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::addr::{ClientAddr, VipAddr};
+    use crate::config::{LogFormat, LogLevel};
+    use crate::model::ids::{BackendId, FlowId};
+    use crate::table::flows::FlowOrigin;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The JSON lines that `work` logs.
+    fn logged(work: impl FnOnce()) -> Vec<serde_json::Value> {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber =
+            tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, work);
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn log(flows: FlowLog, flows_per_second: u32) -> Log {
+        Log { format: LogFormat::Json, level: LogLevel::Info, flows, flows_per_second }
+    }
+
+    fn table() -> (Arc<Table>, BackendId) {
+        let table = Table::new(1).unwrap();
+        let frontend = table.registry.frontend(&"apiserver".into());
+        let backend = table.registry.backend(&frontend, &"cp1".into()).id;
+        (table, backend)
+    }
+
+    fn end(table: &Table, backend: BackendId, reason: EndReason) {
+        let frontend = table.registry.frontends()[0].id;
+        table.workers[0].report_ended(EndedFlow {
+            id: FlowId(7),
+            origin: FlowOrigin {
+                accepted_at_ns: 1_000_000,
+                client: ClientAddr::new("192.0.2.7:1234".parse().unwrap()),
+                vip: VipAddr::new("10.0.0.100:6443".parse().unwrap()),
+                frontend,
+            },
+            backend: Some(backend),
+            backend_addr: Some("10.0.0.11:6443".parse().unwrap()),
+            reason,
+            bytes_up: 10,
+            bytes_down: 20,
+            connect_us: 300,
+            ended_at_ns: 6_000_000,
+            errno: libc::ECONNRESET,
+        });
+    }
+
+    #[test]
+    fn an_ended_flow_has_a_line_that_says_who_ended_it_and_how() {
+        let (table, backend) = table();
+        end(&table, backend, EndReason::BackendReset);
+        let log = log(FlowLog::Errors, 10);
+        let mut writer = FlowLogWriter::new(table.clone(), Arc::default(), &log, 0);
+        let lines = logged(|| assert!(!writer.write(&log, 0)));
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        for (key, value) in [
+            ("flow", serde_json::json!(7)),
+            ("client", "192.0.2.7:1234".into()),
+            ("frontend", "apiserver".into()),
+            ("backend", "cp1".into()),
+            ("backend_address", "10.0.0.11:6443".into()),
+            ("reason", "backend_reset".into()),
+            ("by", "backend".into()),
+            ("duration_ms", 5.into()),
+            ("connect_us", 300.into()),
+            ("bytes_up", 10.into()),
+            ("bytes_down", 20.into()),
+        ] {
+            assert_eq!(line[key], value, "{key} in {line}");
+        }
+        assert!(line["error"].as_str().unwrap().contains("reset"), "{line}");
+        let events = table.journal.since(0, true);
+        assert!(matches!(events[0].what, What::FlowEnded { reason: EndReason::BackendReset, .. }), "{events:?}");
+    }
+
+    #[test]
+    fn a_busy_host_gets_so_many_lines_and_is_told_how_many_are_missing() {
+        let (table, backend) = table();
+        let metrics = Arc::<Metrics>::default();
+        let log = log(FlowLog::All, 5);
+        let mut writer = FlowLogWriter::new(table.clone(), metrics.clone(), &log, 0);
+        let lines = logged(|| {
+            for _ in 0..20 {
+                end(&table, backend, EndReason::ClientClosed);
+            }
+            writer.write(&log, 0);
+            writer.write(&log, SAY_EVERY_NS);
+        });
+        assert_eq!(lines.iter().filter(|line| line["message"] == "flow ended").count(), 5);
+        assert_eq!(lines.last().unwrap()["lines"], 15);
+        assert_eq!(metrics.flow_log_skipped.get(), 15);
+        assert_eq!(table.journal.since(0, true).len(), 20);
+    }
+
+    #[test]
+    fn ordinary_ends_are_no_errors_and_off_means_off_from_the_next_flow_on() {
+        let (table, backend) = table();
+        let mut writer = FlowLogWriter::new(table.clone(), Arc::default(), &log(FlowLog::Errors, 10), 0);
+        let lines = logged(|| {
+            end(&table, backend, EndReason::ClientClosed);
+            end(&table, backend, EndReason::BackendClosed);
+            writer.write(&log(FlowLog::Errors, 10), 0);
+            end(&table, backend, EndReason::Killed);
+            writer.write(&log(FlowLog::Off, 10), 0);
+        });
+        assert!(lines.is_empty(), "{lines:?}");
+    }
+
+    #[tokio::test]
+    async fn flows_that_ended_just_before_the_stop_are_not_forgotten() {
+        let (table, backend) = table();
+        let config = Config {
+            admin: crate::config::Admin { http: None, socket: "/nonexistent".into() },
+            process: crate::config::Process {
+                workers: None,
+                max_connections: None,
+                stop_timeout: Duration::ZERO,
+                reset_within: Duration::ZERO,
+                reset_rate: 1,
+            },
+            log: log(FlowLog::Off, 1),
+            frontends: Vec::new(),
+        };
+        let config = Arc::new(ArcSwap::from_pointee(config));
+        end(&table, backend, EndReason::Shutdown);
+        run(table.clone(), config, Arc::default(), async {}).await;
+        assert_eq!(table.journal.since(0, true).len(), 1);
+    }
+}

@@ -1,0 +1,153 @@
+//! The read-only HTTP door: the page, `/status.json`, `/metrics`, `/livez` and `/readyz`.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::{Admin, page};
+use crate::metrics::Exposition;
+use crate::sys::clock::now_ns;
+
+/// Limits of the HTTP door; the tests make them small.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpLimits {
+    pub connections: usize,
+    /// For a request's head to come, the wait for a further request included.
+    pub head: Duration,
+    /// For a whole connection. A client that does not read is let go then; all others may connect again.
+    pub connection: Duration,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self { connections: 128, head: Duration::from_secs(5), connection: Duration::from_secs(60) }
+    }
+}
+
+/// Opens the door. `SO_REUSEADDR` is set, so that a restart need not wait.
+pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// Serves `listener` for as long as it is polled; connections that were begun end by themselves.
+pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits) {
+    let room = Arc::new(Semaphore::new(limits.connections));
+    loop {
+        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let admin = admin.clone();
+                tokio::spawn(async move {
+                    serve_connection(admin, stream, limits).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the HTTP door cannot accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve_connection(admin: Arc<Admin>, stream: TcpStream, limits: HttpLimits) {
+    let service = service_fn(move |request| {
+        let admin = admin.clone();
+        async move { Ok::<_, Infallible>(respond(&admin, &request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_buf_size(HEAD_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = tokio::time::sleep(limits.connection) => {
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(limits.head, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "an HTTP connection broke");
+    }
+}
+
+async fn respond(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let path = request.uri().path();
+    if !PATHS.contains(&path) {
+        return text(StatusCode::NOT_FOUND, format!("there is nothing here; there is {}\n", PATHS.join(", ")));
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut response =
+            text(StatusCode::METHOD_NOT_ALLOWED, "this door only shows; orders go to the admin socket\n");
+        response.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("it is ASCII"));
+        return response;
+    }
+    match path {
+        "/livez" => verdict(&admin.not_live(now_ns())),
+        "/readyz" => verdict(&admin.not_ready()),
+        "/metrics" => metrics(admin, request).await,
+        "/status.json" => match serde_json::to_vec_pretty(&admin.status().await) {
+            Ok(json) => answer(StatusCode::OK, "application/json", json),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        },
+        _ => {
+            let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", page::render(&admin.status().await));
+            let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+            response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy.parse().expect("it is ASCII"));
+            response
+        }
+    }
+}
+
+fn verdict(reasons: &[String]) -> Response<Full<Bytes>> {
+    match reasons {
+        [] => text(StatusCode::OK, "ok\n"),
+        reasons => text(StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n"),
+    }
+}
+
+async fn metrics(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let exposition = Exposition::for_accept(accept);
+    match admin.aside(move |admin| admin.metrics.encode(exposition)).await {
+        Ok(text) => answer(StatusCode::OK, exposition.content_type(), text),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
+
+fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    answer(status, "text/plain; charset=utf-8", text)
+}
+
+fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    for (name, value) in
+        [(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store"), (X_CONTENT_TYPE_OPTIONS, "nosniff")]
+    {
+        headers.insert(name, value.parse().expect("it is ASCII"));
+    }
+    response
+}
+
+const PATHS: [&str; 5] = ["/", "/status.json", "/metrics", "/livez", "/readyz"];
+const HEAD_MAX: usize = 16 * 1024;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,105 @@
+//! Figures as people read them, for the page and the command line alike.
+
+/// `0 B`, `999 B`, `1.2 kB`, `35 MB`: powers of 1000.
+pub fn bytes(bytes: f64) -> String {
+    let mut value = bytes;
+    for unit in ["B", "kB", "MB", "GB", "TB"] {
+        // 999.6 would be printed as 1000.
+        if value < 999.5 {
+            let decimals = usize::from(value < 9.95 && unit != "B");
+            return format!("{value:.decimals$} {unit}");
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} PB")
+}
+
+/// `12,345`.
+pub fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `0`, `0.3`, `12`, `1,234`.
+pub fn rate(per_s: f64) -> String {
+    if per_s > 0.0 && per_s < 9.95 { format!("{:.1}", per_s.max(0.1)) } else { count(per_s.round() as u64) }
+}
+
+/// `350 ms`, `4.2 s`, `3 m 12 s`, `2 h 05 m`, `3 d 04 h`.
+pub fn duration_ms(ms: u64) -> String {
+    let (s, m, h) = (ms / 1000, ms / 60_000, ms / 3_600_000);
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..10_000 => format!("{s}.{} s", ms % 1000 / 100),
+        10_000..60_000 => format!("{s} s"),
+        60_000..3_600_000 => format!("{m} m {:02} s", s % 60),
+        3_600_000..86_400_000 => format!("{h} h {:02} m", m % 60),
+        _ => format!("{} d {:02} h", h / 24, h % 24),
+    }
+}
+
+/// `850 µs`, `3.1 ms`, then as [`duration_ms`].
+pub fn duration_us(us: u64) -> String {
+    match us {
+        0..1_000 => format!("{us} µs"),
+        1_000..10_000 => format!("{}.{} ms", us / 1000, us % 1000 / 100),
+        _ => duration_ms(us / 1000),
+    }
+}
+
+/// `2026-11-21` and `10:03:35`, UTC. Days to a date after Hinnant, "chrono-compatible low-level date algorithms".
+pub fn date_and_time(unix_ms: u64) -> (String, String) {
+    let (days, second) = (unix_ms / 86_400_000, unix_ms / 1000 % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let date = format!("{year:04}-{month:02}-{day:02}");
+    (date, format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60))
+}
+
+/// `1 flow`, `2 flows`, `1,234 flows`.
+pub fn plural(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_short() {
+        let seen = [0.0, 999.0, 999.7, 1234.0, 35_400_000.0, 999_600.0, 1e15, 2.5e18].map(bytes);
+        assert_eq!(seen, ["0 B", "999 B", "1.0 kB", "1.2 kB", "35 MB", "1.0 MB", "1.0 PB", "2500.0 PB"]);
+        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0.0, 0.01, 0.34, 9.96, 1234.4].map(rate), ["0", "0.1", "0.3", "10", "1,234"]);
+        let seen = [5, 4_250, 59_999, 192_000, 7_500_000, 273_600_000].map(duration_ms);
+        assert_eq!(seen, ["5 ms", "4.2 s", "59 s", "3 m 12 s", "2 h 05 m", "3 d 04 h"]);
+        assert_eq!([850, 3_140, 12_000].map(duration_us), ["850 µs", "3.1 ms", "12 ms"]);
+    }
+
+    #[test]
+    fn dates_are_right_at_the_edges() {
+        for (unix_s, expected) in [
+            (0, ("1970-01-01", "00:00:00")),
+            (951_782_399, ("2000-02-28", "23:59:59")),
+            (951_782_400, ("2000-02-29", "00:00:00")),
+            (1_795_255_415, ("2026-11-21", "10:03:35")),
+            (4_107_542_400, ("2100-03-01", "00:00:00")),
+        ] {
+            let (date, time) = date_and_time(unix_s * 1000);
+            assert_eq!((date.as_str(), time.as_str()), expected);
+        }
+    }
+}

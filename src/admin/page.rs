@@ -1,0 +1,304 @@
+//! The status page: rendered here alone, so that it works without scripts. The script only fetches it again and swaps
+//! the part that changes, and says when the instance does not answer.
+
+use std::fmt::{self, Display, Write};
+
+use super::control::LastReload;
+use super::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
+use super::status::{BackendStatus, FrontendStatus, Instance, Status, WorkerCondition};
+use super::words::{self, Weight};
+use crate::model::end_reason::EndReason;
+use crate::table::journal::Event;
+
+/// The whole page.
+pub fn render(status: &Status) -> String {
+    let mut page = String::with_capacity(16 * 1024);
+    let title = Escaped(format_args!("Baton on {}", status.instance.host));
+    page.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    page.push_str("<meta name=\"color-scheme\" content=\"light dark\">\n");
+    page.push_str("<noscript><meta http-equiv=\"refresh\" content=\"2\"></noscript>\n");
+    write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{ICON}\">\n"));
+    write(&mut page, format_args!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
+    page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n");
+    header(&mut page, &status.instance);
+    troubles(&mut page, &status.instance);
+    figures(&mut page, status);
+    status.frontends.iter().for_each(|it| frontend(&mut page, it));
+    page.push_str("<div class=\"two\">\n");
+    events(&mut page, &status.events);
+    ended(&mut page, status);
+    page.push_str("</div>\n");
+    footer(&mut page, status);
+    write(&mut page, format_args!("</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"));
+    page
+}
+
+fn header(page: &mut String, instance: &Instance) {
+    let (tone, word) = match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
+        ([_, ..], _, _) => ("bad", "not live"),
+        (_, [], _) => ("good", "ready"),
+        (_, _, "serving") => ("bad", "not ready"),
+        (_, _, phase) => ("notice", phase),
+    };
+    write(
+        page,
+        format_args!(
+            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{}\n<span class=\"facts\">version {} · pid {} · up {} \
+             · {}</span>\n</header>\n",
+            Escaped(&instance.host),
+            Pill(tone, word),
+            Escaped(&instance.version),
+            instance.pid,
+            duration_ms(instance.uptime_ms),
+            Escaped(workers(instance)),
+        ),
+    );
+}
+
+fn workers(instance: &Instance) -> String {
+    let mut text = plural(instance.workers.len() as u64, "worker");
+    let paused = instance.workers.iter().filter(|worker| worker.state == WorkerCondition::AcceptPaused).count();
+    if paused > 0 {
+        text += &format!(", {paused} not accepting: out of file descriptors");
+    }
+    text
+}
+
+fn troubles(page: &mut String, instance: &Instance) {
+    let mut trouble = |tone: &str, what: &str, lines: &[String]| {
+        if lines.is_empty() {
+            return;
+        }
+        write(page, format_args!("<section class=\"trouble {tone}\"><h2>{what}</h2><ul>"));
+        lines.iter().for_each(|line| write(page, format_args!("<li>{}</li>", Escaped(line))));
+        page.push_str("</ul></section>\n");
+    };
+    trouble("bad", "Not live", &instance.not_live);
+    trouble(if instance.phase == "serving" { "bad" } else { "notice" }, "Not ready", &instance.not_ready);
+    if let LastReload::Refused { at_unix_ms, errors } = &instance.config.last_reload {
+        let (date, time) = date_and_time(*at_unix_ms);
+        let what = format!("The configuration of {date} {time} UTC was refused; the one before it runs");
+        trouble("bad", &what, errors);
+    }
+}
+
+fn figures(page: &mut String, status: &Status) {
+    let totals = &status.totals;
+    let states =
+        [(totals.flows.accepted, "accepted"), (totals.flows.connecting, "connecting"), (totals.flows.ending, "ending")];
+    let states = states.iter().filter(|(flows, _)| *flows > 0);
+    let beneath: Vec<_> = states.map(|(flows, state)| format!("{} {state}", count(*flows))).collect();
+    let beneath = if beneath.is_empty() { "all established".to_owned() } else { beneath.join(", ") };
+    let beneath = if totals.flows.sum() == 0 { String::new() } else { beneath };
+    page.push_str("<dl class=\"figures\">\n");
+    for (name, value, beneath) in [
+        ("Flows", count(totals.flows.sum()), beneath),
+        (
+            "New flows",
+            rate(totals.rates.flows_per_s) + " /s",
+            format!("{} since the start", count(totals.accepted_total)),
+        ),
+        (
+            "To backends",
+            bytes(totals.rates.bytes_up_per_s) + "/s",
+            format!("{} since the start", bytes(totals.bytes_up_total as f64)),
+        ),
+        (
+            "To clients",
+            bytes(totals.rates.bytes_down_per_s) + "/s",
+            format!("{} since the start", bytes(totals.bytes_down_total as f64)),
+        ),
+    ] {
+        write(page, format_args!("<div><dt>{name}</dt><dd>{value}<small>{beneath}</small></dd></div>\n"));
+    }
+    page.push_str("</dl>\n");
+}
+
+fn frontend(page: &mut String, frontend: &FrontendStatus) {
+    let listen: Vec<_> = frontend.listen.iter().map(|address| address.to_string()).collect();
+    let balance = match (&frontend.balance, frontend.removed) {
+        (_, true) => "removed; its flows live on to their deadline",
+        (Some(balance), false) => balance,
+        (None, false) => "",
+    };
+    write(
+        page,
+        format_args!(
+            "<section>\n<h2>{} <span class=\"mono\">{}</span><span class=\"facts\">{} · {} · {} /s</span></h2>\n",
+            Escaped(&frontend.name),
+            Escaped(listen.join("  ")),
+            Escaped(balance),
+            Escaped(format_args!("{} flows", words::of_cap(frontend.flows, frontend.max_connections))),
+            rate(frontend.rates.flows_per_s),
+        ),
+    );
+    page.push_str(
+        "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Backend</th><th class=\"why\">Why</th><th class=\"r\">For</th>\
+         <th class=\"r\">Flows</th><th>Share</th><th class=\"r\">New /s</th><th class=\"r\">Up /s</th>\
+         <th class=\"r\">Down /s</th><th class=\"r\">Connect</th><th class=\"r\">Failed</th></tr></thead>\n<tbody>\n",
+    );
+    let flows: u64 = frontend.backends.iter().map(|it| u64::from(it.flows)).sum();
+    frontend.backends.iter().for_each(|it| backend(page, it, flows));
+    page.push_str("</tbody></table></div>\n</section>\n");
+}
+
+fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
+    let percent = u64::from(it.flows) * 100 / flows_of_all.max(1);
+    let address = it.address.map_or_else(|| "no address".to_owned(), |address| address.to_string());
+    let probe = it.last_probe.as_ref().map(|probe| match it.last_probe_us {
+        0 => format!("last probe: {probe}"),
+        us => format!("last probe: {probe}, {}", duration_us(us)),
+    });
+    let failed: u64 = it.connect_failures_total.values().sum();
+    let kinds: Vec<_> = it.connect_failures_total.iter().map(|(kind, n)| format!("{kind} {}", count(*n))).collect();
+    let tone = tone(words::of_standing(it.standing));
+    write(
+        page,
+        format_args!(
+            "<tr><td>{}</td><td><b>{}</b><small class=\"mono\">{}</small></td><td class=\"why\">{}<small>{}</small></td>\
+             <td class=\"r\">{}</td><td class=\"r\">{}</td>\
+             <td><span class=\"bar\" title=\"{percent} % of the frontend's flows; weight {}\">\
+             <i class=\"{tone}\" style=\"width:{percent}%\"></i></span></td>\
+             <td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
+             <td class=\"r\" title=\"{}\">{}</td></tr>\n",
+            Pill(tone, it.standing.label()),
+            Escaped(&it.name),
+            Escaped(address),
+            Escaped(words::why(it)),
+            Escaped(probe.unwrap_or_default()),
+            it.since_ms.map_or_else(|| "–".to_owned(), duration_ms),
+            words::of_cap(it.flows, it.max_connections),
+            it.weight,
+            rate(it.rates.flows_per_s),
+            bytes(it.rates.bytes_up_per_s),
+            bytes(it.rates.bytes_down_per_s),
+            it.connect_mean_us.map_or_else(|| "–".to_owned(), duration_us),
+            Escaped(kinds.join(", ")),
+            count(failed),
+        ),
+    );
+}
+
+fn events(page: &mut String, events: &[Event]) {
+    page.push_str("<section><h2>Last events</h2>\n");
+    if events.is_empty() {
+        page.push_str("<p class=\"none\">None yet.</p>");
+    }
+    page.push_str("<ol class=\"events\">\n");
+    for event in events.iter().rev().take(EVENTS) {
+        let (date, time) = date_and_time(event.at_unix_ms);
+        write(
+            page,
+            format_args!(
+                "<li class=\"{}\"><time datetime=\"{date}T{time}Z\" title=\"{date} {time} UTC\">{time}</time> {}</li>\n",
+                tone(words::weight(&event.what)),
+                Escaped(words::event(&event.what)),
+            ),
+        );
+    }
+    page.push_str("</ol></section>\n");
+}
+
+fn ended(page: &mut String, status: &Status) {
+    page.push_str("<section><h2>Why flows ended</h2>\n");
+    let ended = &status.totals.ended_total;
+    if ended.is_empty() {
+        page.push_str("<p class=\"none\">None has ended yet.</p></section>\n");
+        return;
+    }
+    let sum: u64 = ended.values().sum();
+    let mut ended: Vec<_> = ended.iter().collect();
+    ended.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    page.push_str("<table class=\"ended\"><tbody>\n");
+    for (reason, flows) in ended {
+        let about = EndReason::ALL.iter().find(|it| it.label() == reason).map_or("", |it| it.about());
+        write(
+            page,
+            format_args!(
+                "<tr><td>{}<small>{}</small></td><td><span class=\"bar\"><i style=\"width:{}%\"></i></span></td>\
+                 <td class=\"r\">{}</td></tr>\n",
+                Escaped(reason),
+                Escaped(about),
+                flows * 100 / sum.max(1),
+                count(*flows),
+            ),
+        );
+    }
+    page.push_str("</tbody></table></section>\n");
+}
+
+fn footer(page: &mut String, status: &Status) {
+    let config = &status.instance.config;
+    let reload = match &config.last_reload {
+        LastReload::None => "as read at the start".to_owned(),
+        LastReload::Taken { at_unix_ms, .. } => format!("reloaded {} UTC", date_and_time(*at_unix_ms).1),
+        LastReload::Refused { .. } => "last reload refused".to_owned(),
+    };
+    let (date, time) = date_and_time(status.at_unix_ms);
+    write(
+        page,
+        format_args!(
+            "<footer><span>{date} {time} UTC · rates over 10 s · <span class=\"mono\">{}</span>, {reload}</span>\
+             <nav><a href=\"/status.json\">status.json</a><a href=\"/metrics\">metrics</a>\
+             <a href=\"/livez\">livez</a><a href=\"/readyz\">readyz</a></nav></footer>\n",
+            Escaped(config.path.display()),
+        ),
+    );
+}
+
+fn tone(weight: Weight) -> &'static str {
+    match weight {
+        Weight::Good => "good",
+        Weight::Plain => "plain",
+        Weight::Notice => "notice",
+        Weight::Bad => "bad",
+    }
+}
+
+fn write(page: &mut String, what: fmt::Arguments<'_>) {
+    page.write_fmt(what).expect("a string takes everything");
+}
+
+/// A state as a coloured mark and a word, so that it can be told without colour.
+struct Pill<'a>(&'a str, &'a str);
+
+impl Display for Pill<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<span class=\"pill {}\">{}</span>", self.0, Escaped(self.1))
+    }
+}
+
+/// Text that comes from elsewhere, made harmless for HTML text and quoted attributes.
+struct Escaped<T>(T);
+
+impl<T: Display> Display for Escaped<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(Escaping(f), "{}", self.0)
+    }
+}
+
+struct Escaping<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl Write for Escaping<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            match character {
+                '&' => self.0.write_str("&amp;")?,
+                '<' => self.0.write_str("&lt;")?,
+                '>' => self.0.write_str("&gt;")?,
+                '"' => self.0.write_str("&quot;")?,
+                '\'' => self.0.write_str("&#39;")?,
+                other => self.0.write_char(other)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+const EVENTS: usize = 14;
+const STYLE: &str = include_str!("page/page.css");
+const SCRIPT: &str = include_str!("page/page.js");
+/// A relay baton.
+const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect x='1' y='6' \
+    width='14' height='4' rx='2' fill='%232f6f5e' transform='rotate(-35 8 8)'/%3E%3C/svg%3E";

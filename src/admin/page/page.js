@@ -1,0 +1,25 @@
+"use strict";
+(() => {
+  const lost = document.getElementById("lost");
+  let heard = Date.now();
+
+  async function refresh() {
+    try {
+      const answer = await fetch("/", { cache: "no-store", signal: AbortSignal.timeout(3000) });
+      if (!answer.ok) throw new Error(answer.status);
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+      // Nobody can copy text that is swapped under the mouse.
+      if (getSelection().isCollapsed) document.querySelector("main").replaceWith(fresh);
+      heard = Date.now();
+      lost.hidden = true;
+    } catch {
+      const seconds = Math.round((Date.now() - heard) / 1000);
+      lost.textContent = `Connection lost: no answer for ${seconds} s. What you see is old.`;
+      lost.hidden = false;
+    }
+    document.body.classList.toggle("lost", !lost.hidden);
+    setTimeout(refresh, document.hidden ? 5000 : 1000);
+  }
+
+  setTimeout(refresh, 1000);
+})();

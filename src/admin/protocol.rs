@@ -1,0 +1,296 @@
+//! What travels over the admin socket: one JSON object a line.
+//!
+//! ```text
+//! request   {"version": 1, "command": "drain", "backend": "cp1"}
+//! reply     {"ok": ...}  or  {"error": {"kind": "...", "message": "...", ...}}
+//! listing   {"item": ...} any number of times, then the reply
+//! ```
+//! A connection may send one request after the other. `version` may be left out.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::control::PlannedMove;
+use super::status::BackendStatus;
+use crate::model::ids::FlowId;
+use crate::table::flows::FlowState;
+
+pub const VERSION: u32 = 1;
+
+/// Bytes of one request line at most, its newline included.
+pub const REQUEST_MAX: usize = 64 * 1024;
+
+/// What can be asked for. The comment says what the `ok` of the reply holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Command {
+    /// [`About`].
+    Version {},
+    /// [`super::status::Status`].
+    Status {},
+    /// A list of [`BackendStatus`]; one if `backend` is given.
+    Backends {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backend: Option<BackendName>,
+    },
+    /// Items: [`FlowRow`]; ok: [`Listed`].
+    Flows(FlowFilter),
+    /// Items: [`crate::table::journal::Event`]; ok, never sent while following: [`Listed`].
+    Events(EventFilter),
+    /// [`Ordered`].
+    Drain { backend: BackendName },
+    /// [`Ordered`].
+    Undrain { backend: BackendName },
+    /// [`Ordered`].
+    Eject { backend: BackendName },
+    /// [`KillReport`].
+    Kill { target: KillTarget },
+    /// [`Reloaded`].
+    Reload {},
+    /// [`Rebalance`].
+    Rebalance {
+        #[serde(default)]
+        dry_run: bool,
+    },
+}
+
+/// Which flows to list; what is left out excludes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowFilter {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frontend: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<BackendName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<IpNet>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<FlowState>,
+    /// Further ones are only counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventFilter {
+    /// Only those with at least this number.
+    #[serde(default)]
+    pub since: u64,
+    /// Ended flows too.
+    #[serde(default)]
+    pub flows: bool,
+    /// Go on with those to come.
+    #[serde(default)]
+    pub follow: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KillTarget {
+    Flow(FlowId),
+    Backend(BackendName),
+    Client(IpNet),
+    All,
+}
+
+/// `name`, or `frontend/name` where two frontends have a backend of that name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BackendName(pub String);
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    pub version: String,
+    pub protocol: u32,
+    pub pid: u32,
+}
+
+/// One flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowRow {
+    pub id: FlowId,
+    pub frontend: String,
+    /// `None`: none is picked yet.
+    pub backend: Option<String>,
+    pub client: SocketAddr,
+    pub vip: SocketAddr,
+    pub state: FlowState,
+    pub age_ms: u64,
+    /// Since the last byte in either direction.
+    pub idle_ms: u64,
+    /// From the client.
+    pub bytes_up: u64,
+    /// To the client.
+    pub bytes_down: u64,
+    /// 0 until connected.
+    pub connect_us: u64,
+    pub worker: usize,
+}
+
+/// The end of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    pub listed: u64,
+    /// Match too, but are beyond the limit.
+    pub more: u64,
+}
+
+/// An order for a backend was carried out; this is how it stood just before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ordered {
+    pub backend: BackendStatus,
+    /// How long its flows may live on, where the order sets a deadline.
+    pub drain_timeout_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KillReport {
+    /// Flows that matched.
+    pub flows: u64,
+    /// Of these, gone when the reply was sent.
+    pub gone: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Empty: the file says what already ran.
+    pub changes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebalance {
+    pub dry_run: bool,
+    pub moves: Vec<PlannedMove>,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Refusal {
+    #[error("the request is not understood: {reason}")]
+    BadRequest { reason: String },
+    #[error("this instance speaks version {speaks} of the admin protocol, not version {asked}")]
+    Version { asked: String, speaks: u32 },
+    #[error("a request has at most {REQUEST_MAX} bytes")]
+    TooLarge,
+    #[error("no whole request came within {limit_ms} ms")]
+    TooSlow { limit_ms: u64 },
+    #[error("too many admin connections are open")]
+    Busy,
+    #[error("uid {uid} may not use this socket: only root and the user that Baton runs as")]
+    Forbidden { uid: u32 },
+    #[error("there is no backend {asked:?}; there is {}", list(.known))]
+    UnknownBackend { asked: String, known: Vec<String> },
+    #[error("{asked:?} may be any of {}: say which", list(.matches))]
+    AmbiguousBackend { asked: String, matches: Vec<String> },
+    #[error("there is no frontend {asked:?}; there is {}", list(.known))]
+    UnknownFrontend { asked: String, known: Vec<String> },
+    #[error("there is no flow {flow}: it ended, or never was")]
+    UnknownFlow { flow: FlowId },
+    #[error("{reason}")]
+    Order { reason: String },
+    #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
+    Reload { errors: Vec<String> },
+}
+
+/// One line from the instance.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    Item(serde_json::Value),
+    Ok(serde_json::Value),
+    Error(Refusal),
+}
+
+impl Command {
+    /// Reads one request line.
+    pub fn parse(line: &[u8]) -> Result<Self, Refusal> {
+        let bad = |error: serde_json::Error| Refusal::BadRequest { reason: error.to_string() };
+        let mut request: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(line).map_err(bad)?;
+        if let Some(asked) = request.remove("version")
+            && asked != VERSION
+        {
+            return Err(Refusal::Version { asked: asked.to_string(), speaks: VERSION });
+        }
+        serde_json::from_value(request.into()).map_err(bad)
+    }
+
+    /// The request line, with its newline.
+    pub fn to_line(&self) -> Vec<u8> {
+        let mut request = serde_json::to_value(self).expect("a command is plain data");
+        request["version"] = VERSION.into();
+        let mut line = request.to_string().into_bytes();
+        line.push(b'\n');
+        line
+    }
+}
+
+impl Refusal {
+    /// As it is sent, its words included for those that read JSON by eye.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut error = serde_json::to_value(self).expect("a refusal is plain data");
+        error["message"] = self.to_string().into();
+        serde_json::json!({ "error": error })
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn errors_in_words(errors: &[String]) -> String {
+    match errors.len() {
+        1 => "an error".to_owned(),
+        count => format!("{count} errors"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_survives_the_wire() {
+        let filter =
+            FlowFilter { client: Some("10.0.0.0/8".parse().unwrap()), limit: Some(5), ..FlowFilter::default() };
+        for command in [
+            Command::Status {},
+            Command::Flows(filter),
+            Command::Kill { target: KillTarget::Flow(FlowId(7)) },
+            Command::Kill { target: KillTarget::All },
+            Command::Drain { backend: BackendName("apiserver/cp1".to_owned()) },
+        ] {
+            assert_eq!(Command::parse(&command.to_line()), Ok(command));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for line in
+            ["", "null", "[]", "{}", r#"{"command":"fly"}"#, r#"{"command":"drain"}"#, r#"{"command":"status","x":1}"#]
+        {
+            assert!(matches!(Command::parse(line.as_bytes()), Err(Refusal::BadRequest { .. })), "{line}");
+        }
+        let newer = Command::parse(br#"{"version":2,"command":"status"}"#);
+        assert_eq!(newer, Err(Refusal::Version { asked: "2".to_owned(), speaks: 1 }));
+    }
+
+    #[test]
+    fn a_refusal_reads_back_and_carries_its_words() {
+        let refusal = Refusal::UnknownBackend { asked: "cp9".to_owned(), known: vec!["cp1".to_owned()] };
+        let json = refusal.to_json();
+        assert_eq!(json["error"]["message"], "there is no backend \"cp9\"; there is cp1");
+        assert!(matches!(serde_json::from_value(json), Ok(Line::Error(back)) if back == refusal));
+    }
+}

@@ -1,0 +1,178 @@
+//! Connections to the admin socket: who may speak, how much and for how long.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::protocol::{Command, REQUEST_MAX, Refusal};
+use super::{Admin, commands};
+
+/// Limits of one admin socket; the tests make them small.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionLimits {
+    pub connections: usize,
+    /// For a whole request to come, the first and each further one.
+    pub request: Duration,
+    /// For the client to take what was written.
+    pub write: Duration,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self { connections: 32, request: Duration::from_secs(10), write: Duration::from_secs(10) }
+    }
+}
+
+/// Serves `listener` for as long as it is polled. Connections that were begun go on by themselves, so that a reload
+/// that moves the socket can still be answered.
+pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLimits) {
+    let room = Arc::new(Semaphore::new(limits.connections));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "the admin socket cannot accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let permit = room.clone().try_acquire_owned();
+        let admin = admin.clone();
+        tokio::spawn(async move {
+            let (reader, writer) = stream_parts(stream, limits);
+            let served = match (permit, reader) {
+                (Ok(_permit), Ok(reader)) => converse(&admin, reader, writer, limits).await,
+                (Err(_), _) => refuse(writer, &Refusal::Busy).await,
+                (_, Err(refusal)) => refuse(writer, &refusal).await,
+            };
+            if let Err(error) = served {
+                tracing::debug!(%error, "an admin connection broke");
+            }
+        });
+    }
+}
+
+/// The way back to a client. Every write has a deadline.
+#[derive(Debug)]
+pub struct Replies {
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    pending: Vec<u8>,
+    write_limit: Duration,
+}
+
+impl Replies {
+    /// Adds one line of a listing; [`Replies::flush`] sends what has gathered.
+    pub fn item(&mut self, item: &impl Serialize) {
+        self.line(&serde_json::json!({ "item": item }));
+    }
+
+    /// Whether enough has gathered to be sent.
+    pub fn is_full(&self) -> bool {
+        self.pending.len() >= FLUSH_AT
+    }
+
+    pub async fn flush(&mut self) -> io::Result<()> {
+        let sent = timeout(self.write_limit, self.writer.write_all(&self.pending)).await;
+        self.pending.clear();
+        sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Returns once the client has gone or says something more.
+    pub async fn interrupted(&mut self) {
+        let _ = self.reader.fill_buf().await;
+    }
+
+    async fn end(&mut self, outcome: Result<serde_json::Value, Refusal>) -> io::Result<()> {
+        match outcome {
+            Ok(ok) => self.line(&serde_json::json!({ "ok": ok })),
+            Err(refusal) => self.line(&refusal.to_json()),
+        }
+        self.flush().await
+    }
+
+    fn line(&mut self, line: &serde_json::Value) {
+        serde_json::to_writer(&mut self.pending, line).expect("a vector takes everything");
+        self.pending.push(b'\n');
+    }
+}
+
+async fn converse(
+    admin: &Arc<Admin>,
+    reader: BufReader<OwnedReadHalf>,
+    writer: Writer,
+    limits: SessionLimits,
+) -> io::Result<()> {
+    let mut replies = Replies { reader, writer: writer.0, pending: Vec::new(), write_limit: limits.write };
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let mut capped = (&mut replies.reader).take(REQUEST_MAX as u64);
+        match timeout(limits.request, capped.read_until(b'\n', &mut line)).await {
+            // Silence between requests is no fault; half a request is.
+            Err(_) if line.is_empty() => return Ok(()),
+            Err(_) => {
+                let limit_ms = limits.request.as_millis() as u64;
+                return replies.end(Err(Refusal::TooSlow { limit_ms })).await;
+            }
+            Ok(read) => read?,
+        };
+        if line.is_empty() {
+            return Ok(());
+        }
+        if !line.ends_with(b"\n") && line.len() == REQUEST_MAX {
+            return replies.end(Err(Refusal::TooLarge)).await;
+        }
+        let outcome = match Command::parse(&line) {
+            Ok(command) => commands::execute(admin, command, &mut replies).await?,
+            Err(refusal) => Err(refusal),
+        };
+        replies.end(outcome).await?;
+    }
+}
+
+struct Writer(OwnedWriteHalf, Duration);
+
+fn stream_parts(stream: UnixStream, limits: SessionLimits) -> (Result<BufReader<OwnedReadHalf>, Refusal>, Writer) {
+    let peer = stream.peer_cred().map(|peer| peer.uid());
+    let (reader, writer) = stream.into_split();
+    let own = rustix::process::geteuid().as_raw();
+    let allowed = match peer {
+        Ok(uid) if may_speak(uid, own) => Ok(BufReader::new(reader)),
+        Ok(uid) => Err(Refusal::Forbidden { uid }),
+        Err(_) => Err(Refusal::Forbidden { uid: u32::MAX }),
+    };
+    (allowed, Writer(writer, limits.write))
+}
+
+/// The file's mode says the same, but a mode can be changed by mistake.
+fn may_speak(peer: u32, own: u32) -> bool {
+    peer == 0 || peer == own
+}
+
+async fn refuse(mut writer: Writer, refusal: &Refusal) -> io::Result<()> {
+    let mut line = refusal.to_json().to_string().into_bytes();
+    line.push(b'\n');
+    timeout(writer.1, writer.0.write_all(&line)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+const FLUSH_AT: usize = 32 * 1024;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_the_own_user_may_speak() {
+        assert!(may_speak(0, 1000) && may_speak(1000, 1000) && may_speak(0, 0));
+        assert!(!may_speak(1001, 1000) && !may_speak(1000, 0));
+    }
+}

@@ -1,0 +1,192 @@
+//! The status of an instance: what `/status.json` serves, the page shows and `baton status --json` prints.
+//!
+//! Fields may be added within one major version; none is renamed or removed.
+
+mod build;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::control::ConfigState;
+use crate::model::health::{Cause, Standing};
+use crate::table::flows::FlowState;
+use crate::table::journal::Event;
+
+pub use build::backend_status;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Milliseconds since 1970, UTC, when this was gathered.
+    pub at_unix_ms: u64,
+    pub instance: Instance,
+    pub totals: Totals,
+    /// In the order of the configuration; removed ones that still have flows come last.
+    pub frontends: Vec<FrontendStatus>,
+    /// The last events, oldest first, ended flows left out.
+    pub events: Vec<Event>,
+}
+
+/// The process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Instance {
+    pub version: String,
+    /// Of this host.
+    pub host: String,
+    pub pid: u32,
+    pub uptime_ms: u64,
+    /// `starting`, `serving`, `leaving`, `draining` or `forced`.
+    pub phase: String,
+    /// Why `/readyz` fails; empty: it does not.
+    pub not_ready: Vec<String>,
+    /// Why `/livez` fails; empty: it does not.
+    pub not_live: Vec<String>,
+    pub workers: Vec<Worker>,
+    pub config: ConfigState,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    pub state: WorkerCondition,
+    pub accepted_total: u64,
+    pub accept_errors_total: u64,
+    /// Connections reset unserved because accepting had been paused for too long.
+    pub accept_shed_total: u64,
+}
+
+/// What a worker thread does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum WorkerCondition {
+    Serving,
+    /// It accepts nothing for want of file descriptors; its flows live on.
+    AcceptPaused,
+    /// One turn of its loop lasts too long.
+    Stuck {
+        for_ms: u64,
+    },
+    /// Its thread does not serve: not yet, or no longer.
+    Gone,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Totals {
+    pub flows: FlowCounts,
+    pub accepted_total: u64,
+    pub bytes_up_total: u64,
+    pub bytes_down_total: u64,
+    /// By end reason; those that never occurred are left out.
+    pub ended_total: BTreeMap<String, u64>,
+    pub rates: Rate,
+}
+
+/// Flows by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowCounts {
+    pub accepted: u64,
+    pub connecting: u64,
+    pub proxied: u64,
+    pub ending: u64,
+}
+
+/// Averages over the last ten seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Accepted by an instance or frontend, connected to a backend.
+    pub flows_per_s: f64,
+    pub bytes_up_per_s: f64,
+    pub bytes_down_per_s: f64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FrontendStatus {
+    pub name: String,
+    /// A reload removed it.
+    pub removed: bool,
+    pub listen: Vec<SocketAddr>,
+    pub balance: Option<String>,
+    pub flows: u32,
+    pub states: FlowCounts,
+    pub max_connections: Option<u32>,
+    pub accepted_total: u64,
+    pub ended_total: BTreeMap<String, u64>,
+    pub rates: Rate,
+    pub backends: Vec<BackendStatus>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BackendStatus {
+    pub frontend: String,
+    pub name: String,
+    /// `None`: its name has not been resolved.
+    pub address: Option<SocketAddr>,
+    pub standing: Standing,
+    pub cause: Cause,
+    /// `cause` in words.
+    pub why: String,
+    /// How long it has had this standing. `None`: since the start.
+    pub since_ms: Option<u64>,
+    /// An operator's order or the configuration's, if one is in force.
+    pub order: Option<String>,
+    /// Its remaining flows are reset after this. `None`: no deadline runs.
+    pub drain_deadline_in_ms: Option<u64>,
+    pub weight: u32,
+    /// How much of its weight counts now: less than 100 while it comes back slowly.
+    pub share_percent: u32,
+    pub flows: u32,
+    pub max_connections: Option<u32>,
+    pub connected_total: u64,
+    pub hedged_total: u64,
+    /// By kind; those that never occurred are left out.
+    pub connect_failures_total: BTreeMap<String, u64>,
+    /// Mean of all connects. `None`: none yet.
+    pub connect_mean_us: Option<u64>,
+    pub bytes_up_total: u64,
+    pub bytes_down_total: u64,
+    pub rates: Rate,
+    /// The last probe's result in words. `None`: none has ended.
+    pub last_probe: Option<String>,
+    pub last_probe_us: u64,
+}
+
+impl FlowCounts {
+    pub fn sum(&self) -> u64 {
+        self.accepted + self.connecting + self.proxied + self.ending
+    }
+
+    pub fn add(&mut self, state: FlowState) {
+        *self.of_mut(state) += 1;
+    }
+
+    pub fn of(&self, state: FlowState) -> u64 {
+        match state {
+            FlowState::Accepted => self.accepted,
+            FlowState::Connecting => self.connecting,
+            FlowState::Proxied => self.proxied,
+            FlowState::Ending => self.ending,
+        }
+    }
+
+    fn of_mut(&mut self, state: FlowState) -> &mut u64 {
+        match state {
+            FlowState::Accepted => &mut self.accepted,
+            FlowState::Connecting => &mut self.connecting,
+            FlowState::Proxied => &mut self.proxied,
+            FlowState::Ending => &mut self.ending,
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: &FlowCounts) {
+        for state in FlowState::ALL {
+            *self.of_mut(state) += other.of(state);
+        }
+    }
+}
+
+impl Status {
+    /// All backends of all frontends.
+    pub fn backends(&self) -> impl Iterator<Item = &BackendStatus> {
+        self.frontends.iter().flat_map(|frontend| &frontend.backends)
+    }
+}

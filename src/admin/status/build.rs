@@ -1,0 +1,187 @@
+//! Gathers a [`Status`] from the shared state.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::*;
+use crate::admin::Admin;
+use crate::admin::census::Counts;
+use crate::admin::rates::{Sample, Samples};
+use crate::admin::watchdog;
+use crate::config;
+use crate::model::end_reason::EndReason;
+use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry};
+use crate::table::worker::WorkerState;
+
+/// Events on the page.
+const EVENTS: usize = 50;
+
+/// What one gathering shares.
+struct Gathering<'a> {
+    now_ns: u64,
+    sample: Sample,
+    samples: &'a Samples,
+    counts: &'a Counts,
+}
+
+impl Status {
+    /// The status at `now_ns`. It may walk the table: call it off the control runtime.
+    pub fn gather(admin: &Admin, now_ns: u64) -> Self {
+        let counts = admin.census().counts(&admin.table);
+        let samples = admin.samples();
+        let gathering =
+            Gathering { now_ns, sample: Sample::take(&admin.table, now_ns), samples: &samples, counts: &counts };
+        let config = admin.config.load();
+        let mut entries = admin.table.registry.frontends();
+        // Stable: those that the configuration does not know keep their order at the end.
+        let place = |entry: &FrontendEntry| config.frontends.iter().position(|frontend| frontend.name == entry.name);
+        entries.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
+        let backends = admin.table.registry.backends();
+        let frontends: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let configured = config.frontends.iter().find(|frontend| frontend.name == entry.name);
+                frontend_status(&gathering, entry, configured.map(|frontend| &**frontend), &backends)
+            })
+            .collect();
+        let mut events = admin.table.journal.since(0, false);
+        events.drain(..events.len().saturating_sub(EVENTS));
+        Self {
+            at_unix_ms: unix_ms(),
+            instance: instance(admin, now_ns),
+            totals: totals(&gathering, &frontends),
+            frontends,
+            events,
+        }
+    }
+}
+
+/// One backend, without rates.
+pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
+    let health = entry.health();
+    let connects = entry.connect_latency();
+    let sum = |value: fn(&crate::table::backend::BackendLane) -> u64| entry.lanes.iter().map(value).sum::<u64>();
+    let failures = ConnectFailure::ALL.iter().enumerate().map(|(kind, failure)| {
+        let count: u64 = entry.lanes.iter().map(|lane| lane.failures[kind].value()).sum();
+        (failure.label().to_owned(), count)
+    });
+    BackendStatus {
+        frontend: entry.frontend.name.to_string(),
+        name: entry.name.to_string(),
+        address: entry.address().map(|address| address.socket_addr()),
+        standing: health.standing,
+        why: health.cause.to_string(),
+        cause: health.cause.clone(),
+        since_ms: (health.since_ns != 0).then(|| now_ns.saturating_sub(health.since_ns) / 1_000_000),
+        order: health.order.map(str::to_owned),
+        drain_deadline_in_ms: health.drain_deadline_ns.map(|at| at.saturating_sub(now_ns) / 1_000_000),
+        weight: entry.weight(),
+        share_percent: entry.share(now_ns) * 100 / 1024,
+        flows: entry.active.load(Relaxed),
+        max_connections: entry.max_connections(),
+        connected_total: sum(|lane| lane.connected.value()),
+        hedged_total: sum(|lane| lane.hedged.value()),
+        connect_failures_total: failures.filter(|(_, count)| *count > 0).collect(),
+        connect_mean_us: (connects.count() > 0).then(|| (connects.sum_s * 1e6) as u64 / connects.count()),
+        bytes_up_total: sum(|lane| lane.bytes_up.value()),
+        bytes_down_total: sum(|lane| lane.bytes_down.value()),
+        rates: Rate::default(),
+        last_probe: health.last_probe.clone(),
+        last_probe_us: health.last_probe_us,
+    }
+}
+
+fn instance(admin: &Admin, now_ns: u64) -> Instance {
+    Instance {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        pid: std::process::id(),
+        uptime_ms: now_ns.saturating_sub(admin.started_at_ns()) / 1_000_000,
+        phase: admin.phase.phase().label().to_owned(),
+        not_ready: admin.not_ready(),
+        not_live: admin.not_live(now_ns),
+        workers: admin.table.workers.iter().map(|worker| worker_status(worker, now_ns)).collect(),
+        config: admin.control.config_state(),
+    }
+}
+
+fn worker_status(worker: &WorkerState, now_ns: u64) -> Worker {
+    let state = if !worker.is_alive() {
+        WorkerCondition::Gone
+    } else if let Some(stuck) = watchdog::stuck_for(worker, now_ns) {
+        WorkerCondition::Stuck { for_ms: stuck.as_millis() as u64 }
+    } else if worker.accept_paused.load(Relaxed) {
+        WorkerCondition::AcceptPaused
+    } else {
+        WorkerCondition::Serving
+    };
+    Worker {
+        state,
+        accepted_total: worker.accepted.value(),
+        accept_errors_total: worker.accept_errors.value(),
+        accept_shed_total: worker.accept_shed.value(),
+    }
+}
+
+fn frontend_status(
+    gathering: &Gathering<'_>,
+    entry: &FrontendEntry,
+    configured: Option<&config::Frontend>,
+    backends: &[std::sync::Arc<BackendEntry>],
+) -> FrontendStatus {
+    let ended = EndReason::ALL.iter().map(|reason| {
+        let count: u64 = entry.lanes.iter().map(|lane| lane.ended[*reason as usize].value()).sum();
+        (reason.label().to_owned(), count)
+    });
+    let mine = backends.iter().filter(|backend| backend.frontend.id == entry.id).map(|backend| {
+        let rates = gathering.samples.rate(&gathering.sample, |sample| sample.backends.get(&backend.id).copied());
+        BackendStatus { rates, ..backend_status(backend, gathering.now_ns) }
+    });
+    FrontendStatus {
+        name: entry.name.to_string(),
+        removed: configured.is_none(),
+        listen: configured.map_or(Vec::new(), |config| config.listen.iter().map(|vip| vip.socket_addr()).collect()),
+        balance: configured.map(|config| balance_label(config.balance).to_owned()),
+        flows: entry.active.load(Relaxed),
+        states: gathering.counts.get(&entry.id).copied().unwrap_or_default(),
+        max_connections: configured.and_then(|config| config.limits.max_connections),
+        accepted_total: entry.lanes.iter().map(|lane| lane.accepted.value()).sum(),
+        ended_total: ended.filter(|(_, count)| *count > 0).collect(),
+        rates: gathering.samples.rate(&gathering.sample, |sample| sample.frontends.get(&entry.id).copied()),
+        backends: mine.collect(),
+    }
+}
+
+fn totals(gathering: &Gathering<'_>, frontends: &[FrontendStatus]) -> Totals {
+    let mut totals = Totals {
+        bytes_up_total: gathering.sample.totals.bytes_up,
+        bytes_down_total: gathering.sample.totals.bytes_down,
+        rates: gathering.samples.rate(&gathering.sample, |sample| Some(sample.totals)),
+        ..Totals::default()
+    };
+    let mut ended = BTreeMap::new();
+    for frontend in frontends {
+        totals.flows.merge(&frontend.states);
+        totals.accepted_total += frontend.accepted_total;
+        for (reason, count) in &frontend.ended_total {
+            *ended.entry(reason.clone()).or_default() += count;
+        }
+    }
+    totals.ended_total = ended;
+    totals
+}
+
+fn balance_label(balance: crate::model::balance::Balance) -> &'static str {
+    use crate::model::balance::Balance::*;
+    match balance {
+        LeastConn => "least_conn",
+        RoundRobin => "round_robin",
+        RandomTwo => "random_two",
+        SourceHash => "source_hash",
+    }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}

@@ -1,0 +1,128 @@
+//! Events in words, for the page and the command line alike.
+
+use super::humane::{bytes, count, duration_ms, duration_us, plural};
+use crate::model::health::Standing;
+use crate::table::journal::What;
+
+/// How much an event matters to whoever reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// Something is well again.
+    Good,
+    Plain,
+    /// Look at it when there is time.
+    Notice,
+    /// Look at it now.
+    Bad,
+}
+
+/// One sentence without a full stop.
+pub fn event(what: &What) -> String {
+    match what {
+        What::BackendChanged { frontend, backend, from, to, cause } => {
+            format!("{frontend}/{backend}: {} → {}: {cause}", from.label(), to.label())
+        }
+        What::FlowsOrdered { frontend, backend, flows, reason } => {
+            format!("{frontend}/{backend}: {} to end: {}", plural(*flows as u64, "flow"), reason.label())
+        }
+        What::BackendAdded { frontend, backend } => format!("{frontend}/{backend}: added"),
+        What::BackendRemoved { frontend, backend } => format!("{frontend}/{backend}: removed"),
+        What::BackendResolved { frontend, backend, address, error } => match (address, error) {
+            (_, Some(error)) => format!("{frontend}/{backend}: does not resolve: {error}"),
+            (Some(address), None) => format!("{frontend}/{backend}: resolves to {address}"),
+            (None, None) => format!("{frontend}/{backend}: resolves to nothing"),
+        },
+        What::Reloaded { changes } if changes.is_empty() => "configuration reloaded: nothing changed".to_owned(),
+        What::Reloaded { changes } => format!("configuration reloaded: {}", changes.join("; ")),
+        What::ReloadRefused { errors } => {
+            format!("configuration refused, the old one stays: {}", errors.join("; "))
+        }
+        What::AcceptPaused { worker, error } => format!("worker {worker} pauses accepting: {error}"),
+        What::AcceptResumed { worker, paused_ms } => {
+            format!("worker {worker} accepts again after {}", duration_ms(*paused_ms))
+        }
+        What::WorkerStuck { worker, for_ms } => format!("worker {worker} is stuck for {}", duration_ms(*for_ms)),
+        What::WorkerMoves { worker } => format!("worker {worker} moves again"),
+        What::Started { version } => format!("Baton {version} started"),
+        What::Stopping { flows, timeout_ms } => {
+            format!("stopping: {} may go on for {}", plural(*flows as u64, "flow"), duration_ms(*timeout_ms))
+        }
+        What::RebalancePlanned { frontend, moves } => {
+            format!("{frontend}: {} to be moved for balance", plural(*moves as u64, "flow"))
+        }
+        What::FlowEnded {
+            flow,
+            frontend,
+            backend,
+            client,
+            reason,
+            duration_ms: lasted,
+            connect_us,
+            bytes_up,
+            bytes_down,
+            error,
+        } => {
+            let mut text = format!(
+                "flow {flow} {client} → {frontend}/{}: {} after {}, {} up, {} down",
+                backend.as_deref().unwrap_or("-"),
+                reason.label(),
+                duration_ms(*lasted),
+                bytes(*bytes_up as f64),
+                bytes(*bytes_down as f64),
+            );
+            if *connect_us > 0 {
+                text += &format!(", connected in {}", duration_us(*connect_us));
+            }
+            if let Some(error) = error {
+                text += &format!(" ({error})");
+            }
+            text
+        }
+    }
+}
+
+pub fn weight(what: &What) -> Weight {
+    match what {
+        What::BackendChanged { to, .. } => of_standing(*to),
+        What::BackendResolved { error: Some(_), .. } | What::Stopping { .. } | What::FlowsOrdered { .. } => {
+            Weight::Notice
+        }
+        What::ReloadRefused { .. } | What::AcceptPaused { .. } | What::WorkerStuck { .. } => Weight::Bad,
+        What::AcceptResumed { .. } | What::WorkerMoves { .. } => Weight::Good,
+        What::BackendAdded { .. }
+        | What::BackendRemoved { .. }
+        | What::BackendResolved { .. }
+        | What::Reloaded { .. }
+        | What::Started { .. }
+        | What::RebalancePlanned { .. }
+        | What::FlowEnded { .. } => Weight::Plain,
+    }
+}
+
+pub fn of_standing(standing: Standing) -> Weight {
+    match standing {
+        Standing::Ready => Weight::Good,
+        Standing::Draining => Weight::Notice,
+        Standing::Ejected => Weight::Bad,
+    }
+}
+
+/// `12,345 of 50,000`, or without the cap if there is none.
+pub fn of_cap(flows: u32, cap: Option<u32>) -> String {
+    match cap {
+        Some(cap) => format!("{} of {}", count(flows.into()), count(cap.into())),
+        None => count(flows.into()),
+    }
+}
+
+/// Why a backend stands as it does, its order and its deadline included.
+pub fn why(backend: &super::status::BackendStatus) -> String {
+    let mut text = backend.why.clone();
+    if let Some(ms) = backend.drain_deadline_in_ms {
+        text += &format!("; its flows have {} left", duration_ms(ms));
+    }
+    if backend.share_percent < 100 && backend.standing == Standing::Ready {
+        text += &format!("; returning slowly, at {} %", backend.share_percent);
+    }
+    text
+}

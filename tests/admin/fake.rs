@@ -1,0 +1,277 @@
+//! An instance without a data plane: a table filled by hand, a control that notes what it is asked, and one thread
+//! that carries out orders as a worker would.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton::addr::{BackendAddr, ClientAddr, VipAddr};
+use baton::admin::Admin;
+use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, PlannedMove, Reloading};
+use baton::admin::doors::Doors;
+use baton::config::{self, Config};
+use baton::drain::{Drain, Phase};
+use baton::metrics::Metrics;
+use baton::model::balance::Balance;
+use baton::model::end_reason::EndReason;
+use baton::model::health::{Cause, Order, Standing};
+use baton::model::ids::{BackendId, FlowId};
+use baton::sys::clock::now_ns;
+use baton::table::Table;
+use baton::table::backend::{BackendEntry, HealthView};
+use baton::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
+use baton::table::orders::Selector;
+
+/// Flows of the fake instance, by backend.
+pub const FLOWS: [(&str, usize); 3] = [("cp1", 6), ("cp2", 4), ("cp3", 0)];
+
+pub struct FakeInstance {
+    pub admin: Arc<Admin>,
+    pub doors: Doors,
+    pub control: Arc<FakeControl>,
+    pub table: Arc<Table>,
+    pub drain: Drain,
+    pub directory: tempfile::TempDir,
+}
+
+#[derive(Default)]
+pub struct FakeControl {
+    pub orders: Mutex<Vec<(BackendId, Order)>>,
+    pub not_ready: Mutex<Vec<String>>,
+    /// What the next reload finds.
+    pub reload_errors: Mutex<Vec<String>>,
+    pub last_reload: Mutex<Option<LastReload>>,
+    pub rebalanced: Mutex<u32>,
+}
+
+impl Control for FakeControl {
+    fn not_ready(&self) -> Vec<String> {
+        self.not_ready.lock().unwrap().clone()
+    }
+
+    fn not_live(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn order(&self, backend: BackendId, order: Order) -> Result<(), OrderRefused> {
+        if order == Order::Eject {
+            return Err(OrderRefused::Stopping);
+        }
+        self.orders.lock().unwrap().push((backend, order));
+        Ok(())
+    }
+
+    fn reload(&self) -> Reloading {
+        let errors = self.reload_errors.lock().unwrap().clone();
+        Box::pin(async move {
+            if errors.is_empty() { Ok(vec!["frontend apiserver: backend cp4 added".to_owned()]) } else { Err(errors) }
+        })
+    }
+
+    fn config_state(&self) -> ConfigState {
+        let last_reload = self.last_reload.lock().unwrap().clone().unwrap_or(LastReload::None);
+        ConfigState { path: PathBuf::from("/etc/baton/baton.toml"), last_reload }
+    }
+
+    fn rebalance_plan(&self) -> Vec<PlannedMove> {
+        let (frontend, backend) = ("apiserver".to_owned(), "cp1".to_owned());
+        vec![PlannedMove { frontend, backend, flows: 6, fair_share: 4, moves: 2 }]
+    }
+
+    fn rebalance(&self) -> Vec<PlannedMove> {
+        *self.rebalanced.lock().unwrap() += 1;
+        self.rebalance_plan()
+    }
+}
+
+impl FakeInstance {
+    /// Serves on a free port and a socket in a directory of its own.
+    pub fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(directory.path());
+        let table = Table::new(2).unwrap();
+        let mut writers: Vec<_> = (0..2).map(|worker| table.flows.writer(worker)).collect();
+        let live = fill(&table, &mut writers);
+        let control = Arc::<FakeControl>::default();
+        let drain = Drain::default();
+        drain.advance(Phase::Serving);
+        table.workers.iter().for_each(|worker| worker.mark_alive(true));
+        let doors_config = config.admin.clone();
+        let admin = Admin::new(
+            table.clone(),
+            Arc::new(ArcSwap::from_pointee(config)),
+            Arc::<Metrics>::default(),
+            control.clone(),
+            drain.watch(),
+        );
+        let doors = Doors::open(admin.clone(), &doors_config).unwrap();
+        tokio::spawn(obey(table.clone(), writers, live));
+        Self { admin, doors, control, table, drain, directory }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.doors.socket_path().to_owned()
+    }
+
+    pub fn backend(&self, name: &str) -> Arc<BackendEntry> {
+        self.table.registry.backends().into_iter().find(|entry| *entry.name == *name).unwrap()
+    }
+}
+
+pub struct Live {
+    id: FlowId,
+    key: FlowKey,
+    worker: usize,
+    client: ClientAddr,
+    backend: BackendId,
+}
+
+fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
+    let frontend = table.registry.frontend(&"apiserver".into());
+    let now = now_ns();
+    let mut live = Vec::new();
+    for (number, (name, flows)) in FLOWS.into_iter().enumerate() {
+        let backend = table.registry.backend(&frontend, &name.into());
+        backend.set_address(Some(BackendAddr::new(format!("10.0.0.{}:6443", 11 + number).parse().unwrap())));
+        backend.configure(1, None);
+        backend.active.store(flows as u32, Relaxed);
+        backend.set_health(health(name, now));
+        backend.lanes[0].connected.add(flows as u64);
+        backend.lanes[0].bytes_up.add(1000 * flows as u64);
+        backend.lanes[1].bytes_down.add(9000 * flows as u64);
+        backend.lanes[0].connect.record(Duration::from_micros(420));
+        for _ in 0..flows {
+            let worker = live.len() % 2;
+            let client = ClientAddr::new(format!("192.0.2.{}:40000", 1 + live.len()).parse().unwrap());
+            let vip = VipAddr::new("10.0.0.100:6443".parse().unwrap());
+            let origin = FlowOrigin { accepted_at_ns: now, client, vip, frontend: frontend.id };
+            let (id, key) = writers[worker].insert(&table.flows, &origin).unwrap();
+            let slot = table.flows.slot(&writers[worker], key);
+            slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(backend.id)));
+            slot.set(Field::BytesUp as usize, 1000);
+            live.push(Live { id, key, worker, client, backend: backend.id });
+        }
+    }
+    frontend.active.store(live.len() as u32, Relaxed);
+    frontend.lanes[0].accepted.add(live.len() as u64 + 3);
+    frontend.lanes[0].ended[EndReason::ClientClosed as usize].add(2);
+    frontend.lanes[1].ended[EndReason::BackendEjected as usize].add(1);
+    live
+}
+
+fn health(backend: &str, now: u64) -> HealthView {
+    let (standing, cause) = match backend {
+        "cp3" => (Standing::Ejected, Cause::TimedOut { after_ms: 500 }),
+        "cp2" => (Standing::Draining, Cause::NotReady { status: 500 }),
+        _ => (Standing::Ready, Cause::Passed),
+    };
+    HealthView {
+        standing,
+        cause,
+        since_ns: now,
+        last_probe: Some("200".to_owned()),
+        last_probe_us: 3100,
+        order: None,
+        drain_deadline_ns: (standing == Standing::Draining).then_some(now + 150_000_000_000),
+    }
+}
+
+/// Ends flows as ordered, as the workers would.
+async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Live>) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(1));
+    loop {
+        ticks.tick().await;
+        for worker in 0..writers.len() {
+            while let Some(order) = table.orders.take(worker) {
+                live.retain(|flow| {
+                    let meant = flow.worker == worker
+                        && match order.selector {
+                            Selector::Flow { id, .. } => flow.id == id,
+                            Selector::Backend(id) => flow.backend == id,
+                            Selector::Client(network) => network.contains(&flow.client.ip()),
+                            Selector::Frontend(_) | Selector::All => true,
+                        };
+                    if meant {
+                        writers[worker].remove(&table.flows, flow.key);
+                        let backend = table.registry.find_backend(flow.backend).unwrap();
+                        backend.release();
+                    }
+                    !meant
+                });
+            }
+        }
+    }
+}
+
+fn config(directory: &Path) -> Config {
+    let health = config::Health {
+        kind: config::ProbeKind::Tcp,
+        path: "/readyz".to_owned(),
+        host: None,
+        tls: None,
+        interval: Duration::from_secs(1),
+        fast_interval: Duration::from_millis(250),
+        timeout: Duration::from_millis(500),
+        rise: 2,
+        fall: 2,
+        reset_fall: 2,
+        jitter_percent: 10,
+        slow_start: Duration::ZERO,
+        damping: config::Damping { half_life: Duration::from_secs(60), suppress: 4.0, reuse: 2.0 },
+        resolve_interval: Duration::from_secs(30),
+    };
+    let backend = |(name, _): (&str, usize)| config::Backend {
+        name: name.into(),
+        address: config::Target::Name { host: name.to_owned(), port: 6443 },
+        weight: 1,
+        max_connections: None,
+        health_address: None,
+    };
+    let frontend = config::Frontend {
+        name: "apiserver".into(),
+        listen: vec![VipAddr::new("10.0.0.100:6443".parse().unwrap()), VipAddr::new("[::]:6443".parse().unwrap())],
+        balance: Balance::LeastConn,
+        connect_timeout: Duration::from_secs(1),
+        hedge_after: None,
+        connect_attempts: 3,
+        drain_timeout: Duration::from_secs(150),
+        idle_timeout: None,
+        keepalive: config::Keepalive {
+            idle: Duration::from_secs(10),
+            interval: Duration::from_secs(5),
+            count: 3,
+            user_timeout: Duration::from_secs(25),
+        },
+        proxy_protocol: config::ProxyProtocol::default(),
+        limits: config::Limits::default(),
+        allow: Vec::new(),
+        deny: Vec::new(),
+        rebalance: config::Rebalance {
+            balance_existing: false,
+            per_minute: 60,
+            min_idle: Duration::from_secs(1),
+            tolerance_percent: 10,
+        },
+        health,
+        backends: FLOWS.into_iter().map(backend).collect(),
+    };
+    Config {
+        admin: config::Admin { http: Some("127.0.0.1:0".parse().unwrap()), socket: directory.join("admin.sock") },
+        process: config::Process {
+            workers: Some(2),
+            max_connections: None,
+            stop_timeout: Duration::from_secs(1),
+            reset_within: Duration::from_millis(100),
+            reset_rate: 1000,
+        },
+        log: config::Log {
+            format: config::LogFormat::Human,
+            level: config::LogLevel::Info,
+            flows: config::FlowLog::All,
+            flows_per_second: 100,
+        },
+        frontends: vec![Arc::new(frontend)],
+    }
+}

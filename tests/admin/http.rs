@@ -1,0 +1,178 @@
+//! The HTTP door.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use baton::admin::status::Status;
+use baton::drain::Phase;
+use baton::model::health::{Cause, Standing};
+use baton::table::backend::HealthView;
+use baton::table::journal::What;
+
+use crate::fake::FakeInstance;
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+async fn ask(instance: &FakeInstance, request: &str) -> Answer {
+    let address = instance.doors.http_address().unwrap();
+    let request = request.to_owned();
+    tokio::task::spawn_blocking(move || ask_at(address, &request)).await.unwrap()
+}
+
+fn ask_at(address: SocketAddr, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no whole answer: {answer:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+async fn get(instance: &FakeInstance, path: &str) -> Answer {
+    ask(instance, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await
+}
+
+#[tokio::test]
+async fn status_json_tells_the_whole_state() {
+    let instance = FakeInstance::start();
+    let answer = get(&instance, "/status.json").await;
+    assert!(answer.head.contains("content-type: application/json"), "{}", answer.head);
+    let status: Status = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!((status.totals.flows.proxied, status.totals.accepted_total), (10, 13));
+    assert_eq!(
+        status.totals.ended_total.iter().map(|(reason, n)| (reason.as_str(), *n)).collect::<Vec<_>>(),
+        [("backend_ejected", 1), ("client_closed", 2)]
+    );
+    let standings: Vec<_> = status.backends().map(|backend| (&*backend.name, backend.standing)).collect();
+    assert_eq!(standings, [("cp1", Standing::Ready), ("cp2", Standing::Draining), ("cp3", Standing::Ejected)]);
+    let cp2 = status.backends().nth(1).unwrap();
+    assert_eq!(cp2.why, "probe answered 500");
+    assert!(cp2.drain_deadline_in_ms.is_some_and(|ms| ms > 100_000 && ms <= 150_000), "{cp2:?}");
+    assert_eq!((cp2.bytes_up_total, cp2.bytes_down_total, cp2.connect_mean_us), (4000, 36_000, Some(420)));
+}
+
+#[tokio::test]
+async fn only_get_and_head_and_only_known_paths() {
+    let instance = FakeInstance::start();
+    for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+        let answer = ask(&instance, &format!("{method} /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await;
+        assert_eq!(answer.status, 405, "{method}");
+        assert!(answer.head.contains("allow: get, head"), "{}", answer.head);
+    }
+    let head = ask(&instance, "HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!(get(&instance, "/etc/passwd").await.status, 404);
+    assert_eq!(get(&instance, "/metrics?x=1").await.status, 200);
+    assert_eq!(ask(&instance, "nonsense\r\n\r\n").await.status, 400);
+    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
+    assert!(matches!(ask(&instance, &long).await.status, 414 | 431));
+}
+
+#[tokio::test]
+async fn readyz_and_livez_say_why_not() {
+    let instance = FakeInstance::start();
+    assert_eq!(get(&instance, "/readyz").await.status, 200);
+    instance.control.not_ready.lock().unwrap().push("not yet synced".to_owned());
+    instance.drain.advance(Phase::Leaving);
+    let answer = get(&instance, "/readyz").await;
+    assert_eq!((answer.status, &*answer.body), (503, "this instance is stopping: leaving\nnot yet synced\n"));
+    assert_eq!(get(&instance, "/livez").await.status, 200);
+    instance.table.workers[1].mark_busy(1);
+    let answer = get(&instance, "/livez").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.body.starts_with("worker 1 has been stuck for "), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn the_page_escapes_what_comes_from_outside() {
+    let instance = FakeInstance::start();
+    let error = "<script>alert('1')</script>\" onload=x".to_owned();
+    instance.backend("cp3").set_health(HealthView {
+        standing: Standing::Ejected,
+        cause: Cause::Tls { error: error.clone() },
+        since_ns: 1,
+        last_probe: Some(error.clone()),
+        last_probe_us: 1,
+        order: None,
+        drain_deadline_ns: None,
+    });
+    instance.table.journal.record(What::ReloadRefused { errors: vec![error] });
+    let page = get(&instance, "/").await;
+    assert_eq!(page.body.matches("<script>").count(), 1, "only the page's own script");
+    assert!(!page.body.contains("\" onload"));
+    assert_eq!(page.body.matches("&lt;script&gt;alert(&#39;1&#39;)").count(), 3);
+    assert!(page.head.contains("content-security-policy: default-src 'none'"), "{}", page.head);
+}
+
+#[tokio::test]
+async fn promtool_finds_nothing_to_complain_about() {
+    let instance = FakeInstance::start();
+    instance.admin.metrics.reloads.get_or_create(&baton::metrics::ReloadLabels { outcome: "success" }).inc();
+    let probe = baton::metrics::ProbeLabels { frontend: "a".into(), backend: "b".into(), outcome: "passed" };
+    instance.admin.metrics.probe.get_or_create(&probe).observe(0.003);
+    let answer = get(&instance, "/metrics").await;
+    assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
+    for line in [
+        "baton_flows{frontend=\"apiserver\",state=\"proxied\"} 10",
+        "baton_flows_ended_total{frontend=\"apiserver\",reason=\"backend_ejected\"} 1",
+        "baton_flow_bytes_total{frontend=\"apiserver\",backend=\"cp1\",direction=\"down\"} 54000",
+        "baton_backend_state{frontend=\"apiserver\",backend=\"cp2\",state=\"draining\"} 1",
+        "baton_connect_duration_seconds_bucket{le=\"+Inf\",frontend=\"apiserver\",backend=\"cp1\"} 1",
+        "baton_worker_stuck{worker=\"1\"} 0",
+        "baton_config_reloads_total{outcome=\"success\"} 1",
+    ] {
+        assert!(answer.body.lines().any(|found| found == line), "{line} is not in\n{}", answer.body);
+    }
+    assert!(answer.body.contains("process_resident_memory_bytes "));
+    assert!(!answer.body.contains("192.0.2."), "a client's address is in the metrics");
+
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool (Debian package prometheus) is needed");
+    promtool.stdin.take().unwrap().write_all(answer.body.as_bytes()).unwrap();
+    let verdict = promtool.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&verdict.stdout) + String::from_utf8_lossy(&verdict.stderr);
+    assert!(verdict.status.success() && words.is_empty(), "{words}");
+}
+
+#[tokio::test]
+async fn prometheus_itself_gets_openmetrics() {
+    let instance = FakeInstance::start();
+    let request = "GET /metrics HTTP/1.1\r\nhost: x\r\naccept: application/openmetrics-text;version=1.0.0\r\n\
+        connection: close\r\n\r\n";
+    let answer = ask(&instance, request).await;
+    assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", answer.head);
+    assert!(answer.body.ends_with("# EOF\n"));
+    assert_eq!(answer.body.matches("# EOF").count(), 1);
+}
+
+/// A client that sends half a head must not hold its place for long.
+#[tokio::test]
+async fn a_slow_head_is_let_go() {
+    use baton::admin::http::{HttpLimits, open, serve};
+    let instance = FakeInstance::start();
+    let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = HttpLimits { connections: 1, head: Duration::from_millis(100), connection: Duration::from_secs(5) };
+    tokio::spawn(serve(instance.admin.clone(), listener, limits));
+    let answered = tokio::task::spawn_blocking(move || {
+        let mut slow = TcpStream::connect(address).unwrap();
+        slow.write_all(b"GET /livez HT").unwrap();
+        // With room for one, this answer comes only after the slow one was let go.
+        let answer = ask_at(address, "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        (answer.status, slow)
+    });
+    assert_eq!(answered.await.unwrap().0, 200);
+}

@@ -1,0 +1,5 @@
+//! The admin doors on a table without a data plane: every command, both doors' manners, and promtool's verdict.
+
+mod fake;
+mod http;
+mod socket;

@@ -1,0 +1,248 @@
+//! The admin socket.
+
+use std::io::{BufRead, BufReader, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton::admin::client::{Client, ClientError};
+use baton::admin::protocol::*;
+use baton::admin::session::{SessionLimits, serve};
+use baton::admin::status::{BackendStatus, Status};
+use baton::admin::unix;
+use baton::model::health::Order;
+use baton::model::ids::FlowId;
+use baton::table::flows::FlowState;
+use baton::table::journal::{Event, What};
+
+use crate::fake::FakeInstance;
+
+/// Runs `talk` with a client, off the runtime.
+async fn with_client<T: Send + 'static>(
+    instance: &FakeInstance,
+    talk: impl FnOnce(&mut Client) -> T + Send + 'static,
+) -> T {
+    let socket = instance.socket();
+    tokio::task::spawn_blocking(move || talk(&mut Client::connect(&socket).unwrap())).await.unwrap()
+}
+
+async fn ask<T: serde::de::DeserializeOwned + Send + 'static>(
+    instance: &FakeInstance,
+    command: Command,
+) -> Result<T, ClientError> {
+    with_client(instance, move |client| client.ask(&command)).await
+}
+
+async fn list_flows(instance: &FakeInstance, filter: FlowFilter) -> (Vec<FlowRow>, Listed) {
+    with_client(instance, move |client| {
+        let mut rows = Vec::new();
+        let end = client.list(&Command::Flows(filter), |row| {
+            rows.push(row);
+            ControlFlow::Continue(())
+        });
+        (rows, end.unwrap().unwrap())
+    })
+    .await
+}
+
+/// Sends raw bytes and returns the first line that comes back.
+async fn raw(socket: PathBuf, bytes: Vec<u8>) -> String {
+    tokio::task::spawn_blocking(move || {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(&bytes).unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line
+    })
+    .await
+    .unwrap()
+}
+
+fn name(name: &str) -> BackendName {
+    BackendName(name.to_owned())
+}
+
+#[tokio::test]
+async fn version_status_and_backends() {
+    let instance = FakeInstance::start();
+    let about: About = ask(&instance, Command::Version {}).await.unwrap();
+    assert_eq!((about.protocol, about.pid), (VERSION, std::process::id()));
+    let status: Status = ask(&instance, Command::Status {}).await.unwrap();
+    assert_eq!(status.totals.flows.sum(), 10);
+    let all: Vec<BackendStatus> = ask(&instance, Command::Backends { backend: None }).await.unwrap();
+    assert_eq!(all.len(), 3);
+    let one: Vec<BackendStatus> =
+        ask(&instance, Command::Backends { backend: Some(name("apiserver/cp2")) }).await.unwrap();
+    assert_eq!(one.iter().map(|backend| &*backend.name).collect::<Vec<_>>(), ["cp2"]);
+}
+
+#[tokio::test]
+async fn flows_are_filtered_and_limited_and_the_rest_is_counted() {
+    let instance = FakeInstance::start();
+    let (rows, end) = list_flows(&instance, FlowFilter::default()).await;
+    assert_eq!((rows.len(), end), (10, Listed { listed: 10, more: 0 }));
+    let filter = FlowFilter { backend: Some(name("cp1")), limit: Some(2), ..FlowFilter::default() };
+    let (rows, end) = list_flows(&instance, filter).await;
+    assert_eq!(end, Listed { listed: 2, more: 4 });
+    assert!(rows.iter().all(|row| row.backend.as_deref() == Some("cp1") && row.bytes_up == 1000), "{rows:?}");
+    let filter = FlowFilter { client: Some("192.0.2.4/30".parse().unwrap()), ..FlowFilter::default() };
+    assert_eq!(list_flows(&instance, filter).await.1.listed, 4);
+    let filter = FlowFilter { state: Some(FlowState::Connecting), ..FlowFilter::default() };
+    assert_eq!(list_flows(&instance, filter).await.1.listed, 0);
+    let unknown = FlowFilter { frontend: Some("x".to_owned()), ..FlowFilter::default() };
+    let refused = ask::<Listed>(&instance, Command::Flows(unknown)).await;
+    assert!(matches!(refused, Err(ClientError::Refused(Refusal::UnknownFrontend { .. }))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn orders_reach_the_control_by_the_backends_id() {
+    let instance = FakeInstance::start();
+    let drained: Ordered = ask(&instance, Command::Drain { backend: name("cp1") }).await.unwrap();
+    assert_eq!((drained.backend.flows, drained.drain_timeout_ms), (6, Some(150_000)));
+    let _: Ordered = ask(&instance, Command::Undrain { backend: name("apiserver/cp1") }).await.unwrap();
+    let cp1 = instance.backend("cp1").id;
+    assert_eq!(*instance.control.orders.lock().unwrap(), [(cp1, Order::Drain), (cp1, Order::Undrain)]);
+    let refused = ask::<Ordered>(&instance, Command::Eject { backend: name("cp1") }).await;
+    assert_eq!(refused.unwrap_err().to_string(), "this instance is stopping");
+    let refused = ask::<Ordered>(&instance, Command::Drain { backend: name("cp9") }).await;
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "there is no backend \"cp9\"; there is apiserver/cp1, apiserver/cp2, apiserver/cp3"
+    );
+}
+
+#[tokio::test]
+async fn kill_answers_when_the_flows_are_gone() {
+    let instance = FakeInstance::start();
+    let (rows, _) = list_flows(&instance, FlowFilter::default()).await;
+    let kill = |target| Command::Kill { target };
+    let one: KillReport = ask(&instance, kill(KillTarget::Flow(rows[0].id))).await.unwrap();
+    assert_eq!(one, KillReport { flows: 1, gone: 1 });
+    let again = ask::<KillReport>(&instance, kill(KillTarget::Flow(rows[0].id))).await;
+    assert!(matches!(again, Err(ClientError::Refused(Refusal::UnknownFlow { .. }))), "{again:?}");
+    let by_client: KillReport =
+        ask(&instance, kill(KillTarget::Client("192.0.2.10/32".parse().unwrap()))).await.unwrap();
+    assert_eq!(by_client, KillReport { flows: 1, gone: 1 });
+    let by_backend: KillReport = ask(&instance, kill(KillTarget::Backend(name("cp1")))).await.unwrap();
+    assert_eq!((by_backend.flows, by_backend.gone), (5, 5));
+    let all: KillReport = ask(&instance, kill(KillTarget::All)).await.unwrap();
+    assert_eq!((all, instance.table.flows.len()), (KillReport { flows: 3, gone: 3 }, 0));
+    let none = ask::<KillReport>(&instance, kill(KillTarget::Flow(FlowId(99)))).await;
+    assert_eq!(none.unwrap_err().to_string(), "there is no flow 99: it ended, or never was");
+}
+
+#[tokio::test]
+async fn reload_and_rebalance_pass_on_what_the_control_says() {
+    let instance = FakeInstance::start();
+    let reloaded: Reloaded = ask(&instance, Command::Reload {}).await.unwrap();
+    assert_eq!(reloaded.changes, ["frontend apiserver: backend cp4 added"]);
+    let errors = vec!["baton.toml:3: a".to_owned(), "baton.toml:4: b".to_owned()];
+    *instance.control.reload_errors.lock().unwrap() = errors;
+    let refused = ask::<Reloaded>(&instance, Command::Reload {}).await.unwrap_err();
+    let words = "the configuration has 2 errors and changed nothing:\nbaton.toml:3: a\nbaton.toml:4: b";
+    assert_eq!(refused.to_string(), words);
+    let plan: Rebalance = ask(&instance, Command::Rebalance { dry_run: true }).await.unwrap();
+    assert_eq!((plan.moves[0].moves, *instance.control.rebalanced.lock().unwrap()), (2, 0));
+    let _: Rebalance = ask(&instance, Command::Rebalance { dry_run: false }).await.unwrap();
+    assert_eq!(*instance.control.rebalanced.lock().unwrap(), 1);
+}
+
+#[tokio::test]
+async fn events_are_listed_and_followed() {
+    let instance = FakeInstance::start();
+    instance.table.journal.record(What::WorkerStuck { worker: 0, for_ms: 1500 });
+    instance.table.journal.record(What::WorkerMoves { worker: 0 });
+    let (events, table) = (Command::Events(EventFilter { since: 1, ..EventFilter::default() }), &instance.table);
+    let listed: Listed = ask(&instance, events).await.unwrap();
+    assert_eq!(listed.listed, 1);
+    let (seen, mut seen_by_us) = tokio::sync::mpsc::unbounded_channel();
+    let follow = with_client(&instance, move |client| {
+        let follow = Command::Events(EventFilter { follow: true, ..EventFilter::default() });
+        client.list::<Event, Listed>(&follow, |event| {
+            seen.send(event.number).unwrap();
+            if event.number == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    });
+    let record = async {
+        assert_eq!((seen_by_us.recv().await, seen_by_us.recv().await), (Some(0), Some(1)));
+        table.journal.record(What::Started { version: "x".to_owned() });
+    };
+    let (followed, ()) = tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(follow, record) })
+        .await
+        .expect("the third event comes");
+    assert!(followed.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn garbage_is_answered_and_the_next_request_is_served() {
+    let instance = FakeInstance::start();
+    let line = raw(instance.socket(), b"GET / HTTP/1.1\r\n\r\n".to_vec()).await;
+    assert!(line.contains("\"kind\":\"bad_request\""), "{line}");
+    let line = raw(instance.socket(), vec![0xff; 10].into_iter().chain(*b"\n").collect()).await;
+    assert!(line.contains("\"kind\":\"bad_request\""), "{line}");
+    let line = raw(instance.socket(), vec![b'a'; REQUEST_MAX + 1]).await;
+    assert!(line.contains("\"kind\":\"too_large\""), "{line}");
+    let line = raw(instance.socket(), b"{\"command\":\"version\",\"version\":7}\n".to_vec()).await;
+    assert!(line.contains("\"kind\":\"version\"") && line.contains("\"message\":\"this instance speaks"), "{line}");
+    let both = with_client(&instance, |client| {
+        let bad = Command::Drain { backend: name("x") };
+        (client.ask::<Ordered>(&bad).is_err(), client.ask::<About>(&Command::Version {}).is_ok())
+    });
+    assert_eq!(both.await, (true, true));
+}
+
+#[tokio::test]
+async fn slow_requests_and_too_many_connections_are_turned_away() {
+    let instance = FakeInstance::start();
+    let path = instance.directory.path().join("small.sock");
+    let (listener, _file) = unix::open(&path).unwrap();
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let limits = SessionLimits { connections: 1, request: Duration::from_millis(100), write: Duration::from_secs(5) };
+    tokio::spawn(serve(instance.admin.clone(), listener, limits));
+    let line = raw(path.clone(), b"{\"command\":".to_vec()).await;
+    assert!(line.contains("\"kind\":\"too_slow\""), "{line}");
+
+    // One that follows holds the only place; the next is told so at once.
+    let follower = tokio::task::spawn_blocking({
+        let path = path.clone();
+        move || {
+            let mut stream = loop {
+                let stream = UnixStream::connect(&path).unwrap();
+                (&stream).write_all(b"{\"command\":\"version\"}\n").unwrap();
+                let mut line = String::new();
+                BufReader::new(&stream).read_line(&mut line).unwrap();
+                if line.contains("\"ok\"") {
+                    break stream;
+                }
+            };
+            stream.write_all(b"{\"command\":\"events\",\"follow\":true}\n").unwrap();
+            stream
+        }
+    });
+    let follower = follower.await.unwrap();
+    let line = raw(path, b"{\"command\":\"version\"}\n".to_vec()).await;
+    assert!(line.contains("\"kind\":\"busy\""), "{line}");
+    drop(follower);
+}
+
+#[tokio::test]
+async fn a_reload_moves_the_doors_and_refuses_a_place_that_is_taken() {
+    let mut instance = FakeInstance::start();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = instance.admin.config.load().admin.clone();
+    let old = instance.socket();
+    config.http = Some(taken.local_addr().unwrap());
+    config.socket = instance.directory.path().join("new.sock");
+    assert!(instance.doors.prepare(&config).unwrap_err().to_string().starts_with("admin.http: cannot listen on"));
+    assert!(old.exists() && instance.doors.http_address().is_some());
+    config.http = None;
+    let prepared = instance.doors.prepare(&config).unwrap();
+    instance.doors.change(prepared).unwrap();
+    assert!(!old.exists() && instance.doors.http_address().is_none());
+    let _: About = ask(&instance, Command::Version {}).await.unwrap();
+    drop(instance.doors);
+    assert!(!config.socket.exists());
+}

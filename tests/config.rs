@@ -320,7 +320,7 @@ fn file(top: &str, frontend: &str, backend: &str) -> String {
 }
 
 fn has_no_default(line: &str) -> bool {
-    ["host", "server_name", "client_cert_file", "client_key_file", "health_address", "insecure_skip_verify"]
+    ["host", "server_name", "client_cert_file", "client_key_file", "health_address"]
         .iter()
         .any(|key| line.starts_with(&format!("{key} = ")))
 }

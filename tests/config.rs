@@ -115,7 +115,7 @@ fn unwise_settings_are_warned_of_and_taken() {
             "",
             "[frontend.health]\ninterval = \"5s\"\ntimeout = \"5s\"",
             "",
-            "frontend[0].health.interval: read probes that reset a silent backend's clients only after up to 15.5s",
+            "frontend[0].health.interval: read probes that reset a silent backend's clients only after up to 15.25s",
         ),
         (
             "",

@@ -1,4 +1,4 @@
-//! The configuration: only valid values exist here. [`load`] reads a file and reports every error in it at once.
+//! The configuration: only valid values exist here. [`load()`] reads a file and reports every error in it at once.
 //!
 //! ```text
 //! file -> document (lines, TOML) -> section (a table, key by key) -> kind (one value) -> the types below

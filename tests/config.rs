@@ -115,7 +115,7 @@ fn unwise_settings_are_warned_of_and_taken() {
             "",
             "[frontend.health]\ninterval = \"5s\"\ntimeout = \"5s\"",
             "",
-            "frontend[0].health.interval: read probes that reset a silent backend's clients only after up to 15.5s",
+            "frontend[0].health.interval: read probes that reset a silent backend's clients only after up to 15.25s",
         ),
         (
             "",
@@ -320,7 +320,7 @@ fn file(top: &str, frontend: &str, backend: &str) -> String {
 }
 
 fn has_no_default(line: &str) -> bool {
-    ["host", "server_name", "client_cert_file", "client_key_file", "health_address", "insecure_skip_verify"]
+    ["host", "server_name", "client_cert_file", "client_key_file", "health_address"]
         .iter()
         .any(|key| line.starts_with(&format!("{key} = ")))
 }

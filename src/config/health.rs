@@ -53,8 +53,9 @@ pub fn read(section: &Section, reset_within: Duration) -> Health {
 /// The longest time from a backend's silent death to the last RST to its clients: it died just after a probe, and
 /// every probe after that runs into its timeout.
 pub fn reset_after_silence(health: &Health, reset_within: Duration) -> Duration {
-    let between = health.fast_interval * health.reset_fall.saturating_sub(1);
-    health.interval + health.timeout * health.reset_fall + between + reset_within
+    // Intervals are counted from start to start, and a probe that still waits delays the next.
+    let between = health.timeout.max(health.fast_interval);
+    health.interval + between * health.reset_fall.saturating_sub(1) + health.timeout + reset_within
 }
 
 fn damping(section: &Section) -> Damping {
@@ -107,7 +108,7 @@ fn warn_if_slow(section: &Section, health: &Health, reset_within: Duration) {
     let read = format!("probes that reset a silent backend's clients only after up to {:?}", longest);
     let budget = display(LEASE_RENEWAL);
     let advised = format!(
-        "interval + reset_fall * timeout + (reset_fall - 1) * fast_interval within {budget}, a kubelet's lease renewal"
+        "interval + timeout + (reset_fall - 1) * the longer of timeout and fast_interval within {budget}, a kubelet's lease renewal"
     );
     section.warn(key, read, advised);
 }
@@ -129,8 +130,8 @@ mod tests {
 
     /// The promise for a backend that dies in silence, at the defaults.
     #[test]
-    fn at_the_defaults_the_last_client_is_reset_after_two_and_a_half_seconds() {
+    fn at_the_defaults_the_last_client_is_reset_within_two_and_a_half_seconds() {
         let health = crate::config::tests::minimal().frontends[0].health.clone();
-        assert_eq!(reset_after_silence(&health, Duration::from_millis(250)), Duration::from_millis(2500));
+        assert_eq!(reset_after_silence(&health, Duration::from_millis(250)), Duration::from_millis(2250));
     }
 }

@@ -40,11 +40,11 @@ impl Kind for Listen {
 
     fn read(&self, value: &DeValue) -> Option<VipAddr> {
         let address: SocketAddr = value.as_str()?.parse().ok()?;
-        (!address.ip().is_multicast()).then(|| VipAddr::new(address))
+        is_plain(&address).then(|| VipAddr::new(address))
     }
 
     fn allowed(&self) -> String {
-        "an address with its port, such as \"10.0.0.100:6443\" or \"[::]:6443\"".into()
+        "an address (not multicast or link-local) with its port, such as \"10.0.0.100:6443\" or \"[::]:6443\"".into()
     }
 }
 
@@ -87,7 +87,7 @@ impl Kind for Network {
     fn read(&self, value: &DeValue) -> Option<IpNet> {
         let text = value.as_str()?;
         let network: IpNet = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
-        (network.trunc() == network).then_some(network)
+        (network.trunc() == network).then(|| canonical(network))
     }
 
     fn allowed(&self) -> String {
@@ -111,9 +111,27 @@ impl Kind for Host {
 }
 
 fn reachable(address: SocketAddr) -> Option<BackendAddr> {
+    let plain = is_plain(&address) && address.port() != 0;
     let address = BackendAddr::new(address);
-    let one_host = !address.ip().is_unspecified() && !address.ip().is_multicast();
-    (one_host && address.port() != 0).then_some(address)
+    (plain && !address.ip().is_unspecified()).then_some(address)
+}
+
+/// Neither multicast nor IPv6 link-local: the latter means nothing without its interface, which `addr`'s types do
+/// not hold.
+fn is_plain(address: &SocketAddr) -> bool {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => !ip.is_multicast(),
+        IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unicast_link_local(),
+    }
+}
+
+/// A network of IPv4-mapped addresses as the IPv4 network that it is: clients are compared in that spelling.
+fn canonical(network: IpNet) -> IpNet {
+    let mapped = match network {
+        IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
+        IpNet::V4(_) => None,
+    };
+    mapped.and_then(|(ip, bits)| IpNet::new(ip.into(), bits).ok()).unwrap_or(network)
 }
 
 /// RFC 1123 section 2.1; a last label of digits is a mistyped IPv4 address and no name.
@@ -160,6 +178,7 @@ mod tests {
             "0.0.0.0:6443",
             "[::]:6443",
             "224.0.0.1:1",
+            "[fe80::1%2]:6443",
             "2001:db8::1:6443",
             "",
         ];
@@ -173,6 +192,9 @@ mod tests {
         assert_eq!(read(&Network, "10.0.0.0/8"), Some("10.0.0.0/8".parse().unwrap()));
         assert_eq!(read(&Network, "10.0.0.7"), Some("10.0.0.7/32".parse().unwrap()));
         assert_eq!(read(&Network, "2001:db8::1"), Some("2001:db8::1/128".parse().unwrap()));
+        assert_eq!(read(&Network, "::ffff:10.0.0.0/104"), Some("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(read(&Network, "::ffff:10.0.0.7"), Some("10.0.0.7/32".parse().unwrap()));
+        assert_eq!(read(&Network, "::/0"), Some("::/0".parse().unwrap()));
         for text in ["10.0.0.7/8", "10.0.0.0/33", "10.0.0.0:1", "all", ""] {
             assert_eq!(read(&Network, text), None, "{text}");
         }

@@ -7,5 +7,6 @@ pub mod drain;
 pub mod health;
 pub mod metrics;
 pub mod model;
+pub mod rebalance;
 pub mod sys;
 pub mod table;

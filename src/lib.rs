@@ -3,6 +3,7 @@
 
 pub mod addr;
 pub mod admin;
+pub mod app;
 pub mod cli;
 pub mod config;
 pub mod drain;
@@ -10,5 +11,6 @@ pub mod health;
 pub mod metrics;
 pub mod model;
 pub mod proxy;
+pub mod rebalance;
 pub mod sys;
 pub mod table;

@@ -1,1 +1,169 @@
 //! Which backends have more than their share of flows, and how many should move.
+
+/// One backend as the plan sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Others neither give nor take: their flows end by themselves or by other rules.
+    pub ready: bool,
+    /// 0 takes no flow, and so neither gives nor takes here.
+    pub weight: u32,
+    pub flows: u32,
+    pub max_connections: Option<u32>,
+}
+
+/// Flows that a backend should give away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Excess {
+    /// Index of the backend.
+    pub backend: usize,
+    pub flows: u32,
+}
+
+/// What must go so that no ready backend has more than `tolerance_percent` above its share of the flows that the ready
+/// ones have. A share is by weight, and never above `max_connections`: what a full backend cannot take is the others'.
+/// A share is rounded up, so that one flow among three backends stays where it is.
+pub fn plan(loads: &[Load], tolerance_percent: u32) -> Vec<Excess> {
+    let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
+    if sharers.len() < 2 {
+        return Vec::new();
+    }
+    let mut flows: u128 = sharers.iter().map(|index| u128::from(loads[*index].flows)).sum();
+    let mut weights: u128 = sharers.iter().map(|index| u128::from(loads[*index].weight)).sum();
+    // Who cannot hold its share drops out with all it can hold; that raises the shares of the rest.
+    let capped = |index: &usize, flows: u128, weights: u128| {
+        let load = &loads[*index];
+        load.max_connections.is_some_and(|max| flows * u128::from(load.weight) > u128::from(max) * weights)
+    };
+    while let Some(place) = sharers.iter().position(|index| capped(index, flows, weights)) {
+        let load = &loads[sharers.remove(place)];
+        flows -= u128::from(load.max_connections.unwrap_or(0)).min(flows);
+        weights -= u128::from(load.weight);
+    }
+    let excess = |index: usize| {
+        let load = &loads[index];
+        let share = flows * u128::from(load.weight);
+        let tolerated = share * (100 + u128::from(tolerance_percent)) / (weights * 100);
+        let limit = tolerated.max(share.div_ceil(weights));
+        let flows = u128::from(load.flows).saturating_sub(limit) as u32;
+        (flows > 0).then_some(Excess { backend: index, flows })
+    };
+    sharers.into_iter().filter_map(excess).collect()
+}
+
+/// How many flows may move, as time passes: `per_minute`, evenly, and never what was not used before.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    /// In minutes' billionths of a flow; below one flow.
+    rest: u64,
+    at_ns: u64,
+}
+
+const MINUTE_NS: u64 = 60_000_000_000;
+
+impl Allowance {
+    pub fn new(now_ns: u64) -> Self {
+        Self { rest: 0, at_ns: now_ns }
+    }
+
+    /// What may move now, for the time since the last call.
+    pub fn take(&mut self, per_minute: u32, now_ns: u64) -> u32 {
+        let passed_ns = now_ns.saturating_sub(self.at_ns).min(MINUTE_NS);
+        self.at_ns = now_ns;
+        let earned = self.rest + passed_ns * u64::from(per_minute);
+        self.rest = earned % MINUTE_NS;
+        (earned / MINUTE_NS) as u32
+    }
+}
+
+fn takes_part(load: &Load) -> bool {
+    load.ready && load.weight > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ready(flows: u32) -> Load {
+        Load { ready: true, weight: 1, flows, max_connections: None }
+    }
+
+    fn moves(loads: &[Load], tolerance_percent: u32) -> Vec<(usize, u32)> {
+        plan(loads, tolerance_percent).iter().map(|excess| (excess.backend, excess.flows)).collect()
+    }
+
+    #[test]
+    fn a_backend_that_returned_empty_is_filled_from_the_others() {
+        assert_eq!(moves(&[ready(1500), ready(1500), ready(0)], 10), [(0, 400), (1, 400)]);
+        assert_eq!(moves(&[ready(1500), ready(1500), ready(0)], 0), [(0, 500), (1, 500)]);
+    }
+
+    #[test]
+    fn within_tolerance_nothing_moves() {
+        assert_eq!(moves(&[ready(1100), ready(1000), ready(900)], 10), []);
+        assert_eq!(moves(&[ready(1101), ready(1000), ready(899)], 10), [(0, 1)]);
+        assert_eq!(moves(&[ready(1), ready(0), ready(0)], 0), []);
+    }
+
+    #[test]
+    fn shares_follow_weights() {
+        let heavy = Load { weight: 3, ..ready(300) };
+        assert_eq!(moves(&[heavy, ready(100)], 0), []);
+        assert_eq!(moves(&[heavy, ready(300)], 0), [(1, 150)]);
+    }
+
+    #[test]
+    fn one_ready_backend_has_nowhere_to_move_to() {
+        let away = Load { ready: false, ..ready(0) };
+        let idle = Load { weight: 0, ..ready(0) };
+        assert_eq!(moves(&[ready(1000), away, idle], 10), []);
+    }
+
+    #[test]
+    fn a_full_backend_is_not_asked_to_take_more() {
+        let full = Load { max_connections: Some(50), ..ready(50) };
+        assert_eq!(moves(&[ready(475), ready(475), full], 0), []);
+        assert_eq!(moves(&[ready(950), ready(0), full], 0), [(0, 475)]);
+    }
+
+    #[test]
+    fn an_allowance_is_even_and_does_not_pile_up() {
+        let mut allowance = Allowance::new(0);
+        let step_ns = 1_000_000_000;
+        let taken: Vec<_> = (1..=12).map(|second| allowance.take(10, second * step_ns)).collect();
+        assert_eq!(taken, [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1]);
+        let hours_ns = 3600 * step_ns * 5;
+        assert_eq!(allowance.take(10, hours_ns), 10);
+        assert_eq!(allowance.take(600, hours_ns + step_ns), 10);
+    }
+
+    proptest! {
+        /// Moving helps and ends: who gives is over its share, the others together can take it within their limits,
+        /// and after the moves there is nothing left to do.
+        #[test]
+        fn a_plan_that_was_carried_out_leaves_nothing_to_do(
+            raw in proptest::collection::vec((any::<bool>(), 0u32..5, 0u32..10_000, proptest::option::of(0u32..10_000)), 0..8),
+            tolerance_percent in 0u32..50,
+        ) {
+            let mut loads: Vec<_> = raw.into_iter().map(|(ready, weight, flows, max)| {
+                Load { ready, weight, flows, max_connections: max.map(|max| max.max(flows)) }
+            }).collect();
+            let mut homeless = 0;
+            for excess in plan(&loads, tolerance_percent) {
+                prop_assert!(takes_part(&loads[excess.backend]));
+                loads[excess.backend].flows -= excess.flows;
+                homeless += excess.flows;
+            }
+            // Each moved flow goes where there is the least load of those with room, as least_conn does.
+            for _ in 0..homeless {
+                let room = |load: &&mut Load| takes_part(load) && load.max_connections.is_none_or(|max| load.flows < max);
+                let per_weight = |load: &&mut Load| u64::from(load.flows + 1) * 60 / u64::from(load.weight);
+                let taker = loads.iter_mut().filter(room).min_by_key(per_weight);
+                prop_assert!(taker.is_some(), "a moved flow found no room");
+                taker.unwrap().flows += 1;
+            }
+            prop_assert_eq!(plan(&loads, tolerance_percent), []);
+        }
+    }
+}

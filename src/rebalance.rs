@@ -1,0 +1,191 @@
+//! Moves flows from backends that have too many to those that have too few, slowly: after an apiserver returns, its
+//! watches would else stay on the others for days. A flow is moved by closing it while it is idle; its client connects
+//! again, and balancing does the rest.
+
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::config::{Config, Frontend};
+use crate::drain::{DrainWatch, Phase};
+use crate::model::balance::Balance;
+use crate::model::end_reason::EndReason;
+use crate::model::health::{Cause, Standing};
+use crate::model::ids::{BackendId, FlowId};
+use crate::model::rebalance::{self, Allowance, Load};
+use crate::sys::clock::now_ns;
+use crate::table::Table;
+use crate::table::backend::BackendEntry;
+use crate::table::flows::{FlowState, FlowView};
+use crate::table::journal::What;
+
+const STEP: Duration = Duration::from_secs(1);
+/// Flows that were asked to end and did not, for they were not idle after all: asking them first again would hold up the
+/// rest. Beyond this many all are forgotten.
+const REFUSALS_KEPT: usize = 10_000;
+const WHOLE_SHARE: u32 = 1024;
+
+/// Flows that one backend has too many.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    pub frontend: String,
+    pub backend: String,
+    pub id: BackendId,
+    /// What it has, and how many of them should go.
+    pub flows: u32,
+    pub excess: u32,
+}
+
+/// What rebalancing would move now, for every frontend, also those that have not asked for it with `balance_existing`.
+pub fn plan(table: &Table, config: &Config) -> Vec<Move> {
+    config.frontends.iter().flat_map(|frontend| plan_frontend(table, frontend, now_ns())).collect()
+}
+
+/// Carries plans out at the pace of each frontend that asks for it, until the instance leaves.
+pub async fn run(table: Arc<Table>, mut config: watch::Receiver<Arc<Config>>, mut drain: DrainWatch) {
+    let mut movers: HashMap<Arc<str>, Mover> = HashMap::new();
+    loop {
+        if drain.reached_within(Phase::Leaving, STEP).await {
+            return;
+        }
+        let config = config.borrow_and_update().clone();
+        movers.retain(|name, _| config.frontends.iter().any(|f| f.name == *name && f.rebalance.balance_existing));
+        for frontend in config.frontends.iter().filter(|frontend| frontend.rebalance.balance_existing) {
+            let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Mover::new(now_ns()));
+            mover.step(&table, frontend, now_ns()).await;
+        }
+    }
+}
+
+/// The state of one frontend between steps.
+#[derive(Debug)]
+struct Mover {
+    allowance: Allowance,
+    asked: HashSet<FlowId>,
+    moving: bool,
+}
+
+impl Mover {
+    fn new(now_ns: u64) -> Self {
+        Self { allowance: Allowance::new(now_ns), asked: HashSet::new(), moving: false }
+    }
+
+    async fn step(&mut self, table: &Arc<Table>, frontend: &Frontend, now_ns: u64) {
+        let settings = frontend.rebalance;
+        let allowed = self.allowance.take(settings.per_minute, now_ns);
+        let moves = plan_frontend(table, frontend, now_ns);
+        let begins = !moves.is_empty() && !self.moving;
+        self.moving = !moves.is_empty();
+        if begins {
+            let excess = moves.iter().map(|planned| planned.excess as usize).sum();
+            tracing::info!(frontend = &*frontend.name, flows = excess, "moving flows to backends with fewer");
+            table.journal.record(What::RebalancePlanned { frontend: frontend.name.to_string(), moves: excess });
+        }
+        if !self.moving || self.asked.len() > REFUSALS_KEPT {
+            self.asked.clear();
+        }
+        if allowed == 0 || !self.moving {
+            return;
+        }
+        let idle_since_ns = now_ns.saturating_sub(settings.min_idle.as_nanos() as u64);
+        let (walked, asked) = (table.clone(), std::mem::take(&mut self.asked));
+        // A walk over a million flows takes milliseconds, which this runtime does not have.
+        let pick = move || (pick(&walked, &moves, allowed, idle_since_ns, &asked), asked);
+        let Ok((picked, asked)) = tokio::task::spawn_blocking(pick).await else { return };
+        self.asked = asked;
+        for flow in picked {
+            self.asked.insert(flow.id);
+            // The worker looks again: a byte may have come since.
+            table.orders.end_flow(&flow, EndReason::Rebalanced, Some(settings.min_idle));
+        }
+    }
+}
+
+fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
+    // A hashed client would come back to the same backend, and be moved again, for ever.
+    if frontend.balance == Balance::SourceHash {
+        return Vec::new();
+    }
+    let configured = |entry: &BackendEntry| {
+        *entry.frontend.name == *frontend.name && frontend.backends.iter().any(|backend| backend.name == entry.name)
+    };
+    let entries: Vec<_> = table.registry.backends().into_iter().filter(|entry| configured(entry)).collect();
+    let loads: Vec<_> = entries.iter().map(|entry| load(entry)).collect();
+    // While a share still grows, new flows are steered by it; moving flows there would undo the slow start.
+    let starting = |(entry, load): (&Arc<BackendEntry>, &Load)| load.ready && entry.share(now_ns) < WHOLE_SHARE;
+    if entries.iter().zip(&loads).any(starting) {
+        return Vec::new();
+    }
+    let planned = rebalance::plan(&loads, frontend.rebalance.tolerance_percent).into_iter().map(|excess| {
+        let entry = &entries[excess.backend];
+        let (frontend, backend) = entry.full_name();
+        Move { frontend, backend, id: entry.id, flows: loads[excess.backend].flows, excess: excess.flows }
+    });
+    planned.collect()
+}
+
+fn load(entry: &BackendEntry) -> Load {
+    let health = entry.health();
+    Load {
+        ready: health.standing == Standing::Ready && health.cause == Cause::Passed,
+        weight: entry.weight(),
+        flows: entry.active.load(Relaxed),
+        max_connections: entry.max_connections(),
+    }
+}
+
+/// Up to `most` flows of the overfull backends, none of which moved a byte after `idle_since_ns`, longest idle first.
+fn pick(table: &Table, moves: &[Move], most: u32, idle_since_ns: u64, asked: &HashSet<FlowId>) -> Vec<FlowView> {
+    let cap = |excess: u32| excess.min(most) as usize;
+    let mut idle: HashMap<BackendId, (usize, BinaryHeap<Idle>)> =
+        moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
+    for flow in table.flows.iter() {
+        let Some((cap, heap)) = flow.backend.and_then(|id| idle.get_mut(&id)) else { continue };
+        if flow.state == FlowState::Proxied && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
+            heap.push(Idle(flow));
+            if heap.len() > *cap {
+                heap.pop();
+            }
+        }
+    }
+    let mut picked: Vec<_> = idle.into_values().flat_map(|(_, heap)| heap.into_iter()).collect();
+    picked.sort_unstable();
+    picked.into_iter().take(most as usize).map(|idle| idle.0).collect()
+}
+
+/// Ordered by the last byte: the greatest has been idle for the shortest.
+#[derive(Debug)]
+struct Idle(FlowView);
+
+impl Idle {
+    fn key(&self) -> (u64, FlowId) {
+        (self.0.last_byte_ns(), self.0.id)
+    }
+}
+
+impl PartialEq for Idle {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Idle {}
+
+impl PartialOrd for Idle {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Idle {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+#[cfg(test)]
+mod tests;

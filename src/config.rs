@@ -61,7 +61,9 @@ pub struct Process {
     pub workers: Option<usize>,
     /// Flows at once. `None`: as many as the file descriptor limit carries.
     pub max_connections: Option<u32>,
-    /// How long SIGTERM waits for flows to end before it resets them.
+    /// How long a stop fails readiness before it closes the listeners.
+    pub shutdown_delay: Duration,
+    /// How long a stop then waits for flows to end before it resets them.
     pub stop_timeout: Duration,
     /// Mass resets (a backend died) are spread over this time, with jitter ...
     pub reset_within: Duration,

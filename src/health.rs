@@ -18,7 +18,7 @@ mod tests;
 mod votes;
 mod watcher;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
@@ -27,7 +27,8 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::model::health::machine::{Arrival, Order};
+use crate::model::health::Order;
+use crate::model::health::machine::Arrival;
 use crate::model::ids::{BackendId, FrontendId};
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
@@ -91,14 +92,21 @@ impl Checker {
     pub fn start(table: Arc<Table>, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
         let shared = Arc::new(Shared { table, metrics, roster: Mutex::default() });
         let checker = Self { shared, runtime };
-        checker.adopt(config, Arrival::AtStart);
+        checker.welcome(config, Arrival::AtStart);
         checker
     }
 
+    /// Begins to probe what `config` adds, and lets the others go on under their new settings; nothing is removed yet.
+    /// Call it before the workers learn of `config`, so that new backends have been probed when flows come to them.
+    pub fn prepare(&self, config: &Arc<Config>) {
+        self.welcome(config, Arrival::ByReload);
+    }
+
     /// Goes over to `config`. Backends that stay keep their state; removed ones drain and are forgotten after their last
-    /// flow. Call this before the workers learn of `config`, so that no entry is forgotten while they begin to use it.
+    /// flow. Call it after the workers have learnt of `config`, so that no flow is still to choose a removed backend.
     pub fn reconfigure(&self, config: &Arc<Config>) {
-        self.adopt(config, Arrival::ByReload);
+        self.prepare(config);
+        self.dismiss(config);
     }
 
     /// The backend called `backend`. `frontend` may be left out where the name is used once.
@@ -150,17 +158,14 @@ impl Checker {
         }
     }
 
-    fn adopt(&self, config: &Arc<Config>, arrival: Arrival) {
+    fn welcome(&self, config: &Arc<Config>, arrival: Arrival) {
         let registry = &self.shared.table.registry;
         // Held throughout, so that no removed backend is forgotten between being found and being restored.
         let mut roster = self.shared.roster();
-        let (mut wanted, mut kept) = (HashSet::new(), HashSet::new());
         for frontend in &config.frontends {
             let frontend_entry = registry.frontend(&frontend.name);
-            kept.insert(frontend_entry.id);
             for backend in &frontend.backends {
                 let entry = registry.backend(&frontend_entry, &backend.name);
-                wanted.insert(entry.id);
                 let spec = Spec::new(config, frontend, backend);
                 match roster.watched.get_mut(&entry.id) {
                     Some(watched) => {
@@ -171,12 +176,20 @@ impl Checker {
                 }
             }
         }
-        for watched in roster.watched.values_mut().filter(|watched| !wanted.contains(&watched.entry.id)) {
-            let with_frontend = !kept.contains(&watched.entry.frontend.id);
+    }
+
+    fn dismiss(&self, config: &Arc<Config>) {
+        let mut roster = self.shared.roster();
+        for watched in roster.watched.values_mut() {
+            let (frontend, backend) = watched.entry.full_name();
+            let kept = config.frontends.iter().find(|kept| *kept.name == *frontend);
+            if kept.is_some_and(|kept| kept.backends.iter().any(|kept| *kept.name == *backend)) {
+                continue;
+            }
             if watched.removed.is_none() {
-                let (frontend, backend) = watched.entry.full_name();
                 self.shared.table.journal.record(What::BackendRemoved { frontend, backend });
             }
+            let with_frontend = kept.is_none();
             if watched.removed.replace(with_frontend) != Some(with_frontend) {
                 let _ = watched.commands.send(Command::Remove { with_frontend });
             }

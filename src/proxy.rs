@@ -21,6 +21,7 @@ mod worker;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -71,6 +72,7 @@ pub struct Proxy {
     shared: Arc<Shared>,
     listening: Mutex<Vec<VipAddr>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    version: AtomicU64,
 }
 
 impl Proxy {
@@ -79,9 +81,10 @@ impl Proxy {
         let workers = table.workers.len();
         let inboxes = (0..workers).map(|_| SegQueue::new()).collect();
         let shared = Arc::new(Shared { sources: Sources::default(), inboxes });
-        let proxy = Self { table, shared, listening: Mutex::default(), threads: Mutex::default() };
+        let proxy =
+            Self { table, shared, listening: Mutex::default(), threads: Mutex::default(), version: AtomicU64::new(1) };
         let bindings = proxy.bind(config)?;
-        let plane = Arc::new(Plane::new(config, &proxy.table));
+        let plane = Arc::new(Plane::new(config, &proxy.table, 1));
         for number in 0..workers {
             let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
             let started = Worker::new(number, table, shared, plane.clone()).and_then(|mut worker| {
@@ -95,9 +98,17 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Goes over to `config`, for which `bindings` were made. Flows go on.
-    pub fn reconfigure(&self, config: &Config, bindings: Bindings) {
-        self.publish(Arc::new(Plane::new(config, &self.table)), bindings);
+    /// Goes over to `config`, for which `bindings` were made. Flows go on. Returns the version of the settings, for
+    /// [`Proxy::follows`].
+    pub fn reconfigure(&self, config: &Config, bindings: Bindings) -> u64 {
+        let version = self.version.fetch_add(1, Relaxed) + 1;
+        self.publish(Arc::new(Plane::new(config, &self.table, version)), bindings);
+        version
+    }
+
+    /// Whether every worker has gone over to settings of `version` or later.
+    pub fn follows(&self, version: u64) -> bool {
+        self.table.workers.iter().all(|worker| worker.plane_version.load(Relaxed) >= version)
     }
 
     /// Serves what the backlogs hold, then closes all listeners.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::config::{Config, Frontend};
 use crate::drain::{DrainWatch, Phase};
@@ -45,19 +45,33 @@ pub fn plan(table: &Table, config: &Config) -> Vec<Move> {
     config.frontends.iter().flat_map(|frontend| plan_frontend(table, frontend, now_ns())).collect()
 }
 
-/// Carries plans out at the pace of each frontend that asks for it, until the instance leaves.
-pub async fn run(table: Arc<Table>, mut config: watch::Receiver<Arc<Config>>, mut drain: DrainWatch) {
+/// Carries plans out until the instance leaves: for each frontend that asks for it at all times, and for all others once
+/// `ordered` says so, until they are even. Always at the pace of the frontend.
+pub async fn run(
+    table: Arc<Table>,
+    mut config: watch::Receiver<Arc<Config>>,
+    mut drain: DrainWatch,
+    ordered: Arc<Notify>,
+) {
     let mut movers: HashMap<Arc<str>, Mover> = HashMap::new();
+    let mut once: HashSet<Arc<str>> = HashSet::new();
     loop {
-        if drain.reached_within(Phase::Leaving, STEP).await {
-            return;
+        tokio::select! {
+            left = drain.reached_within(Phase::Leaving, STEP) => if left { return },
+            () = ordered.notified() => once.extend(config.borrow().frontends.iter().map(|f| f.name.clone())),
         }
         let config = config.borrow_and_update().clone();
-        movers.retain(|name, _| config.frontends.iter().any(|f| f.name == *name && f.rebalance.balance_existing));
-        for frontend in config.frontends.iter().filter(|frontend| frontend.rebalance.balance_existing) {
+        let wanted = |frontend: &Frontend| frontend.rebalance.balance_existing || once.contains(&frontend.name);
+        movers.retain(|name, _| config.frontends.iter().any(|f| f.name == *name && wanted(f)));
+        let mut even = Vec::new();
+        for frontend in config.frontends.iter().filter(|frontend| wanted(frontend)) {
             let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Mover::new(now_ns()));
             mover.step(&table, frontend, now_ns()).await;
+            if !mover.moving {
+                even.push(frontend.name.clone());
+            }
         }
+        once.retain(|name| !even.contains(name) && config.frontends.iter().any(|f| f.name == *name));
     }
 }
 

@@ -84,6 +84,7 @@ fn config(frontend: Frontend) -> Config {
         process: Process {
             workers: None,
             max_connections: None,
+            shutdown_delay: Duration::ZERO,
             stop_timeout: DEADLINE,
             reset_within: Duration::from_millis(250),
             reset_rate: 50_000,

@@ -35,9 +35,9 @@ pub async fn execute(
         Command::Backends { backend } => backends(admin, backend).await,
         Command::Flows(filter) => flows::list(admin, &filter, replies).await?,
         Command::Events(filter) => Ok(events::list(admin, &filter, replies).await?),
-        Command::Drain { backend } => order(admin, &backend, Order::Drain),
-        Command::Undrain { backend } => order(admin, &backend, Order::Undrain),
-        Command::Eject { backend } => order(admin, &backend, Order::Eject),
+        Command::Drain { backend } => order(admin, &backend, Order::Drain).await,
+        Command::Undrain { backend } => order(admin, &backend, Order::Undrain).await,
+        Command::Eject { backend } => order(admin, &backend, Order::Eject).await,
         Command::Kill { target } => kill::kill(admin, &target).await,
         Command::Reload {} => reload(admin).await,
         Command::Rebalance { dry_run } => {
@@ -56,10 +56,10 @@ async fn backends(admin: &Arc<Admin>, name: Option<BackendName>) -> Result<Value
     Ok(json(&status.backends().filter(|backend| wanted(&backend.frontend, &backend.name)).collect::<Vec<_>>()))
 }
 
-fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value, Refusal> {
+async fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value, Refusal> {
     let entry = names::backend(&admin.table.registry, name)?;
+    admin.control.order(entry.id, order).await.map_err(|refused| Refusal::Order { reason: refused.to_string() })?;
     let backend = backend_status(&entry, now_ns());
-    admin.control.order(entry.id, order).map_err(|refused| Refusal::Order { reason: refused.to_string() })?;
     tracing::info!(frontend = %entry.frontend.name, backend = %entry.name, ?order, "an operator's order");
     let config = admin.config.load();
     let drain_timeout_ms = (order == Order::Drain)

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::model::health::Order;
 use crate::model::ids::BackendId;
 
-/// The instance as the admin doors see it. No method may wait, but for [`Control::reload`]'s future.
+/// The instance as the admin doors see it. No method may wait, but for the futures it returns.
 pub trait Control: Send + Sync + 'static {
     /// Why clients should not be sent here, one sentence each; empty: ready. The phase of a stop needs no mention.
     fn not_ready(&self) -> Vec<String>;
@@ -18,8 +18,8 @@ pub trait Control: Send + Sync + 'static {
     /// Why this process should be restarted, one sentence each; empty: fine. Stuck workers need no mention.
     fn not_live(&self) -> Vec<String>;
 
-    /// Carries out an operator's order for one backend.
-    fn order(&self, backend: BackendId, order: Order) -> Result<(), OrderRefused>;
+    /// Carries out an operator's order for one backend; when the future is done, it shows.
+    fn order(&self, backend: BackendId, order: Order) -> Ordering;
 
     /// Reads the configuration again and takes it over: what changed, or every error while nothing changed.
     fn reload(&self) -> Reloading;
@@ -32,6 +32,9 @@ pub trait Control: Send + Sync + 'static {
     /// Begins to move what the plan says, at the configured pace, and returns the plan.
     fn rebalance(&self) -> Vec<PlannedMove>;
 }
+
+/// An order on its way. It is carried out even if this is dropped.
+pub type Ordering = Pin<Box<dyn Future<Output = Result<(), OrderRefused>> + Send>>;
 
 /// A reload under way. It goes on to its end even if it is dropped.
 pub type Reloading = Pin<Box<dyn Future<Output = Result<Vec<String>, Vec<String>>> + Send>>;

@@ -310,6 +310,7 @@ mod tests {
             process: crate::config::Process {
                 workers: None,
                 max_connections: None,
+                shutdown_delay: Duration::ZERO,
                 stop_timeout: Duration::ZERO,
                 reset_within: Duration::ZERO,
                 reset_rate: 1,

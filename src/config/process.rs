@@ -22,13 +22,14 @@ pub fn admin(section: &Section) -> Admin {
 }
 
 pub fn process(section: &Section) -> Process {
-    let stop_timeout = section.read_or("stop_timeout", &STOP_TIMEOUT, Duration::from_secs(150));
+    let stop_timeout = section.read_or("stop_timeout", &STOP_TIMEOUT, Duration::from_secs(30));
     if stop_timeout.value.is_zero() && stop_timeout.is_given() {
         section.warn("stop_timeout", "0s", "some seconds: without them every stop resets every flow at once");
     }
     Process {
         workers: section.read_or("workers", &WORKERS, 0).value.checked_sub(1).map(|less| less as usize + 1),
         max_connections: cap(section, "max_connections"),
+        shutdown_delay: section.read_or("shutdown_delay", &SHUTDOWN_DELAY, Duration::from_secs(1)).value,
         stop_timeout: stop_timeout.value,
         reset_within: section.read_or("reset_within", &RESET_WITHIN, Duration::from_millis(250)).value,
         reset_rate: section.read_or("reset_rate", &whole(1, 10_000_000), 50_000).value,
@@ -89,6 +90,8 @@ const WORKERS: Whole = Whole { min: 1, max: 1024, zero: Some("one per core") };
 const CAP: Whole = Whole { min: 1, max: u32::MAX, zero: Some("no cap") };
 const STOP_TIMEOUT: Time =
     Time { zero: Some("reset at once"), ..time(Duration::from_millis(100), Duration::from_secs(24 * 3600)) };
+const SHUTDOWN_DELAY: Time =
+    Time { zero: Some("close the listeners at once"), ..time(Duration::from_millis(100), Duration::from_secs(600)) };
 const RESET_WITHIN: Time =
     Time { zero: Some("as fast as reset_rate allows"), ..time(Duration::from_millis(1), Duration::from_secs(60)) };
 const FORMAT: OneOf<LogFormat> = OneOf(&[("human", LogFormat::Human), ("json", LogFormat::Json)]);

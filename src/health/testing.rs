@@ -72,6 +72,7 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
         process: Process {
             workers: Some(1),
             max_connections: None,
+            shutdown_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(10),
             reset_within: Duration::from_secs(1),
             reset_rate: 5000,

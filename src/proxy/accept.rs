@@ -37,7 +37,7 @@ const SHED_BURST: usize = 1024;
 const LAST_ONES: usize = 65_536;
 
 /// The longest PROXY header that is looked at.
-const HEADER_MAX: usize = proxy_protocol::HEADER_MAX;
+const HEADER_MAX: usize = proxy_protocol::HEADER_LENGTH_MAX;
 
 /// One worker's socket for one address.
 #[derive(Debug)]

@@ -231,7 +231,7 @@ impl Worker {
             true => local.unwrap_or(flow.vip),
             false => flow.vip,
         };
-        proxy_protocol::encode_v2(flow.client_addr, vip)
+        proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()
     }
 
     fn pick(&mut self, flow: &Flow) -> Result<usize, NoPick> {

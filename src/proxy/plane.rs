@@ -16,6 +16,8 @@ const RESERVED_FILES: u64 = 512;
 #[derive(Debug)]
 pub struct Plane {
     pub frontends: Vec<Arc<FrontendPlane>>,
+    /// Grows with each reconfiguration.
+    pub version: u64,
     /// Flows at once, all frontends together.
     pub max_connections: usize,
 }
@@ -31,7 +33,7 @@ pub struct FrontendPlane {
 
 impl Plane {
     /// Joins `config` with the entries of `table`: makes those that are new, and gives all their weights and caps.
-    pub fn new(config: &Config, table: &Table) -> Self {
+    pub fn new(config: &Config, table: &Table, version: u64) -> Self {
         let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
         let max_connections = config.process.max_connections.map_or(carried, |max| carried.min(max as usize));
         let frontends = config.frontends.iter().map(|settings| {
@@ -48,7 +50,7 @@ impl Plane {
                 entry,
             })
         });
-        Self { frontends: frontends.collect(), max_connections }
+        Self { frontends: frontends.collect(), version, max_connections }
     }
 
     /// The frontend that listens on `address`.

@@ -195,6 +195,7 @@ impl Worker {
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
         self.plane = plane;
         self.update_listeners(open);
+        self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
             let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;

@@ -140,6 +140,7 @@ fn config(frontend: Frontend) -> Arc<Config> {
         process: Process {
             workers: Some(1),
             max_connections: None,
+            shutdown_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(1),
             reset_within: Duration::from_secs(1),
             reset_rate: 1000,
@@ -217,7 +218,7 @@ async fn rebalancing_runs_until_the_instance_leaves() {
     frontend.rebalance.per_minute = 60 * 60;
     let (_config, seen) = watch::channel(config(frontend));
     let drain = Drain::default();
-    let task = tokio::spawn(run(bench.table.clone(), seen, drain.watch()));
+    let task = tokio::spawn(run(bench.table.clone(), seen, drain.watch(), Arc::default()));
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     let first = loop {
         if let Some(order) = bench.table.orders.take(0) {

@@ -59,6 +59,8 @@ pub struct WorkerState {
     busy_since_ns: AtomicU64,
     /// Set once the thread serves, cleared when it has returned.
     alive: AtomicBool,
+    /// Version of the data plane's settings that the worker follows.
+    pub plane_version: AtomicU64,
     /// Accepting is paused for want of file descriptors.
     pub accept_paused: AtomicBool,
     pub accepted: Count,
@@ -80,6 +82,7 @@ impl Default for WorkerState {
         Self {
             busy_since_ns: AtomicU64::new(0),
             alive: AtomicBool::new(false),
+            plane_version: AtomicU64::new(0),
             accept_paused: AtomicBool::new(false),
             accepted: Count::default(),
             accept_errors: Count::default(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::Admin;
-use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, PlannedMove, Reloading};
+use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, Reloading};
 use baton::admin::doors::Doors;
 use baton::config::{self, Config};
 use baton::drain::{Drain, Phase};
@@ -55,12 +55,15 @@ impl Control for FakeControl {
         Vec::new()
     }
 
-    fn order(&self, backend: BackendId, order: Order) -> Result<(), OrderRefused> {
-        if order == Order::Eject {
-            return Err(OrderRefused::Stopping);
-        }
-        self.orders.lock().unwrap().push((backend, order));
-        Ok(())
+    fn order(&self, backend: BackendId, order: Order) -> Ordering {
+        let outcome = match order {
+            Order::Eject => Err(OrderRefused::Stopping),
+            order => {
+                self.orders.lock().unwrap().push((backend, order));
+                Ok(())
+            }
+        };
+        Box::pin(std::future::ready(outcome))
     }
 
     fn reload(&self) -> Reloading {
@@ -262,6 +265,7 @@ fn config(directory: &Path) -> Config {
         process: config::Process {
             workers: Some(2),
             max_connections: None,
+            shutdown_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(1),
             reset_within: Duration::from_millis(100),
             reset_rate: 1000,

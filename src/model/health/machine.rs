@@ -35,7 +35,7 @@ use std::fmt;
 
 pub use super::damping::DampingPolicy;
 use super::damping::Penalty;
-use super::{Cause, Standing};
+use super::{Cause, Order, Standing};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
 
@@ -92,17 +92,6 @@ impl fmt::Display for Outcome {
             Self::Inconclusive { error } => write!(f, "this host cannot probe: {error}"),
         }
     }
-}
-
-/// What an operator may order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// No new flows; the old ones live on to the drain deadline.
-    Drain,
-    /// Lifts `Drain` and `Eject`.
-    Undrain,
-    /// No new flows; the old ones are reset.
-    Eject,
 }
 
 /// What the owner of the machine must do.

@@ -1,0 +1,77 @@
+//! What the admin doors may ask of the instance.
+
+use std::sync::Arc;
+
+use super::Core;
+use super::reload::{ReloadError, Reloader};
+use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, Reloading};
+use crate::drain::Phase;
+use crate::model::health::{Cause, Order};
+use crate::model::ids::BackendId;
+use crate::rebalance;
+
+pub struct Wiring {
+    core: Arc<Core>,
+    reloader: Arc<Reloader>,
+}
+
+impl Wiring {
+    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>) -> Self {
+        Self { core, reloader }
+    }
+}
+
+impl Control for Wiring {
+    fn not_ready(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn not_live(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn order(&self, backend: BackendId, order: Order) -> Ordering {
+        let core = self.core.clone();
+        Box::pin(async move {
+            if core.drain.watch().phase() > Phase::Serving {
+                return Err(OrderRefused::Stopping);
+            }
+            let entry = core.table.registry.find_backend(backend).ok_or(OrderRefused::Forgotten)?;
+            if entry.health().cause == Cause::Removed {
+                return Err(OrderRefused::Removed);
+            }
+            // The names were looked up a moment ago, so whatever is unknown now has just been forgotten.
+            core.checker.order(backend, order).await.map_err(|_| OrderRefused::Forgotten)?;
+            Ok(())
+        })
+    }
+
+    fn reload(&self) -> Reloading {
+        let reloader = self.reloader.clone();
+        Box::pin(async move { reloader.reload().await.map_err(|error: ReloadError| error.lines()) })
+    }
+
+    fn config_state(&self) -> ConfigState {
+        self.reloader.state()
+    }
+
+    fn rebalance_plan(&self) -> Vec<PlannedMove> {
+        let moves = rebalance::plan(&self.core.table, &self.core.config.load());
+        moves.into_iter().map(planned).collect()
+    }
+
+    fn rebalance(&self) -> Vec<PlannedMove> {
+        self.core.rebalance_now.notify_one();
+        self.rebalance_plan()
+    }
+}
+
+fn planned(planned: rebalance::Move) -> PlannedMove {
+    PlannedMove {
+        frontend: planned.frontend,
+        backend: planned.backend,
+        flows: planned.flows,
+        fair_share: planned.flows.saturating_sub(planned.excess),
+        moves: planned.excess,
+    }
+}

@@ -1,0 +1,171 @@
+//! From a changed file to a changed instance, or to no change at all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{Core, changes};
+use crate::admin::control::{ConfigState, LastReload};
+use crate::admin::doors::{Doors, OpenDoorError};
+use crate::config;
+use crate::metrics::{Metrics, ReloadLabels};
+use crate::proxy::ProxyError;
+use crate::table::journal::What;
+
+/// What new backends get to answer their first probe before flows go over to them.
+const FIRST_ROUND_MAX: Duration = Duration::from_secs(2);
+
+/// How often, and how many times, it is asked whether all workers follow: a stuck one must not hold a reload up for ever.
+const FOLLOW_CHECK_EVERY: Duration = Duration::from_millis(1);
+const FOLLOW_CHECKS_MAX: u32 = 1000;
+
+/// Why a reload was refused. The running configuration stays as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// One line for each error in the file.
+    #[error("the file has {} errors", .0.len())]
+    Invalid(Vec<String>),
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
+    #[error(transparent)]
+    Door(#[from] OpenDoorError),
+}
+
+impl ReloadError {
+    /// A line for each thing that is wrong.
+    pub fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Invalid(lines) => lines.clone(),
+            other => vec![other.to_string()],
+        }
+    }
+}
+
+/// Reloads one at a time.
+pub struct Reloader {
+    core: Arc<Core>,
+    metrics: Arc<Metrics>,
+    path: PathBuf,
+    /// Held through a whole reload.
+    turn: tokio::sync::Mutex<()>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    doors: Option<Doors>,
+    last: LastReload,
+    /// What the file held when it was last read, for better or worse.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Reloader {
+    pub(super) fn new(core: Arc<Core>, metrics: Arc<Metrics>, path: &Path) -> Arc<Self> {
+        metrics.last_reload_successful.set(1);
+        metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
+        let inner = Inner { doors: None, last: LastReload::None, bytes: fs::read(path).ok() };
+        Arc::new(Self {
+            core,
+            metrics,
+            path: path.to_owned(),
+            turn: tokio::sync::Mutex::new(()),
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// Hands over the admin doors, which a reload may move.
+    pub fn adopt_doors(&self, doors: Doors) {
+        self.inner().doors = Some(doors);
+    }
+
+    pub fn state(&self) -> ConfigState {
+        ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
+    }
+
+    /// Whether the file holds other bytes than when it was last read. A file that cannot be read counts as unchanged:
+    /// it may be in the middle of being replaced.
+    pub async fn file_differs(&self) -> bool {
+        match tokio::fs::read(&self.path).await {
+            Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
+            Err(_) => false,
+        }
+    }
+
+    /// Reads the file and takes it over: what changed, or why nothing did. Logged, journaled and counted here.
+    pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
+        // A task of its own, so that a caller who goes away does not leave a reload half done.
+        let reloader = self.clone();
+        let reload = tokio::spawn(async move { reloader.reload_in_turn().await });
+        match reload.await {
+            Ok(outcome) => outcome,
+            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+        }
+    }
+
+    async fn reload_in_turn(self: Arc<Self>) -> Result<Vec<String>, ReloadError> {
+        let _turn = self.turn.lock().await;
+        let outcome = self.apply().await;
+        match &outcome {
+            Ok(changes) => {
+                tracing::info!(path = %self.path.display(), ?changes, "reloaded");
+                self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
+                self.metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
+                self.inner().last = LastReload::Taken { at_unix_ms: unix_ms(), changes: changes.clone() };
+            }
+            Err(error) => {
+                let errors = error.lines();
+                for error in &errors {
+                    tracing::error!("reload refused: {error}");
+                }
+                self.core.table.journal.record(What::ReloadRefused { errors: errors.clone() });
+                self.inner().last = LastReload::Refused { at_unix_ms: unix_ms(), errors };
+            }
+        }
+        self.metrics.last_reload_successful.set(i64::from(outcome.is_ok()));
+        let label = if outcome.is_ok() { "success" } else { "failure" };
+        self.metrics.reloads.get_or_create(&ReloadLabels { outcome: label }).inc();
+        outcome
+    }
+
+    async fn apply(&self) -> Result<Vec<String>, ReloadError> {
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || (fs::read(&path).ok(), config::load(&path)));
+        let (bytes, loaded) = read.await.expect("the loader does not panic");
+        self.inner().bytes = bytes;
+        let loaded = loaded
+            .map_err(|rejected| ReloadError::Invalid(rejected.errors.iter().map(ToString::to_string).collect()))?;
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
+        let changes = changes::between(&old, &new);
+        let prepared = self.inner().doors.as_ref().map(|doors| doors.prepare(&new.admin)).transpose()?;
+        let bindings = self.core.proxy.bind(&new)?;
+        // Nothing can refuse from here on. New backends are probed before the first flow is sent to them, and those
+        // that go serve until no worker can choose them any more: exchanging all of them at once fails no connect.
+        self.core.checker.prepare(&new);
+        let _ = tokio::time::timeout(FIRST_ROUND_MAX, self.core.checker.first_round()).await;
+        let version = self.core.proxy.reconfigure(&new, bindings);
+        for _ in 0..FOLLOW_CHECKS_MAX {
+            if self.core.proxy.follows(version) {
+                break;
+            }
+            tokio::time::sleep(FOLLOW_CHECK_EVERY).await;
+        }
+        self.core.checker.reconfigure(&new);
+        self.core.config.store(new.clone());
+        self.core.latest.send_replace(new);
+        if let (Some(prepared), Some(doors)) = (prepared, &mut self.inner().doors) {
+            doors.change(prepared)?;
+        }
+        Ok(changes)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}

@@ -1,0 +1,64 @@
+//! The way out of an instance.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::Core;
+use crate::drain::Phase;
+use crate::model::end_reason::EndReason;
+use crate::table::journal::What;
+use crate::table::orders::{EndOrder, Pace, Selector};
+
+/// How often the remaining flows are counted.
+const COUNT_EVERY: Duration = Duration::from_millis(20);
+
+/// What the last resets may take beyond their pace.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Takes the instance through all phases of a stop. Each wait ends early when the stop is hastened.
+pub async fn run(core: &Core) {
+    let process = core.config.load().process.clone();
+    let flows = core.table.flows.len();
+    tracing::info!(flows, stop_timeout = ?process.stop_timeout, "stopping");
+    core.table.journal.record(What::Stopping { flows, timeout_ms: process.stop_timeout.as_millis() as u64 });
+
+    core.drain.advance(Phase::Leaving);
+    tokio::select! {
+        () = tokio::time::sleep(process.shutdown_delay) => {}
+        () = core.hasten.notified() => tracing::info!("hastened: closing the listeners now"),
+    }
+
+    core.drain.advance(Phase::Draining);
+    core.proxy.stop_accepting();
+    let deadline = Instant::now() + process.stop_timeout;
+    tokio::select! {
+        () = gone(core) => {}
+        () = sleep_until(deadline) => {}
+        () = core.hasten.notified() => tracing::info!("hastened: resetting what is left"),
+    }
+
+    core.drain.advance(Phase::Forced);
+    let left = core.table.flows.len();
+    if left > 0 {
+        tracing::warn!(flows = left, "resetting the flows that are left");
+        let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
+        let order = EndOrder { selector: Selector::All, reason: EndReason::Shutdown, pace, only_idle_for: None };
+        core.table.orders.end(order);
+        let longest = process.reset_within.max(Duration::from_secs_f64(left as f64 / f64::from(process.reset_rate)));
+        let _ = tokio::time::timeout(longest + GRACE, gone(core)).await;
+    }
+}
+
+/// Returns when no flow is left and no listener can bring one.
+async fn gone(core: &Core) {
+    let mut ticks = tokio::time::interval(COUNT_EVERY);
+    // The first tick is at once, when a worker may not yet have taken what its backlog holds.
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        if core.table.flows.is_empty() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Notices that the configuration file has changed, also when it is reached through symbolic links that are swapped, as
+//! Kubernetes does with mounted ConfigMaps.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::Notify;
+
+use super::reload::Reloader;
+use crate::drain::{DrainWatch, Phase};
+
+/// A file is read when it has been left alone for this long: editors write in several steps.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// The file is compared this often even if nothing was heard: a watch is lost with its folder.
+const COMPARE_EVERY: Duration = Duration::from_secs(10);
+
+/// Reloads when the bytes behind `path` change, until the instance drains.
+pub async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) {
+    let changed = Arc::new(Notify::new());
+    loop {
+        // Made anew each time, for a swapped link leads to another folder.
+        let _watch = match watch_folders(&path, changed.clone()) {
+            Ok(watcher) => Some(watcher),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot watch the configuration; it is compared instead");
+                None
+            }
+        };
+        tokio::select! {
+            () = changed.notified() => {}
+            () = tokio::time::sleep(COMPARE_EVERY) => {}
+            () = phase.reached(Phase::Draining) => return,
+        }
+        while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {}
+        if reloader.file_differs().await {
+            tracing::info!(path = %path.display(), "the configuration file has changed");
+            // The outcome is logged and kept by the reloader.
+            let _ = reloader.reload().await;
+        }
+    }
+}
+
+/// Watches the folder of every link on the way from `path` to the file.
+fn watch_folders(path: &Path, changed: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
+    let mut watcher = notify::recommended_watcher(move |_| changed.notify_one())?;
+    let mut step = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        if let Some(folder) = step.parent() {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            watcher.watch(folder, RecursiveMode::NonRecursive)?;
+        }
+        match std::fs::read_link(&step) {
+            Ok(target) => step = step.parent().unwrap_or(Path::new("")).join(target),
+            Err(_) => break,
+        }
+    }
+    if let Some(folder) = std::fs::canonicalize(path).ok().as_deref().and_then(Path::parent) {
+        watcher.watch(folder, RecursiveMode::NonRecursive)?;
+    }
+    Ok(watcher)
+}
+
+/// As the kernel's own bound on links in a path (path_resolution(7)).
+const LINKS_MAX: usize = 40;

@@ -3,6 +3,7 @@
 
 pub mod addr;
 pub mod admin;
+pub mod cli;
 pub mod config;
 pub mod drain;
 pub mod metrics;

@@ -65,31 +65,30 @@ fn watch_going(client: &mut Client, ordered: &Ordered, output: &Output) -> Resul
         let left = backend.as_ref().map_or(0, |backend| backend.flows);
         if output.json {
             output.json_line(&backend)?;
-        } else if output.terminal {
+        } else if output.terminal && left > 0 {
             let deadline = backend.as_ref().and_then(|backend| backend.drain_deadline_in_ms);
             let deadline = deadline.map_or(String::new(), |ms| format!(", {} until they are reset", duration_ms(ms)));
             output.text(&format!("\r\x1b[K{full}: {} left{deadline}", plural(left.into(), "flow")))?;
-        } else if shown != Some(left) && now_ns() >= shown_at_ns + SHOW_EVERY_NS {
+        } else if left > 0 && shown != Some(left) && now_ns() >= shown_at_ns + SHOW_EVERY_NS {
             // A log wants the change, not each step.
             output.line(format!("{full}: {} left", plural(left.into(), "flow")))?;
             (shown, shown_at_ns) = (Some(left), now_ns());
         }
         let ordered_now = backend.as_ref().is_some_and(|backend| backend.order.is_some());
-        let end = if left == 0 {
-            Some(Ok(ExitCode::SUCCESS))
-        } else if order_seen && !ordered_now {
-            Some(Err(CliError::OrderGone(full.clone())))
-        } else {
-            None
-        };
-        if let Some(end) = end {
+        let taken_back = order_seen && !ordered_now;
+        if output.terminal && !output.json && (left == 0 || taken_back) {
+            output.text("\r\x1b[K")?;
+        }
+        if left == 0 {
+            let way_back =
+                if backend.is_some() { format!("; `baton undrain {full}` brings it back") } else { String::new() };
             if !output.json {
-                output.text(if output.terminal { "\n" } else { "" })?;
+                output.line(format!("{full}: no flow is left{way_back}"))?;
             }
-            if end.is_ok() && !output.json {
-                output.line(format!("{full}: no flow is left"))?;
-            }
-            return end;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if taken_back {
+            return Err(CliError::OrderGone(full));
         }
         order_seen |= ordered_now;
         std::thread::sleep(LOOK_EVERY);
@@ -101,7 +100,10 @@ fn full(ordered: &Ordered) -> String {
 }
 
 fn flows(ordered: &Ordered) -> String {
-    plural(ordered.backend.flows.into(), "flow")
+    match ordered.backend.flows {
+        0 => "no flows".to_owned(),
+        flows => plural(flows.into(), "flow"),
+    }
 }
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);

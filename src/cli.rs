@@ -1,3 +1,274 @@
-//! The command line.
+//! The command line: arguments, exit codes, and what people see.
+//!
+//! Exit codes after sysexits(3): 0 fine, 1 an error, 64 wrong usage, 69 the instance cannot be reached.
 
 pub mod check;
+pub mod demo;
+mod events;
+mod flows;
+mod grid;
+mod kill;
+pub mod logging;
+mod orders;
+mod output;
+mod reload;
+pub mod run;
+mod socket;
+mod status;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{ArgGroup, Args, Parser, Subcommand};
+use ipnet::IpNet;
+
+use crate::admin::client::{Client, ClientError};
+use crate::admin::protocol::BackendName;
+use crate::model::ids::FlowId;
+use crate::table::flows::FlowState;
+use output::{CliError, Output};
+
+/// Wrong usage: EX_USAGE.
+pub const EXIT_USAGE: u8 = 64;
+/// The instance cannot be reached: EX_UNAVAILABLE.
+pub const EXIT_UNAVAILABLE: u8 = 69;
+
+/// A connection-tracking TCP load balancer for Kubernetes apiservers: a client never waits on a dead connection.
+#[derive(Debug, Parser)]
+#[command(name = "baton", version, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+struct Arguments {
+    /// The configuration file. Commands to a running instance take the admin socket's place from it.
+    #[arg(short, long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The admin socket of the instance [default: as -c FILE says, $BATON_SOCKET, /run/baton/admin.sock].
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Prints JSON: one document, or one a line for flows and events.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs an instance in the foreground.
+    Run,
+    /// Says everything that is wrong with a configuration file.
+    Check,
+    /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
+    Demo(demo::command::DemoArgs),
+    /// How the instance, its frontends and its backends are.
+    Status,
+    /// Lists flows.
+    Flows(FlowsArguments),
+    /// Lists backends with their probes, connects and bytes.
+    Backends {
+        /// Only this one: NAME or FRONTEND/NAME.
+        backend: Option<String>,
+    },
+    /// Lists what happened.
+    Events(EventsArguments),
+    /// Sends a backend no new flows; those it has may go on until drain_timeout.
+    Drain {
+        /// NAME or FRONTEND/NAME.
+        backend: String,
+        /// Shows its flows going, until none is left.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Takes back drain or eject: the probes decide again.
+    Undrain {
+        /// NAME or FRONTEND/NAME.
+        backend: String,
+    },
+    /// Sends a backend no new flows and resets those it has.
+    Eject {
+        /// NAME or FRONTEND/NAME.
+        backend: String,
+    },
+    /// Resets flows.
+    Kill(KillArguments),
+    /// Reads the configuration again and takes it over if it is valid.
+    Reload,
+    /// Moves idle flows from backends that have more than their share.
+    Rebalance {
+        /// Only says what would be moved.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// The versions of this command and of the instance.
+    Version,
+    /// An apiserver stand-in, for the demo and the tests.
+    #[command(hide = true)]
+    StandIn(demo::stand_in::StandInArgs),
+    /// A kubelet-like client, for the demo and the tests.
+    #[command(hide = true)]
+    Kubelet(demo::kubelet::command::KubeletArgs),
+}
+
+#[derive(Debug, Args)]
+struct FlowsArguments {
+    /// Only those of one backend: NAME or FRONTEND/NAME.
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Only those of one frontend.
+    #[arg(long, value_name = "NAME")]
+    frontend: Option<String>,
+    /// Only those from one network or address.
+    #[arg(long, value_name = "CIDR", value_parser = parse_network)]
+    client: Option<IpNet>,
+    /// Only those in one state: accepted, connecting, proxied or ending.
+    #[arg(long, value_parser = parse_state)]
+    state: Option<FlowState>,
+    /// How many at most; 0: all [default: 100, all with --json].
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct EventsArguments {
+    /// Goes on with those to come.
+    #[arg(long, short)]
+    follow: bool,
+    /// Ended flows too.
+    #[arg(long)]
+    flows: bool,
+    /// Only those with this number or a higher one.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    since: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("target").required(true)))]
+struct KillArguments {
+    /// One flow, by the number that `baton flows` shows.
+    #[arg(value_name = "FLOW", group = "target")]
+    flow: Option<FlowId>,
+    /// All flows of one backend: NAME or FRONTEND/NAME.
+    #[arg(long, value_name = "BACKEND", group = "target")]
+    backend: Option<String>,
+    /// All flows from one network or address.
+    #[arg(long, value_name = "CIDR", group = "target", value_parser = parse_network)]
+    client: Option<IpNet>,
+    /// Every flow of the instance; needs --yes.
+    #[arg(long, requires = "yes", group = "target")]
+    all: bool,
+    /// Yes, every flow.
+    #[arg(long)]
+    yes: bool,
+}
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nobody is left to be told if this fails.
+            let _ = error.print();
+            return if error.use_stderr() { EXIT_USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let config = || arguments.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
+    match arguments.command {
+        Command::Run => run::run(&config()),
+        Command::Check => check::run(&config()),
+        Command::Demo(demo) => demo::command::run(demo),
+        Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
+        Command::Kubelet(kubelet) => demo::kubelet::command::run(kubelet),
+        command => {
+            let output = Output::new(arguments.json);
+            match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
+                Ok(code) => code,
+                Err(error) => output.fail(&error),
+            }
+        }
+    }
+}
+
+/// The commands that speak with a running instance.
+fn talk(
+    command: Command,
+    named: Option<PathBuf>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let socket = match named {
+        Some(socket) => socket,
+        None => socket::find(config)?,
+    };
+    if let Command::Version = command {
+        return reload::version(Client::connect(&socket), output);
+    }
+    let mut client = Client::connect(&socket)?;
+    match command {
+        Command::Status => status::status(&mut client, output),
+        Command::Flows(arguments) => flows::list(&mut client, arguments, output),
+        Command::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
+        Command::Events(arguments) => events::list(client, &arguments, output),
+        Command::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
+        Command::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),
+        Command::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
+        Command::Kill(arguments) => kill::kill(&mut client, arguments, output),
+        Command::Reload => reload::reload(&mut client, output),
+        Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
+        Command::Run
+        | Command::Check
+        | Command::Demo(_)
+        | Command::StandIn(_)
+        | Command::Kubelet(_)
+        | Command::Version => unreachable!("these ask no running instance, or were answered above"),
+    }
+}
+
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> Self {
+        CliError::Client(error)
+    }
+}
+
+fn parse_network(text: &str) -> Result<IpNet, String> {
+    let host = |_| text.parse::<IpAddr>().map(IpNet::from);
+    text.parse().or_else(host).map_err(|_| "neither a network such as 10.0.0.0/8 nor an address".to_owned())
+}
+
+fn parse_state(text: &str) -> Result<FlowState, String> {
+    let known = FlowState::ALL.map(FlowState::label);
+    let found = FlowState::ALL.into_iter().find(|state| state.label() == text);
+    found.ok_or_else(|| format!("must be one of {}", known.join(", ")))
+}
+
+const DEFAULT_CONFIG: &str = "/etc/baton/baton.toml";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn kill_takes_exactly_one_target_and_all_needs_a_yes() {
+        let parses = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
+        for good in
+            ["baton kill 7", "baton kill --backend cp1", "baton kill --client 10.0.0.7", "baton kill --all --yes"]
+        {
+            assert!(parses(good), "{good}");
+        }
+        for bad in ["baton kill", "baton kill 7 --backend cp1", "baton kill --all", "baton kill x", "baton kill --yes"]
+        {
+            assert!(!parses(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_a_network_of_one() {
+        assert_eq!(parse_network("10.0.0.7").unwrap(), "10.0.0.7/32".parse::<IpNet>().unwrap());
+        assert_eq!(parse_network("2001:db8::/32").unwrap().prefix_len(), 32);
+        assert!(parse_network("10.0.0.0/33").is_err());
+    }
+}

@@ -1,1 +1,5 @@
-fn main() {}
+//! The `baton` command.
+
+fn main() -> std::process::ExitCode {
+    baton::cli::main()
+}

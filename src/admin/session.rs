@@ -71,7 +71,11 @@ pub struct Replies {
 impl Replies {
     /// Adds one line of a listing; [`Replies::flush`] sends what has gathered.
     pub fn item(&mut self, item: &impl Serialize) {
-        self.line(&serde_json::json!({ "item": item }));
+        #[derive(Serialize)]
+        struct Item<T> {
+            item: T,
+        }
+        self.line(&Item { item });
     }
 
     /// Whether enough has gathered to be sent.
@@ -98,7 +102,7 @@ impl Replies {
         self.flush().await
     }
 
-    fn line(&mut self, line: &serde_json::Value) {
+    fn line(&mut self, line: &impl Serialize) {
         serde_json::to_writer(&mut self.pending, line).expect("a vector takes everything");
         self.pending.push(b'\n');
     }

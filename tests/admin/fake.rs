@@ -186,7 +186,7 @@ async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Li
     let mut ticks = tokio::time::interval(Duration::from_millis(1));
     loop {
         ticks.tick().await;
-        for worker in 0..writers.len() {
+        for (worker, writer) in writers.iter_mut().enumerate() {
             while let Some(order) = table.orders.take(worker) {
                 live.retain(|flow| {
                     let meant = flow.worker == worker
@@ -197,7 +197,7 @@ async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Li
                             Selector::Frontend(_) | Selector::All => true,
                         };
                     if meant {
-                        writers[worker].remove(&table.flows, flow.key);
+                        writer.remove(&table.flows, flow.key);
                         let backend = table.registry.find_backend(flow.backend).unwrap();
                         backend.release();
                     }

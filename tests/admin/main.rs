@@ -1,5 +1,6 @@
 //! The admin doors on a table without a data plane: every command, both doors' manners, and promtool's verdict.
 
+mod cli;
 mod fake;
 mod http;
 mod socket;

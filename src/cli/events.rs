@@ -1,0 +1,29 @@
+//! `baton events`.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use super::EventsArguments;
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::humane::date_and_time;
+use crate::admin::protocol::{Command, EventFilter, Listed};
+use crate::admin::words;
+use crate::table::journal::Event;
+
+pub fn list(client: Client, arguments: &EventsArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let mut client = if arguments.follow { client.without_limit()? } else { client };
+    let EventsArguments { since, flows, follow } = *arguments;
+    let mut written = Ok(());
+    client.list::<Event, Listed>(&Command::Events(EventFilter { since, flows, follow }), |event| {
+        written = if output.json { output.json_line(&event) } else { output.line(in_words(&event, output)) };
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    written.map(|()| ExitCode::SUCCESS)
+}
+
+fn in_words(event: &Event, output: &Output) -> String {
+    let (date, time) = date_and_time(event.at_unix_ms);
+    let what = output.paint(words::weight(&event.what), &words::event(&event.what));
+    format!("{}  {what}", output.faint(&format!("{:>6}  {date} {time}", event.number)))
+}

@@ -1,0 +1,91 @@
+//! `baton flows`.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use super::FlowsArguments;
+use super::grid::{Align::*, Cell, Grid};
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::humane::{bytes, count, duration_ms, duration_us, plural};
+use crate::admin::protocol::{BackendName, Command, FlowFilter, FlowRow, Listed};
+use crate::admin::words::Weight;
+use crate::table::flows::FlowState;
+
+/// Lines for people, unless they say how many.
+const LIMIT: u64 = 100;
+
+pub fn list(client: &mut Client, arguments: FlowsArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let limit = match arguments.limit {
+        Some(0) => None,
+        None if !output.json => Some(LIMIT),
+        limit => limit,
+    };
+    let command = Command::Flows(FlowFilter {
+        frontend: arguments.frontend,
+        backend: arguments.backend.map(BackendName),
+        client: arguments.client,
+        state: arguments.state,
+        limit,
+    });
+    let mut rows = Vec::new();
+    let mut written = Ok(());
+    let end: Option<Listed> = client.list(&command, |row: FlowRow| {
+        if output.json {
+            written = output.json_line(&row);
+        } else {
+            rows.push(row);
+        }
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    written?;
+    if !output.json {
+        output.text(&in_words(&rows, end.map_or(0, |end| end.more), output))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
+    if rows.is_empty() && more == 0 {
+        return "no flows\n".to_owned();
+    }
+    let mut grid = Grid::new(&[
+        ("FLOW", Right),
+        ("STATE", Left),
+        ("CLIENT", Left),
+        ("FRONTEND", Left),
+        ("VIP", Left),
+        ("BACKEND", Left),
+        ("AGE", Right),
+        ("IDLE", Right),
+        ("UP", Right),
+        ("DOWN", Right),
+        ("CONNECT", Right),
+    ]);
+    for row in rows {
+        let weight = match row.state {
+            FlowState::Proxied => Weight::Plain,
+            FlowState::Accepted | FlowState::Connecting => Weight::Notice,
+            FlowState::Ending => Weight::Bad,
+        };
+        grid.row([
+            row.id.to_string().into(),
+            Cell::painted(weight, row.state.label()),
+            row.client.to_string().into(),
+            row.frontend.as_str().into(),
+            row.vip.to_string().into(),
+            row.backend.as_deref().unwrap_or("-").into(),
+            duration_ms(row.age_ms).into(),
+            duration_ms(row.idle_ms).into(),
+            bytes(row.bytes_up as f64).into(),
+            bytes(row.bytes_down as f64).into(),
+            if row.connect_us > 0 { duration_us(row.connect_us) } else { "-".to_owned() }.into(),
+        ]);
+    }
+    let mut text = grid.render(output);
+    text += &match more {
+        0 => output.faint(&plural(rows.len() as u64, "flow")),
+        more => output.faint(&format!("… and {} more; --limit 0 lists all", count(more))),
+    };
+    text + "\n"
+}

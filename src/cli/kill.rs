@@ -1,0 +1,40 @@
+//! `baton kill`.
+
+use std::process::ExitCode;
+
+use super::KillArguments;
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::humane::{count, plural};
+use crate::admin::protocol::{BackendName, Command, KillReport, KillTarget};
+
+pub fn kill(client: &mut Client, arguments: KillArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let target = match arguments {
+        KillArguments { flow: Some(flow), .. } => KillTarget::Flow(flow),
+        KillArguments { backend: Some(backend), .. } => KillTarget::Backend(BackendName(backend)),
+        KillArguments { client: Some(network), .. } => KillTarget::Client(network),
+        // The arguments' group lets nothing else through.
+        _ => KillTarget::All,
+    };
+    let report: KillReport = client.ask(&Command::Kill { target: target.clone() })?;
+    if output.json {
+        output.document(&report)?;
+    }
+    match target {
+        KillTarget::Flow(flow) if report.gone == 0 => return Err(CliError::StillThere(flow)),
+        _ if output.json => {}
+        KillTarget::Flow(flow) => output.line(format!("flow {flow} is gone"))?,
+        _ => output.line(in_words(&report))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_words(report: &KillReport) -> String {
+    match (report.flows, report.flows - report.gone) {
+        (0, _) => "no flow matches".to_owned(),
+        (flows, 0) => format!("{} gone", plural(flows, "flow")),
+        (flows, left) => {
+            format!("{} to end; {} go on for now, as resets are paced", plural(flows, "flow"), count(left))
+        }
+    }
+}

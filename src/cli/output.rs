@@ -1,0 +1,113 @@
+//! What goes to the terminal, and what becomes of errors.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use super::EXIT_UNAVAILABLE;
+use crate::admin::client::ClientError;
+use crate::admin::words::Weight;
+
+/// Why a command failed.
+#[derive(Debug, Error)]
+pub enum CliError {
+    #[error(transparent)]
+    Client(ClientError),
+    #[error("{path}: {reason}", path = .path.display())]
+    Config { path: PathBuf, reason: String },
+    /// Nothing can be written: the reader of a pipe has gone, or the disk is full.
+    #[error("writing the output: {0}")]
+    Output(#[from] io::Error),
+    #[error("flow {0} was ordered to end but is still there")]
+    StillThere(crate::model::ids::FlowId),
+    #[error("{0} is no longer draining: somebody took the order back")]
+    OrderGone(String),
+}
+
+/// Standard output, as the user wants it.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    pub json: bool,
+    /// Standard output is a terminal.
+    pub terminal: bool,
+    colour: bool,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Self {
+        let terminal = io::stdout().is_terminal();
+        // https://no-color.org
+        let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { json, terminal, colour }
+    }
+
+    /// Writes `text` and a newline.
+    pub fn line(&self, text: impl Display) -> Result<(), CliError> {
+        Ok(writeln!(io::stdout().lock(), "{text}")?)
+    }
+
+    /// Writes `text` as it is, at once.
+    pub fn text(&self, text: &str) -> Result<(), CliError> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(text.as_bytes())?;
+        Ok(stdout.flush()?)
+    }
+
+    /// One JSON document over several lines.
+    pub fn document(&self, value: &impl Serialize) -> Result<(), CliError> {
+        self.line(serde_json::to_string_pretty(value).map_err(io::Error::from)?)
+    }
+
+    /// One JSON document on one line.
+    pub fn json_line(&self, value: &impl Serialize) -> Result<(), CliError> {
+        self.line(serde_json::to_string(value).map_err(io::Error::from)?)
+    }
+
+    pub fn paint(&self, weight: Weight, text: &str) -> String {
+        let code = match weight {
+            Weight::Good => "32",
+            Weight::Plain => return text.to_owned(),
+            Weight::Notice => "33",
+            Weight::Bad => "31",
+        };
+        self.escape(code, text)
+    }
+
+    pub fn bold(&self, text: &str) -> String {
+        self.escape("1", text)
+    }
+
+    pub fn faint(&self, text: &str) -> String {
+        self.escape("2", text)
+    }
+
+    /// Says what went wrong, on standard error, and gives the exit code.
+    pub fn fail(&self, error: &CliError) -> ExitCode {
+        if let CliError::Output(error) = error
+            && error.kind() == io::ErrorKind::BrokenPipe
+        {
+            // `baton flows | head` has seen what it wanted.
+            return ExitCode::SUCCESS;
+        }
+        let mut stderr = io::stderr().lock();
+        let _ = writeln!(stderr, "baton: {error}");
+        let CliError::Client(ClientError::Unreachable { source, .. }) = error else { return ExitCode::FAILURE };
+        let advice = match source.kind() {
+            io::ErrorKind::PermissionDenied => "Only root and the user that Baton runs as may use its admin socket.",
+            io::ErrorKind::ConnectionRefused => {
+                "The socket was left behind by an instance that is gone. Start one with `baton run -c FILE`."
+            }
+            _ => "Is Baton running? Name its socket with --socket PATH, or its configuration file with -c FILE.",
+        };
+        let _ = writeln!(stderr, "{advice}");
+        EXIT_UNAVAILABLE.into()
+    }
+
+    fn escape(&self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}

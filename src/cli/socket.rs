@@ -1,0 +1,41 @@
+//! Where the admin socket of the instance in question is.
+
+use std::path::{Path, PathBuf};
+
+use super::output::CliError;
+
+/// As the configuration file at `config` says, else $BATON_SOCKET, else the default. Only the one key is looked at: an
+/// instance can also be spoken to while its file has errors.
+pub fn find(config: Option<&Path>) -> Result<PathBuf, CliError> {
+    if let Some(path) = config {
+        let unusable = |reason: String| CliError::Config { path: path.to_owned(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
+        let file: toml::Table = text.parse().map_err(|error: toml::de::Error| unusable(error.message().to_owned()))?;
+        let socket = file.get("admin").and_then(|admin| admin.get("socket"));
+        return match socket {
+            None => Ok(DEFAULT_SOCKET.into()),
+            Some(toml::Value::String(socket)) => Ok(socket.into()),
+            Some(_) => Err(unusable("admin.socket is not a string".to_owned())),
+        };
+    }
+    Ok(std::env::var_os("BATON_SOCKET").filter(|path| !path.is_empty()).map_or(DEFAULT_SOCKET.into(), PathBuf::from))
+}
+
+const DEFAULT_SOCKET: &str = "/run/baton/admin.sock";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_file_names_the_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("baton.toml");
+        std::fs::write(&file, "[admin]\nsocket = \"/tmp/x.sock\"\nunknown = 1\n").unwrap();
+        assert_eq!(find(Some(&file)).unwrap(), Path::new("/tmp/x.sock"));
+        std::fs::write(&file, "[admin]\n").unwrap();
+        assert_eq!(find(Some(&file)).unwrap(), Path::new(DEFAULT_SOCKET));
+        std::fs::write(&file, "[admin\n").unwrap();
+        assert!(find(Some(&file)).unwrap_err().to_string().contains("baton.toml"));
+    }
+}

@@ -1,0 +1,205 @@
+//! `baton status` and `baton backends`.
+
+use std::process::ExitCode;
+
+use super::grid::{Align::*, Cell, Grid};
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::control::LastReload;
+use crate::admin::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
+use crate::admin::protocol::{BackendName, Command};
+use crate::admin::status::{BackendStatus, FrontendStatus, Instance, Status, WorkerCondition};
+use crate::admin::words::{self, Weight};
+
+/// Events at the end of `baton status`.
+const EVENTS: usize = 8;
+
+pub fn status(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
+    let status: Status = client.ask(&Command::Status {})?;
+    if output.json {
+        output.document(&status)?;
+    } else {
+        output.text(&in_words(&status, output))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn backends(client: &mut Client, backend: Option<BackendName>, output: &Output) -> Result<ExitCode, CliError> {
+    let backends: Vec<BackendStatus> = client.ask(&Command::Backends { backend })?;
+    if output.json {
+        output.document(&backends)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut grid = Grid::new(&[
+        ("STATE", Left),
+        ("BACKEND", Left),
+        ("ADDRESS", Left),
+        ("FOR", Right),
+        ("WEIGHT", Right),
+        ("FLOWS", Right),
+        ("CONNECTED", Right),
+        ("HEDGED", Right),
+        ("FAILED", Right),
+        ("CONNECT", Right),
+        ("UP", Right),
+        ("DOWN", Right),
+        ("PROBE", Right),
+        ("LAST PROBE AND WHY", Left),
+    ]);
+    for it in &backends {
+        let probe = it.last_probe.as_ref().map_or(String::new(), |probe| format!("{probe}; "));
+        grid.row([
+            state(it),
+            format!("{}/{}", it.frontend, it.name).into(),
+            address(it),
+            since(it),
+            it.weight.to_string().into(),
+            words::of_cap(it.flows, it.max_connections).into(),
+            count(it.connected_total).into(),
+            count(it.hedged_total).into(),
+            count(it.connect_failures_total.values().sum()).into(),
+            it.connect_mean_us.map_or_else(|| "-".to_owned(), duration_us).into(),
+            bytes(it.bytes_up_total as f64).into(),
+            bytes(it.bytes_down_total as f64).into(),
+            if it.last_probe_us > 0 { duration_us(it.last_probe_us) } else { "-".to_owned() }.into(),
+            (probe + &words::why(it)).into(),
+        ]);
+    }
+    output.text(&grid.render(output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_words(status: &Status, output: &Output) -> String {
+    let mut text = instance(&status.instance, output);
+    let totals = &status.totals;
+    text += &format!(
+        "{} now, {} new/s, {}/s to backends, {}/s to clients; {} accepted since the start\n",
+        output.bold(&plural(totals.flows.sum(), "flow")),
+        rate(totals.rates.flows_per_s),
+        bytes(totals.rates.bytes_up_per_s),
+        bytes(totals.rates.bytes_down_per_s),
+        count(totals.accepted_total),
+    );
+    for frontend in &status.frontends {
+        text += "\n";
+        text += &frontend_in_words(frontend, output);
+    }
+    let mut ended: Vec<_> = totals.ended_total.iter().collect();
+    if !ended.is_empty() {
+        ended.sort_by_key(|(_, flows)| std::cmp::Reverse(**flows));
+        let ended: Vec<_> = ended.iter().map(|(reason, flows)| format!("{reason} {}", count(**flows))).collect();
+        text += &format!("\n{} {}\n", output.bold("Flows ended:"), ended.join(", "));
+    }
+    if !status.events.is_empty() {
+        text += &format!("\n{}\n", output.bold("Last events"));
+        for event in &status.events[status.events.len().saturating_sub(EVENTS)..] {
+            let (_, time) = date_and_time(event.at_unix_ms);
+            let what = output.paint(words::weight(&event.what), &words::event(&event.what));
+            text += &format!("  {}  {what}\n", output.faint(&time));
+        }
+    }
+    text
+}
+
+fn instance(instance: &Instance, output: &Output) -> String {
+    let (weight, word) = match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
+        ([_, ..], _, _) => (Weight::Bad, "not live"),
+        (_, [], _) => (Weight::Good, "ready"),
+        (_, _, "serving") => (Weight::Bad, "not ready"),
+        (_, _, phase) => (Weight::Notice, phase),
+    };
+    let mut text = format!(
+        "{} on {}: {}, up {}, pid {}, {}\n",
+        output.bold(&format!("Baton {}", instance.version)),
+        instance.host,
+        output.paint(weight, word),
+        duration_ms(instance.uptime_ms),
+        instance.pid,
+        plural(instance.workers.len() as u64, "worker"),
+    );
+    for reason in instance.not_live.iter().chain(&instance.not_ready) {
+        text += &format!("  {}\n", output.paint(weight, reason));
+    }
+    for (number, worker) in instance.workers.iter().enumerate() {
+        if worker.state == WorkerCondition::AcceptPaused {
+            let reason = format!("worker {number} accepts nothing: out of file descriptors");
+            text += &format!("  {}\n", output.paint(Weight::Bad, &reason));
+        }
+    }
+    let path = instance.config.path.display();
+    match &instance.config.last_reload {
+        LastReload::None => text += &format!("Configuration {path}, as read at the start\n"),
+        LastReload::Taken { at_unix_ms, .. } => {
+            let (date, time) = date_and_time(*at_unix_ms);
+            text += &format!("Configuration {path}, reloaded {date} {time} UTC\n");
+        }
+        LastReload::Refused { at_unix_ms, errors } => {
+            let (date, time) = date_and_time(*at_unix_ms);
+            let refused = format!("refused {date} {time} UTC, the one before it runs:");
+            text += &format!("Configuration {path}: {}\n", output.paint(Weight::Bad, &refused));
+            errors.iter().for_each(|error| text += &format!("  {error}\n"));
+        }
+    }
+    text
+}
+
+fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
+    let listen: Vec<_> = frontend.listen.iter().map(|address| address.to_string()).collect();
+    let kind = match (&frontend.balance, frontend.removed) {
+        (_, true) => "removed",
+        (Some(balance), false) => balance,
+        (None, false) => "",
+    };
+    let mut text = format!(
+        "{}  {}  {}\n",
+        output.bold(&frontend.name),
+        listen.join(" "),
+        output.faint(&format!(
+            "{kind}, {} flows, {} new/s",
+            words::of_cap(frontend.flows, frontend.max_connections),
+            rate(frontend.rates.flows_per_s)
+        )),
+    );
+    let mut grid = Grid::new(&[
+        ("STATE", Left),
+        ("BACKEND", Left),
+        ("ADDRESS", Left),
+        ("FOR", Right),
+        ("FLOWS", Right),
+        ("SHARE", Right),
+        ("NEW/S", Right),
+        ("UP/S", Right),
+        ("DOWN/S", Right),
+        ("WHY", Left),
+    ])
+    .indented();
+    let flows: u64 = frontend.backends.iter().map(|it| u64::from(it.flows)).sum();
+    for it in &frontend.backends {
+        grid.row([
+            state(it),
+            it.name.as_str().into(),
+            address(it),
+            since(it),
+            words::of_cap(it.flows, it.max_connections).into(),
+            format!("{} %", u64::from(it.flows) * 100 / flows.max(1)).into(),
+            rate(it.rates.flows_per_s).into(),
+            bytes(it.rates.bytes_up_per_s).into(),
+            bytes(it.rates.bytes_down_per_s).into(),
+            words::why(it).into(),
+        ]);
+    }
+    text += &grid.render(output);
+    text
+}
+
+fn state(it: &BackendStatus) -> Cell {
+    Cell::painted(words::of_standing(it.standing), it.standing.label())
+}
+
+fn address(it: &BackendStatus) -> Cell {
+    it.address.map_or_else(|| "unresolved".to_owned(), |address| address.to_string()).into()
+}
+
+fn since(it: &BackendStatus) -> Cell {
+    it.since_ms.map_or_else(|| "-".to_owned(), duration_ms).into()
+}

@@ -1,0 +1,110 @@
+//! The `baton` command against an instance: what it prints, and its exit codes.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use baton::model::health::Order;
+use tokio::process::Command;
+
+use crate::fake::FakeInstance;
+
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+fn command(socket: &Path, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.arg("--socket").arg(socket).args(arguments.split(' ')).env_remove("BATON_SOCKET");
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+async fn baton(socket: &Path, arguments: &str) -> Ran {
+    let ended = tokio::time::timeout(Duration::from_secs(30), command(socket, arguments).output());
+    let ended = ended.await.expect("it ends").unwrap();
+    Ran {
+        code: ended.status.code().unwrap(),
+        stdout: String::from_utf8(ended.stdout).unwrap(),
+        stderr: String::from_utf8(ended.stderr).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn exit_codes_tell_usage_from_refusal_from_absence() {
+    let instance = FakeInstance::start();
+    let socket = instance.socket();
+    for (arguments, code) in [
+        ("--version", 0),
+        ("--help", 0),
+        ("version", 0),
+        ("drain cp2", 0),
+        ("drain cp9", 1),
+        ("kill 99", 1),
+        ("eject cp1", 1),
+        ("fly", 64),
+        ("drain", 64),
+        ("kill --all", 64),
+        ("flows --state asleep", 64),
+    ] {
+        let ran = baton(&socket, arguments).await;
+        assert_eq!(ran.code, code, "{arguments}: {}", ran.stderr);
+        assert_eq!(ran.stderr.is_empty(), code == 0, "{arguments}: {}", ran.stderr);
+    }
+    let ran = baton(Path::new("/nonexistent/admin.sock"), "status").await;
+    assert_eq!(ran.code, 69);
+    assert!(ran.stderr.contains("/nonexistent/admin.sock") && ran.stderr.contains("--socket"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn people_get_tables_and_programs_get_json() {
+    let instance = FakeInstance::start();
+    let socket = instance.socket();
+    let status = baton(&socket, "status").await.stdout;
+    assert!(!status.contains('\x1b'), "colour in a pipe: {status}");
+    let states: Vec<_> = status.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    assert_eq!(states, ["STATE", "ready", "draining", "ejected"], "{status}");
+    let json: serde_json::Value = serde_json::from_str(&baton(&socket, "status --json").await.stdout).unwrap();
+    assert_eq!(json["frontends"][0]["backends"][1]["standing"], "draining");
+
+    let flows = baton(&socket, "flows --limit 3").await.stdout;
+    assert!(flows.ends_with("… and 7 more; --limit 0 lists all\n"), "{flows}");
+    assert_eq!(flows.lines().count(), 5);
+    let lines = baton(&socket, "flows --backend cp1 --json").await.stdout;
+    let backend = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["backend"].clone();
+    assert_eq!(lines.lines().map(backend).collect::<Vec<_>>(), ["cp1"; 6]);
+}
+
+#[tokio::test]
+async fn drain_with_wait_ends_when_the_last_flow_has_gone() {
+    let instance = FakeInstance::start();
+    let draining = command(&instance.socket(), "drain cp1 --wait").stdout(Stdio::piped()).spawn().unwrap();
+    let killing = async {
+        while *instance.control.orders.lock().unwrap() != [(instance.backend("cp1").id, Order::Drain)] {
+            tokio::task::yield_now().await;
+        }
+        baton(&instance.socket(), "kill --backend cp1").await
+    };
+    let both = async { tokio::join!(draining.wait_with_output(), killing) };
+    let (drained, killed) = tokio::time::timeout(Duration::from_secs(30), both).await.expect("it ends");
+    assert_eq!(killed.stdout, "6 flows gone\n");
+    let drained = drained.unwrap();
+    assert!(drained.status.success());
+    let words = String::from_utf8(drained.stdout).unwrap();
+    assert!(words.starts_with("apiserver/cp1 takes no new flows; it has 6 flows, which may go on for 2 m 30 s"));
+    assert!(words.contains("apiserver/cp1: no flow is left"), "{words}");
+}
+
+#[tokio::test]
+async fn a_refused_configuration_is_told_in_full() {
+    let instance = FakeInstance::start();
+    *instance.control.reload_errors.lock().unwrap() = vec!["baton.toml:3: a".to_owned(), "baton.toml:9: b".to_owned()];
+    let ran = baton(&instance.socket(), "reload").await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    assert_eq!(
+        ran.stderr,
+        "baton: the configuration has 2 errors and changed nothing:\nbaton.toml:3: a\nbaton.toml:9: b\n"
+    );
+}

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod addr;
+pub mod cli;
 pub mod config;
 pub mod drain;
 pub mod metrics;

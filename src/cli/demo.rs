@@ -1,12 +1,32 @@
 //! `baton demo`, and the two commands it consists of besides Baton itself: an apiserver stand-in and a kubelet-like
 //! client. Tests use both.
+//!
+//! ```text
+//! command   the arguments and the end          live, log, tour   the three ways to show it
+//! stage     all that runs                      view, screen      what is shown, and how it is drawn
+//! baton     Baton as a child                   process, guard    stand-ins as children, and who cleans up
+//! ```
 
+mod baton;
 pub mod bind;
 pub mod certs;
+pub mod command;
 pub mod duration;
-pub mod guard;
+mod guard;
 pub mod kubelet;
 pub mod lease;
+mod live;
+mod log;
 pub mod process;
+mod screen;
+mod stage;
 pub mod stand_in;
 pub mod tls;
+mod tour;
+mod view;
+
+use std::time::Duration;
+
+/// How long a client may go without renewing its lease before the demo calls it a failure: one renewal of a real
+/// kubelet, which renews every 10 s and is lost 40 s after the last.
+const BUDGET: Duration = Duration::from_secs(10);

@@ -15,8 +15,19 @@ pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// An address on loopback that is free now. Another process may take it before it is used; the caller then fails
 /// with "address in use" and can be started again.
+///
+/// Below the range out of which the kernel takes ports for outgoing connections (ip_local_port_range): while a stand-in
+/// is dead, its port must not become the source port of somebody's connection, nor of a probe that then connects
+/// to itself.
 pub fn free_address() -> io::Result<SocketAddr> {
-    std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..ADDRESSES_TRIED {
+        match std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, fastrand::u16(BELOW_EPHEMERAL))) {
+            Ok(listener) => return listener.local_addr(),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// `wanted`, or the first free port after it.
@@ -32,6 +43,8 @@ pub fn free_from(wanted: SocketAddr) -> io::Result<SocketAddr> {
 }
 
 const PORTS_TRIED: u16 = 50;
+const ADDRESSES_TRIED: u32 = 100;
+const BELOW_EPHEMERAL: std::ops::Range<u16> = 20_000..32_000;
 
 #[cfg(test)]
 mod tests {

@@ -30,8 +30,10 @@ pub enum Condition {
     Running,
     /// It lives and its /readyz answers 500.
     NotReady,
-    /// SIGSTOP: its kernel accepts connections and it answers nothing.
-    Hung,
+    /// SIGSTOP: its kernel accepts connections and it answers nothing. `ready`: what its /readyz says once it goes on.
+    Hung {
+        ready: bool,
+    },
     Killed,
 }
 
@@ -40,7 +42,7 @@ impl Condition {
         match self {
             Self::Running => "running",
             Self::NotReady => "not ready",
-            Self::Hung => "hung",
+            Self::Hung { .. } => "hung",
             Self::Killed => "killed",
         }
     }
@@ -94,21 +96,32 @@ impl StandInProcess {
 
     /// SIGSTOP.
     pub fn hang(&mut self) -> Result<(), ProcessError> {
-        self.signal(Signal::STOP, Condition::Hung)
-    }
-
-    /// SIGCONT after a hang. If it was not ready before, it still is not; the condition then says so only after the
-    /// next switch.
-    pub fn resume(&mut self) -> Result<(), ProcessError> {
-        self.signal(Signal::CONT, Condition::Running)
-    }
-
-    /// Switches its /readyz.
-    pub fn set_ready(&mut self, ready: bool) -> Result<(), ProcessError> {
-        match ready {
-            true => self.signal(Signal::USR2, Condition::Running),
-            false => self.signal(Signal::USR1, Condition::NotReady),
+        self.signal(Signal::STOP)?;
+        if let Condition::Running | Condition::NotReady = self.condition {
+            self.condition = Condition::Hung { ready: self.condition == Condition::Running };
         }
+        Ok(())
+    }
+
+    /// SIGCONT after a hang.
+    pub fn resume(&mut self) -> Result<(), ProcessError> {
+        self.signal(Signal::CONT)?;
+        if let Condition::Hung { ready } = self.condition {
+            self.condition = if ready { Condition::Running } else { Condition::NotReady };
+        }
+        Ok(())
+    }
+
+    /// Switches its /readyz; if it hangs, once it goes on.
+    pub fn set_ready(&mut self, ready: bool) -> Result<(), ProcessError> {
+        self.signal(if ready { Signal::USR2 } else { Signal::USR1 })?;
+        self.condition = match self.condition {
+            Condition::Running | Condition::NotReady if ready => Condition::Running,
+            Condition::Running | Condition::NotReady => Condition::NotReady,
+            Condition::Hung { .. } => Condition::Hung { ready },
+            Condition::Killed => Condition::Killed,
+        };
+        Ok(())
     }
 
     /// Brings it back on the address it had, whatever was done to it.
@@ -121,12 +134,10 @@ impl StandInProcess {
     }
 
     /// A process that was killed is left alone.
-    fn signal(&mut self, signal: Signal, condition: Condition) -> Result<(), ProcessError> {
+    fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
         let Some(child) = &self.child else { return Ok(()) };
         kill_process(child.pid(), signal)
-            .map_err(|errno| ProcessError::Signal { name: self.recipe.name.clone(), source: errno.into() })?;
-        self.condition = condition;
-        Ok(())
+            .map_err(|errno| ProcessError::Signal { name: self.recipe.name.clone(), source: errno.into() })
     }
 }
 

@@ -227,7 +227,8 @@ fn chain(error: &dyn Error) -> String {
         let _ = write!(text, ": {cause}");
         next = cause.source();
     }
-    text
+    // rustls adds a link to its manual where the far side went without a TLS goodbye.
+    text.split(": https://").next().unwrap_or_default().to_owned()
 }
 
 const REWATCH_PAUSE: Duration = Duration::from_secs(1);

@@ -36,6 +36,7 @@ impl Scene {
             name: name.to_owned(),
             certs: self.certs(flaw),
             watch_period,
+            shutdown_delay: Duration::from_millis(300),
         };
         StandInProcess::start(recipe, "127.0.0.1:0".parse().unwrap(), None).await.unwrap()
     }
@@ -173,6 +174,43 @@ async fn not_ready_is_said_by_readyz_while_clients_are_served() {
     stand_in.set_ready(true).unwrap();
     readyz("200").await;
     assert_eq!(kubelet.stop().disconnections, 0);
+}
+
+#[tokio::test]
+async fn a_stand_in_that_is_told_to_end_serves_on_and_then_lets_clients_go_without_an_error() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::from_millis(40)).await;
+    let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
+    next(&mut events, renewed).await;
+    stand_in.terminate().unwrap();
+    let begin = kubelet.summary();
+    let ended = next(&mut events, |event| matches!(event, Event::WatchEnded { .. })).await;
+    assert_eq!(ended, Event::WatchEnded { error: None });
+    let end = kubelet.summary();
+    assert!(end.renewals >= begin.renewals + 2, "it served on for a while: {begin:?} {end:?}");
+    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
+}
+
+#[tokio::test]
+async fn the_command_ends_in_a_summary_and_its_exit_code_judges_the_gap() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    for (max_gap, code) in [("5s", 0), ("1ms", 1)] {
+        let run = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args(["kubelet", "--server", &stand_in.address().to_string(), "--ca"])
+            .arg(&scene.ca)
+            .args(["--name", "node-9", "--renew-every", "50ms", "--for", "400ms", "--max-gap", max_gap, "--json"])
+            .output();
+        let output = run.await.unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (first, last) = (text.lines().next().unwrap(), text.lines().last().unwrap());
+        let first: Observed = serde_json::from_str(first).unwrap();
+        assert!(connected(&first.event), "{first:?}");
+        let last: serde_json::Value = serde_json::from_str(last).unwrap();
+        assert_eq!((last["event"].as_str(), last["name"].as_str()), (Some("summary"), Some("node-9")));
+        assert!(last["renewals"].as_u64() >= Some(4), "{last}");
+    }
 }
 
 #[tokio::test]

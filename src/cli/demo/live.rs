@@ -81,6 +81,7 @@ fn wish(key: KeyEvent) -> Option<Wish> {
         KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
         KeyCode::Char(digit @ '1'..='3') => Wish::Select(digit as usize - '1' as usize),
         KeyCode::Char('k') => Wish::Act(Action::Kill),
+        KeyCode::Char('t') => Wish::Act(Action::Terminate),
         KeyCode::Char('h') => Wish::Act(Action::Hang),
         KeyCode::Char('c') => Wish::Act(Action::Resume),
         KeyCode::Char('u') => Wish::Act(Action::ToggleReady),

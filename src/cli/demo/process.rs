@@ -34,6 +34,8 @@ pub enum Condition {
     Hung {
         ready: bool,
     },
+    /// SIGTERM: not ready for its shutdown delay, then gone in good order.
+    Terminating,
     Killed,
 }
 
@@ -43,6 +45,7 @@ impl Condition {
             Self::Running => "running",
             Self::NotReady => "not ready",
             Self::Hung { .. } => "hung",
+            Self::Terminating => "ending",
             Self::Killed => "killed",
         }
     }
@@ -57,6 +60,8 @@ pub struct Recipe {
     pub certs: CertFiles,
     /// Zero: watches stay silent.
     pub watch_period: Duration,
+    /// How long SIGTERM leaves it serving but not ready.
+    pub shutdown_delay: Duration,
 }
 
 /// A stand-in's process. Dropping it kills it, also when it is stopped.
@@ -112,6 +117,15 @@ impl StandInProcess {
         Ok(())
     }
 
+    /// SIGTERM, as when an apiserver is upgraded.
+    pub fn terminate(&mut self) -> Result<(), ProcessError> {
+        self.signal(Signal::TERM)?;
+        if let Condition::Running | Condition::NotReady = self.condition {
+            self.condition = Condition::Terminating;
+        }
+        Ok(())
+    }
+
     /// Switches its /readyz; if it hangs, once it goes on.
     pub fn set_ready(&mut self, ready: bool) -> Result<(), ProcessError> {
         self.signal(if ready { Signal::USR2 } else { Signal::USR1 })?;
@@ -119,7 +133,7 @@ impl StandInProcess {
             Condition::Running | Condition::NotReady if ready => Condition::Running,
             Condition::Running | Condition::NotReady => Condition::NotReady,
             Condition::Hung { .. } => Condition::Hung { ready },
-            Condition::Killed => Condition::Killed,
+            Condition::Terminating | Condition::Killed => self.condition,
         };
         Ok(())
     }
@@ -150,6 +164,7 @@ async fn spawn(
     let child = Command::new(&recipe.program)
         .args(["stand-in", "--name", &recipe.name, "--listen", &address.to_string()])
         .args(["--watch-period", &format!("{}ms", recipe.watch_period.as_millis())])
+        .args(["--shutdown-delay", &format!("{}ms", recipe.shutdown_delay.as_millis())])
         .arg("--cert")
         .arg(&recipe.certs.cert)
         .arg("--key")

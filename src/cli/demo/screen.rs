@@ -141,7 +141,7 @@ fn bar(flows: u32, most: u32) -> String {
 fn condition_style(condition: Condition) -> Style {
     match condition {
         Condition::Running => Style::new(),
-        Condition::NotReady => Style::new().yellow(),
+        Condition::NotReady | Condition::Terminating => Style::new().yellow(),
         Condition::Hung { .. } | Condition::Killed => Style::new().red(),
     }
 }
@@ -173,7 +173,7 @@ const BAR_CELLS: usize = 12;
 /// Twice the period of renewals: less is no gap at all.
 const NOTICEABLE: Duration = Duration::from_secs(2);
 /// 80 columns at most.
-const KEYS: &str = "1-3 pick  k kill  h hang  c cont.  u unready  d drain  n undrain  r mend  q quit";
+const KEYS: &str = "1-3 pick│k kill│t end│h hang│c cont.│u unready│d drain│n undrain│r mend│q quit";
 
 #[cfg(test)]
 mod tests;

@@ -55,6 +55,8 @@ pub enum ActError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Kill,
+    /// SIGTERM, as when it is upgraded.
+    Terminate,
     Hang,
     Resume,
     ToggleReady,
@@ -99,6 +101,7 @@ impl Stage {
                 name: name.to_owned(),
                 certs: authority.issue(&dir.0, name, &[], Flaw::None)?,
                 watch_period: WATCH_PERIOD,
+                shutdown_delay: SHUTDOWN_DELAY,
             };
             let address = bind::free_address().map_err(StageError::Port)?;
             stand_ins.push(StandInProcess::start(recipe, address, Some(&mut guard)).await?);
@@ -159,7 +162,7 @@ impl Stage {
             }
             (Action::BringBack, condition) => {
                 match condition {
-                    Condition::Killed => stand_in.restart(Some(guard)).await?,
+                    Condition::Killed | Condition::Terminating => stand_in.restart(Some(guard)).await?,
                     Condition::Hung { .. } | Condition::NotReady => {
                         stand_in.resume()?;
                         stand_in.set_ready(true)?;
@@ -173,6 +176,10 @@ impl Stage {
             (Action::Kill, _) => {
                 stand_in.kill();
                 format!("killed {name} (SIGKILL)")
+            }
+            (Action::Terminate, _) => {
+                stand_in.terminate()?;
+                format!("told {name} to end (SIGTERM): it is unready for {} s first", SHUTDOWN_DELAY.as_secs())
             }
             (Action::Hang, _) => {
                 stand_in.hang()?;
@@ -245,5 +252,6 @@ impl Drop for Dir {
 
 const STAND_INS: [&str; 3] = ["cp1", "cp2", "cp3"];
 const WATCH_PERIOD: Duration = Duration::from_secs(5);
+const SHUTDOWN_DELAY: Duration = Duration::from_secs(3);
 const READY_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -198,7 +198,7 @@ impl Guide<'_> {
     }
 }
 
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     Step {
         title: "the process is killed (SIGKILL)",
         action: Action::Kill,
@@ -216,6 +216,12 @@ const STEPS: [Step; 4] = [
         action: Action::ToggleReady,
         standing: Standing::Draining,
         after: After::ClientsStay,
+    },
+    Step {
+        title: "it is told to end, as for an upgrade (SIGTERM)",
+        action: Action::Terminate,
+        standing: Standing::Draining,
+        after: After::ClientsMove,
     },
     Step {
         title: "an operator drains it",

@@ -1,27 +1,32 @@
-//! `baton demo`.
+//! `baton demo`, and the two commands it consists of besides Baton itself: an apiserver stand-in and a kubelet-like
+//! client. Tests use both.
+//!
+//! ```text
+//! command   the arguments and the end          live, log, tour   the three ways to show it
+//! stage     all that runs                      view, screen      what is shown, and how it is drawn
+//! baton     Baton as a child                   process, guard    stand-ins as children, and who cleans up
+//! ```
 
-macro_rules! absent {
-    ($args:ident) => {
-        #[derive(clap::Args, Clone, Debug)]
-        pub struct $args {}
+mod baton;
+pub mod bind;
+pub mod certs;
+pub mod command;
+pub mod duration;
+mod guard;
+pub mod kubelet;
+pub mod lease;
+mod live;
+mod log;
+pub mod process;
+mod screen;
+mod stage;
+pub mod stand_in;
+pub mod tls;
+mod tour;
+mod view;
 
-        pub fn run(_arguments: $args) -> std::process::ExitCode {
-            eprintln!("baton: this command is not part of this build");
-            std::process::ExitCode::FAILURE
-        }
-    };
-}
+use std::time::Duration;
 
-pub mod command {
-    absent!(DemoArgs);
-}
-
-pub mod stand_in {
-    absent!(StandInArgs);
-}
-
-pub mod kubelet {
-    pub mod command {
-        absent!(KubeletArgs);
-    }
-}
+/// How long a client may go without renewing its lease before the demo calls it a failure: one renewal of a real
+/// kubelet, which renews every 10 s and is lost 40 s after the last.
+const BUDGET: Duration = Duration::from_secs(10);

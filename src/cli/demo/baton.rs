@@ -1,0 +1,172 @@
+//! Baton as the demo's child: started from a generated configuration, watched and steered as a user would do it.
+
+pub mod status;
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+
+use super::guard::Guard;
+use super::process::{Reaper, StandInProcess};
+use crate::addr::VipAddr;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("writing {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("starting Baton: {0}")]
+    Spawn(#[source] io::Error),
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum OrderError {
+    #[error("starting baton {verb}: {source}")]
+    Spawn { verb: &'static str, source: io::Error },
+    #[error("baton {verb}: no answer within {} s", ORDER_TIMEOUT.as_secs())]
+    TimedOut { verb: &'static str },
+    #[error("baton {verb}: {said}")]
+    Refused { verb: &'static str, said: String },
+}
+
+/// Where things are.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The `baton` binary.
+    pub program: PathBuf,
+    pub frontend: VipAddr,
+    pub http: SocketAddr,
+    pub socket: PathBuf,
+    pub config: PathBuf,
+    pub log: PathBuf,
+}
+
+/// A running Baton. Dropping it kills it.
+#[derive(Debug)]
+pub struct Baton {
+    child: Reaper,
+    places: Places,
+}
+
+impl Baton {
+    /// Writes the configuration and starts `baton run -c` on it.
+    pub fn start(
+        places: Places,
+        ca: &Path,
+        stand_ins: &[StandInProcess],
+        guard: &mut Guard,
+    ) -> Result<Self, StartError> {
+        let writing = |path: &Path| {
+            let path = path.to_owned();
+            |source| StartError::Write { path, source }
+        };
+        std::fs::write(&places.config, configuration(&places, ca, stand_ins)).map_err(writing(&places.config))?;
+        let log = File::create(&places.log).map_err(writing(&places.log))?;
+        let child = Command::new(&places.program)
+            .args(["run", "-c"])
+            .arg(&places.config)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().map_err(StartError::Spawn)?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .map_err(StartError::Spawn)?;
+        let _ = guard.adopt(&child);
+        Ok(Self { child: Reaper(child), places })
+    }
+
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.0.try_wait().ok().flatten()
+    }
+
+    /// The end of its log, for when it fails.
+    pub fn last_words(&self) -> String {
+        let log = std::fs::read_to_string(&self.places.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(LAST_WORDS_LINES)..].join("\n")
+    }
+
+    /// SIGTERM, then up to `limit` for it to end by itself.
+    pub async fn stop(mut self, limit: Duration) {
+        let _ = kill_process(self.child.pid(), Signal::TERM);
+        let ended = async {
+            while self.ended().is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let _ = tokio::time::timeout(limit, ended).await;
+    }
+
+    /// Runs `baton --socket PATH drain|undrain BACKEND`, as an operator does.
+    pub async fn order(&self, verb: &'static str, backend: &str) -> Result<(), OrderError> {
+        let run = tokio::process::Command::new(&self.places.program)
+            .arg("--socket")
+            .arg(&self.places.socket)
+            .args([verb, backend])
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(ORDER_TIMEOUT, run)
+            .await
+            .map_err(|_| OrderError::TimedOut { verb })?
+            .map_err(|source| OrderError::Spawn { verb, source })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(OrderError::Refused { verb, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+    }
+}
+
+/// The configuration file: what README.md recommends, with a drain that is short enough to watch.
+fn configuration(places: &Places, ca: &Path, stand_ins: &[StandInProcess]) -> String {
+    let backends: String = stand_ins
+        .iter()
+        .map(|stand_in| {
+            format!("\n[[frontend.backend]]\nname = \"{}\"\naddress = \"{}\"\n", stand_in.name(), stand_in.address())
+        })
+        .collect();
+    let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
+    format!(
+        r#"[admin]
+http = "{http}"
+socket = {socket}
+
+[[frontend]]
+name = "apiserver"
+listen = ["{frontend}"]
+balance = "least_conn"
+drain_timeout = "{drain_s}s"
+
+[frontend.health]
+kind = "https"
+path = "/readyz"
+interval = "1s"
+fast_interval = "250ms"
+timeout = "500ms"
+rise = 2
+fall = 2
+ca_file = {ca}
+{backends}"#,
+        http = places.http,
+        socket = text(&places.socket),
+        frontend = places.frontend,
+        drain_s = DRAIN_TIMEOUT.as_secs(),
+        ca = text(ca),
+    )
+}
+
+/// The demo's drain timer.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
+const LAST_WORDS_LINES: usize = 12;

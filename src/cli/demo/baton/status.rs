@@ -1,0 +1,183 @@
+//! What the demo reads of `/status.json`, and how it words events. Nothing else in the demo knows that format.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::model::health::Standing;
+use crate::table::journal::{Event, What};
+
+/// The part of the status that the demo shows. Fields that are missing are left at their default, so that the demo
+/// also runs before another version of Baton.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub instance: Instance,
+    pub frontends: Vec<Frontend>,
+    /// Oldest first. An event of a kind that is not known here does not spoil the rest.
+    events: Vec<serde_json::Value>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Instance {
+    pub phase: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Frontend {
+    pub backends: Vec<Backend>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Backend {
+    pub name: String,
+    pub standing: Option<Standing>,
+    /// Why it has this standing, in words.
+    pub why: String,
+    pub since_ms: Option<u64>,
+    pub drain_deadline_in_ms: Option<u64>,
+    pub flows: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    #[error("connecting: {0}")]
+    Connect(#[from] io::Error),
+    #[error("HTTP: {0}")]
+    Http(#[from] hyper::Error),
+    #[error("the request: {0}")]
+    Request(#[from] hyper::http::Error),
+    #[error("answered {0}")]
+    Code(hyper::StatusCode),
+    #[error("reading the answer: {0}")]
+    Body(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("not the status that is expected: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("no answer within {} ms", TIMEOUT.as_millis())]
+    TimedOut,
+}
+
+impl Status {
+    pub fn backend(&self, name: &str) -> Option<&Backend> {
+        self.frontends.iter().flat_map(|frontend| &frontend.backends).find(|backend| backend.name == name)
+    }
+
+    /// Whether it serves and all of its backends are ready.
+    pub fn all_ready(&self) -> bool {
+        let mut backends = self.frontends.iter().flat_map(|frontend| &frontend.backends).peekable();
+        self.instance.phase == "serving"
+            && backends.peek().is_some()
+            && backends.all(|backend| backend.standing == Some(Standing::Ready))
+    }
+
+    /// The events with a number of at least `since`, in words, and the number from which to ask next.
+    pub fn events_since(&self, since: u64) -> (Vec<String>, u64) {
+        let events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
+        let next = events.iter().map(|event| event.number + 1).max().unwrap_or(since).max(since);
+        let new = events.iter().filter(|event| event.number >= since);
+        (new.filter_map(|event| in_words(&event.what)).collect(), next)
+    }
+}
+
+/// Asks once.
+pub async fn fetch(http: SocketAddr) -> Result<Status, StatusError> {
+    tokio::time::timeout(TIMEOUT, fetch_slowly(http)).await.unwrap_or(Err(StatusError::TimedOut))
+}
+
+/// Asks again and again for as long as anyone looks. What is seen is the last good answer.
+pub fn follow(http: SocketAddr) -> watch::Receiver<Status> {
+    let (sender, receiver) = watch::channel(Status::default());
+    tokio::spawn(async move {
+        while !sender.is_closed() {
+            if let Ok(status) = fetch(http).await {
+                sender.send_replace(status);
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    });
+    receiver
+}
+
+async fn fetch_slowly(http: SocketAddr) -> Result<Status, StatusError> {
+    let stream = TcpStream::connect(http).await?;
+    let (mut requests, driver) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get("/status.json").header(HOST, http.to_string()).body(Empty::<Bytes>::new())?;
+    let exchange = async {
+        let answer = requests.send_request(request).await?;
+        let code = answer.status();
+        let body = Limited::new(answer.into_body(), BODY_MAX_BYTES).collect().await.map_err(StatusError::Body)?;
+        if code.is_success() { Ok(serde_json::from_slice(&body.to_bytes())?) } else { Err(StatusError::Code(code)) }
+    };
+    let mut driver = std::pin::pin!(driver);
+    let mut exchange = std::pin::pin!(exchange);
+    tokio::select! {
+        status = &mut exchange => status,
+        ended = &mut driver => match ended {
+            // The server may close before the body is taken in; it is all here then.
+            Ok(()) => exchange.await,
+            Err(error) => Err(error.into()),
+        },
+    }
+}
+
+/// `None`: not worth a line here.
+fn in_words(what: &What) -> Option<String> {
+    Some(match what {
+        What::BackendChanged { backend, from, to, cause, .. } if from == to => {
+            format!("{backend} stays {}: {cause}", to.label())
+        }
+        What::BackendChanged { backend, from, to, cause, .. } => {
+            format!("{backend} {} -> {}: {cause}", from.label(), to.label())
+        }
+        What::FlowsOrdered { backend, flows, reason, .. } => {
+            format!("{backend}: {flows} flow{} to be ended: {}", if *flows == 1 { "" } else { "s" }, reason.label())
+        }
+        What::AcceptPaused { error, .. } => format!("accepting paused: {error}"),
+        What::AcceptResumed { paused_ms, .. } => format!("accepting again after {paused_ms} ms"),
+        What::WorkerStuck { worker, for_ms } => format!("worker {worker} stuck for {for_ms} ms"),
+        What::WorkerMoves { worker } => format!("worker {worker} moves again"),
+        What::Stopping { flows, .. } => format!("stopping, {flows} flows left"),
+        _ => return None,
+    })
+}
+
+const PERIOD: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_secs(1);
+const BODY_MAX_BYTES: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_with_unknown_fields_and_events_still_reads() {
+        let text = r#"{"at_unix_ms": 1, "instance": {"phase": "serving", "pid": 7}, "frontends": [{"name": "apiserver",
+            "backends": [{"name": "cp1", "standing": "ready", "why": "probes pass", "flows": 3, "weight": 1}]}],
+            "events": [{"number": 4, "at_unix_ms": 1, "event": "from_the_future"},
+                {"number": 5, "at_unix_ms": 1, "event": "backend_changed", "frontend": "apiserver", "backend": "cp1",
+                 "from": "ready", "to": "ejected", "cause": {"kind": "refused"}}]}"#;
+        let status: Status = serde_json::from_str(text).unwrap();
+        assert!(status.all_ready());
+        assert_eq!(status.backend("cp1").unwrap().flows, 3);
+        assert_eq!(status.events_since(0), (vec!["cp1 ready -> ejected: connection refused".to_owned()], 6));
+        assert_eq!(status.events_since(6), (vec![], 6));
+    }
+
+    #[test]
+    fn nothing_is_ready_before_the_first_answer() {
+        assert!(!Status::default().all_ready());
+    }
+}

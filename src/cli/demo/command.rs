@@ -1,0 +1,124 @@
+//! `baton demo`.
+
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
+
+use super::live::LiveError;
+use super::stage::{Stage, StageError};
+use super::tour::TourError;
+use super::{duration, guard, live, log, tour};
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct DemoArgs {
+    /// Ends after this long, such as 90s; otherwise with q, SIGINT or SIGTERM.
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
+    pub run_for: Option<Duration>,
+    /// Prints lines instead of drawing, as it does when the output is not a terminal.
+    #[arg(long)]
+    pub no_tui: bool,
+    /// Plays every fault by itself, ends with a table, and exits with 1 if a client waited too long.
+    #[arg(long, visible_alias = "script")]
+    pub tour: bool,
+    /// Where the status page is served; if the port is taken, on the next free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9470")]
+    pub http: SocketAddr,
+    /// How many kubelet-like clients there are.
+    #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub kubelets: u16,
+    /// Cleans up after a demo.
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub guard: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    #[error("starting: {0}")]
+    Start(#[from] io::Error),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    #[error(transparent)]
+    Tour(#[from] TourError),
+    #[error("the tour was ended before it was over")]
+    CutShort,
+}
+
+/// Runs `baton demo` to its end.
+pub fn run(args: DemoArgs) -> ExitCode {
+    if let Some(dir) = &args.guard {
+        return guard::run(dir);
+    }
+    let played = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(DemoError::from)
+        .and_then(|runtime| runtime.block_on(play(&args)));
+    match played {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("baton demo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// False if a client of the tour waited too long.
+async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
+    let mut over = std::pin::pin!(over(args.run_for)?);
+    let mut stage = tokio::select! {
+        stage = Stage::start(args.http, args.kubelets.into()) => stage?,
+        () = &mut over => return if args.tour { Err(DemoError::CutShort) } else { Ok(true) },
+    };
+    if stage.places().http != args.http {
+        log::print(&format!("{} is taken: the status page is at http://{}/", args.http, stage.places().http));
+    }
+    let drawn = !args.tour && !args.no_tui && io::stdout().is_terminal() && io::stdin().is_terminal();
+    let played = if args.tour {
+        tokio::select! {
+            within_budget = tour::run(&mut stage) => within_budget.map_err(DemoError::from),
+            () = over => Err(DemoError::CutShort),
+        }
+    } else if drawn {
+        tokio::select! {
+            ended = live::run(&mut stage) => ended.map(|()| true).map_err(DemoError::from),
+            () = over => Ok(true),
+        }
+    } else {
+        tokio::select! {
+            Err(error) = log::run(&mut stage) => Err(error.into()),
+            () = over => Ok(true),
+        }
+    };
+    stage.stop().await;
+    played
+}
+
+/// Ends when the time is over or a signal says so.
+fn over(run_for: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        let time = async {
+            match run_for {
+                Some(run_for) => sleep(run_for).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = time => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
+}

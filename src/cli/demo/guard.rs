@@ -1,0 +1,71 @@
+//! A small process that outlives the demo by a moment: when the demo is gone, however it went, it kills what the demo
+//! started and removes the demo's directory. A destructor alone cannot do that, because SIGKILL runs none.
+
+use std::ffi::OsStr;
+use std::io::{self, BufRead, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// The demo's end of it.
+#[derive(Debug)]
+pub struct Guard {
+    process: Child,
+}
+
+impl Guard {
+    /// Starts `program demo --guard dir`.
+    pub fn start(program: &Path, dir: &Path) -> io::Result<Self> {
+        let process = Command::new(program)
+            .args([OsStr::new("demo"), OsStr::new("--guard"), dir.as_os_str()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { process })
+    }
+
+    /// Has `child` killed when the demo is gone.
+    pub fn adopt(&mut self, child: &Child) -> io::Result<()> {
+        match &mut self.process.stdin {
+            Some(pipe) => writeln!(pipe, "{}", child.id()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // End of file is what it waits for.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs `baton demo --guard DIR`: reads process ids, one a line, until the demo is gone; then cleans up after it.
+pub fn run(dir: &Path) -> ExitCode {
+    // A descriptor and not the number, which another process may bear by then.
+    let processes: Vec<OwnedFd> = io::stdin()
+        .lock()
+        .lines()
+        .map_while(Result::ok)
+        .filter_map(|line| Pid::from_raw(line.trim().parse().ok()?))
+        .filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        .collect();
+    for process in &processes {
+        // Most have ended long since.
+        let _ = pidfd_send_signal(process, Signal::KILL);
+    }
+    let ours = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DIR_PREFIX));
+    if ours {
+        let _ = std::fs::remove_dir_all(dir);
+    }
+    ExitCode::SUCCESS
+}
+
+/// What the name of a demo's directory begins with. No other directory is ever removed.
+pub const DIR_PREFIX: &str = "baton-demo-";

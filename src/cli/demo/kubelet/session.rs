@@ -1,0 +1,234 @@
+//! One connection of a kubelet-like client, from connect to its end.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper::header::CONTENT_TYPE;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{Event, Progress, Settings};
+use crate::cli::demo::lease::{LEASES_PATH, Lease, NAME_HEADER, WATCH_PATH};
+use crate::sys::clock::now_ns;
+
+/// Why no connection came about.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("connecting to {server}: {source}")]
+    Tcp { server: SocketAddr, source: io::Error },
+    /// Names the certificate's fault if that is it.
+    #[error("TLS with {server}: {source}")]
+    Tls { server: SocketAddr, source: io::Error },
+    #[error("HTTP/2 with {server}: {}", chain(source))]
+    Http2 { server: SocketAddr, source: hyper::Error },
+    #[error("connecting to {server}: not done within {after_ms} ms")]
+    TimedOut { server: SocketAddr, after_ms: u128 },
+}
+
+/// Why one request did not get a good answer.
+#[derive(Debug, thiserror::Error)]
+enum RequestError {
+    #[error("{}", chain(.0))]
+    Http(#[from] hyper::Error),
+    #[error("the request: {0}")]
+    Build(#[from] hyper::http::Error),
+    #[error("the lease: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("answered {0}")]
+    Status(hyper::StatusCode),
+    #[error("no answer within {after_ms} ms")]
+    TimedOut { after_ms: u128 },
+}
+
+type Driver = http2::Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>, TokioExecutor>;
+
+/// A connection that requests can be sent on while [`Session::run`] runs.
+pub struct Session {
+    requests: SendRequest<Full<Bytes>>,
+    driver: Driver,
+    local: SocketAddr,
+    start_ns: u64,
+}
+
+/// Makes a connection.
+pub async fn connect(settings: &Settings) -> Result<Session, ConnectError> {
+    let server = settings.server.socket_addr();
+    let after_ms = settings.request_timeout.as_millis();
+    timeout(settings.request_timeout, connect_slowly(settings, server))
+        .await
+        .unwrap_or(Err(ConnectError::TimedOut { server, after_ms }))
+}
+
+async fn connect_slowly(settings: &Settings, server: SocketAddr) -> Result<Session, ConnectError> {
+    let start_ns = now_ns();
+    let (stream, local) = connect_tcp(settings, server).await.map_err(|source| ConnectError::Tcp { server, source })?;
+    let stream = TlsConnector::from(settings.tls.clone())
+        .connect(settings.server_name.clone(), stream)
+        .await
+        .map_err(|source| ConnectError::Tls { server, source })?;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new());
+    if let Some(ping_after) = settings.ping_after {
+        builder.keep_alive_interval(ping_after).keep_alive_timeout(settings.ping_timeout).keep_alive_while_idle(true);
+    }
+    let (requests, driver) =
+        builder.handshake(TokioIo::new(stream)).await.map_err(|source| ConnectError::Http2 { server, source })?;
+    Ok(Session { requests, driver, local, start_ns })
+}
+
+async fn connect_tcp(settings: &Settings, server: SocketAddr) -> io::Result<(TcpStream, SocketAddr)> {
+    let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_nodelay(true)?;
+    if let Some(source) = settings.source {
+        socket.bind(SocketAddr::new(source, 0))?;
+    }
+    let stream = socket.connect(server).await?;
+    let local = stream.local_addr()?;
+    Ok((stream, local))
+}
+
+impl Session {
+    /// Renews and watches until the connection ends; says how it ended.
+    pub async fn run(self, settings: &Settings, progress: &Progress) -> String {
+        let Session { requests, driver, local, start_ns } = self;
+        let hello = Hello { local, start_ns };
+        // The watch and the renewals come before the driver: what they saw says more than "connection closed".
+        tokio::select! {
+            biased;
+            never = watch(requests.clone(), settings, progress) => never,
+            error = renew(requests, settings, progress, hello) => error,
+            ended = driver => match ended {
+                Ok(()) => "the connection was closed".to_owned(),
+                Err(error) => chain(&error),
+            },
+        }
+    }
+}
+
+/// What is told of a connection once it has proved that it works.
+struct Hello {
+    local: SocketAddr,
+    start_ns: u64,
+}
+
+/// Renews the lease for ever; returns only when the connection takes no more requests.
+async fn renew(
+    mut requests: SendRequest<Full<Bytes>>,
+    settings: &Settings,
+    progress: &Progress,
+    hello: Hello,
+) -> String {
+    let mut hello = Some(hello);
+    let mut ticks = interval(settings.renew_every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let start_ns = now_ns();
+        let attempt = timeout(settings.request_timeout, renew_once(&mut requests, settings));
+        let timed_out = RequestError::TimedOut { after_ms: settings.request_timeout.as_millis() };
+        match attempt.await.unwrap_or(Err(timed_out)) {
+            Ok(stand_in) => {
+                if let Some(Hello { local, start_ns }) = hello.take() {
+                    let took_ms = (now_ns() - start_ns) / 1_000_000;
+                    progress.note(Event::Connected { stand_in, local, took_ms });
+                }
+                progress.renewed(Duration::from_nanos(now_ns() - start_ns));
+            }
+            Err(error) => {
+                progress.note(Event::Failed { error: format!("renewing the lease: {error}") });
+                if requests.is_closed() {
+                    return error.to_string();
+                }
+            }
+        }
+    }
+}
+
+/// Returns the name of the stand-in that answered.
+async fn renew_once(
+    requests: &mut SendRequest<Full<Bytes>>,
+    settings: &Settings,
+) -> Result<Option<String>, RequestError> {
+    let lease = serde_json::to_vec(&Lease::renewed_now(&settings.name))?;
+    let path = format!("{LEASES_PATH}/{}", settings.name);
+    let answer = send(requests, settings, Method::PUT, &path, lease.into()).await?;
+    let stand_in = answer.headers().get(NAME_HEADER).and_then(|name| name.to_str().ok()).map(str::to_owned);
+    let code = answer.status();
+    answer.into_body().collect().await?;
+    if code.is_success() { Ok(stand_in) } else { Err(RequestError::Status(code)) }
+}
+
+/// Holds a watch for ever, opening a new one whenever it ends. What ends it for good is that the connection ends.
+async fn watch(mut requests: SendRequest<Full<Bytes>>, settings: &Settings, progress: &Progress) -> String {
+    if !settings.watch {
+        return std::future::pending().await;
+    }
+    loop {
+        let error = watch_once(&mut requests, settings, progress).await.err().map(|error| error.to_string());
+        progress.note(Event::WatchEnded { error: error.clone() });
+        if requests.is_closed() {
+            return error.unwrap_or_else(|| "the connection was closed".to_owned());
+        }
+        sleep(REWATCH_PAUSE).await;
+    }
+}
+
+async fn watch_once(
+    requests: &mut SendRequest<Full<Bytes>>,
+    settings: &Settings,
+    progress: &Progress,
+) -> Result<(), RequestError> {
+    let answer = send(requests, settings, Method::GET, WATCH_PATH, Bytes::new()).await?;
+    if !answer.status().is_success() {
+        return Err(RequestError::Status(answer.status()));
+    }
+    let mut body = answer.into_body();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame?.into_data()
+            && !data.is_empty()
+        {
+            progress.note(Event::Watched { bytes: data.len() });
+        }
+    }
+    Ok(())
+}
+
+async fn send(
+    requests: &mut SendRequest<Full<Bytes>>,
+    settings: &Settings,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<Response<Incoming>, RequestError> {
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("https://{}{path}", settings.server))
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(body))?;
+    requests.ready().await?;
+    Ok(requests.send_request(request).await?)
+}
+
+/// An error and its causes in one line: hyper's own text alone is seldom enough.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let _ = write!(text, ": {cause}");
+        next = cause.source();
+    }
+    // rustls adds a link to its manual where the far side went without a TLS goodbye.
+    text.split(": https://").next().unwrap_or_default().to_owned()
+}
+
+const REWATCH_PAUSE: Duration = Duration::from_secs(1);

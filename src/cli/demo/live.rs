@@ -1,0 +1,127 @@
+//! The demo on a terminal: a picture several times a second, and keys.
+
+use std::io;
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::screen;
+use super::stage::{Action, Stage, StageError};
+use super::view::Watcher;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    #[error("the terminal: {0}")]
+    Terminal(#[from] io::Error),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Select(usize),
+    Act(Action),
+    Quit,
+}
+
+/// Shows the stage until `q` or Ctrl-C. The terminal is as before afterwards, also after a panic.
+pub async fn run(stage: &mut Stage) -> Result<(), LiveError> {
+    // Also installs a panic hook that restores the terminal.
+    let mut terminal = ratatui::try_init()?;
+    let _restore = Restore;
+    show(&mut terminal, stage).await
+}
+
+/// Restores the terminal also where [`run`] is not polled to its end.
+struct Restore;
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut Stage) -> Result<(), LiveError> {
+    let mut watcher = Watcher::default();
+    let mut keys = read_keys();
+    let mut selected = 0;
+    let mut ticks = interval(REDRAW);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    watcher.say("you", "started the demo: try k, then r");
+    loop {
+        watcher.gather(stage);
+        let view = watcher.view(stage);
+        terminal.draw(|frame| screen::draw(frame, &view, selected))?;
+        if let Some(ended) = stage.baton_ended() {
+            return Err(ended.into());
+        }
+        let key = tokio::select! {
+            _ = ticks.tick() => continue,
+            key = keys.recv() => key,
+        };
+        match key.map(wish) {
+            // No more keys can come: the terminal is gone.
+            None | Some(Some(Wish::Quit)) => return Ok(()),
+            Some(Some(Wish::Select(place))) => selected = place.min(stage.stand_ins.len() - 1),
+            Some(Some(Wish::Act(action))) => {
+                let done = stage.act(selected, action).await.unwrap_or_else(|error| error.to_string());
+                watcher.say("you", done);
+            }
+            Some(None) => {}
+        }
+    }
+}
+
+fn wish(key: KeyEvent) -> Option<Wish> {
+    Some(match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
+        KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
+        KeyCode::Char(digit @ '1'..='3') => Wish::Select(digit as usize - '1' as usize),
+        KeyCode::Char('k') => Wish::Act(Action::Kill),
+        KeyCode::Char('t') => Wish::Act(Action::Terminate),
+        KeyCode::Char('h') => Wish::Act(Action::Hang),
+        KeyCode::Char('c') => Wish::Act(Action::Resume),
+        KeyCode::Char('u') => Wish::Act(Action::ToggleReady),
+        KeyCode::Char('d') => Wish::Act(Action::Drain),
+        KeyCode::Char('n') => Wish::Act(Action::Undrain),
+        KeyCode::Char('r') => Wish::Act(Action::BringBack),
+        _ => return None,
+    })
+}
+
+/// Keys, read by a thread that ends soon after the receiver is dropped.
+fn read_keys() -> mpsc::UnboundedReceiver<KeyEvent> {
+    let (sender, keys) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        while !sender.is_closed() {
+            match event::poll(KEY_POLL).and_then(|some| if some { event::read().map(Some) } else { Ok(None) }) {
+                Ok(Some(Event::Key(key))) if key.kind != KeyEventKind::Release => {
+                    let _ = sender.send(key);
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    });
+    keys
+}
+
+const REDRAW: Duration = Duration::from_millis(200);
+const KEY_POLL: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_c_quits_and_c_continues() {
+        let c = KeyCode::Char('c');
+        assert_eq!(wish(KeyEvent::new(c, KeyModifiers::CONTROL)), Some(Wish::Quit));
+        assert_eq!(wish(KeyEvent::new(c, KeyModifiers::NONE)), Some(Wish::Act(Action::Resume)));
+        assert_eq!(wish(KeyEvent::new(KeyCode::Char('3'), KeyModifiers::NONE)), Some(Wish::Select(2)));
+        assert_eq!(wish(KeyEvent::new(KeyCode::Char('4'), KeyModifiers::NONE)), None);
+    }
+}

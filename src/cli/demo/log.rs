@@ -1,0 +1,66 @@
+//! The demo without a terminal: lines of text.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use tokio::time::interval;
+
+use super::screen::seconds;
+use super::stage::{Stage, StageError};
+use super::view::{Line, View, Watcher};
+
+/// Prints what happens until Baton ends, which is an error: the caller decides for how long to poll this.
+pub async fn run(stage: &mut Stage) -> Result<Infallible, StageError> {
+    let mut watcher = Watcher::default();
+    print_head(&watcher.view(stage));
+    let mut ticks = interval(PERIOD);
+    let mut until_summary = 0;
+    loop {
+        ticks.tick().await;
+        print_lines(&watcher.gather(stage));
+        if let Some(ended) = stage.baton_ended() {
+            return Err(ended);
+        }
+        if until_summary == 0 {
+            until_summary = TICKS_PER_SUMMARY;
+            print(&summary(&watcher.view(stage)));
+        }
+        until_summary -= 1;
+    }
+}
+
+/// Where everything is.
+pub fn print_head(view: &View) {
+    print(&format!("clients connect to {}; apiserver stand-ins behind it:", view.frontend));
+    print(&format!("  {}", view.backends.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ")));
+    print(&format!("status page: {}", view.page));
+    print(&format!("or run: {}", view.command));
+}
+
+pub fn print_lines(lines: &[Line]) {
+    for line in lines {
+        print(&format!("{:>8}  {:<8} {}", seconds(line.at), line.who, line.text));
+    }
+}
+
+/// The state in one line.
+fn summary(view: &View) -> String {
+    let mut text = format!("{:>8}  {:<8}", seconds(view.elapsed), "state");
+    for row in &view.backends {
+        let standing = row.standing.map_or("?", |standing| standing.label());
+        let _ = write!(text, " {} {standing}, {} flows;", row.name, row.flows);
+    }
+    let _ = write!(text, " longest gap {}", seconds(view.longest_gap()));
+    text
+}
+
+/// Whoever reads may have gone; the demo and its exit code go on.
+pub fn print(line: &str) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+const PERIOD: Duration = Duration::from_millis(100);
+const TICKS_PER_SUMMARY: u32 = 50;

@@ -1,0 +1,214 @@
+//! Stand-ins as child processes, which can be killed, stopped and brought back.
+
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::certs::CertFiles;
+use super::guard::Guard;
+use super::stand_in::LISTENING;
+use crate::addr::BackendAddr;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    #[error("starting stand-in {name}: {source}")]
+    Start { name: String, source: io::Error },
+    #[error("stand-in {name} ended, or did not say where it listens, within {} s", START_TIMEOUT.as_secs())]
+    Silent { name: String },
+    #[error("signalling stand-in {name}: {source}")]
+    Signal { name: String, source: io::Error },
+}
+
+/// What was last done to a stand-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    Running,
+    /// It lives and its /readyz answers 500.
+    NotReady,
+    /// SIGSTOP: its kernel accepts connections and it answers nothing. `ready`: what its /readyz says once it goes on.
+    Hung {
+        ready: bool,
+    },
+    /// SIGTERM: not ready for its shutdown delay, then gone in good order.
+    Terminating,
+    Killed,
+}
+
+impl Condition {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::NotReady => "not ready",
+            Self::Hung { .. } => "hung",
+            Self::Terminating => "ending",
+            Self::Killed => "killed",
+        }
+    }
+}
+
+/// How to start a stand-in.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// The `baton` binary.
+    pub program: PathBuf,
+    pub name: String,
+    pub certs: CertFiles,
+    /// Zero: watches stay silent.
+    pub watch_period: Duration,
+    /// How long SIGTERM leaves it serving but not ready.
+    pub shutdown_delay: Duration,
+}
+
+/// A stand-in's process. Dropping it kills it, also when it is stopped.
+#[derive(Debug)]
+pub struct StandInProcess {
+    recipe: Recipe,
+    address: BackendAddr,
+    condition: Condition,
+    /// `None` once it was killed and reaped.
+    child: Option<Reaper>,
+}
+
+impl StandInProcess {
+    /// Starts it on `address`, where port 0 takes a free one, and waits until it listens.
+    pub async fn start(recipe: Recipe, address: SocketAddr, guard: Option<&mut Guard>) -> Result<Self, ProcessError> {
+        let (child, address) = spawn(&recipe, address, guard).await?;
+        Ok(Self { recipe, address, condition: Condition::Running, child: Some(child) })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.recipe.name
+    }
+
+    pub fn address(&self) -> BackendAddr {
+        self.address
+    }
+
+    pub fn condition(&self) -> Condition {
+        self.condition
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child = None;
+        self.condition = Condition::Killed;
+    }
+
+    /// SIGSTOP.
+    pub fn hang(&mut self) -> Result<(), ProcessError> {
+        self.signal(Signal::STOP)?;
+        if let Condition::Running | Condition::NotReady = self.condition {
+            self.condition = Condition::Hung { ready: self.condition == Condition::Running };
+        }
+        Ok(())
+    }
+
+    /// SIGCONT after a hang.
+    pub fn resume(&mut self) -> Result<(), ProcessError> {
+        self.signal(Signal::CONT)?;
+        if let Condition::Hung { ready } = self.condition {
+            self.condition = if ready { Condition::Running } else { Condition::NotReady };
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, as when an apiserver is upgraded.
+    pub fn terminate(&mut self) -> Result<(), ProcessError> {
+        self.signal(Signal::TERM)?;
+        if let Condition::Running | Condition::NotReady = self.condition {
+            self.condition = Condition::Terminating;
+        }
+        Ok(())
+    }
+
+    /// Switches its /readyz; if it hangs, once it goes on.
+    pub fn set_ready(&mut self, ready: bool) -> Result<(), ProcessError> {
+        self.signal(if ready { Signal::USR2 } else { Signal::USR1 })?;
+        self.condition = match self.condition {
+            Condition::Running | Condition::NotReady if ready => Condition::Running,
+            Condition::Running | Condition::NotReady => Condition::NotReady,
+            Condition::Hung { .. } => Condition::Hung { ready },
+            Condition::Terminating | Condition::Killed => self.condition,
+        };
+        Ok(())
+    }
+
+    /// Brings it back on the address it had, whatever was done to it.
+    pub async fn restart(&mut self, guard: Option<&mut Guard>) -> Result<(), ProcessError> {
+        self.kill();
+        let (child, _) = spawn(&self.recipe, self.address.socket_addr(), guard).await?;
+        self.child = Some(child);
+        self.condition = Condition::Running;
+        Ok(())
+    }
+
+    /// A process that was killed is left alone.
+    fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
+        let Some(child) = &self.child else { return Ok(()) };
+        kill_process(child.pid(), signal)
+            .map_err(|errno| ProcessError::Signal { name: self.recipe.name.clone(), source: errno.into() })
+    }
+}
+
+async fn spawn(
+    recipe: &Recipe,
+    address: SocketAddr,
+    guard: Option<&mut Guard>,
+) -> Result<(Reaper, BackendAddr), ProcessError> {
+    let failed = |source| ProcessError::Start { name: recipe.name.clone(), source };
+    let child = Command::new(&recipe.program)
+        .args(["stand-in", "--name", &recipe.name, "--listen", &address.to_string()])
+        .args(["--watch-period", &format!("{}ms", recipe.watch_period.as_millis())])
+        .args(["--shutdown-delay", &format!("{}ms", recipe.shutdown_delay.as_millis())])
+        .arg("--cert")
+        .arg(&recipe.certs.cert)
+        .arg("--key")
+        .arg(&recipe.certs.key)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        // A group of its own: Ctrl-C in the terminal is for the demo, which ends them in its own way.
+        .process_group(0)
+        .spawn()
+        .map_err(failed)?;
+    if let Some(guard) = guard {
+        let _ = guard.adopt(&child);
+    }
+    let mut child = Reaper(child);
+    let silent = || ProcessError::Silent { name: recipe.name.clone() };
+    let stdout = child.0.stdout.take().ok_or_else(silent)?;
+    // If nothing comes, the reaper kills the child, and that ends the reading thread too.
+    let line = tokio::task::spawn_blocking(|| BufReader::new(stdout).lines().next());
+    let line = tokio::time::timeout(START_TIMEOUT, line).await.map_err(|_| silent())?;
+    let address = line
+        .ok()
+        .flatten()
+        .and_then(Result::ok)
+        .and_then(|line| line.strip_prefix(LISTENING)?.parse().ok())
+        .ok_or_else(silent)?;
+    Ok((child, BackendAddr::new(address)))
+}
+
+/// A child that is killed and reaped when dropped. SIGKILL ends a stopped process too.
+#[derive(Debug)]
+pub struct Reaper(pub Child);
+
+impl Reaper {
+    /// Valid until it is dropped: a process that was not reaped keeps its number.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const START_TIMEOUT: Duration = Duration::from_secs(10);

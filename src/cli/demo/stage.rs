@@ -1,0 +1,257 @@
+//! Everything the demo starts, and its end: stand-ins, Baton before them, kubelet-like clients before Baton.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+
+use super::baton::status::{self, Status};
+use super::baton::{Baton, OrderError, Places, StartError};
+use super::bind;
+use super::certs::{Authority, CertError, Flaw};
+use super::guard::{DIR_PREFIX, Guard};
+use super::kubelet::{Kubelet, Observed, Settings, Summary};
+use super::process::{Condition, ProcessError, Recipe, StandInProcess};
+use super::tls::{self, TlsFileError};
+use crate::addr::VipAddr;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    #[error("a directory for the demo's files: {0}")]
+    Dir(#[source] io::Error),
+    #[error("the guard process: {0}")]
+    Guard(#[source] io::Error),
+    #[error("finding this program: {0}")]
+    Program(#[source] io::Error),
+    #[error("no free port: {0}")]
+    Port(#[source] io::Error),
+    #[error(transparent)]
+    Certs(#[from] CertError),
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
+    #[error(transparent)]
+    StandIn(#[from] ProcessError),
+    #[error(transparent)]
+    Baton(#[from] StartError),
+    #[error("Baton ended with {status} instead of serving. Its last words:\n{last_words}")]
+    BatonEnded { status: std::process::ExitStatus, last_words: String },
+    #[error("Baton did not find all stand-ins ready within {} s. Its last words:\n{last_words}", READY_TIMEOUT.as_secs())]
+    NotReady { last_words: String },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    #[error(transparent)]
+    Order(#[from] OrderError),
+}
+
+/// What can be done to a stand-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Kill,
+    /// SIGTERM, as when it is upgraded.
+    Terminate,
+    Hang,
+    Resume,
+    ToggleReady,
+    Drain,
+    Undrain,
+    /// Undoes whatever was done to it.
+    BringBack,
+}
+
+/// A client and what it has noticed.
+#[derive(Debug)]
+pub struct Client {
+    pub kubelet: Kubelet,
+    pub observed: mpsc::UnboundedReceiver<Observed>,
+}
+
+/// All that runs. Dropping it ends it all: fields are dropped in the order in which they stand here.
+#[derive(Debug)]
+pub struct Stage {
+    pub clients: Vec<Client>,
+    pub status: watch::Receiver<Status>,
+    baton: Baton,
+    pub stand_ins: Vec<StandInProcess>,
+    _dir: Dir,
+    guard: Guard,
+}
+
+impl Stage {
+    /// Starts everything and returns once Baton finds all stand-ins ready. The status page is at `http`, or at the
+    /// next free port.
+    pub async fn start(http: SocketAddr, kubelets: usize) -> Result<Self, StageError> {
+        let program = std::env::current_exe().map_err(StageError::Program)?;
+        let dir = Dir::create().map_err(StageError::Dir)?;
+        let mut guard = Guard::start(&program, &dir.0).map_err(StageError::Guard)?;
+        let authority = Authority::new()?;
+        let ca = authority.write(&dir.0)?;
+
+        let mut stand_ins = Vec::new();
+        for name in STAND_INS {
+            let recipe = Recipe {
+                program: program.clone(),
+                name: name.to_owned(),
+                certs: authority.issue(&dir.0, name, &[], Flaw::None)?,
+                watch_period: WATCH_PERIOD,
+                shutdown_delay: SHUTDOWN_DELAY,
+            };
+            let address = bind::free_address().map_err(StageError::Port)?;
+            stand_ins.push(StandInProcess::start(recipe, address, Some(&mut guard)).await?);
+        }
+
+        let places = Places {
+            program,
+            frontend: VipAddr::new(bind::free_address().map_err(StageError::Port)?),
+            http: bind::free_from(http).map_err(StageError::Port)?,
+            socket: dir.0.join("admin.sock"),
+            config: dir.0.join("baton.toml"),
+            log: dir.0.join("baton.log"),
+        };
+        let mut baton = Baton::start(places, &ca, &stand_ins, &mut guard)?;
+        let mut status = status::follow(baton.places().http);
+        until_ready(&mut baton, &mut status).await?;
+
+        let tls = tls::client_config(&ca)?;
+        let frontend = baton.places().frontend;
+        let clients = (1..=kubelets)
+            .map(|number| {
+                let settings = Settings::new(frontend, tls.clone(), format!("node-{number}"));
+                let (kubelet, observed) = Kubelet::start(settings);
+                Client { kubelet, observed }
+            })
+            .collect();
+        Ok(Self { clients, status, baton, stand_ins, _dir: dir, guard })
+    }
+
+    pub fn places(&self) -> &Places {
+        self.baton.places()
+    }
+
+    /// The figures of all clients.
+    pub fn summaries(&self) -> Vec<Summary> {
+        self.clients.iter().map(|client| client.kubelet.summary()).collect()
+    }
+
+    /// Why Baton is gone, if it is.
+    pub fn baton_ended(&mut self) -> Option<StageError> {
+        let status = self.baton.ended()?;
+        Some(StageError::BatonEnded { status, last_words: self.baton.last_words() })
+    }
+
+    /// Does `action` to a stand-in and says what was done.
+    pub async fn act(&mut self, target: usize, action: Action) -> Result<String, ActError> {
+        let Self { stand_ins, baton, guard, .. } = self;
+        let stand_in = &mut stand_ins[target];
+        let name = stand_in.name().to_owned();
+        Ok(match (action, stand_in.condition()) {
+            (Action::Drain, _) => {
+                baton.order("drain", &name).await?;
+                format!("baton drain {name}")
+            }
+            (Action::Undrain, _) => {
+                baton.order("undrain", &name).await?;
+                format!("baton undrain {name}")
+            }
+            (Action::BringBack, condition) => {
+                match condition {
+                    Condition::Killed | Condition::Terminating => stand_in.restart(Some(guard)).await?,
+                    Condition::Hung { .. } | Condition::NotReady => {
+                        stand_in.resume()?;
+                        stand_in.set_ready(true)?;
+                    }
+                    Condition::Running => {}
+                }
+                baton.order("undrain", &name).await?;
+                format!("brought {name} back")
+            }
+            (_, Condition::Killed) => format!("{name} is dead: bring it back first"),
+            (Action::Kill, _) => {
+                stand_in.kill();
+                format!("killed {name} (SIGKILL)")
+            }
+            (Action::Terminate, _) => {
+                stand_in.terminate()?;
+                format!("told {name} to end (SIGTERM): it is unready for {} s first", SHUTDOWN_DELAY.as_secs())
+            }
+            (Action::Hang, _) => {
+                stand_in.hang()?;
+                format!("hung {name} (SIGSTOP)")
+            }
+            (Action::Resume, _) => {
+                stand_in.resume()?;
+                format!("let {name} continue (SIGCONT)")
+            }
+            (Action::ToggleReady, Condition::NotReady | Condition::Hung { ready: false }) => {
+                stand_in.set_ready(true)?;
+                format!("made {name} ready: /readyz answers 200")
+            }
+            (Action::ToggleReady, _) => {
+                stand_in.set_ready(false)?;
+                format!("made {name} unready: /readyz answers 500")
+            }
+        })
+    }
+
+    /// Ends everything in good order: clients, then Baton, then the stand-ins.
+    pub async fn stop(mut self) {
+        self.clients.clear();
+        self.baton.stop(STOP_TIMEOUT).await;
+    }
+}
+
+async fn until_ready(baton: &mut Baton, status: &mut watch::Receiver<Status>) -> Result<(), StageError> {
+    let deadline = tokio::time::Instant::now() + READY_TIMEOUT;
+    while !status.borrow_and_update().all_ready() {
+        if let Some(status) = baton.ended() {
+            return Err(StageError::BatonEnded { status, last_words: baton.last_words() });
+        }
+        if tokio::time::Instant::now() > deadline {
+            return Err(StageError::NotReady { last_words: baton.last_words() });
+        }
+        // A Baton that ended never changes the status, hence the limit.
+        let _ = tokio::time::timeout(Duration::from_millis(100), status.changed()).await;
+    }
+    Ok(())
+}
+
+/// A directory of mode 0700, removed with all it holds when dropped.
+#[derive(Debug)]
+struct Dir(PathBuf);
+
+impl Dir {
+    /// The name is short, since the path of the socket in it is there to be typed.
+    fn create() -> io::Result<Self> {
+        let name = format!("{DIR_PREFIX}{}", std::process::id());
+        let make = |name: &str| {
+            let path = std::env::temp_dir().join(name);
+            DirBuilder::new().mode(0o700).create(&path).map(|()| Self(path))
+        };
+        match make(&name) {
+            // Whose it is does not matter: nothing in it may be used.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                make(&format!("{name}-{:08x}", fastrand::u32(..)))
+            }
+            made => made,
+        }
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all::<&Path>(&self.0);
+    }
+}
+
+const STAND_INS: [&str; 3] = ["cp1", "cp2", "cp3"];
+const WATCH_PERIOD: Duration = Duration::from_secs(5);
+const SHUTDOWN_DELAY: Duration = Duration::from_secs(3);
+const READY_TIMEOUT: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,0 +1,221 @@
+//! What a stand-in answers.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Either, Full, Limited};
+use hyper::body::{Body, Bytes};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::watch;
+
+use super::watch_body::WatchBody;
+use crate::cli::demo::lease::{LEASES_PATH, Lease, NAME_HEADER};
+
+pub type Answer = Response<Either<Full<Bytes>, WatchBody>>;
+
+/// The state of one stand-in.
+#[derive(Debug)]
+pub struct StandIn {
+    name: String,
+    name_header: HeaderValue,
+    ready: AtomicBool,
+    /// By node.
+    leases: Mutex<HashMap<String, Held>>,
+    /// Zero: watches stay silent.
+    watch_period: Duration,
+    stopping: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct Held {
+    lease: Lease,
+    renewals: u64,
+}
+
+impl StandIn {
+    pub fn new(name: String, watch_period: Duration) -> Self {
+        let name_header = HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("unnamed"));
+        Self {
+            name,
+            name_header,
+            ready: AtomicBool::new(true),
+            leases: Mutex::default(),
+            watch_period,
+            stopping: watch::Sender::new(false),
+        }
+    }
+
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Relaxed);
+    }
+
+    /// Ends watches and lets connections finish.
+    pub fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
+    }
+
+    /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT and PATCH of a node's lease; GET of anything
+    /// under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All else is 404.
+    pub async fn answer<B>(&self, request: Request<B>) -> Answer
+    where
+        B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        let (head, body) = request.into_parts();
+        let path = head.uri.path().to_owned();
+        let query = head.uri.query().unwrap_or_default().to_owned();
+        let mut answer = match (&head.method, path.as_str()) {
+            (&Method::GET, "/readyz") if !self.ready.load(Relaxed) => {
+                text(StatusCode::INTERNAL_SERVER_ERROR, "[-]shutdown failed: reason withheld\nreadyz check failed\n")
+            }
+            (&Method::GET, "/readyz" | "/livez") => text(StatusCode::OK, "ok"),
+            (&Method::GET, "/whoami") => text(StatusCode::OK, format!("{}\n", self.name)),
+            (&Method::POST, "/standin/readyz") => self.switch(&query),
+            (&Method::GET, path) if path.starts_with("/api/v1/") && has(&query, "watch=true") => self.watch(),
+            (method, path) => match path.strip_prefix(LEASES_PATH).and_then(|rest| rest.strip_prefix('/')) {
+                Some(node) if !node.is_empty() => self.lease(method, node, body).await,
+                _ => status(StatusCode::NOT_FOUND, "NotFound"),
+            },
+        };
+        answer.headers_mut().insert(NAME_HEADER, self.name_header.clone());
+        answer
+    }
+
+    fn switch(&self, query: &str) -> Answer {
+        let ready = match (has(query, "ready=true"), has(query, "ready=false")) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => return status(StatusCode::BAD_REQUEST, "BadRequest"),
+        };
+        self.set_ready(ready);
+        text(StatusCode::OK, if ready { "ready\n" } else { "not ready\n" })
+    }
+
+    fn watch(&self) -> Answer {
+        let body = WatchBody::start(self.watch_period, self.stopping());
+        let mut answer = Response::new(Either::Right(body));
+        answer.headers_mut().insert(CONTENT_TYPE, JSON);
+        answer
+    }
+
+    async fn lease<B>(&self, method: &Method, node: &str, body: B) -> Answer
+    where
+        B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        if method == Method::GET {
+            let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+            return leases
+                .get(node)
+                .map_or_else(|| status(StatusCode::NOT_FOUND, "NotFound"), |held| json(&held.lease));
+        }
+        if method != Method::PUT && method != Method::PATCH {
+            return status(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed");
+        }
+        let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
+            return status(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge");
+        };
+        let Ok(mut lease) = serde_json::from_slice::<Lease>(&body.to_bytes()) else {
+            return status(StatusCode::BAD_REQUEST, "BadRequest");
+        };
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let renewals = leases.get(node).map_or(0, |held| held.renewals) + 1;
+        lease.metadata.resource_version = renewals.to_string();
+        let answer = json(&lease);
+        leases.insert(node.to_owned(), Held { lease, renewals });
+        answer
+    }
+}
+
+/// Returns once the stand-in stops, or is gone.
+pub async fn stop_ordered(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+/// Whether the query has this key and value.
+fn has(query: &str, pair: &str) -> bool {
+    query.split('&').any(|part| part == pair)
+}
+
+fn text(code: StatusCode, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Either::Left(Full::new(body.into())));
+    *answer.status_mut() = code;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+}
+
+fn json(lease: &Lease) -> Answer {
+    match serde_json::to_vec(lease) {
+        Ok(body) => {
+            let mut answer = text(StatusCode::OK, body);
+            answer.headers_mut().insert(CONTENT_TYPE, JSON);
+            answer
+        }
+        Err(_) => status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+    }
+}
+
+/// A meta/v1 Status of a failure.
+fn status(code: StatusCode, reason: &str) -> Answer {
+    let body = serde_json::json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": reason, "code": code.as_u16(),
+    });
+    let mut answer = text(code, body.to_string());
+    answer.headers_mut().insert(CONTENT_TYPE, JSON);
+    answer
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const MAX_BODY_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn ask(stand_in: &StandIn, method: Method, path: &str, body: &str) -> (u16, String) {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
+            .unwrap();
+        let answer = stand_in.answer(request).await;
+        assert_eq!(answer.headers()[NAME_HEADER], "cp1");
+        let code = answer.status().as_u16();
+        (code, String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn readiness_is_switched_while_liveness_stays() {
+        let stand_in = StandIn::new("cp1".to_owned(), Duration::ZERO);
+        assert_eq!(ask(&stand_in, Method::GET, "/readyz", "").await, (200, "ok".to_owned()));
+        assert_eq!(ask(&stand_in, Method::POST, "/standin/readyz?ready=false", "").await.0, 200);
+        assert_eq!(ask(&stand_in, Method::GET, "/readyz?verbose", "").await.0, 500);
+        assert_eq!(ask(&stand_in, Method::GET, "/livez", "").await.0, 200);
+        assert_eq!(ask(&stand_in, Method::POST, "/standin/readyz?ready=true", "").await.0, 200);
+        assert_eq!(ask(&stand_in, Method::GET, "/readyz", "").await.0, 200);
+        assert_eq!(ask(&stand_in, Method::POST, "/standin/readyz?ready=perhaps", "").await.0, 400);
+    }
+
+    #[tokio::test]
+    async fn a_lease_exists_once_renewed_and_counts_its_renewals() {
+        let stand_in = StandIn::new("cp1".to_owned(), Duration::ZERO);
+        let path = format!("{LEASES_PATH}/node-1");
+        assert_eq!(ask(&stand_in, Method::GET, &path, "").await.0, 404);
+        let lease = Lease::renewed_now("node-1");
+        let body = serde_json::to_string(&lease).unwrap();
+        assert_eq!(ask(&stand_in, Method::PUT, &path, &body).await.0, 200);
+        assert_eq!(ask(&stand_in, Method::PATCH, &path, &body).await.0, 200);
+        let (code, body) = ask(&stand_in, Method::GET, &path, "").await;
+        let held: Lease = serde_json::from_str(&body).unwrap();
+        assert_eq!((code, held.metadata.resource_version.as_str()), (200, "2"));
+        assert_eq!(held.spec, lease.spec);
+        assert_eq!(ask(&stand_in, Method::PUT, &path, "{").await.0, 400);
+        assert_eq!(ask(&stand_in, Method::DELETE, &path, "").await.0, 405);
+        assert_eq!(ask(&stand_in, Method::PUT, LEASES_PATH, &body).await.0, 404);
+    }
+}

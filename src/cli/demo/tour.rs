@@ -1,0 +1,241 @@
+//! A bounded tour that plays itself: each fault, what Baton made of it, and what clients noticed.
+
+mod table;
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::BUDGET;
+use super::log;
+use super::stage::{ActError, Action, Stage, StageError};
+use super::view::Watcher;
+use crate::model::health::Standing;
+use crate::sys::clock::now_ns;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TourError {
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error(transparent)]
+    Act(#[from] ActError),
+    #[error("{step}: after {} s this was still awaited: {awaited}", STEP_TIMEOUT.as_secs())]
+    Awaited { step: &'static str, awaited: String },
+}
+
+/// One fault of the tour.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    title: &'static str,
+    action: Action,
+    /// What Baton must find.
+    standing: Standing,
+    after: After,
+}
+
+/// What must hold once Baton has found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// Every client has left the stand-in and renewed its lease elsewhere.
+    ClientsMove,
+    /// Its clients stay, undisturbed, for [`STAY`].
+    ClientsStay,
+}
+
+/// What came of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Outcome {
+    title: &'static str,
+    stand_in: String,
+    /// From the fault to Baton's finding.
+    noticed_after: Duration,
+    standing: Standing,
+    why: String,
+    /// Connections that the clients lost.
+    lost: u64,
+    clients: usize,
+    /// The longest time that any client went without a renewal.
+    longest_gap: Duration,
+}
+
+impl Outcome {
+    fn within_budget(&self) -> bool {
+        self.longest_gap <= BUDGET
+    }
+}
+
+/// Plays the tour and prints it. True if no client ever went without a renewal for longer than the budget.
+pub async fn run(stage: &mut Stage) -> Result<bool, TourError> {
+    let mut guide = Guide { stage, watcher: Watcher::default() };
+    log::print_head(&guide.watcher.view(guide.stage));
+    guide.until("all clients renew", "start", Guide::all_served).await?;
+
+    let mut outcomes = Vec::new();
+    for step in STEPS {
+        outcomes.push(guide.play(step).await?);
+    }
+    let longest = guide.watcher.view(guide.stage).longest_gap();
+    for line in table::lines(&outcomes, longest) {
+        log::print(&line);
+    }
+    Ok(longest <= BUDGET)
+}
+
+struct Guide<'a> {
+    stage: &'a mut Stage,
+    watcher: Watcher,
+}
+
+impl Guide<'_> {
+    async fn play(&mut self, step: Step) -> Result<Outcome, TourError> {
+        self.watch_for(CALM).await?;
+        let target = self.busiest();
+        let name = self.stage.stand_ins[target].name().to_owned();
+        log::print(&format!("\n== {name}: {}", step.title));
+        self.stage.clients.iter().for_each(|client| client.kubelet.begin_window());
+        let lost_before = self.lost();
+
+        let begin_ns = now_ns();
+        self.act(target, step.action).await?;
+        let found = |guide: &Self| guide.standing(&name) == Some(step.standing);
+        self.until(&format!("Baton finds {name} {}", step.standing.label()), step.title, found).await?;
+        let noticed_after = Duration::from_nanos(now_ns() - begin_ns);
+        let why = self.stage.status.borrow().backend(&name).map(|backend| backend.why.clone()).unwrap_or_default();
+        match step.after {
+            After::ClientsMove => {
+                let moved = |guide: &Self| guide.nobody_on(&name) && guide.all_served();
+                self.until(&format!("all clients have left {name} and renew"), step.title, moved).await?;
+            }
+            After::ClientsStay => self.watch_for(STAY).await?,
+        }
+        let longest_gap = self.stage.clients.iter().map(|client| client.kubelet.window_gap()).max();
+        let lost = self.lost() - lost_before;
+
+        self.act(target, Action::BringBack).await?;
+        let all_well = |guide: &Self| guide.stage.status.borrow().all_ready() && guide.all_served();
+        self.until(&format!("{name} is ready again"), step.title, all_well).await?;
+        let clients = self.stage.clients.len();
+        let longest_gap = longest_gap.unwrap_or_default();
+        Ok(Outcome {
+            title: step.title,
+            stand_in: name,
+            noticed_after,
+            standing: step.standing,
+            why,
+            lost,
+            clients,
+            longest_gap,
+        })
+    }
+
+    async fn act(&mut self, target: usize, action: Action) -> Result<(), TourError> {
+        let done = self.stage.act(target, action).await?;
+        log::print_lines(&[self.watcher.say("you", done)]);
+        Ok(())
+    }
+
+    /// Waits until `holds`, printing what happens meanwhile.
+    async fn until(
+        &mut self,
+        awaited: &str,
+        step: &'static str,
+        holds: impl Fn(&Self) -> bool,
+    ) -> Result<(), TourError> {
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        loop {
+            self.tell()?;
+            if holds(self) {
+                return Ok(());
+            }
+            if timeout_at(deadline, sleep(PERIOD)).await.is_err() {
+                return Err(TourError::Awaited { step, awaited: awaited.to_owned() });
+            }
+        }
+    }
+
+    async fn watch_for(&mut self, time: Duration) -> Result<(), TourError> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            sleep(PERIOD).await;
+            self.tell()?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self) -> Result<(), TourError> {
+        log::print_lines(&self.watcher.gather(self.stage));
+        self.stage.baton_ended().map_or(Ok(()), |ended| Err(ended.into()))
+    }
+
+    /// The stand-in that most clients are on, so that the fault hurts.
+    fn busiest(&self) -> usize {
+        let summaries = self.stage.summaries();
+        let clients_on = |place: &usize| {
+            let name = self.stage.stand_ins[*place].name();
+            summaries.iter().filter(|summary| summary.stand_in.as_deref() == Some(name)).count()
+        };
+        (0..self.stage.stand_ins.len()).rev().max_by_key(clients_on).unwrap_or(0)
+    }
+
+    fn standing(&self, name: &str) -> Option<Standing> {
+        self.stage.status.borrow().backend(name)?.standing
+    }
+
+    fn nobody_on(&self, name: &str) -> bool {
+        self.stage.summaries().iter().all(|summary| summary.stand_in.as_deref() != Some(name))
+    }
+
+    /// Every client is connected and its last renewal is fresh.
+    fn all_served(&self) -> bool {
+        let served = |summary: &super::kubelet::Summary| {
+            summary.stand_in.is_some() && summary.renewals > 0 && summary.last_renewal_ms < FRESH_MS
+        };
+        self.stage.summaries().iter().all(served)
+    }
+
+    fn lost(&self) -> u64 {
+        self.stage.summaries().iter().map(|summary| summary.disconnections).sum()
+    }
+}
+
+const STEPS: [Step; 5] = [
+    Step {
+        title: "the process is killed (SIGKILL)",
+        action: Action::Kill,
+        standing: Standing::Ejected,
+        after: After::ClientsMove,
+    },
+    Step {
+        title: "the process hangs (SIGSTOP)",
+        action: Action::Hang,
+        standing: Standing::Ejected,
+        after: After::ClientsMove,
+    },
+    Step {
+        title: "/readyz answers 500, all else is served",
+        action: Action::ToggleReady,
+        standing: Standing::Draining,
+        after: After::ClientsStay,
+    },
+    Step {
+        title: "it is told to end, as for an upgrade (SIGTERM)",
+        action: Action::Terminate,
+        standing: Standing::Draining,
+        after: After::ClientsMove,
+    },
+    Step {
+        title: "an operator drains it",
+        action: Action::Drain,
+        standing: Standing::Draining,
+        after: After::ClientsMove,
+    },
+];
+
+/// Before each fault, so that each begins from renewals at their ordinary pace.
+const CALM: Duration = Duration::from_secs(2);
+/// Less than the drain timer of the demo's configuration.
+const STAY: Duration = Duration::from_secs(4);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+const PERIOD: Duration = Duration::from_millis(20);
+/// One and a half periods of renewals.
+const FRESH_MS: u64 = 1500;

@@ -1,0 +1,176 @@
+//! What the demo shows, apart from how: gathered from the stage, drawn by `screen` or printed by `log`.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use super::kubelet::{Event, Summary};
+use super::process::Condition;
+use super::stage::Stage;
+use crate::model::health::Standing;
+use crate::sys::clock::now_ns;
+
+/// One picture of everything.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Since the demo's start.
+    pub elapsed: Duration,
+    pub frontend: String,
+    pub page: String,
+    /// The command with which another terminal can look in.
+    pub command: String,
+    pub phase: String,
+    pub backends: Vec<BackendRow>,
+    pub kubelets: Vec<Summary>,
+    /// Oldest first.
+    pub lines: VecDeque<Line>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendRow {
+    pub name: String,
+    pub condition: Condition,
+    /// `None`: Baton has not said.
+    pub standing: Option<Standing>,
+    pub why: String,
+    /// `None`: since the start.
+    pub since: Option<Duration>,
+    pub drain_deadline: Option<Duration>,
+    pub flows: u32,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Since the demo's start.
+    pub at: Duration,
+    /// `you`, `baton` or a node's name.
+    pub who: String,
+    pub text: String,
+}
+
+impl View {
+    pub fn longest_gap(&self) -> Duration {
+        Duration::from_millis(self.kubelets.iter().map(|kubelet| kubelet.longest_gap_ms).max().unwrap_or(0))
+    }
+}
+
+/// Keeps the lines of what happened between two views.
+#[derive(Debug)]
+pub struct Watcher {
+    start_ns: u64,
+    next_event: u64,
+    /// Clients that have failed since they were last connected: one line is enough for all their attempts.
+    failing: HashSet<String>,
+    lines: VecDeque<Line>,
+}
+
+impl Default for Watcher {
+    fn default() -> Self {
+        Self { start_ns: now_ns(), next_event: 0, failing: HashSet::new(), lines: VecDeque::new() }
+    }
+}
+
+impl Watcher {
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(now_ns() - self.start_ns)
+    }
+
+    /// Adds a line.
+    pub fn say(&mut self, who: &str, text: impl Into<String>) -> Line {
+        let line = Line { at: self.elapsed(), who: who.to_owned(), text: text.into() };
+        if self.lines.len() == LINES_KEPT {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line.clone());
+        line
+    }
+
+    /// Takes in what Baton and the clients have told since the last call; returns the new lines.
+    pub fn gather(&mut self, stage: &mut Stage) -> Vec<Line> {
+        let (events, next) = stage.status.borrow_and_update().events_since(self.next_event);
+        self.next_event = next;
+        let mut new: Vec<Line> = events.into_iter().map(|event| self.say("baton", event)).collect();
+        for client in &mut stage.clients {
+            let name = client.kubelet.summary().name;
+            while let Ok(seen) = client.observed.try_recv() {
+                if self.worth_a_line(&name, &seen.event) {
+                    new.push(self.say(&name, seen.event.to_string()));
+                }
+            }
+        }
+        new
+    }
+
+    /// Renewals and watch events come all the time and are shown as figures.
+    fn worth_a_line(&mut self, client: &str, event: &Event) -> bool {
+        match event {
+            Event::Connected { .. } => {
+                self.failing.remove(client);
+                true
+            }
+            Event::Failed { .. } => self.failing.insert(client.to_owned()),
+            Event::Disconnected { .. } => true,
+            Event::Renewed { .. } | Event::Watched { .. } | Event::WatchEnded { .. } => false,
+        }
+    }
+
+    pub fn view(&self, stage: &Stage) -> View {
+        let status = stage.status.borrow();
+        let backends = stage.stand_ins.iter().map(|stand_in| {
+            let seen = status.backend(stand_in.name()).cloned().unwrap_or_default();
+            BackendRow {
+                name: stand_in.name().to_owned(),
+                condition: stand_in.condition(),
+                standing: seen.standing,
+                why: seen.why,
+                since: seen.since_ms.map(Duration::from_millis),
+                drain_deadline: seen.drain_deadline_in_ms.map(Duration::from_millis),
+                flows: seen.flows,
+            }
+        });
+        let places = stage.places();
+        View {
+            elapsed: self.elapsed(),
+            frontend: places.frontend.to_string(),
+            page: format!("http://{}/", places.http),
+            command: format!("{} --socket {} status", own_name(), places.socket.display()),
+            phase: status.instance.phase.clone(),
+            backends: backends.collect(),
+            kubelets: stage.summaries(),
+            lines: self.lines.clone(),
+        }
+    }
+}
+
+/// This program as its user called it.
+fn own_name() -> String {
+    std::env::args().next().unwrap_or_else(|| "baton".to_owned())
+}
+
+const LINES_KEPT: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_fails_again_and_again_gets_one_line_until_it_is_connected() {
+        let mut watcher = Watcher::default();
+        let failed = Event::Failed { error: "refused".to_owned() };
+        let connected = Event::Connected { stand_in: None, local: "127.0.0.1:1".parse().unwrap(), took_ms: 1 };
+        let mut seen = |who: &str, event: &Event| watcher.worth_a_line(who, event);
+        assert!(seen("node-1", &failed) && !seen("node-1", &failed));
+        assert!(seen("node-2", &failed));
+        assert!(seen("node-1", &connected) && seen("node-1", &failed));
+        assert!(!seen("node-1", &Event::Watched { bytes: 9 }));
+    }
+
+    #[test]
+    fn old_lines_make_room() {
+        let mut watcher = Watcher::default();
+        for number in 0..LINES_KEPT + 1 {
+            watcher.say("you", number.to_string());
+        }
+        assert_eq!((watcher.lines.len(), watcher.lines[0].text.as_str()), (LINES_KEPT, "1"));
+    }
+}

@@ -1,0 +1,227 @@
+//! The apiserver stand-in as a process, and the kubelet-like client against it: what tests of faults stand on must
+//! itself be sound.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton::addr::{BackendAddr, VipAddr};
+use baton::cli::demo::certs::{Authority, CertFiles, Flaw};
+use baton::cli::demo::kubelet::{Event, Kubelet, Observed, Settings};
+use baton::cli::demo::process::{Condition, Recipe, StandInProcess};
+use baton::cli::demo::tls;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+struct Scene {
+    dir: tempfile::TempDir,
+    authority: Authority,
+    ca: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::new().unwrap();
+        let ca = authority.write(dir.path()).unwrap();
+        Self { dir, authority, ca }
+    }
+
+    fn certs(&self, flaw: Flaw) -> CertFiles {
+        self.authority.issue(self.dir.path(), "server", &[], flaw).unwrap()
+    }
+
+    async fn stand_in(&self, name: &str, flaw: Flaw, watch_period: Duration) -> StandInProcess {
+        let recipe = Recipe {
+            program: Path::new(env!("CARGO_BIN_EXE_baton")).to_owned(),
+            name: name.to_owned(),
+            certs: self.certs(flaw),
+            watch_period,
+            shutdown_delay: Duration::from_millis(300),
+        };
+        StandInProcess::start(recipe, "127.0.0.1:0".parse().unwrap(), None).await.unwrap()
+    }
+
+    fn settings(&self, server: BackendAddr) -> Settings {
+        let tls = tls::client_config(&self.ca).unwrap();
+        let mut settings = Settings::new(VipAddr::new(server.socket_addr()), tls, "node-1");
+        settings.renew_every = Duration::from_millis(50);
+        settings
+    }
+}
+
+/// The first event that `wanted` accepts, which must come within ten seconds.
+async fn next(events: &mut UnboundedReceiver<Observed>, wanted: impl Fn(&Event) -> bool) -> Event {
+    let search = async {
+        loop {
+            let event = events.recv().await.expect("the client lives").event;
+            if wanted(&event) {
+                return event;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), search).await.expect("the event comes in time")
+}
+
+fn connected(event: &Event) -> bool {
+    matches!(event, Event::Connected { .. })
+}
+
+fn renewed(event: &Event) -> bool {
+    matches!(event, Event::Renewed { .. })
+}
+
+fn error_text(event: &Event) -> &str {
+    match event {
+        Event::Failed { error } | Event::Disconnected { error } => error,
+        other => panic!("not an error: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn renewals_and_watch_events_share_one_connection() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp7", Flaw::None, Duration::from_millis(40)).await;
+    let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
+
+    let first = next(&mut events, connected).await;
+    assert!(matches!(&first, Event::Connected { stand_in: Some(name), .. } if name == "cp7"), "{first:?}");
+    for _ in 0..5 {
+        next(&mut events, |event| matches!(event, Event::Watched { bytes } if *bytes > 0)).await;
+        next(&mut events, renewed).await;
+    }
+    let summary = kubelet.stop();
+    assert_eq!((summary.connections, summary.failures, summary.disconnections), (1, 0, 0));
+    assert!(summary.renewals >= 5 && summary.watch_events >= 5, "{summary:?}");
+}
+
+#[tokio::test]
+async fn a_killed_stand_in_disconnects_and_is_found_again_on_its_address() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
+    next(&mut events, renewed).await;
+
+    stand_in.kill();
+    assert_eq!(stand_in.condition(), Condition::Killed);
+    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
+    let failed = next(&mut events, |event| matches!(event, Event::Failed { .. })).await;
+    assert!(error_text(&failed).contains("Connection refused"), "{failed:?}");
+
+    stand_in.restart(None).await.unwrap();
+    next(&mut events, connected).await;
+    next(&mut events, renewed).await;
+    let summary = kubelet.stop();
+    assert_eq!((summary.connections, summary.disconnections), (2, 1));
+}
+
+#[tokio::test]
+async fn a_hung_stand_in_is_left_by_an_unanswered_ping_and_the_gap_is_measured() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let mut settings = scene.settings(stand_in.address());
+    settings.request_timeout = Duration::from_millis(200);
+    settings.ping_after = Some(Duration::from_millis(300));
+    settings.ping_timeout = Duration::from_millis(300);
+    let (kubelet, mut events) = Kubelet::start(settings);
+    next(&mut events, renewed).await;
+
+    stand_in.hang().unwrap();
+    kubelet.begin_window();
+    let failed = next(&mut events, |event| matches!(event, Event::Failed { .. })).await;
+    assert_eq!(error_text(&failed), "renewing the lease: no answer within 200 ms");
+    assert_eq!(kubelet.summary().disconnections, 0, "a timeout alone does not end a connection");
+    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
+    // The kernel still accepts; nobody speaks TLS.
+    let failed =
+        next(&mut events, |event| matches!(event, Event::Failed { error } if error.contains("connecting"))).await;
+    assert!(error_text(&failed).ends_with("not done within 200 ms"), "{failed:?}");
+
+    stand_in.resume().unwrap();
+    next(&mut events, connected).await;
+    next(&mut events, renewed).await;
+    assert!(kubelet.window_gap() >= Duration::from_millis(600), "{:?}", kubelet.window_gap());
+    kubelet.begin_window();
+    next(&mut events, renewed).await;
+    assert!(kubelet.window_gap() < Duration::from_millis(600), "{:?}", kubelet.window_gap());
+    assert!(kubelet.stop().longest_gap_ms >= 600);
+}
+
+#[tokio::test]
+async fn not_ready_is_said_by_readyz_while_clients_are_served() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::from_millis(40)).await;
+    let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
+    next(&mut events, renewed).await;
+    let url = format!("https://{}/readyz", stand_in.address());
+    let readyz = async |wanted: &str| {
+        for _ in 0..100 {
+            let curl = tokio::process::Command::new("curl")
+                .args(["--silent", "--http1.1", "--output", "/dev/null", "--write-out", "%{http_code}", "--cacert"])
+                .args([scene.ca.as_os_str(), OsStr::new(&url)])
+                .output();
+            let code = String::from_utf8(curl.await.unwrap().stdout).unwrap();
+            if code == wanted {
+                return;
+            }
+        }
+        panic!("/readyz never answered {wanted}");
+    };
+    readyz("200").await;
+    stand_in.set_ready(false).unwrap();
+    readyz("500").await;
+    assert_eq!(stand_in.condition(), Condition::NotReady);
+    next(&mut events, renewed).await;
+    stand_in.set_ready(true).unwrap();
+    readyz("200").await;
+    assert_eq!(kubelet.stop().disconnections, 0);
+}
+
+#[tokio::test]
+async fn a_stand_in_that_is_told_to_end_serves_on_and_then_lets_clients_go_without_an_error() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::from_millis(40)).await;
+    let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
+    next(&mut events, renewed).await;
+    stand_in.terminate().unwrap();
+    let begin = kubelet.summary();
+    let ended = next(&mut events, |event| matches!(event, Event::WatchEnded { .. })).await;
+    assert_eq!(ended, Event::WatchEnded { error: None });
+    let end = kubelet.summary();
+    assert!(end.renewals >= begin.renewals + 2, "it served on for a while: {begin:?} {end:?}");
+    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
+}
+
+#[tokio::test]
+async fn the_command_ends_in_a_summary_and_its_exit_code_judges_the_gap() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    for (max_gap, code) in [("5s", 0), ("1ms", 1)] {
+        let run = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args(["kubelet", "--server", &stand_in.address().to_string(), "--ca"])
+            .arg(&scene.ca)
+            .args(["--name", "node-9", "--renew-every", "50ms", "--for", "400ms", "--max-gap", max_gap, "--json"])
+            .output();
+        let output = run.await.unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (first, last) = (text.lines().next().unwrap(), text.lines().last().unwrap());
+        let first: Observed = serde_json::from_str(first).unwrap();
+        assert!(connected(&first.event), "{first:?}");
+        let last: serde_json::Value = serde_json::from_str(last).unwrap();
+        assert_eq!((last["event"].as_str(), last["name"].as_str()), (Some("summary"), Some("node-9")));
+        assert!(last["renewals"].as_u64() >= Some(4), "{last}");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_certificate_is_refused_by_name() {
+    for (flaw, words) in [(Flaw::Expired, "certificate expired"), (Flaw::WrongName, "not valid for name")] {
+        let scene = Scene::new();
+        let stand_in = scene.stand_in("cp1", flaw, Duration::ZERO).await;
+        let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
+        let failed = next(&mut events, |_| true).await;
+        assert!(error_text(&failed).contains(words), "{failed:?}");
+        let summary = kubelet.stop();
+        assert_eq!((summary.connections, summary.renewals), (0, 0));
+    }
+}

@@ -1,6 +1,6 @@
 //! The admin socket's file: private from its first moment, and never taken from an instance that lives.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -30,8 +30,17 @@ pub enum OpenSocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    device: u64,
-    inode: u64,
+    identity: Identity,
+}
+
+/// Device, inode, and when it was made: an inode number alone is used again at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity(u64, u64, i64, i64);
+
+impl Identity {
+    fn new(metadata: &Metadata) -> Self {
+        Self(metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
+    }
 }
 
 /// Opens the admin socket at `path` with mode 0600. A file left behind by an instance that died is replaced.
@@ -61,7 +70,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
     socket.listen(BACKLOG).map_err(io_error)?;
     socket.set_nonblocking(true).map_err(io_error)?;
     let metadata = path.symlink_metadata().map_err(io_error)?;
-    let file = SocketFile { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() };
+    let file = SocketFile { path: path.to_owned(), identity: Identity::new(&metadata) };
     let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into()).map_err(io_error)?;
     Ok((listener, file))
 }
@@ -75,7 +84,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let Ok(metadata) = self.path.symlink_metadata() else { return };
-        if (metadata.dev(), metadata.ino()) == (self.device, self.inode) {
+        if Identity::new(&metadata) == self.identity {
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -109,10 +109,7 @@ async fn reload_on(mut hangup: Signal, reloader: Arc<app::Reloader>) {
     }
 }
 
-async fn follow_log_settings(
-    mut config: tokio::sync::watch::Receiver<Arc<Config>>,
-    logging: std::sync::Weak<Logging>,
-) {
+async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config>>, logging: std::sync::Weak<Logging>) {
     while config.changed().await.is_ok() {
         let Some(logging) = logging.upgrade() else { return };
         logging.apply(&config.borrow_and_update().log);

@@ -11,6 +11,7 @@ mod evidence;
 mod flow;
 mod pipes;
 mod plane;
+mod ports;
 mod relay;
 mod serve;
 mod sources;

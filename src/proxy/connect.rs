@@ -4,13 +4,16 @@
 //! nothing but time.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
+use super::ports::Ports;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::Token;
 use super::worker::{Verdict, Worker, arm_idle};
+use crate::addr::BackendAddr;
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
@@ -58,17 +61,18 @@ impl Worker {
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = socket::connect(address).and_then(|socket| {
+            let started = open_leg(&mut self.ports, address, self.now_ns).and_then(|(socket, source_port)| {
                 self.epoll.watch_flow(&socket, token)?;
-                Ok(socket)
+                Ok((socket, source_port))
             });
             match started {
-                Ok(socket) => {
+                Ok((socket, source_port)) => {
                     let deadline_ns = self.now_ns + nanos(settings.connect_timeout);
                     let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.now_ns + nanos(after));
                     self.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
-                    let attempt = Attempt { number, socket, address, place, started_at_ns: self.now_ns, deadline_ns };
+                    let started_at_ns = self.now_ns;
+                    let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
                     self.slot(flow.at.key()).set(Field::Place as usize, word);
@@ -157,9 +161,10 @@ impl Worker {
 
     /// Sets the options that only a flow of some age is worth, and notes its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
-        if let Phase::Relaying(relaying) = &flow.phase {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
             let _ = socket::set_liveness(&relaying.backend, &flow.frontend.liveness);
             if let Ok(local) = socket::local_addr(&relaying.backend) {
+                relaying.source_port = local.port();
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }
         }
@@ -212,6 +217,7 @@ impl Worker {
             backend: winner.socket,
             backend_addr: winner.address,
             place: winner.place,
+            source_port: winner.source_port,
             attempt: winner.number,
             up,
             down,
@@ -258,6 +264,17 @@ impl Worker {
         };
         balance::pick(policy, &self.candidates, turns, draw)
     }
+}
+
+/// Starts a connect, from a port that waits to be used again if there is one. Returns that port, or 0.
+fn open_leg(ports: &mut Ports, address: BackendAddr, now_ns: u64) -> io::Result<(OwnedFd, u16)> {
+    if let Some(port) = ports.take(address, now_ns) {
+        // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
+        if let Ok(socket) = socket::connect_from(address, Some(port)) {
+            return Ok((socket, port));
+        }
+    }
+    Ok((socket::connect(address)?, 0))
 }
 
 /// What an error of connect(2) or SO_ERROR means.

@@ -86,7 +86,12 @@ impl Worker {
                 relaying.up.dismantle(&mut self.tools);
                 relaying.down.dismantle(&mut self.tools);
                 match closes_cleanly(reason) {
-                    true => drop(relaying.backend),
+                    true => {
+                        drop(relaying.backend);
+                        if reason == EndReason::ClientClosed && relaying.source_port != 0 {
+                            self.ports.give(relaying.backend_addr, relaying.source_port, self.now_ns);
+                        }
+                    }
                     false => socket::reset(relaying.backend),
                 }
             }

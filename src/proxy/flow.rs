@@ -80,6 +80,8 @@ pub struct Attempt {
     pub socket: OwnedFd,
     pub address: BackendAddr,
     pub place: BackendHold,
+    /// 0: the kernel chose it.
+    pub source_port: u16,
     pub started_at_ns: u64,
     pub deadline_ns: u64,
 }
@@ -100,6 +102,8 @@ pub struct Relaying {
     pub backend: OwnedFd,
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
+    /// Source port of the backend leg; 0 while not asked for.
+    pub source_port: u16,
     /// Number of the attempt that won.
     pub attempt: u8,
     /// Client to backend.

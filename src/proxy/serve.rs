@@ -81,8 +81,11 @@ impl Worker {
         }
         let mut moved = Pumped::default();
         let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
-        if relaying.up.is_done() {
-            relaying.first_fin.get_or_insert(Side::Client);
+        if relaying.up.is_done() && relaying.first_fin.is_none() {
+            relaying.first_fin = Some(Side::Client);
+            if relaying.source_port == 0 {
+                relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
+            }
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
             relaying.unanswered_since_ns = self.now_ns;

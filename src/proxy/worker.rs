@@ -15,6 +15,7 @@ use super::accept::Listeners;
 use super::flow::{Flow, Phase};
 use super::pipes::PipePool;
 use super::plane::Plane;
+use super::ports::Ports;
 use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
@@ -66,6 +67,7 @@ pub struct Worker {
     pub(super) places: Vec<Place>,
     pub(super) listeners: Listeners,
     pub(super) timers: Timers,
+    pub(super) ports: Ports,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend were not answered yet.
@@ -105,6 +107,7 @@ impl Worker {
             places: Vec::new(),
             listeners: Listeners::new()?,
             timers: Timers::default(),
+            ports: Ports::default(),
             settling: VecDeque::new(),
             unanswered: Vec::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
@@ -194,6 +197,9 @@ impl Worker {
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
         self.plane = plane;
+        let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
+        let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
+        self.ports.retain(|address| addresses.contains(&address));
         self.update_listeners(open);
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {

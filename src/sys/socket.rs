@@ -1,7 +1,7 @@
 //! TCP sockets: listeners, accepted and connecting ones, and how they are closed.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -74,6 +74,12 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
 
 /// Starts a non-blocking connect. The socket is writable without error once connected.
 pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
+    connect_from(address, None)
+}
+
+/// As [`connect`], but from source port `port`, also if that is in TIME_WAIT towards `address`.
+/// `AddrInUse` or `AddrNotAvailable`: the port cannot be had, others may.
+pub fn connect_from(address: BackendAddr, port: Option<u16>) -> io::Result<OwnedFd> {
     let address = address.socket_addr();
     let domain = if address.is_ipv6() { net::AddressFamily::INET6 } else { net::AddressFamily::INET };
     let socket = net::socket_with(
@@ -83,6 +89,11 @@ pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
         Some(net::ipproto::TCP),
     )?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    if let Some(port) = port {
+        let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        net::bind(&socket, &SocketAddr::new(any, port))?;
+    }
     match net::connect(&socket, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
@@ -100,6 +111,14 @@ pub fn take_error(socket: impl AsFd) -> Option<io::Error> {
 /// The local end of a connected socket.
 pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
     Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
+}
+
+/// Lets the source port be taken by name while this connection is in TIME_WAIT: both sockets must ask for SO_REUSEADDR.
+/// Returns the port.
+pub fn share_port(socket: impl AsFd) -> io::Result<u16> {
+    let socket = socket.as_fd();
+    sockopt::set_socket_reuseaddr(socket, true)?;
+    Ok(local_addr(socket)?.port())
 }
 
 /// Reads what is there. `Ok(0)`: EOF.

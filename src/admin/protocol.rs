@@ -140,7 +140,7 @@ pub struct Listed {
     pub more: u64,
 }
 
-/// An order for a backend was carried out; this is how it stood just before.
+/// An order for a backend was given.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ordered {
     pub backend: BackendStatus,

@@ -1,12 +1,13 @@
 //! The admin socket's file: private from its first moment, and never taken from an instance that lives.
 
-use std::fs::{DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -30,17 +31,8 @@ pub enum OpenSocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    identity: Identity,
-}
-
-/// Device, inode, and when it was made: an inode number alone is used again at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity(u64, u64, i64, i64);
-
-impl Identity {
-    fn new(metadata: &Metadata) -> Self {
-        Self(metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
-    }
+    /// Keeps the inode's number from being given to the file of a successor.
+    inode: OwnedFd,
 }
 
 /// Opens the admin socket at `path` with mode 0600. A file left behind by an instance that died is replaced.
@@ -69,9 +61,10 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
     socket.bind(&address).map_err(io_error)?;
     socket.listen(BACKLOG).map_err(io_error)?;
     socket.set_nonblocking(true).map_err(io_error)?;
-    let metadata = path.symlink_metadata().map_err(io_error)?;
-    let file = SocketFile { path: path.to_owned(), identity: Identity::new(&metadata) };
-    let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into()).map_err(io_error)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let inode = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| io_error(errno.into()))?;
+    let file = SocketFile { path: path.to_owned(), inode };
+    let listener = UnixListener::from_std(OwnedFd::from(socket).into()).map_err(io_error)?;
     Ok((listener, file))
 }
 
@@ -83,8 +76,8 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let Ok(metadata) = self.path.symlink_metadata() else { return };
-        if Identity::new(&metadata) == self.identity {
+        let (Ok(there), Ok(ours)) = (rustix::fs::lstat(&self.path), rustix::fs::fstat(&self.inode)) else { return };
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) {
             let _ = std::fs::remove_file(&self.path);
         }
     }

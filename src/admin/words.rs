@@ -115,6 +115,14 @@ pub fn of_cap(flows: u32, cap: Option<u32>) -> String {
     }
 }
 
+/// `1 flow`, `12,345 of 50,000 flows`.
+pub fn flows_of_cap(flows: u32, cap: Option<u32>) -> String {
+    match cap {
+        Some(_) => format!("{} flows", of_cap(flows, cap)),
+        None => plural(flows.into(), "flow"),
+    }
+}
+
 /// Why a backend stands as it does, its order and its deadline included.
 pub fn why(backend: &super::status::BackendStatus) -> String {
     let mut text = backend.why.clone();

@@ -137,7 +137,7 @@ async fn fetch_slowly(http: SocketAddr) -> Result<Status, StatusError> {
 fn in_words(what: &What) -> Option<String> {
     Some(match what {
         What::BackendChanged { backend, from, to, cause, .. } if from == to => {
-            format!("{backend} stays {}: {cause}", to.label())
+            format!("{backend} is {}: {cause}", to.label())
         }
         What::BackendChanged { backend, from, to, cause, .. } => {
             format!("{backend} {} -> {}: {cause}", from.label(), to.label())

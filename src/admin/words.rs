@@ -19,6 +19,9 @@ pub enum Weight {
 /// One sentence without a full stop.
 pub fn event(what: &What) -> String {
     match what {
+        What::BackendChanged { frontend, backend, from, to, cause } if from == to => {
+            format!("{frontend}/{backend}: {}: {cause}", to.label())
+        }
         What::BackendChanged { frontend, backend, from, to, cause } => {
             format!("{frontend}/{backend}: {} → {}: {cause}", from.label(), to.label())
         }

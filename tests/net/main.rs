@@ -1,0 +1,8 @@
+//! Baton in a network of its own: the fault matrix and the relay's promises, on real kernels' sockets.
+//!
+//! One binary, so that the laboratory is compiled and linked once.
+
+#[path = "../lab/mod.rs"]
+mod lab;
+
+mod laboratory;

@@ -214,9 +214,9 @@ fn skipped_prefix(rest: &str, before: Option<char>) -> usize {
             return to_end_of(&format!("\"{}", "#".repeat(hashes)), hashes + 2);
         }
     }
-    if rest.starts_with('"') {
+    if let Some(inside) = rest.strip_prefix('"') {
         let mut escaped = false;
-        let end = rest[1..].find(|c| {
+        let end = inside.find(|c| {
             let closes = c == '"' && !escaped;
             escaped = c == '\\' && !escaped;
             closes

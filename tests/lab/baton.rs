@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::baseline::Baseline;
+use super::client::Conn;
 use super::config::{Config, Paths};
 use super::host::Host;
 use super::process::Process;
@@ -181,6 +182,29 @@ impl Baton {
     #[track_caller]
     pub fn flows_of(&self, backend: &str) -> u64 {
         self.backend(backend).and_then(|backend| backend["flows"].as_u64()).unwrap_or(0)
+    }
+
+    /// The backend that serves the flow of `conn`; waits until one does.
+    #[track_caller]
+    pub fn serving(&self, conn: &Conn) -> String {
+        let client = conn.local().to_string();
+        let look = || {
+            let flow = self.flows().into_iter().find(|flow| flow["client"] == *client)?;
+            (flow["state"] == "proxied").then(|| flow["backend"].as_str().map(str::to_owned))?
+        };
+        eventually_some(LONG, &format!("the flow of {client} has a backend"), look).0
+    }
+
+    /// Connects from `client` until the flow is one of `backend`'s; the connections to others are closed.
+    #[track_caller]
+    pub fn connect_to(&self, client: &Host, backend: &str) -> Conn {
+        for _ in 0..100 {
+            let conn = client.connect(self.host.v4(6443));
+            if self.serving(&conn) == backend {
+                return conn;
+            }
+        }
+        panic!("100 flows, and none went to {backend}");
     }
 
     #[track_caller]

@@ -1,7 +1,5 @@
 //! Bytes that can be checked without being kept: a generator and a hash.
 
-use baton::sys::clock::now_ns;
-
 /// An endless stream of bytes, fixed by its seed (splitmix64; Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Pattern {
@@ -66,9 +64,4 @@ impl Tally {
         }
         tally
     }
-}
-
-/// A number that differs from call to call.
-pub fn arbitrary() -> u64 {
-    Pattern::new(now_ns()).next_word()
 }

@@ -36,13 +36,15 @@ impl End {
 #[derive(Debug)]
 pub struct Conn {
     stream: TcpStream,
+    /// Everything that was read.
+    received: Tally,
     deadline: Duration,
 }
 
 impl Conn {
     pub fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("a connected socket");
-        let conn = Self { stream, deadline: super::LONG };
+        let conn = Self { stream, received: Tally::default(), deadline: super::LONG };
         conn.stream.set_write_timeout(Some(conn.deadline)).expect("a connected socket");
         conn
     }
@@ -51,13 +53,10 @@ impl Conn {
         self.stream.local_addr().expect("a connected socket")
     }
 
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
     /// A second handle of the same connection, for another thread.
     pub fn twin(&self) -> Self {
-        Self { stream: self.stream.try_clone().expect("a second handle"), deadline: self.deadline }
+        let stream = self.stream.try_clone().expect("a second handle");
+        Self { stream, received: Tally::default(), deadline: self.deadline }
     }
 
     /// Sends the first `bytes` bytes of the pattern of `seed`.
@@ -111,7 +110,10 @@ impl Conn {
             let room = buffer.len().min((bytes - tally.bytes) as usize);
             match self.stream.read(&mut buffer[..room])? {
                 0 => return Err(ErrorKind::UnexpectedEof.into()),
-                read => tally.add(&buffer[..read]),
+                read => {
+                    tally.add(&buffer[..read]);
+                    self.received.add(&buffer[..read]);
+                }
             }
         }
         Ok(tally)
@@ -144,6 +146,14 @@ impl Conn {
         Ok(())
     }
 
+    /// Checks that all that was read by [`Conn::read_tally`] and [`Conn::read_end`] is a beginning of the pattern of
+    /// `seed`; returns how many bytes that is.
+    #[track_caller]
+    pub fn received_pattern(&self, seed: u64) -> u64 {
+        assert_eq!(self.received, Tally::of_pattern(seed, self.received.bytes), "wrong bytes came");
+        self.received.bytes
+    }
+
     /// Sends FIN; this side can still read.
     pub fn half_close(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
@@ -167,7 +177,10 @@ impl Conn {
             self.stream.set_read_timeout(Some(left)).expect("a socket");
             match self.stream.read(&mut buffer) {
                 Ok(0) => break End::Fin,
-                Ok(read) => tally.add(&buffer[..read]),
+                Ok(read) => {
+                    tally.add(&buffer[..read]);
+                    self.received.add(&buffer[..read]);
+                }
                 Err(error) => break End::of_error(&error),
             }
         };

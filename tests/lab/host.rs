@@ -4,7 +4,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::client::Conn;
@@ -69,15 +68,6 @@ impl Host {
         })
     }
 
-    /// Starts `work` on a thread in this host's namespace.
-    pub fn thread<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let namespace = self.namespace.clone();
-        std::thread::spawn(move || {
-            namespace.enter();
-            work()
-        })
-    }
-
     /// Runs a shell command here and returns what it printed; panics with its output if it fails.
     #[track_caller]
     pub fn run(&self, command: &str) -> String {
@@ -93,7 +83,7 @@ impl Host {
     /// Serves TCP on `address` in the way of `behaviour`.
     #[track_caller]
     pub fn serve_on(&self, address: SocketAddr, behaviour: Behaviour) -> Server {
-        Server::start(&self.namespace, address, behaviour)
+        Server::start(Some(&self.namespace), address, behaviour)
     }
 
     /// Serves TCP on port 6443 of the IPv4 address.

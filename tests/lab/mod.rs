@@ -19,6 +19,7 @@ pub mod namespace;
 pub mod network;
 pub mod process;
 pub mod server;
+pub mod server_process;
 pub mod stand_in;
 pub mod wait;
 
@@ -27,8 +28,9 @@ pub use client::{Conn, End};
 pub use config::Config;
 pub use host::Host;
 pub use network::Lab;
-pub use process::Process;
 pub use server::{Behaviour, Server};
+pub use server_process::ServerProcess;
+pub use stand_in::{Certificates, Kubelet, StandIn};
 pub use wait::{Stopwatch, eventually, eventually_some};
 
 use std::time::Duration;

@@ -11,6 +11,7 @@ use super::baton::Baton;
 use super::config::Config;
 use super::host::Host;
 use super::namespace::{Namespace, NoNamespace};
+use super::server::{Behaviour, Server};
 
 /// Hosts of one test.
 #[derive(Debug)]
@@ -70,7 +71,21 @@ impl Lab {
         Config::new(&self.lb, &self.backends())
     }
 
-    /// Starts Baton on `lb` and waits until it is ready.
+    /// Starts Baton on `lb`, waits until it and every backend are ready, and takes the baseline.
+    #[track_caller]
+    pub fn start(&self, config: &Config) -> Baton {
+        let mut baton = self.baton(config);
+        let names = config.backend_names();
+        baton.wait_for_backends(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        baton
+    }
+
+    /// An echo server on each backend host.
+    pub fn echo_everywhere(&self) -> [Server; 3] {
+        self.backends().map(|host| host.serve(Behaviour::Echo))
+    }
+
+    /// Starts Baton on `lb` and waits until it is ready itself.
     #[track_caller]
     pub fn baton(&self, config: &Config) -> Baton {
         let baton = Baton::start(&self.lb, self.directory(), config);

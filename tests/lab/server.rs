@@ -31,20 +31,15 @@ pub enum Behaviour {
     FinFirst,
     /// Reads so many bytes, then RST.
     ReadThenReset { bytes: u64 },
-    /// Says who it is (one byte of its name's end, as `1` of `b1`), then echoes.
-    Greet(u8),
     /// Reads so many bytes, then nothing until it is told to go on by [`Server::resume`], then to the end, then FIN.
     Stall { bytes: u64 },
     /// Accepts and does nothing.
     Silent,
-    /// Listens, but never accepts: the kernel completes handshakes until the backlog is full.
-    NeverAccept,
 }
 
 /// One connection, as its server saw it end.
 #[derive(Clone, Debug)]
 pub struct Served {
-    pub peer: SocketAddr,
     pub received: Tally,
     pub sent: u64,
     pub end: End,
@@ -53,7 +48,6 @@ pub struct Served {
 /// A running server. Dropped, it closes all of its sockets.
 #[derive(Debug)]
 pub struct Server {
-    pub address: SocketAddr,
     shared: Arc<Shared>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -68,8 +62,9 @@ struct Shared {
 }
 
 impl Server {
+    /// Serves in `namespace`, or where this process is.
     #[track_caller]
-    pub fn start(namespace: &Arc<Namespace>, address: SocketAddr, behaviour: Behaviour) -> Self {
+    pub fn start(namespace: Option<&Arc<Namespace>>, address: SocketAddr, behaviour: Behaviour) -> Self {
         let shared = Arc::new(Shared {
             accepted: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
@@ -79,9 +74,11 @@ impl Server {
         let (bound, binds) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn({
-            let (namespace, shared) = (namespace.clone(), shared.clone());
+            let (namespace, shared) = (namespace.cloned(), shared.clone());
             move || {
-                namespace.enter();
+                if let Some(namespace) = namespace {
+                    namespace.enter();
+                }
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
                 let local = LocalSet::new();
                 local.block_on(&runtime, async {
@@ -89,7 +86,7 @@ impl Server {
                         Ok(listener) => listener,
                         Err(error) => return drop(bound.send(Err(error))),
                     };
-                    let _ = bound.send(listener.local_addr());
+                    let _ = bound.send(Ok(()));
                     tokio::select! {
                         () = accept_all(listener, behaviour, shared) => {}
                         _ = stopped => {}
@@ -97,8 +94,8 @@ impl Server {
                 });
             }
         });
-        let address = binds.recv().expect("the thread answers").unwrap_or_else(|error| panic!("{address}: {error}"));
-        Self { address, shared, stop: Some(stop), thread: Some(thread) }
+        binds.recv().expect("the thread answers").unwrap_or_else(|error| panic!("{address}: {error}"));
+        Self { shared, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Connections so far.
@@ -151,17 +148,14 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 async fn accept_all(listener: TcpListener, behaviour: Behaviour, shared: Arc<Shared>) {
-    if matches!(behaviour, Behaviour::NeverAccept) {
-        return std::future::pending().await;
-    }
     loop {
-        let Ok((stream, peer)) = listener.accept().await else { continue };
+        let Ok((stream, _)) = listener.accept().await else { continue };
         shared.accepted.fetch_add(1, SeqCst);
         shared.open.fetch_add(1, SeqCst);
         let (behaviour, shared) = (behaviour.clone(), shared.clone());
         tokio::task::spawn_local(async move {
             let _ = stream.set_nodelay(true);
-            let mut served = Served { peer, received: Tally::default(), sent: 0, end: End::Fin };
+            let mut served = Served { received: Tally::default(), sent: 0, end: End::Fin };
             served.end = match serve(stream, &behaviour, &shared, &mut served).await {
                 Ok(()) => End::Fin,
                 Err(error) => End::of_error(&error),
@@ -176,10 +170,6 @@ async fn serve(stream: TcpStream, behaviour: &Behaviour, shared: &Shared, served
     let mut stream = stream;
     match *behaviour {
         Behaviour::Echo => echo(&mut stream, served).await,
-        Behaviour::Greet(name) => {
-            stream.write_all(&[name]).await?;
-            echo(&mut stream, served).await
-        }
         Behaviour::Sink => {
             read_to_end(&mut stream, served).await?;
             stream.shutdown().await
@@ -217,7 +207,7 @@ async fn serve(stream: TcpStream, behaviour: &Behaviour, shared: &Shared, served
             read_to_end(&mut stream, served).await?;
             stream.shutdown().await
         }
-        Behaviour::Silent | Behaviour::NeverAccept => std::future::pending().await,
+        Behaviour::Silent => std::future::pending().await,
     }
 }
 

@@ -84,7 +84,7 @@ impl StandIn {
 }
 
 /// A moment of a kubelet's life, on its own clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
 impl Kubelet {

@@ -77,3 +77,15 @@ fn a_stopped_process_dies_with_its_handle_and_its_namespace_with_the_lab() {
     drop(lab);
     assert!(!namespaces.iter().any(|path| std::path::Path::new(path).exists()));
 }
+
+/// Run again by itself as the server; see `lab::server_process`.
+#[test]
+fn a_server_process_serves_until_it_is_killed() {
+    server_process::serve_if_asked();
+    let Some(lab) = Lab::new("laboratory") else { return };
+    let server = ServerProcess::echo(&lab, &lab.b1);
+    let mut conn = lab.client.connect(lab.b1.v4(6443));
+    conn.echo(1, 1_000_000);
+    server.process.kill();
+    assert_eq!(conn.end(LONG), End::Fin);
+}

@@ -5,4 +5,13 @@
 #[path = "../lab/mod.rs"]
 mod lab;
 
+mod admission;
+mod faults_backend;
+mod faults_client;
+mod faults_limits;
+mod faults_network;
+mod faults_reload;
+mod kubelets;
 mod laboratory;
+mod operator;
+mod relaying;

@@ -71,6 +71,7 @@ impl Baton {
         eventually(LONG, "no flow is left", || self.flow_count() == 0);
         let baseline = self.baseline.as_ref().expect("taken by wait_for_backends");
         baseline.check(&self.process, &self.host);
+        eventually(LONG, "no pipe is in use", || self.metric("baton_pipes_in_use", &[]) == 0.0);
         self.reasons_are_known();
     }
 

@@ -159,10 +159,11 @@ impl Host {
         self.run(&format!("tc qdisc replace dev eth0 root tbf rate {rate} burst 32kbit latency 100ms"));
     }
 
-    /// TCP sockets here that are neither listening nor past their end (TIME_WAIT, FIN_WAIT2), as the kernel lists
-    /// them in proc(5) `/proc/net/tcp`: local address, remote address, state.
+    /// TCP sockets here that somebody has or had and that are not past their end, so without LISTEN, SYN_RECV,
+    /// TIME_WAIT and FIN_WAIT2, as the kernel lists them in proc(5) `/proc/net/tcp`: local address, remote address,
+    /// state.
     pub fn tcp_sockets(&self) -> Vec<String> {
-        const PAST: [&str; 3] = ["0A", "06", "05"];
+        const PAST: [&str; 4] = ["0A", "03", "06", "05"];
         let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
         let listed = self.enter(|| read("tcp") + &read("tcp6"));
         listed
@@ -170,7 +171,8 @@ impl Host {
             .filter_map(|line| {
                 let fields: Vec<_> = line.split_whitespace().skip(1).take(3).collect();
                 let state = *fields.get(2)?;
-                (state.len() == 2 && !PAST.contains(&state)).then(|| fields.join(" "))
+                let is_row = u8::from_str_radix(state, 16).is_ok();
+                (is_row && !PAST.contains(&state)).then(|| fields.join(" "))
             })
             .collect()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton::sys::clock::now_ns;
 
 /// How often a condition is looked at. Small beside every figure that a test asserts.
-const POLL: Duration = Duration::from_millis(2);
+const POLL: Duration = Duration::from_millis(4);
 
 /// Time since it was started, on the monotonic clock.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,8 @@ fn row28_out_of_file_descriptors_accepting_pauses_without_spinning_and_resumes_a
     old.iter_mut().for_each(|conn| conn.echo(1, 10_000));
 
     baton.process.limit_files(baton.process.fds() as u64 + 4);
-    let waiting: Vec<_> = (0..40).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    // Some are served, some wait, and some are reset: none is held for ever.
+    let waiting: Vec<_> = (0..40).map(|_| lab.client.try_connect(lab.lb.v4(6443), secs(1))).collect();
     eventually(LONG, "accepting pauses", || !baton.events_of("accept_paused").is_empty());
     let (cpu, watch) = (baton.process.cpu(), Stopwatch::start());
     while watch.elapsed() < secs(2) {
@@ -46,9 +47,9 @@ fn row29_out_of_local_ports_to_a_backend_the_others_are_used_then_the_refusal_is
     let mut served = Vec::new();
     let mut refused = 0;
     for seed in 0..80 {
-        let mut conn = lab.client.connect(lab.lb.v4(6443));
-        match conn.try_echo(seed, 1000) {
-            Ok(()) => served.push(conn),
+        let conn = lab.client.try_connect(lab.lb.v4(6443), LONG);
+        match conn.and_then(|mut conn| conn.try_echo(seed, 1000).map(|()| conn)) {
+            Ok(conn) => served.push(conn),
             Err(error) => {
                 assert_eq!(End::of_error(&error), End::Rst, "{error}");
                 refused += 1;
@@ -114,7 +115,7 @@ fn row30_a_flood_from_one_source_meets_its_cap_and_harms_nobody_else() {
     let baton = lab.start(&lab.config().frontend("max_connections_per_source", 50));
     let mut other = lab.client.connect(lab.lb.v4(6443));
     // Slow clients: they send a byte and then nothing.
-    let mut flood: Vec<_> = (0..300).map(|_| lab.client2.connect(lab.lb.v4(6443))).collect();
+    let mut flood: Vec<_> = (0..300).filter_map(|_| lab.client2.try_connect(lab.lb.v4(6443), LONG).ok()).collect();
     flood.iter_mut().for_each(|conn| drop(conn.send(1, 1)));
     baton.wait_ended("limit_source", 250);
     assert_eq!(baton.flow_count(), 51);

@@ -30,8 +30,9 @@ fn ipv6_and_ipv4_meet_in_any_combination() {
     let config = lab.config().only(&["b1"]).backend("b2", lab.b2.v6(6443)).frontend("balance", "round_robin");
     let baton = lab.start(&config);
     let mut seen = std::collections::BTreeSet::new();
-    for round in 0..12 {
-        let to = if round % 2 == 0 { lab.lb.v4(6443) } else { lab.lb.v6(6443) };
+    // Each worker takes turns of its own, so a few more flows than combinations may be needed.
+    for round in 0..40 {
+        let to = if round % 5 < 2 { lab.lb.v4(6443) } else { lab.lb.v6(6443) };
         let mut conn = lab.client.connect(to);
         conn.echo(round, 300_000);
         seen.insert((to.is_ipv6(), baton.serving(&conn)));

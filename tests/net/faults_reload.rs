@@ -42,6 +42,7 @@ fn row25_a_bad_file_changes_nothing_and_is_shown_everywhere() {
     lab.lb.run(&format!("mkfifo {}", baton.paths.config.display()));
     refused(&baton, "a pipe that nobody writes to");
     std::fs::remove_file(&baton.paths.config).unwrap();
+    assert!(baton.http("/livez").is_some_and(|(status, _)| status == 200));
     let grown = baton.process.rss_kib().saturating_sub(before_kib);
     println!("row 25: after all bad files Baton had grown by {grown} KiB");
     assert!(grown < 64 << 10, "{grown} KiB");

@@ -1,6 +1,5 @@
 //! From a changed file to a changed instance, or to no change at all.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload};
 use crate::admin::doors::{Doors, OpenDoorError};
-use crate::config;
+use crate::config::{self, FileFault};
 use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::ProxyError;
 use crate::table::journal::What;
@@ -63,7 +62,7 @@ impl Reloader {
     pub(super) fn new(core: Arc<Core>, metrics: Arc<Metrics>, path: &Path) -> Arc<Self> {
         metrics.last_reload_successful.set(1);
         metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
-        let inner = Inner { doors: None, last: LastReload::None, bytes: fs::read(path).ok() };
+        let inner = Inner { doors: None, last: LastReload::None, bytes: config::read_file(path).ok() };
         Arc::new(Self {
             core,
             metrics,
@@ -82,12 +81,16 @@ impl Reloader {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }
 
-    /// Whether the file holds other bytes than when it was last read. A file that cannot be read counts as unchanged:
-    /// it may be in the middle of being replaced.
+    /// Whether the file holds other bytes than when it was last read. A file that is missing or cannot be read counts
+    /// as unchanged: it may be in the middle of being replaced.
     pub async fn file_differs(&self) -> bool {
-        match tokio::fs::read(&self.path).await {
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || config::read_file(&path));
+        match read.await.expect("reading does not panic") {
             Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
-            Err(_) => false,
+            // Refused once, and then not again until it is a file once more.
+            Err(FileFault::TooLarge | FileFault::NotRegular | FileFault::Directory) => self.inner().bytes.is_some(),
+            Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unreadable(_)) => false,
         }
     }
 
@@ -129,7 +132,7 @@ impl Reloader {
 
     async fn apply(&self) -> Result<Vec<String>, ReloadError> {
         let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || (fs::read(&path).ok(), config::load(&path)));
+        let read = tokio::task::spawn_blocking(move || (config::read_file(&path).ok(), config::load(&path)));
         let (bytes, loaded) = read.await.expect("the loader does not panic");
         self.inner().bytes = bytes;
         let loaded = loaded

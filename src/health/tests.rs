@@ -425,7 +425,7 @@ async fn a_moved_backend_is_probed_at_its_new_address_at_once() {
     let bench = Bench::start(&config(vec![one(&before, slow.clone())]));
     bench.checker.first_round().await;
     bench.checker.reconfigure(&config(vec![one(&after, slow)]));
-    bench.until("a probe of the new address", || after.probes() == 1).await;
+    bench.until("a probe of the new address", || after.probes() > 0).await;
     assert_eq!(bench.entry("cp1").address(), Some(after.addr));
     assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
 }
@@ -435,7 +435,6 @@ async fn a_suspicion_probes_long_before_the_interval() {
     let stub = Stub::start(Mode::Answers(200)).await;
     let bench = Bench::start(&config(vec![one(&stub, Health { interval: Duration::from_secs(3600), ..quick() })]));
     bench.checker.first_round().await;
-    assert_eq!(stub.probes(), 1);
     stub.becomes(Mode::Refuses);
     bench.entry("cp1").suspicion.raise(Suspicion::SEGMENTS_UNACKED);
     bench.until_standing("cp1", Standing::Ejected).await;

@@ -77,6 +77,12 @@ impl Reloader {
         self.inner().doors = Some(doors);
     }
 
+    /// Shuts the doors: they and this hold each other, so nobody else would ever drop them.
+    pub(super) fn shut_doors(&self) {
+        let doors = self.inner().doors.take();
+        drop(doors);
+    }
+
     pub fn state(&self) -> ConfigState {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }

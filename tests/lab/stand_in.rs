@@ -34,6 +34,7 @@ impl Certificates {
     /// Makes a CA and certificates that name every host of the lab.
     pub fn make(lab: &Lab) -> Self {
         let directory = lab.directory().join("certs");
+        std::fs::create_dir(&directory).expect("a temporary directory");
         let mut command = vec![BINARY.to_owned(), "stand-in".to_owned(), "--make-certs".to_owned()];
         command.push(directory.display().to_string());
         for host in [&lab.lb, &lab.b1, &lab.b2, &lab.b3] {

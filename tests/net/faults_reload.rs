@@ -193,6 +193,27 @@ fn the_command_the_signal_a_new_file_and_a_swapped_symlink_all_reload() {
 }
 
 #[test]
+fn a_new_file_is_noticed_also_while_its_neighbours_are_written_all_the_time() {
+    let Some(lab) = Lab::new("reload") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(SeqCst) {
+                std::fs::write(lab.directory().join("neighbour"), "busy").unwrap();
+                std::thread::sleep(ms(20));
+            }
+        });
+        let _ending = Ending(&done);
+        baton.write_config(&lab.config().of_backend("b1", "weight", 7));
+        let noticed = || baton.backend("b1").is_some_and(|b1| b1["weight"] == 7);
+        println!("it took {:?}", eventually(secs(8), "the new file is noticed", noticed));
+    });
+    baton.rests();
+}
+
+#[test]
 fn a_removed_backend_drains_and_an_added_one_serves() {
     let Some(lab) = Lab::new("reload") else { return };
     let _servers = lab.echo_everywhere();

@@ -11,7 +11,9 @@ const LAYERS: &[&[&str]] = &[
     &["proxy", "path", "health", "rebalance", "peer", "handoff", "admin"],
     &["table", "config", "metrics", "drain"],
     &["model"],
-    &["addr", "sys"],
+    &["sys"],
+    // Below sys, so that a system call can say which end of a flow it is about.
+    &["addr"],
 ];
 
 /// Modules of one row that may use one another: the binary is the command line's thin shell.

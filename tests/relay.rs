@@ -298,6 +298,52 @@ fn a_client_that_resets_after_its_fin_is_noticed() {
     assert_eq!(bench.next_ended().reason, EndReason::ClientReset);
 }
 
+/// All of a client's bytes may come in one segment with its PROXY header and its FIN: there is no second event for them.
+#[test]
+fn a_fin_that_came_with_the_proxy_header_is_not_missed() {
+    let address = server("127.0.0.1", |mut stream| {
+        let mut request = Vec::new();
+        stream.read_to_end(&mut request).unwrap();
+        stream.write_all(&request).unwrap();
+    });
+    let bench = Bench::with(&[address], |frontend| {
+        frontend.proxy_protocol.accept_from = vec!["127.0.0.0/8".parse().unwrap()];
+        frontend.proxy_protocol.header_timeout = DEADLINE;
+    });
+    for _ in 0..50 {
+        let mut stream = bench.connect();
+        stream.write_all(b"PROXY TCP4 192.0.2.7 10.0.0.100 4711 6443\r\nquestion").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "question");
+        let ended = bench.next_ended();
+        assert_eq!(ended.origin.client.to_string(), "192.0.2.7:4711");
+        assert_eq!(ended.origin.vip.to_string(), "10.0.0.100:6443");
+    }
+}
+
+#[test]
+fn an_idle_flow_is_reset_and_a_busy_one_is_not() {
+    let bench = Bench::with(&[server("127.0.0.1", echo)], |frontend| {
+        frontend.idle_timeout = Some(Duration::from_millis(400));
+    });
+    let (mut busy, mut idle) = (bench.connect(), bench.connect());
+    idle.set_nonblocking(true).unwrap();
+    let ended = loop {
+        busy.write_all(b"ping").unwrap();
+        busy.read_exact(&mut [0; 4]).unwrap();
+        match idle.read(&mut [0; 4]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(10)),
+            other => break other,
+        }
+    };
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(bench.next_ended().reason, EndReason::IdleTimeout);
+    busy.write_all(b"ping").unwrap();
+    busy.read_exact(&mut [0; 4]).unwrap();
+}
+
 #[test]
 fn a_refused_connect_goes_to_another_backend() {
     let dead = free_address(false);

@@ -15,6 +15,7 @@ use super::worker::{Place, Verdict, Worker};
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol::{self, Parse};
+use crate::sys::epoll::Ready;
 use crate::sys::eventfd::EventFd;
 use crate::sys::socket;
 use crate::table::flows::FlowOrigin;
@@ -118,7 +119,7 @@ impl Worker {
     }
 
     /// Reads the PROXY header if it is complete, and goes on to connect.
-    pub(super) fn header_ready(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn header_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
         let mut header = [0; HEADER_MAX];
         let length = match socket::peek(&flow.client, &mut header) {
             Ok(0) => return Verdict::End(EndReason::BadProxyHeader, 0),
@@ -142,7 +143,7 @@ impl Worker {
             Ok(hold) => flow.source_hold = hold,
             Err(reason) => return Verdict::End(reason, 0),
         }
-        self.begin_connect(flow, true)
+        self.begin_connect(flow, Some(ready))
     }
 
     fn open_listener(&mut self, listener: Listener) {
@@ -216,7 +217,7 @@ impl Worker {
                 worker.timers.set(worker.now_ns + limit.as_nanos() as u64, Due::Header(at));
                 Verdict::Keep
             }
-            Ok(()) => worker.begin_connect(flow, false),
+            Ok(()) => worker.begin_connect(flow, None),
         });
     }
 

@@ -12,7 +12,7 @@ use super::ports::Ports;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::Token;
-use super::worker::{Verdict, Worker, arm_idle};
+use super::worker::{Verdict, Worker};
 use crate::addr::BackendAddr;
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
@@ -27,10 +27,11 @@ use crate::table::flows::{Field, FlowState, pack_place};
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Starts the first attempt.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client_readable: bool) -> Verdict {
+    /// Starts the first attempt. `client` is an event of the client's socket that was not acted upon.
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client: Option<Ready>) -> Verdict {
         let mut connecting = Connecting::new(self.now_ns);
-        connecting.client_readable = client_readable;
+        connecting.client_readable = client.is_some_and(Ready::readable);
+        connecting.client_ends = client.is_some_and(Ready::ends);
         flow.phase = Phase::Connecting(connecting);
         self.next_attempt(flow)
     }
@@ -226,7 +227,6 @@ impl Worker {
             watched: false,
         });
         self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), flow.at));
-        arm_idle(&mut self.timers, flow, self.now_ns);
         self.pump_both(flow)
     }
 

@@ -35,8 +35,6 @@ pub struct Flow {
     pub phase: Phase,
     /// An order to end it that waits for its turn.
     pub pending_end: Option<PendingEnd>,
-    /// An idle deadline is set.
-    pub idle_armed: bool,
     _frontend_hold: FrontendHold,
     pub source_hold: Option<SourceHold>,
 }
@@ -150,7 +148,6 @@ impl Flow {
             frontend: arrival.frontend,
             phase: Phase::Header,
             pending_end: None,
-            idle_armed: false,
             _frontend_hold: arrival.frontend_hold,
             source_hold: arrival.source_hold,
         })

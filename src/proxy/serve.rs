@@ -13,7 +13,7 @@ use crate::table::flows::Field;
 impl Worker {
     pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => self.header_ready(flow),
+            Phase::Header => self.header_ready(flow, ready),
             Phase::Connecting(connecting) => {
                 if ready.failed() || ready.hung_up() {
                     let errno = errno(socket::take_error(&flow.client).as_ref());

@@ -38,6 +38,11 @@ const DUE_PER_TURN: usize = 256;
 /// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
 const PANICS_MAX: u32 = 5;
 
+/// Idle flows are looked for this many times within the shortest idle_timeout, within these bounds.
+const IDLE_WALKS: u32 = 8;
+const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
+const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
+
 /// What the control side asks of a worker.
 #[derive(Debug)]
 pub enum Message {
@@ -80,6 +85,8 @@ pub struct Worker {
     pub(super) random: fastrand::Rng,
     /// The time of this turn of the loop, in monotonic ns.
     pub(super) now_ns: u64,
+    /// A walk for idle flows is among the deadlines.
+    idle_walk_set: bool,
     exiting: bool,
 }
 
@@ -116,6 +123,7 @@ impl Worker {
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
+            idle_walk_set: false,
             exiting: false,
         })
     }
@@ -207,9 +215,9 @@ impl Worker {
             let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
             if let Some(frontend) = self.plane.frontends.iter().find(same) {
                 flow.frontend = frontend.clone();
-                arm_idle(&mut self.timers, flow, self.now_ns);
             }
         }
+        self.set_idle_walk();
     }
 
     fn fire_deadlines(&mut self) {
@@ -221,7 +229,7 @@ impl Worker {
                     Phase::Header => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
                     _ => Verdict::Keep,
                 }),
-                Some(Due::Idle(at)) => self.with_flow(at, Self::idle_due),
+                Some(Due::Idle) => self.end_idle(),
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
                 Some(Due::Evidence) => self.look_at_unanswered(),
                 Some(Due::Accept) => self.resume_accepting(),
@@ -245,15 +253,34 @@ impl Worker {
         }
     }
 
-    fn idle_due(&mut self, flow: &mut Flow) -> Verdict {
-        flow.idle_armed = false;
-        let Some(limit) = flow.frontend.settings.idle_timeout else { return Verdict::Keep };
-        let last_byte_ns = self.last_byte_ns(flow);
-        if self.now_ns.saturating_sub(last_byte_ns) >= limit.as_nanos() as u64 {
-            return Verdict::End(EndReason::IdleTimeout, 0);
+    /// Ends flows that have been idle for too long, and comes back in time for the next.
+    ///
+    /// A walk now and then, not a deadline per flow: those of flows that ended long before would pile up, an hour's worth
+    /// where idle_timeout is an hour.
+    fn end_idle(&mut self) {
+        let is_idle = |flow: &&Flow| {
+            let limit = flow.frontend.settings.idle_timeout;
+            limit.is_some_and(|limit| self.now_ns.saturating_sub(self.last_byte_ns(flow)) >= limit.as_nanos() as u64)
+        };
+        let flows = self.places.iter().filter_map(|place| place.flow.as_deref());
+        let idle: Vec<_> = flows.filter(is_idle).map(|flow| flow.at).collect();
+        for at in idle {
+            self.with_flow(at, |_, _| Verdict::End(EndReason::IdleTimeout, 0));
         }
-        arm_idle(&mut self.timers, flow, last_byte_ns);
-        Verdict::Keep
+        self.idle_walk_set = false;
+        self.set_idle_walk();
+    }
+
+    /// Sets the next walk for idle flows, if a frontend wants one.
+    fn set_idle_walk(&mut self) {
+        let limits = self.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
+        if let Some(shortest) = limits.min()
+            && !self.idle_walk_set
+        {
+            self.idle_walk_set = true;
+            let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
+            self.timers.set(self.now_ns + pause.as_nanos() as u64, Due::Idle);
+        }
     }
 
     /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
@@ -294,15 +321,5 @@ impl Worker {
                 None => {}
             }
         }
-    }
-}
-
-/// Sets the flow's idle deadline unless it has one or needs none.
-pub(super) fn arm_idle(timers: &mut Timers, flow: &mut Flow, last_byte_ns: u64) {
-    if let Some(limit) = flow.frontend.settings.idle_timeout
-        && !flow.idle_armed
-    {
-        flow.idle_armed = true;
-        timers.set(last_byte_ns + limit.as_nanos() as u64, Due::Idle(flow.at));
     }
 }

@@ -13,6 +13,7 @@ mod orders;
 mod output;
 mod reload;
 pub mod run;
+mod shell;
 mod socket;
 mod status;
 
@@ -100,6 +101,11 @@ enum Command {
     },
     /// The versions of this command and of the instance.
     Version,
+    /// Prints completions for a shell: source them, or put them where the shell looks for them.
+    Completion { shell: clap_complete::Shell },
+    /// Prints the man page.
+    #[command(hide = true)]
+    Man,
     /// An apiserver stand-in, for the demo and the tests.
     #[command(hide = true)]
     StandIn(demo::stand_in::StandInArgs),
@@ -175,6 +181,8 @@ pub fn main() -> ExitCode {
         Command::Run => run::run(&config()),
         Command::Check => check::run(&config()),
         Command::Demo(demo) => demo::command::run(demo),
+        Command::Completion { shell } => shell::completion::<Arguments>(shell),
+        Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
         Command::Kubelet(kubelet) => demo::kubelet::command::run(kubelet),
         command => {
@@ -216,6 +224,8 @@ fn talk(
         Command::Run
         | Command::Check
         | Command::Demo(_)
+        | Command::Completion { .. }
+        | Command::Man
         | Command::StandIn(_)
         | Command::Kubelet(_)
         | Command::Version => unreachable!("these ask no running instance, or were answered above"),

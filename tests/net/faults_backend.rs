@@ -182,6 +182,28 @@ fn row04_clients_of_a_silently_dead_host_see_rst_within_the_budget() {
 }
 
 #[test]
+fn row04_over_ipv6_clients_of_a_silently_dead_host_see_rst_within_the_budget_too() {
+    let Some(lab) = Lab::new("row04") else { return };
+    let _servers = lab.backends().map(|host| host.serve_on(host.v6(6443), Behaviour::Echo));
+    let config = lab.config().only(&[]);
+    let config = lab.backends().iter().fold(config, |config, host| config.backend(host.name, host.v6(6443)));
+    let baton = lab.start(&config);
+    let mut dead = lab.client.connect(lab.lb.v6(6443));
+    let of = baton.serving(&dead);
+    dead.echo(1, 100_000);
+    let host = *lab.backends().iter().find(|host| host.name == of).unwrap();
+    host.link_down();
+    let watch = Stopwatch::start();
+    assert_eq!(dead.end(LONG), End::Rst);
+    println!("row 4: over IPv6 the client of a dead host saw RST after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
+    host.link_up();
+    baton.wait_standing(&of, "ready", LONG);
+    drop(dead);
+    baton.rests();
+}
+
+#[test]
 fn row05_a_backend_that_drops_syn_costs_the_client_latency_only() {
     let Some(lab) = Lab::new("row05") else { return };
     let _servers = lab.echo_everywhere();
@@ -254,6 +276,28 @@ fn row07_one_way_loss_towards_the_backend_ends_in_rst_on_both_sides() {
     lab.b1.nft_clear();
     let reset = || server.ended().iter().skip(probes_ended).any(|served| served.end == End::Rst && served.sent > 0);
     eventually(LONG, "what the backend retransmits is answered by RST", reset);
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn row07_one_way_loss_from_the_backend_ends_in_rst_on_both_sides_too() {
+    let Some(lab) = Lab::new("row07") else { return };
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&lab.config().only(&["b1"]));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(4, 123_456);
+
+    lab.b1.drop_packets("output", &format!("ip daddr {}", lab.lb.v4));
+    let watch = Stopwatch::start();
+    conn.send(5, 1000).unwrap();
+    assert_eq!(conn.end(LONG), End::Rst);
+    println!("row 7: with packets from the backend lost, the client saw RST after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
+    // Its way to the backend was open all the time.
+    let reset = || server.ended().iter().any(|served| served.received.bytes == 124_456 && served.end == End::Rst);
+    eventually(LONG, "the backend saw RST", reset);
+    lab.b1.nft_clear();
     drop(conn);
     baton.rests();
 }

@@ -169,7 +169,12 @@ impl Worker {
         for _ in 0..most {
             let Some(listener) = &self.listeners.all[index] else { return };
             match socket::accept(&listener.socket) {
-                Ok((client, client_addr)) => self.welcome(index, client, client_addr),
+                Ok((client, client_addr)) => {
+                    self.welcome(index, client, client_addr);
+                    if self.listeners.paused_since_ns.is_some() {
+                        return;
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if out_of_files(&error) => return self.pause_accepting(&error),
                 // The connection died in the backlog, or its network is down (accept(2)); the next may live.
@@ -230,7 +235,7 @@ impl Worker {
     }
 
     /// Leaves connections in the backlog until a descriptor may be free.
-    fn pause_accepting(&mut self, error: &io::Error) {
+    pub(super) fn pause_accepting(&mut self, error: &io::Error) {
         self.state().accept_errors.add(1);
         self.tools.pipes.shrink();
         self.timers.set(self.now_ns + RETRY.as_nanos() as u64, Due::Accept);

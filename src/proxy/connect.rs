@@ -84,6 +84,9 @@ impl Worker {
                     self.account_failure(&place.0, failure);
                     current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
                     if failure == ConnectFailure::OutOfFiles {
+                        // This flow's own descriptor is about to be free again: without a pause the next client would
+                        // be accepted with it, only to be reset as this one.
+                        self.pause_accepting(&error);
                         break;
                     }
                 }

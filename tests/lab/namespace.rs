@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Once;
 
@@ -30,7 +31,7 @@ impl Namespace {
     pub fn new(lab: u32, host: &str) -> Result<Self, NoNamespace> {
         static SWEEP: Once = Once::new();
         SWEEP.call_once(sweep);
-        let name = format!("{PREFIX}{}-{lab}-{host}", std::process::id());
+        let name = format!("{}-{lab}-{host}", name_of_process());
         let made = Command::new("ip").args(["netns", "add", &name]).output();
         let made = made.map_err(|error| NoNamespace(format!("ip netns: {error}")))?;
         if !made.status.success() {
@@ -82,15 +83,26 @@ pub fn feed(command: &mut Command, input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Deletes the namespaces of test processes that are gone.
+/// What the names of all that this process makes begin with.
+pub fn name_of_process() -> String {
+    format!("{PREFIX}{}", std::process::id())
+}
+
+/// Deletes the namespaces and the temporary directories of test processes that are gone.
 fn sweep() {
-    for entry in std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
-            delete(&name);
-        }
+    left_behind(Path::new(DIRECTORY)).for_each(|name| delete(&name));
+    let temporary = std::env::temp_dir();
+    for name in left_behind(&temporary) {
+        let _ = std::fs::remove_dir_all(temporary.join(name));
     }
+}
+
+fn left_behind(directory: &Path) -> impl Iterator<Item = String> {
+    let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    names.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| {
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    })
 }
 
 /// Best effort: another test process may be sweeping the same one.

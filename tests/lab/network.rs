@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::baton::Baton;
 use super::config::Config;
 use super::host::Host;
-use super::namespace::{Namespace, NoNamespace};
+use super::namespace::{self, Namespace, NoNamespace};
 use super::server::{Behaviour, Server};
 
 /// Hosts of one test.
@@ -51,7 +51,10 @@ impl Lab {
             b1: host("b1", 21)?,
             b2: host("b2", 22)?,
             b3: host("b3", 23)?,
-            directory: tempfile::Builder::new().prefix("bt-").tempdir().expect("a temporary directory"),
+            directory: tempfile::Builder::new()
+                .prefix(&format!("{}-", namespace::name_of_process()))
+                .tempdir()
+                .expect("a temporary directory"),
         })
     }
 

@@ -1,5 +1,7 @@
 //! Waiting for events, always with a deadline, and measuring how long they took.
 
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use baton::sys::clock::now_ns;
@@ -11,16 +13,50 @@ const POLL: Duration = Duration::from_millis(4);
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     began_ns: u64,
+    stalled_before_ns: u64,
 }
 
 impl Stopwatch {
     pub fn start() -> Self {
-        Self { began_ns: now_ns() }
+        watch_for_stalls();
+        Self { began_ns: now_ns(), stalled_before_ns: STALLED_NS.load(SeqCst) }
     }
 
     pub fn elapsed(self) -> Duration {
         Duration::from_nanos(now_ns() - self.began_ns)
     }
+
+    /// As [`Stopwatch::elapsed`], less the time for which the whole machine stood still: virtual machines on a busy
+    /// host do, for seconds. Figures that Baton must meet are compared with this.
+    pub fn unstalled(self) -> Duration {
+        let stalled = Duration::from_nanos(STALLED_NS.load(SeqCst) - self.stalled_before_ns);
+        if !stalled.is_zero() {
+            println!("the machine stood still for {stalled:?} of {:?}", self.elapsed());
+        }
+        self.elapsed().saturating_sub(stalled)
+    }
+}
+
+/// Time for which a thread that only sleeps was not woken, beyond [`STALL`].
+static STALLED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// What the scheduler may do to a thread on a busy machine.
+const STALL: Duration = Duration::from_millis(50);
+
+fn watch_for_stalls() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                let before_ns = now_ns();
+                std::thread::sleep(POLL);
+                let late = Duration::from_nanos(now_ns() - before_ns).saturating_sub(POLL);
+                if late > STALL {
+                    STALLED_NS.fetch_add(late.as_nanos() as u64, SeqCst);
+                }
+            }
+        });
+    });
 }
 
 /// Waits until `condition` holds and returns how long that took; panics after `deadline`, saying `what`.

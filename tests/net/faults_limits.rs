@@ -6,13 +6,23 @@ use crate::lab::*;
 
 #[test]
 fn row28_out_of_file_descriptors_accepting_pauses_without_spinning_and_resumes_alone() {
+    out_of_files(4);
+}
+
+/// Then accept(2) gets the last descriptor, and the backend leg none.
+#[test]
+fn row28_with_one_file_descriptor_left_accepting_pauses_too() {
+    out_of_files(5);
+}
+
+fn out_of_files(left: u64) {
     let Some(lab) = Lab::new("row28") else { return };
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&lab.config().process("max_connections", 5000));
     let mut old: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     old.iter_mut().for_each(|conn| conn.echo(1, 10_000));
 
-    baton.process.limit_files(baton.process.fds() as u64 + 4);
+    baton.process.limit_files(baton.process.fds() as u64 + left);
     // Some are served, some wait, and some are reset: none is held for ever. The admin socket has no descriptors
     // either, so the log must tell.
     let waiting: Vec<_> = (0..40).map(|_| lab.client.try_connect(lab.lb.v4(6443), secs(1))).collect();
@@ -34,6 +44,8 @@ fn row28_out_of_file_descriptors_accepting_pauses_without_spinning_and_resumes_a
     println!("row 28: {recovered:?} after descriptors were there again a new flow was served");
     assert!(baton.metric("baton_accept_errors_total", &[]) >= 1.0);
     assert!(!baton.events_of("accept_paused").is_empty());
+    let turned_away = baton.ended().get("out_of_files").copied().unwrap_or(0);
+    println!("row 28: {turned_away} of 40 clients were turned away");
     eventually(LONG, "all workers accept again", || baton.metric("baton_accept_paused", &[]) == 0.0);
     assert!(!baton.events_of("accept_resumed").is_empty());
     assert_eq!(baton.events_of("backend_changed").len(), 3, "no backend is blamed for what Baton lacks");
@@ -102,7 +114,7 @@ fn row30_a_syn_flood_keeps_nobody_else_out() {
     for seed in 0..20 {
         let watch = Stopwatch::start();
         lab.client.connect(to).echo(seed, 10_000);
-        slowest = slowest.max(watch.elapsed());
+        slowest = slowest.max(watch.unstalled());
     }
     println!("row 30: beside {} half-open connections the slowest of 20 connects took {slowest:?}", flood.len());
     assert!(slowest < ms(1500), "{slowest:?}");
@@ -130,7 +142,7 @@ fn row30_a_flood_from_one_source_meets_its_cap_and_harms_nobody_else() {
         lab.client.connect(lab.lb.v4(6443)).echo(seed, 10_000);
     }
     println!("row 30: beside a flood of 300, 20 connects of another source took {:?}", watch.elapsed());
-    assert!(watch.elapsed() < secs(1), "{:?}", watch.elapsed());
+    assert!(watch.unstalled() < secs(1), "{:?}", watch.elapsed());
     other.echo(2, 1_000_000);
     assert_eq!(baton.events_of("backend_changed").len(), 3, "ready at the start, and no change since");
     drop(flood);

@@ -113,9 +113,9 @@ impl Direction {
         self.stage == Stage::Done
     }
 
-    /// Whether a pump could do anything without waiting for the destination.
+    /// Whether a pump could do anything: bytes may be there, or an EOF was read and not passed on.
     pub fn wants_pump(&self) -> bool {
-        self.readable || self.is_blocked()
+        self.readable || self.is_blocked() || self.stage == Stage::Ending
     }
 
     /// Moves what can be moved now, and adds it to `pumped`.
@@ -285,5 +285,71 @@ fn settle(result: io::Result<usize>) -> io::Result<Option<usize>> {
         Ok(count) => Ok(Some(count)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+
+    /// Two streams with their far ends: (source's far end, source, destination, destination's far end).
+    fn streams() -> (UnixStream, UnixStream, UnixStream, UnixStream) {
+        let (feeder, source) = UnixStream::pair().unwrap();
+        let (destination, reader) = UnixStream::pair().unwrap();
+        source.set_nonblocking(true).unwrap();
+        destination.set_nonblocking(true).unwrap();
+        (feeder, source, destination, reader)
+    }
+
+    #[test]
+    fn a_fin_read_in_the_last_fair_turn_is_passed_on_in_the_next() {
+        let (mut feeder, source, destination, mut reader) = streams();
+        let mut tools = Tools { buffer: vec![0; 16].into(), pipes: PipePool::new(0) };
+        feeder.write_all(&[7; 16 * (FAIR_TURNS - 1)]).unwrap();
+        feeder.shutdown(Shutdown::Write).unwrap();
+        let mut direction = Direction::default();
+        direction.source_ready(true);
+        let mut pumped = Pumped::default();
+        direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+        assert!(pumped.again && !direction.is_done());
+        direction.pump(&source, &destination, &mut tools, &mut Pumped::default()).unwrap();
+        assert!(direction.is_done());
+        let mut received = Vec::new();
+        reader.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len(), 16 * (FAIR_TURNS - 1));
+    }
+
+    #[test]
+    fn a_full_destination_stops_the_reading_until_it_drains() {
+        let (mut feeder, source, destination, mut reader) = streams();
+        let mut tools = Tools { buffer: vec![0; 4096].into(), pipes: PipePool::new(0) };
+        feeder.set_nonblocking(true).unwrap();
+        let mut direction = Direction::default();
+        let (mut fed, mut pumped) = (0, Pumped::default());
+        while let Ok(count) = feeder.write(&[7; 4096]) {
+            fed += count as u64;
+            direction.source_ready(false);
+            direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+        }
+        assert!(direction.is_blocked() && !direction.reads());
+        assert!(pumped.read - pumped.written <= 4096, "more than one buffer is held");
+        drop(feeder);
+        direction.source_ready(true);
+        reader.set_nonblocking(true).unwrap();
+        let mut received = 0;
+        let mut buffer = [0; 65536];
+        while !direction.is_done() {
+            while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                received += count as u64;
+            }
+            direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+        }
+        while let Ok(count @ 1..) = reader.read(&mut buffer) {
+            received += count as u64;
+        }
+        assert_eq!((received, pumped.written), (fed, fed));
     }
 }

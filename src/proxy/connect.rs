@@ -160,12 +160,11 @@ impl Worker {
         }
     }
 
-    /// Sets the options that only a flow of some age is worth, and notes its source port.
+    /// Sets the options that only a flow of some age is worth, and shows its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
-        if let Phase::Relaying(relaying) = &mut flow.phase {
+        if let Phase::Relaying(relaying) = &flow.phase {
             let _ = socket::set_liveness(&relaying.backend, &flow.frontend.liveness);
             if let Ok(local) = socket::local_addr(&relaying.backend) {
-                relaying.source_port = local.port();
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }
         }

@@ -39,6 +39,8 @@ impl Worker {
     /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
     pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> Verdict {
         let mut no_pick = None;
+        // Another worker took the last place of a backend between our look and our reservation.
+        let mut taken_meanwhile = false;
         loop {
             let picked = self.pick(flow);
             let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
@@ -49,12 +51,13 @@ impl Worker {
             let entry = match picked {
                 Ok(index) => flow.frontend.backends[index].clone(),
                 Err(reason) => {
-                    no_pick = Some(reason);
+                    no_pick = Some(if taken_meanwhile { NoPick::AllFull } else { reason });
                     break;
                 }
             };
             current.tried.push(entry.id);
             if !entry.reserve() {
+                taken_meanwhile = true;
                 continue;
             }
             let place = BackendHold(entry);

@@ -118,7 +118,7 @@ impl Proxy {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Ends the workers and waits for them. Flows that still live are closed.
+    /// Ends the workers and waits for them. Flows that still live are reset.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {

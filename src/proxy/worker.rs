@@ -143,8 +143,9 @@ impl Worker {
                 tracing::error!(worker = self.number, "giving up; the supervisor should start Baton anew");
                 std::process::abort();
             }
-            self.recover();
+            self.end_all(EndReason::Internal);
         }
+        self.end_all(EndReason::Shutdown);
         state.mark_waiting();
         state.mark_alive(false);
     }
@@ -311,12 +312,12 @@ impl Worker {
         &self.table.workers[self.number]
     }
 
-    /// After a panic: resets every flow, also the one that was in hand, and goes on.
-    fn recover(&mut self) {
+    /// Resets every flow, after a panic also the one that was in hand.
+    fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
             match place.flow.take() {
-                Some(flow) => self.finish(flow, EndReason::Internal, 0),
+                Some(flow) => self.finish(flow, reason, 0),
                 None if place.occupied => self.vacate(FlowKey::new(index as u32)),
                 None => {}
             }

@@ -87,6 +87,8 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
+    /// Cleared for good by a stop: a reload after it must not listen again.
+    accepts: bool,
     exiting: bool,
 }
 
@@ -124,6 +126,7 @@ impl Worker {
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
             idle_walk_set: false,
+            accepts: true,
             exiting: false,
         })
     }
@@ -195,7 +198,10 @@ impl Worker {
         while let Some(message) = self.shared.next_message(self.number) {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
-                Message::StopAccepting => self.close_listeners(|_| true),
+                Message::StopAccepting => {
+                    self.accepts = false;
+                    self.close_listeners(|_| true);
+                }
                 Message::Exit => self.exiting = true,
             }
         }
@@ -209,7 +215,7 @@ impl Worker {
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
         self.ports.retain(|address| addresses.contains(&address));
-        self.update_listeners(open);
+        self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };

@@ -20,6 +20,7 @@ pub struct Bench {
     pub table: Arc<Table>,
     pub proxy: Proxy,
     pub vip: SocketAddr,
+    pub config: Config,
 }
 
 impl Bench {
@@ -29,8 +30,12 @@ impl Bench {
     }
 
     pub fn with(backends: &[SocketAddr], adjust: impl FnOnce(&mut Frontend)) -> Self {
+        Self::of_workers(2, backends, adjust)
+    }
+
+    pub fn of_workers(workers: usize, backends: &[SocketAddr], adjust: impl FnOnce(&mut Frontend)) -> Self {
         let vip = free_address(backends.first().is_some_and(SocketAddr::is_ipv6));
-        let table = Table::new(2).unwrap();
+        let table = Table::new(workers).unwrap();
         let mut frontend = frontend(vip, backends);
         adjust(&mut frontend);
         let config = config(frontend);
@@ -39,7 +44,7 @@ impl Bench {
             entry.set_address(Some(BackendAddr::new(*address)));
             entry.set_preference(Preference::Ready);
         }
-        Self { table, proxy, vip }
+        Self { table, proxy, vip, config }
     }
 
     pub fn connect(&self) -> TcpStream {
@@ -47,6 +52,13 @@ impl Bench {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
         stream
+    }
+
+    /// Goes over to `config` and waits until every worker has.
+    pub fn reconfigure(&self, config: &Config) {
+        let bindings = self.proxy.bind(config).unwrap();
+        let version = self.proxy.reconfigure(config, bindings);
+        wait_until("all workers follow", || self.proxy.follows(version));
     }
 
     pub fn next_ended(&self) -> EndedFlow {
@@ -70,6 +82,15 @@ impl Drop for Bench {
                     || !self.table.flows.is_empty()
             );
         }
+    }
+}
+
+/// Waits for `what` to come true.
+pub fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let started = std::time::SystemTime::now();
+    while !is() {
+        assert!(started.elapsed().unwrap() < DEADLINE, "not in time: {what}");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

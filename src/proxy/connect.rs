@@ -227,6 +227,7 @@ impl Worker {
             first_fin: None,
             unanswered_since_ns: 0,
             watched: false,
+            waits_for_turn: false,
         });
         self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), flow.at));
         self.pump_both(flow)

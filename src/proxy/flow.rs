@@ -114,6 +114,8 @@ pub struct Relaying {
     pub unanswered_since_ns: u64,
     /// It is in the worker's list of flows that wait for an answer.
     pub watched: bool,
+    /// It is in the worker's list of flows that had their fair share and want more.
+    pub waits_for_turn: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -65,6 +65,14 @@ impl Worker {
         }
     }
 
+    /// The turn of a flow that had its fair share and wanted more.
+    pub(super) fn pump_more(&mut self, flow: &mut Flow) -> Verdict {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
+            relaying.waits_for_turn = false;
+        }
+        self.pump_both(flow)
+    }
+
     /// Moves whatever can be moved, either way.
     pub(super) fn pump_both(&mut self, flow: &mut Flow) -> Verdict {
         match self.pump_up(flow) {
@@ -136,28 +144,29 @@ impl Worker {
         ended_by(Side::Backend, errno(Some(error)))
     }
 
-    fn account_up(&mut self, flow: &Flow, moved: Pumped) {
-        let Phase::Relaying(relaying) = &flow.phase else { return };
+    fn account_up(&mut self, flow: &mut Flow, moved: Pumped) {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let slot = self.slot(flow.at.key());
         slot.add(Field::BytesUp as usize, moved.written);
         if moved.read > 0 {
             slot.set(Field::LastUpNs as usize, self.now_ns);
         }
         relaying.place.0.lanes[self.number].bytes_up.add(moved.written);
-        if moved.again {
+        // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
+        if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }
     }
 
-    fn account_down(&mut self, flow: &Flow, moved: Pumped) {
-        let Phase::Relaying(relaying) = &flow.phase else { return };
+    fn account_down(&mut self, flow: &mut Flow, moved: Pumped) {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let slot = self.slot(flow.at.key());
         slot.add(Field::BytesDown as usize, moved.written);
         if moved.read > 0 {
             slot.set(Field::LastDownNs as usize, self.now_ns);
         }
         relaying.place.0.lanes[self.number].bytes_down.add(moved.written);
-        if moved.again {
+        if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }
     }

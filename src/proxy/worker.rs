@@ -256,7 +256,7 @@ impl Worker {
 
     fn pump_again(&mut self) {
         for at in std::mem::take(&mut self.again) {
-            self.with_flow(at, |worker, flow| worker.pump_both(flow));
+            self.with_flow(at, |worker, flow| worker.pump_more(flow));
         }
     }
 

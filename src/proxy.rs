@@ -118,7 +118,7 @@ impl Proxy {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Ends the workers and waits for them. Flows that still live are closed.
+    /// Ends the workers and waits for them. Flows that still live are reset.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -143,7 +143,10 @@ impl Proxy {
                     io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
                     _ => ProxyError::Listen { address, source },
                 };
-                socket::ensure_unused(address).map_err(failed)?;
+                // Our own listener on every address is no other process on this one, nor the other way round.
+                if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
+                    socket::ensure_unused(address).map_err(failed)?;
+                }
                 let group = (0..self.table.workers.len()).map(|_| socket::listen(address, &liveness));
                 sockets.insert(address, group.collect::<io::Result<Vec<_>>>().map_err(failed)?);
             }

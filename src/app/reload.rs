@@ -8,6 +8,7 @@ use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload};
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::config::{self, FileFault};
+use crate::drain::Phase;
 use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::ProxyError;
 use crate::table::journal::What;
@@ -29,6 +30,8 @@ pub enum ReloadError {
     Proxy(#[from] ProxyError),
     #[error(transparent)]
     Door(#[from] OpenDoorError),
+    #[error("the instance is stopping")]
+    Stopping,
 }
 
 impl ReloadError {
@@ -137,6 +140,9 @@ impl Reloader {
     }
 
     async fn apply(&self) -> Result<Vec<String>, ReloadError> {
+        if self.core.drain.watch().phase() > Phase::Serving {
+            return Err(ReloadError::Stopping);
+        }
         let path = self.path.clone();
         let read = tokio::task::spawn_blocking(move || (config::read_file(&path).ok(), config::load(&path)));
         let (bytes, loaded) = read.await.expect("the loader does not panic");

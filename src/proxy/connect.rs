@@ -39,6 +39,8 @@ impl Worker {
     /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
     pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> Verdict {
         let mut no_pick = None;
+        // Another worker took the last place of a backend between our look and our reservation.
+        let mut taken_meanwhile = false;
         loop {
             let picked = self.pick(flow);
             let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
@@ -49,12 +51,13 @@ impl Worker {
             let entry = match picked {
                 Ok(index) => flow.frontend.backends[index].clone(),
                 Err(reason) => {
-                    no_pick = Some(reason);
+                    no_pick = Some(if taken_meanwhile { NoPick::AllFull } else { reason });
                     break;
                 }
             };
             current.tried.push(entry.id);
             if !entry.reserve() {
+                taken_meanwhile = true;
                 continue;
             }
             let place = BackendHold(entry);
@@ -163,12 +166,11 @@ impl Worker {
         }
     }
 
-    /// Sets the options that only a flow of some age is worth, and notes its source port.
+    /// Sets the options that only a flow of some age is worth, and shows its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
-        if let Phase::Relaying(relaying) = &mut flow.phase {
+        if let Phase::Relaying(relaying) = &flow.phase {
             let _ = socket::set_liveness(&relaying.backend, &flow.frontend.liveness);
             if let Ok(local) = socket::local_addr(&relaying.backend) {
-                relaying.source_port = local.port();
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }
         }
@@ -228,6 +230,7 @@ impl Worker {
             first_fin: None,
             unanswered_since_ns: 0,
             watched: false,
+            waits_for_turn: false,
         });
         self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), flow.at));
         self.pump_both(flow)

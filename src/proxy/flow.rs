@@ -100,7 +100,7 @@ pub struct Relaying {
     pub backend: OwnedFd,
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
-    /// Source port of the backend leg; 0 while not asked for.
+    /// Source port of the backend leg once it may be used again after this flow; 0 until then.
     pub source_port: u16,
     /// Number of the attempt that won.
     pub attempt: u8,
@@ -114,6 +114,8 @@ pub struct Relaying {
     pub unanswered_since_ns: u64,
     /// It is in the worker's list of flows that wait for an answer.
     pub watched: bool,
+    /// It is in the worker's list of flows that had their fair share and want more.
+    pub waits_for_turn: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

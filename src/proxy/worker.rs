@@ -87,6 +87,8 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
+    /// Cleared for good by a stop: a reload after it must not listen again.
+    accepts: bool,
     exiting: bool,
 }
 
@@ -124,6 +126,7 @@ impl Worker {
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
             idle_walk_set: false,
+            accepts: true,
             exiting: false,
         })
     }
@@ -143,8 +146,9 @@ impl Worker {
                 tracing::error!(worker = self.number, "giving up; the supervisor should start Baton anew");
                 std::process::abort();
             }
-            self.recover();
+            self.end_all(EndReason::Internal);
         }
+        self.end_all(EndReason::Shutdown);
         state.mark_waiting();
         state.mark_alive(false);
     }
@@ -194,7 +198,10 @@ impl Worker {
         while let Some(message) = self.shared.next_message(self.number) {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
-                Message::StopAccepting => self.close_listeners(|_| true),
+                Message::StopAccepting => {
+                    self.accepts = false;
+                    self.close_listeners(|_| true);
+                }
                 Message::Exit => self.exiting = true,
             }
         }
@@ -208,7 +215,7 @@ impl Worker {
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
         self.ports.retain(|address| addresses.contains(&address));
-        self.update_listeners(open);
+        self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
@@ -249,7 +256,7 @@ impl Worker {
 
     fn pump_again(&mut self) {
         for at in std::mem::take(&mut self.again) {
-            self.with_flow(at, |worker, flow| worker.pump_both(flow));
+            self.with_flow(at, |worker, flow| worker.pump_more(flow));
         }
     }
 
@@ -311,12 +318,12 @@ impl Worker {
         &self.table.workers[self.number]
     }
 
-    /// After a panic: resets every flow, also the one that was in hand, and goes on.
-    fn recover(&mut self) {
+    /// Resets every flow, after a panic also the one that was in hand.
+    fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
             match place.flow.take() {
-                Some(flow) => self.finish(flow, EndReason::Internal, 0),
+                Some(flow) => self.finish(flow, reason, 0),
                 None if place.occupied => self.vacate(FlowKey::new(index as u32)),
                 None => {}
             }

@@ -29,6 +29,15 @@ pub enum End {
     Destination,
 }
 
+/// What tells the destination that the source has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fin {
+    /// shutdown(2); the destination may still have much to say.
+    ByShutdown,
+    /// close(2), which is due anyway: one call less per flow.
+    ByClose,
+}
+
 /// A direction broke: the socket at `end` is of no use any more.
 #[derive(Debug)]
 pub struct Broken {
@@ -118,11 +127,18 @@ impl Direction {
         self.readable || self.is_blocked() || self.stage == Stage::Ending
     }
 
-    /// Moves what can be moved now, and adds it to `pumped`.
+    /// How the opposite direction should pass its FIN on: once this one is done, closing the socket says it as well.
+    pub fn fin_for_opposite(&self) -> Fin {
+        if self.is_done() { Fin::ByClose } else { Fin::ByShutdown }
+    }
+
+    /// Moves what can be moved now, and adds it to `pumped`. After `Fin::ByClose` the caller closes `destination` as soon
+    /// as the direction is done.
     pub fn pump(
         &mut self,
         source: impl AsFd,
         destination: impl AsFd,
+        fin: Fin,
         tools: &mut Tools,
         pumped: &mut Pumped,
     ) -> Result<(), Broken> {
@@ -132,8 +148,10 @@ impl Direction {
                 return Ok(());
             }
             if self.stage == Stage::Ending {
-                // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
-                let _ = socket::finish_writing(destination);
+                if fin == Fin::ByShutdown {
+                    // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+                    let _ = socket::finish_writing(destination);
+                }
                 self.stage = Stage::Done;
             }
             if self.stage == Stage::Done || !self.readable {
@@ -313,9 +331,9 @@ mod tests {
         let mut direction = Direction::default();
         direction.source_ready(true);
         let mut pumped = Pumped::default();
-        direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+        direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
         assert!(pumped.again && !direction.is_done());
-        direction.pump(&source, &destination, &mut tools, &mut Pumped::default()).unwrap();
+        direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut Pumped::default()).unwrap();
         assert!(direction.is_done());
         let mut received = Vec::new();
         reader.read_to_end(&mut received).unwrap();
@@ -332,7 +350,7 @@ mod tests {
         while let Ok(count) = feeder.write(&[7; 4096]) {
             fed += count as u64;
             direction.source_ready(false);
-            direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+            direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
         }
         assert!(direction.is_blocked() && !direction.reads());
         assert!(pumped.read - pumped.written <= 4096, "more than one buffer is held");
@@ -345,7 +363,7 @@ mod tests {
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
                 received += count as u64;
             }
-            direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+            direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
         }
         while let Ok(count @ 1..) = reader.read(&mut buffer) {
             received += count as u64;

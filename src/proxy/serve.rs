@@ -3,7 +3,7 @@
 use std::io;
 
 use super::flow::{Flow, Phase, Side};
-use super::relay::{Broken, End, Pumped};
+use super::relay::{Broken, End, Fin, Pumped};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::Ready;
@@ -88,7 +88,8 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
+        let fin = relaying.down.fin_for_opposite();
+        let result = relaying.up.pump(&flow.client, &relaying.backend, fin, &mut self.tools, &mut moved);
         if relaying.up.is_done() && relaying.first_fin.is_none() {
             relaying.first_fin = Some(Side::Client);
             if relaying.source_port == 0 {
@@ -117,7 +118,8 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+        let fin = relaying.up.fin_for_opposite();
+        let result = relaying.down.pump(&relaying.backend, &flow.client, fin, &mut self.tools, &mut moved);
         if relaying.down.is_done() {
             relaying.first_fin.get_or_insert(Side::Backend);
         }
@@ -138,7 +140,8 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
-            let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            let (from, to) = (&relaying.backend, &flow.client);
+            let _ = relaying.down.pump(from, to, Fin::ByShutdown, &mut self.tools, &mut moved);
             self.account_down(flow, moved);
         }
         ended_by(Side::Backend, errno(Some(error)))

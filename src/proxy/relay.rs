@@ -117,6 +117,11 @@ impl Direction {
         self.stage == Stage::Open && !self.is_blocked()
     }
 
+    /// The kernel has said that the source ended; its last bytes may not have been read yet.
+    pub fn end_is_near(&self) -> bool {
+        self.end_behind
+    }
+
     /// Its FIN was passed on.
     pub fn is_done(&self) -> bool {
         self.stage == Stage::Done

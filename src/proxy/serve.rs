@@ -87,14 +87,15 @@ impl Worker {
         if !relaying.up.wants_pump() {
             return Verdict::Keep;
         }
+        if relaying.up.end_is_near() && relaying.first_fin.is_none() && relaying.source_port == 0 {
+            // Before the FIN goes out: a backend that answers it at once takes the socket to TIME_WAIT as it is.
+            relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
+        }
         let mut moved = Pumped::default();
         let fin = relaying.down.fin_for_opposite();
         let result = relaying.up.pump(&flow.client, &relaying.backend, fin, &mut self.tools, &mut moved);
         if relaying.up.is_done() && relaying.first_fin.is_none() {
             relaying.first_fin = Some(Side::Client);
-            if relaying.source_port == 0 {
-                relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
-            }
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
             relaying.unanswered_since_ns = self.now_ns;

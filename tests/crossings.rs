@@ -125,24 +125,3 @@ fn the_cap_of_the_only_backend_is_never_called_no_backend() {
         assert_ne!(reason, EndReason::NoBackend);
     }
 }
-
-/// A flow that is busy both ways must not get more and more turns, each as long as a fair share.
-#[test]
-fn bulk_both_ways_gets_one_share_at_a_time() {
-    let bench = Bench::of_workers(1, &[server("127.0.0.1", echo)], |_| {});
-    for _ in 0..4 {
-        let mut stream = bench.connect();
-        let mut writer = stream.try_clone().unwrap();
-        let writing = thread::spawn(move || {
-            let piece = pattern(1 << 20);
-            for _ in 0..256 {
-                writer.write_all(&piece).unwrap();
-            }
-            writer.shutdown(Shutdown::Write).unwrap();
-        });
-        let mut buffer = vec![0; 1 << 20];
-        while let Ok(1..) = stream.read(&mut buffer) {}
-        writing.join().unwrap();
-    }
-    println!("{:?}", bench.table.workers[0].turn.snapshot());
-}

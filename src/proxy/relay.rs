@@ -1,8 +1,8 @@
 //! One direction of a flow: bytes from one socket to the other.
 //!
 //! ```text
-//!            read returns 0              all delivered, FIN sent
-//!   Open ───────────────────▶ Ending ───────────────────────────▶ Done
+//!            read returns 0              FIN passed on
+//!   Open ───────────────────▶ Ending ───────────────────▶ Done
 //! ```
 //! A direction holds bytes only while the far side takes none: then it stops reading, and the kernel's windows carry
 //! the backpressure to the sender. Small messages go through the worker's one buffer; two full buffers in a row mean
@@ -118,7 +118,7 @@ impl Direction {
         self.readable || self.is_blocked()
     }
 
-    /// Moves what can be moved now, and adds it to `pumped`.
+    /// Moves what can be moved now, and adds it to `pumped`. The FIN is left to the caller: [`Direction::owes_fin`].
     pub fn pump(
         &mut self,
         source: impl AsFd,
@@ -131,12 +131,7 @@ impl Direction {
             if !self.deliver(destination, tools, pumped)? {
                 return Ok(());
             }
-            if self.stage == Stage::Ending {
-                // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
-                let _ = socket::finish_writing(destination);
-                self.stage = Stage::Done;
-            }
-            if self.stage == Stage::Done || !self.readable {
+            if self.stage != Stage::Open || !self.readable {
                 return Ok(());
             }
             if pumped.read >= FAIR_BYTES {
@@ -146,6 +141,18 @@ impl Direction {
         }
         pumped.again = self.wants_pump();
         Ok(())
+    }
+
+    /// Whether the source's FIN is now to be passed on: all that came before it was delivered.
+    pub fn owes_fin(&self) -> bool {
+        self.stage == Stage::Ending && !self.is_blocked()
+    }
+
+    /// Passes the source's FIN on.
+    pub fn pass_fin(&mut self, destination: impl AsFd) {
+        // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+        let _ = socket::finish_writing(destination);
+        self.stage = Stage::Done;
     }
 
     /// Gives back what was borrowed. Call it before dropping.

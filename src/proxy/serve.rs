@@ -89,11 +89,13 @@ impl Worker {
         }
         let mut moved = Pumped::default();
         let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
-        if relaying.up.is_done() && relaying.first_fin.is_none() {
-            relaying.first_fin = Some(Side::Client);
-            if relaying.source_port == 0 {
+        if relaying.up.owes_fin() {
+            // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
+            if relaying.first_fin.is_none() && relaying.source_port == 0 {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
+            relaying.up.pass_fin(&relaying.backend);
+            relaying.first_fin.get_or_insert(Side::Client);
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
             relaying.unanswered_since_ns = self.now_ns;
@@ -118,7 +120,8 @@ impl Worker {
         }
         let mut moved = Pumped::default();
         let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
-        if relaying.down.is_done() {
+        if relaying.down.owes_fin() {
+            relaying.down.pass_fin(&flow.client);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
@@ -139,6 +142,9 @@ impl Worker {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
             let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            if relaying.down.owes_fin() {
+                relaying.down.pass_fin(&flow.client);
+            }
             self.account_down(flow, moved);
         }
         ended_by(Side::Backend, errno(Some(error)))

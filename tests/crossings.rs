@@ -125,3 +125,28 @@ fn the_cap_of_the_only_backend_is_never_called_no_backend() {
         assert_ne!(reason, EndReason::NoBackend);
     }
 }
+
+/// The error of a reset is told once. Where a write heard it, the next read said EOF, and the client got a FIN: half an
+/// answer that looked whole.
+#[test]
+fn a_reset_that_a_write_meets_first_is_no_fin() {
+    let address = server("127.0.0.1", |mut stream| {
+        let mut some = vec![0; 65536];
+        let count = stream.read(&mut some).unwrap();
+        stream.write_all(&some[..count]).unwrap();
+        reset(stream);
+    });
+    let bench = Bench::new(&[address]);
+    let sent: Arc<[u8]> = pattern(1 << 20).into();
+    for _ in 0..1000 {
+        let mut stream = bench.connect();
+        let (mut writer, sent) = (stream.try_clone().unwrap(), sent.clone());
+        let writing = thread::spawn(move || writer.write_all(&sent).and(writer.shutdown(Shutdown::Write)));
+        let read = stream.read_to_end(&mut Vec::new());
+        let written = writing.join().unwrap();
+        let reset = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionReset;
+        // Whoever of the two asks first is told.
+        assert!(read.as_ref().is_err_and(reset) || written.as_ref().is_err_and(reset), "{read:?} {written:?}");
+        assert_eq!(bench.next_ended().reason, EndReason::BackendReset);
+    }
+}

@@ -142,7 +142,9 @@ impl Worker {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
             let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
-            if relaying.down.owes_fin() {
+            // The write took the error away, so that a read finds an EOF either way. Only EPIPE says that a FIN came before
+            // the reset (net/ipv4/tcp_input.c, tcp_reset).
+            if relaying.down.owes_fin() && error.raw_os_error() == Some(libc::EPIPE) {
                 relaying.down.pass_fin(&flow.client);
             }
             self.account_down(flow, moved);

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::event::{AccessKind, AccessMode};
+use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 
 use super::reload::Reloader;
@@ -49,7 +50,11 @@ pub async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) 
 
 /// Watches the folder of every link on the way from `path` to the file.
 fn watch_folders(path: &Path, changed: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |_| changed.notify_one())?;
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
+        if event.is_err() || event.is_ok_and(|event| may_change(event.kind)) {
+            changed.notify_one();
+        }
+    })?;
     let mut step = path.to_owned();
     for _ in 0..LINKS_MAX {
         if let Some(folder) = step.parent() {
@@ -67,5 +72,30 @@ fn watch_folders(path: &Path, changed: Arc<Notify>) -> notify::Result<Recommende
     Ok(watcher)
 }
 
+/// Whether more than reading happened. Comparing the file reads it: heard as a change, that would ask for the next
+/// comparison, for ever.
+fn may_change(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Access(AccessKind::Close(AccessMode::Write))) || !kind.is_access()
+}
+
 /// As the kernel's own bound on links in a path (path_resolution(7)).
 const LINKS_MAX: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An idle instance read its configuration, and made a watch, three times a second.
+    #[tokio::test]
+    async fn reading_the_file_is_not_a_change_and_writing_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("baton.toml");
+        std::fs::write(&path, "a").unwrap();
+        let changed = Arc::new(Notify::new());
+        let _watch = watch_folders(&path, changed.clone()).unwrap();
+        std::fs::read(&path).unwrap();
+        assert!(tokio::time::timeout(QUIET, changed.notified()).await.is_err());
+        std::fs::write(&path, "b").unwrap();
+        tokio::time::timeout(COMPARE_EVERY, changed.notified()).await.unwrap();
+    }
+}

@@ -1,8 +1,8 @@
 //! One direction of a flow: bytes from one socket to the other.
 //!
 //! ```text
-//!            read returns 0              all delivered, FIN sent
-//!   Open ───────────────────▶ Ending ───────────────────────────▶ Done
+//!            read returns 0              FIN passed on
+//!   Open ───────────────────▶ Ending ───────────────────▶ Done
 //! ```
 //! A direction holds bytes only while the far side takes none: then it stops reading, and the kernel's windows carry
 //! the backpressure to the sender. Small messages go through the worker's one buffer; two full buffers in a row mean
@@ -117,19 +117,14 @@ impl Direction {
         self.stage == Stage::Open && !self.is_blocked()
     }
 
-    /// The kernel has said that the source ended; its last bytes may not have been read yet.
-    pub fn end_is_near(&self) -> bool {
-        self.end_behind
-    }
-
     /// Its FIN was passed on.
     pub fn is_done(&self) -> bool {
         self.stage == Stage::Done
     }
 
-    /// Whether a pump could do anything: bytes may be there, or an EOF was read and not passed on.
+    /// Whether a pump could do anything.
     pub fn wants_pump(&self) -> bool {
-        self.readable || self.is_blocked() || self.stage == Stage::Ending
+        self.readable || self.is_blocked()
     }
 
     /// How the opposite direction should pass its FIN on: once this one is done, closing the socket says it as well.
@@ -137,13 +132,11 @@ impl Direction {
         if self.is_done() { Fin::ByClose } else { Fin::ByShutdown }
     }
 
-    /// Moves what can be moved now, and adds it to `pumped`. After `Fin::ByClose` the caller closes `destination` as soon
-    /// as the direction is done.
+    /// Moves what can be moved now, and adds it to `pumped`. The FIN is left to the caller: [`Direction::owes_fin`].
     pub fn pump(
         &mut self,
         source: impl AsFd,
         destination: impl AsFd,
-        fin: Fin,
         tools: &mut Tools,
         pumped: &mut Pumped,
     ) -> Result<(), Broken> {
@@ -152,14 +145,7 @@ impl Direction {
             if !self.deliver(destination, tools, pumped)? {
                 return Ok(());
             }
-            if self.stage == Stage::Ending {
-                if fin == Fin::ByShutdown {
-                    // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
-                    let _ = socket::finish_writing(destination);
-                }
-                self.stage = Stage::Done;
-            }
-            if self.stage == Stage::Done || !self.readable {
+            if self.stage != Stage::Open || !self.readable {
                 return Ok(());
             }
             if pumped.read >= FAIR_BYTES {
@@ -169,6 +155,20 @@ impl Direction {
         }
         pumped.again = self.wants_pump();
         Ok(())
+    }
+
+    /// Whether the source's FIN is now to be passed on: all that came before it was delivered.
+    pub fn owes_fin(&self) -> bool {
+        self.stage == Stage::Ending && !self.is_blocked()
+    }
+
+    /// Passes the source's FIN on. After [`Fin::ByClose`] the caller closes `destination` in the same turn.
+    pub fn pass_fin(&mut self, destination: impl AsFd, fin: Fin) {
+        if fin == Fin::ByShutdown {
+            // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+            let _ = socket::finish_writing(destination);
+        }
+        self.stage = Stage::Done;
     }
 
     /// Gives back what was borrowed. Call it before dropping.
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fin_read_in_the_last_fair_turn_is_passed_on_in_the_next() {
+    fn a_fin_read_in_the_last_fair_turn_is_owed_at_once() {
         let (mut feeder, source, destination, mut reader) = streams();
         let mut tools = Tools { buffer: vec![0; 16].into(), pipes: PipePool::new(0) };
         feeder.write_all(&[7; 16 * (FAIR_TURNS - 1)]).unwrap();
@@ -336,10 +336,9 @@ mod tests {
         let mut direction = Direction::default();
         direction.source_ready(true);
         let mut pumped = Pumped::default();
-        direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
-        assert!(pumped.again && !direction.is_done());
-        direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut Pumped::default()).unwrap();
-        assert!(direction.is_done());
+        direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
+        assert!(direction.owes_fin(), "no event would come for it any more");
+        direction.pass_fin(&destination, Fin::ByShutdown);
         let mut received = Vec::new();
         reader.read_to_end(&mut received).unwrap();
         assert_eq!(received.len(), 16 * (FAIR_TURNS - 1));
@@ -355,7 +354,7 @@ mod tests {
         while let Ok(count) = feeder.write(&[7; 4096]) {
             fed += count as u64;
             direction.source_ready(false);
-            direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
+            direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
         }
         assert!(direction.is_blocked() && !direction.reads());
         assert!(pumped.read - pumped.written <= 4096, "more than one buffer is held");
@@ -364,11 +363,11 @@ mod tests {
         reader.set_nonblocking(true).unwrap();
         let mut received = 0;
         let mut buffer = [0; 65536];
-        while !direction.is_done() {
+        while !direction.owes_fin() {
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
                 received += count as u64;
             }
-            direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
+            direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
         }
         while let Ok(count @ 1..) = reader.read(&mut buffer) {
             received += count as u64;

@@ -87,15 +87,16 @@ impl Worker {
         if !relaying.up.wants_pump() {
             return Verdict::Keep;
         }
-        if relaying.up.end_is_near() && relaying.first_fin.is_none() && relaying.source_port == 0 {
-            // Before the FIN goes out: a backend that answers it at once takes the socket to TIME_WAIT as it is.
-            relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
-        }
         let mut moved = Pumped::default();
-        let fin = relaying.down.fin_for_opposite();
-        let result = relaying.up.pump(&flow.client, &relaying.backend, fin, &mut self.tools, &mut moved);
-        if relaying.up.is_done() && relaying.first_fin.is_none() {
-            relaying.first_fin = Some(Side::Client);
+        let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
+        if relaying.up.owes_fin() {
+            // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
+            if relaying.first_fin.is_none() && relaying.source_port == 0 {
+                relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
+            }
+            let fin = relaying.down.fin_for_opposite();
+            relaying.up.pass_fin(&relaying.backend, fin);
+            relaying.first_fin.get_or_insert(Side::Client);
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
             relaying.unanswered_since_ns = self.now_ns;
@@ -119,9 +120,10 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let fin = relaying.up.fin_for_opposite();
-        let result = relaying.down.pump(&relaying.backend, &flow.client, fin, &mut self.tools, &mut moved);
-        if relaying.down.is_done() {
+        let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+        if relaying.down.owes_fin() {
+            let fin = relaying.up.fin_for_opposite();
+            relaying.down.pass_fin(&flow.client, fin);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
@@ -141,8 +143,12 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
-            let (from, to) = (&relaying.backend, &flow.client);
-            let _ = relaying.down.pump(from, to, Fin::ByShutdown, &mut self.tools, &mut moved);
+            let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            // The write took the error away, so that a read finds an EOF either way. Only EPIPE says that a FIN came before
+            // the reset (net/ipv4/tcp_input.c, tcp_reset).
+            if relaying.down.owes_fin() && error.raw_os_error() == Some(libc::EPIPE) {
+                relaying.down.pass_fin(&flow.client, Fin::ByShutdown);
+            }
             self.account_down(flow, moved);
         }
         ended_by(Side::Backend, errno(Some(error)))

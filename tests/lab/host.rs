@@ -160,20 +160,29 @@ impl Host {
     }
 
     /// TCP sockets here that somebody has or had and that are not past their end, so without LISTEN, SYN_RECV,
-    /// TIME_WAIT and FIN_WAIT2, as the kernel lists them in proc(5) `/proc/net/tcp`: local address, remote address,
-    /// state.
+    /// TIME_WAIT and FIN_WAIT2: local address, remote address, state.
     pub fn tcp_sockets(&self) -> Vec<String> {
         const PAST: [&str; 4] = ["0A", "03", "06", "05"];
+        let rows = self.tcp_table().into_iter().filter(|row| !PAST.contains(&row[2].as_str()));
+        rows.map(|row| row[..3].join(" ")).collect()
+    }
+
+    /// Bytes that the kernel holds in the send and in the receive queues of all of them.
+    pub fn tcp_queued(&self) -> (u64, u64) {
+        let rows = self.tcp_table().into_iter().filter(|row| row[2] != "0A");
+        let queues = rows.map(|row| {
+            let (send, receive) = row[3].split_once(':').expect("two queues");
+            let bytes = |hex| u64::from_str_radix(hex, 16).expect("hexadecimal");
+            (bytes(send), bytes(receive))
+        });
+        queues.fold((0, 0), |sum, queue| (sum.0 + queue.0, sum.1 + queue.1))
+    }
+
+    /// proc(5) `/proc/net/tcp` and `tcp6`: local address, remote address, state, queues.
+    fn tcp_table(&self) -> Vec<Vec<String>> {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        let listed = self.enter(|| read("tcp") + &read("tcp6"));
-        listed
-            .lines()
-            .filter_map(|line| {
-                let fields: Vec<_> = line.split_whitespace().skip(1).take(3).collect();
-                let state = *fields.get(2)?;
-                let is_row = u8::from_str_radix(state, 16).is_ok();
-                (is_row && !PAST.contains(&state)).then(|| fields.join(" "))
-            })
-            .collect()
+        let listed = self.enter(|| [read("tcp"), read("tcp6")]);
+        let rows = listed.iter().flat_map(|table| table.lines().skip(1));
+        rows.map(|row| row.split_whitespace().skip(1).take(4).map(str::to_owned).collect()).collect()
     }
 }

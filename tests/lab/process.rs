@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::LONG;
 use super::namespace::{Namespace, feed};
+use super::wait::eventually;
 
 /// A running process. Dropped, it is killed, also when it is stopped by SIGSTOP.
 ///
@@ -72,12 +74,20 @@ impl Process {
     /// SIGKILL, and waits until the kernel has closed everything it had.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
-        self.wait(super::LONG);
+        self.wait(LONG);
     }
 
-    /// SIGSTOP: it hangs, its kernel goes on.
+    /// SIGSTOP, and waits until every thread of it hangs. Its kernel goes on.
+    #[track_caller]
     pub fn stop(&self) {
         self.signal(Signal::STOP);
+        let hangs = |task: PathBuf| {
+            let status = std::fs::read_to_string(task.join("status")).unwrap_or_default();
+            status.lines().any(|line| line.starts_with("State:\tT"))
+        };
+        eventually(LONG, "the process hangs", || {
+            std::fs::read_dir(self.proc("task")).into_iter().flatten().flatten().all(|task| hangs(task.path()))
+        });
     }
 
     /// SIGCONT.

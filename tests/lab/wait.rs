@@ -80,6 +80,22 @@ pub fn eventually_some<T>(deadline: Duration, what: &str, mut look: impl FnMut()
     }
 }
 
+/// Checks that a figure is below `limit`. It is taken up to three times, for one below a few scheduler slices says
+/// as much about who else is running as about Baton; what else `scenario` checks must hold each time.
+#[track_caller]
+pub fn meets(limit: Duration, what: &str, mut scenario: impl FnMut() -> Duration) {
+    let mut figures = Vec::new();
+    for _ in 0..3 {
+        let figure = scenario();
+        println!("{what} {figure:?}");
+        if figure < limit {
+            return;
+        }
+        figures.push(figure);
+    }
+    panic!("{what} {figures:?}, never below {limit:?}");
+}
+
 /// Checks for all of `time` that `condition` holds; panics at once when it does not, saying `what`.
 #[track_caller]
 pub fn throughout(time: Duration, what: &str, mut condition: impl FnMut() -> bool) {

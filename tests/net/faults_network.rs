@@ -127,11 +127,8 @@ fn stalled(baton: &Baton, counter: &str) -> u64 {
     .0
 }
 
-/// What the kernel of `host` holds in TCP buffers of its namespace, summed over its sockets (proc(5) net/tcp).
+/// What the kernel of `host` holds in TCP's queues.
 fn tcp_memory_kib(host: &Host) -> u64 {
-    let table = host.run("cat /proc/thread-self/net/tcp /proc/thread-self/net/tcp6");
-    let queues = table.lines().filter_map(|line| line.split_whitespace().nth(4)?.split_once(':'));
-    let bytes = |hex: &str| u64::from_str_radix(hex, 16).unwrap_or(0);
-    // Of a listening socket these are its backlog.
-    queues.map(|(send, receive)| bytes(send) + bytes(receive)).sum::<u64>() / 1024
+    let (send, receive) = host.tcp_queued();
+    (send + receive) / 1024
 }

@@ -91,16 +91,22 @@ fn idle_timeout(section: &Section) -> Option<Duration> {
 }
 
 fn keepalive(section: &Section) -> Keepalive {
-    let interval = section.read_or("keepalive_interval", &KEEPALIVE, Duration::from_secs(3));
+    let idle = section.read_or("keepalive_idle", &KEEPALIVE, Duration::from_secs(4));
+    let interval = section.read_or("keepalive_interval", &KEEPALIVE, Duration::from_secs(2));
     let user_timeout = section.read_or("user_timeout", &USER_TIMEOUT, Duration::from_secs(10));
-    if user_timeout.value < interval.value && !user_timeout.is_refused() && !interval.is_refused() {
-        let key = if user_timeout.is_given() { "user_timeout" } else { "keepalive_interval" };
-        let (user, interval) = (display(user_timeout.value), display(interval.value));
-        let read = format!("user_timeout = {user:?} with keepalive_interval = {interval:?}");
-        section.warn(key, read, "user_timeout at least keepalive_interval, or one lost probe ends an idle flow");
+    // The kernel counts user_timeout from the last segment that came, the idle time before the first probe included, and
+    // then ends a flow with any probe unanswered, whatever their count (net/ipv4/tcp_timer.c, tcp_keepalive_timer).
+    let second_probe = idle.value + interval.value;
+    let refused = user_timeout.is_refused() || idle.is_refused() || interval.is_refused();
+    if user_timeout.value <= second_probe && !refused {
+        let given = [("user_timeout", &user_timeout), ("keepalive_idle", &idle), ("keepalive_interval", &interval)];
+        let key = given.iter().find(|(_, read)| read.is_given()).map_or("user_timeout", |(key, _)| key);
+        let (user, second) = (display(user_timeout.value), display(second_probe));
+        let read = format!("user_timeout = {user:?} with keepalive_idle + keepalive_interval = {second:?}");
+        section.warn(key, read, "user_timeout above their sum, or one lost probe ends an idle flow");
     }
     Keepalive {
-        idle: section.read_or("keepalive_idle", &KEEPALIVE, Duration::from_secs(10)).value,
+        idle: idle.value,
         interval: interval.value,
         count: section.read_or("keepalive_count", &whole(1, 127), 3).value,
         user_timeout: user_timeout.value,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
 use super::relay::Direction;
 use super::timers::Due;
-use super::token::Token;
+use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker, arm_idle};
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
@@ -155,6 +155,11 @@ impl Worker {
         }
     }
 
+    /// Has [`Worker::settle`] called when the flow's backend leg has lived for a while.
+    pub(super) fn settle_later(&mut self, at: FlowRef) {
+        self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), at));
+    }
+
     /// Sets the options that only a flow of some age is worth, and notes its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
         if let Phase::Relaying(relaying) = &flow.phase {
@@ -219,7 +224,7 @@ impl Worker {
             unanswered_since_ns: 0,
             watched: false,
         });
-        self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), flow.at));
+        self.settle_later(flow.at);
         arm_idle(&mut self.timers, flow, self.now_ns);
         self.pump_both(flow)
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::Shared;
 use super::accept::Listeners;
 use super::flow::{Flow, Phase};
+use super::handover;
 use super::pipes::PipePool;
 use super::plane::Plane;
 use super::relay::Tools;
@@ -44,6 +45,8 @@ pub enum Message {
     Reconfigure { plane: Arc<Plane>, open: Vec<super::accept::Listener> },
     /// Take what the listeners hold, then close them.
     StopAccepting,
+    /// Flows leave for another process, or come from one.
+    Handover(handover::Message),
     /// Leave the loop.
     Exit,
 }
@@ -78,6 +81,8 @@ pub struct Worker {
     pub(super) random: fastrand::Rng,
     /// The time of this turn of the loop, in monotonic ns.
     pub(super) now_ns: u64,
+    /// The next place to be looked at when flows are handed over.
+    pub(super) departing: usize,
     exiting: bool,
 }
 
@@ -113,6 +118,7 @@ impl Worker {
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
+            departing: 0,
             exiting: false,
         })
     }
@@ -184,6 +190,7 @@ impl Worker {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
                 Message::StopAccepting => self.close_listeners(|_| true),
+                Message::Handover(message) => self.hand_over(message),
                 Message::Exit => self.exiting = true,
             }
         }

@@ -102,6 +102,20 @@ pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
     Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
 }
 
+/// Tells a socket from all others, however many descriptors it has.
+pub fn identity(socket: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(socket)?.st_ino)
+}
+
+/// Where a TCP socket listens; `None` if `fd` is something else.
+pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
+    let is_stream = sockopt::socket_type(&fd).ok()? == net::SocketType::STREAM;
+    if !is_stream || !sockopt::socket_acceptconn(&fd).ok()? {
+        return None;
+    }
+    Some(VipAddr::new(plain(net::getsockname(fd).ok()?).ok()?))
+}
+
 /// Reads what is there. `Ok(0)`: EOF.
 pub fn read(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let (read, _) = retry_on_intr(|| net::recv(&socket, &mut *into, RecvFlags::empty()))?;

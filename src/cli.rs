@@ -13,8 +13,10 @@ mod orders;
 mod output;
 mod reload;
 pub mod run;
+mod service;
 mod socket;
 mod status;
+mod upgrade;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -54,7 +56,11 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs an instance in the foreground.
-    Run,
+    Run {
+        /// Takes over from the process at the other end of standard input, which started this one.
+        #[arg(long, hide = true)]
+        take_over: bool,
+    },
     /// Says everything that is wrong with a configuration file.
     Check,
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
@@ -92,6 +98,8 @@ enum Command {
     Kill(KillArguments),
     /// Reads the configuration again and takes it over if it is valid.
     Reload,
+    /// Replaces the process, by another version of it if you like, without a flow noticing. -c FILE: with that file.
+    Upgrade(upgrade::UpgradeArguments),
     /// Moves idle flows from backends that have more than their share.
     Rebalance {
         /// Only says what would be moved.
@@ -100,6 +108,9 @@ enum Command {
     },
     /// The versions of this command and of the instance.
     Version,
+    /// Which versions of the handoff this binary speaks.
+    #[command(hide = true)]
+    HandoffVersion,
     /// An apiserver stand-in, for the demo and the tests.
     #[command(hide = true)]
     StandIn(demo::stand_in::StandInArgs),
@@ -172,7 +183,8 @@ pub fn main() -> ExitCode {
     };
     let config = || arguments.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
     match arguments.command {
-        Command::Run => run::run(&config()),
+        Command::Run { take_over } => run::run(&config(), take_over),
+        Command::HandoffVersion => upgrade::handoff_version(),
         Command::Check => check::run(&config()),
         Command::Demo(demo) => demo::command::run(demo),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
@@ -212,8 +224,10 @@ fn talk(
         Command::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
         Command::Kill(arguments) => kill::kill(&mut client, arguments, output),
         Command::Reload => reload::reload(&mut client, output),
+        Command::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
         Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
-        Command::Run
+        Command::Run { .. }
+        | Command::HandoffVersion
         | Command::Check
         | Command::Demo(_)
         | Command::StandIn(_)

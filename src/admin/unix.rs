@@ -2,6 +2,7 @@
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,7 +31,8 @@ pub enum OpenSocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    identity: Identity,
+    /// `None`: another process removes it.
+    identity: Option<Identity>,
 }
 
 /// Device, inode, and when it was made: an inode number alone is used again at once.
@@ -70,12 +72,31 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
     socket.listen(BACKLOG).map_err(io_error)?;
     socket.set_nonblocking(true).map_err(io_error)?;
     let metadata = path.symlink_metadata().map_err(io_error)?;
-    let file = SocketFile { path: path.to_owned(), identity: Identity::new(&metadata) };
+    let file = SocketFile { path: path.to_owned(), identity: Some(Identity::new(&metadata)) };
     let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into()).map_err(io_error)?;
     Ok((listener, file))
 }
 
+/// Takes a socket that another instance listens on at `path`. Needs a tokio runtime.
+pub fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketError> {
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    let ready = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+    ready.map_err(|source| OpenSocketError::Io { path: path.to_owned(), source })
+}
+
 impl SocketFile {
+    /// The file at `path` is this process's from now on.
+    pub fn claim(path: &Path) -> Result<Self, OpenSocketError> {
+        let metadata = path.symlink_metadata();
+        let metadata = metadata.map_err(|source| OpenSocketError::Io { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), identity: Some(Identity::new(&metadata)) })
+    }
+
+    /// The file is another process's from now on.
+    pub fn leave(&mut self) {
+        self.identity = None;
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -84,7 +105,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let Ok(metadata) = self.path.symlink_metadata() else { return };
-        if Identity::new(&metadata) == self.identity {
+        if self.identity == Some(Identity::new(&metadata)) {
             let _ = std::fs::remove_file(&self.path);
         }
     }

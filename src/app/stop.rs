@@ -51,7 +51,7 @@ pub async fn run(core: &Core) {
 }
 
 /// Returns when no flow is left and no listener can bring one.
-async fn gone(core: &Core) {
+pub async fn gone(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
     // The first tick is at once, when a worker may not yet have taken what its backlog holds.
     ticks.tick().await;

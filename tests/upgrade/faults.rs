@@ -1,0 +1,156 @@
+//! Either process is killed or stopped at every message of the conversation.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::backend::{self, ECHO, request};
+use super::instance::{BINARY, Instance, lives, signal, wait_for};
+use super::relay::{self, MESSAGES, Plan, Victim};
+
+/// Three batches.
+const FLOWS: usize = 150;
+const AT_ONCE: usize = 4;
+
+/// What was seen after one plan.
+struct Seen {
+    plan: Plan,
+    upgraded: bool,
+    whole: usize,
+    reset: usize,
+    /// EOF: the kernel closes so what a killed process had.
+    closed: usize,
+    wrong: Vec<String>,
+}
+
+#[test]
+fn a_process_killed_at_any_step_leaves_each_flow_whole_or_ended() {
+    let plans = MESSAGES.iter().flat_map(|at| {
+        [Victim::Old, Victim::New].map(|victim| Plan { at, victim, stop: false })
+    });
+    for seen in all(plans.collect(), Duration::ZERO) {
+        let old_died = seen.plan.victim == Victim::Old;
+        let given = MESSAGES.iter().position(|at| *at == seen.plan.at).unwrap() >= 8;
+        // A process takes with it what it had; what the other had, or was not committed, goes on.
+        if !old_died && !given {
+            assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
+        }
+        if old_died && seen.plan.at == "finished" {
+            assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
+        }
+    }
+}
+
+#[test]
+fn a_process_stopped_at_any_step_costs_no_flow() {
+    let plans = MESSAGES.iter().flat_map(|at| {
+        [Victim::Old, Victim::New].map(|victim| Plan { at, victim, stop: true })
+    });
+    for seen in all(plans.collect(), Duration::from_millis(500)) {
+        assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
+    }
+}
+
+/// Carries out the plans, some at a time, and prints the table.
+fn all(plans: Vec<Plan>, pause: Duration) -> Vec<Seen> {
+    baton::sys::process::raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let backends: Vec<SocketAddr> = (0..2).map(|_| runtime.block_on(backend::serve())).collect();
+    let (next, all) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(plan) = plans.get(next.fetch_add(1, Relaxed)) {
+                    let seen = carry_out(*plan, &backends, pause);
+                    all.lock().unwrap().push(seen);
+                }
+            });
+        }
+    });
+    let mut all = all.into_inner().unwrap();
+    all.sort_by_key(|seen| (MESSAGES.iter().position(|at| *at == seen.plan.at), seen.plan.victim == Victim::New));
+    println!("at        victim  what     upgraded  whole  reset  closed  wrong");
+    for Seen { plan, upgraded, whole, reset, closed, wrong } in &all {
+        let what = if plan.stop { "SIGSTOP" } else { "SIGKILL" };
+        let victim = format!("{:?}", plan.victim);
+        println!("{:<9} {victim:<6}  {what}  {upgraded:<8}  {whole:>5}  {reset:>5}  {closed:>6}  {}", plan.at, wrong.len());
+    }
+    let wrong: Vec<_> = all.iter().flat_map(|seen| seen.wrong.iter().map(|wrong| (seen.plan, wrong))).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    all
+}
+
+fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Duration) -> Seen {
+    let mut instance = Instance::start(backends, 2);
+    let directory = instance.directory.path().to_owned();
+    let mut flows: Vec<_> = (0..FLOWS).map(|_| open(instance.frontend).unwrap()).collect();
+    let old = instance.first_pid();
+    let mut asking = ask(&directory, relay::script(&directory, plan));
+    wait_for("the strike", || relay::has_struck(&directory));
+    let new = relay::new_pid(&directory).unwrap();
+    if plan.stop {
+        // Long enough for the other to notice; then it goes on where it was.
+        std::thread::sleep(pause);
+        let victim = if plan.victim == Victim::Old { old } else { new };
+        signal(victim, Signal::CONT);
+    }
+    let upgraded = asking.wait().unwrap().success();
+    let mut seen = Seen { plan, upgraded, whole: 0, reset: 0, closed: 0, wrong: Vec::new() };
+    // One of the two serves newcomers, and soon.
+    wait_for("an instance that serves", || {
+        instance.reap();
+        open(instance.frontend).and_then(|mut stream| echo(&mut stream, b"new")).is_ok()
+    });
+    for (number, flow) in flows.iter_mut().enumerate() {
+        match echo(flow, &number.to_le_bytes()) {
+            Ok(true) => seen.whole += 1,
+            Ok(false) => seen.wrong.push(format!("flow {number} answers with something else")),
+            Err(error) => match error.kind() {
+                ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => seen.reset += 1,
+                ErrorKind::UnexpectedEof => seen.closed += 1,
+                _ => seen.wrong.push(format!("flow {number} hangs: {error}")),
+            },
+        }
+    }
+    if lives(old) && lives(new) && !plan.stop {
+        seen.wrong.push("both processes live".to_owned());
+    }
+    if plan.victim == Victim::New && !plan.stop && seen.reset + seen.closed > 0 && seen.whole == 0 && upgraded {
+        seen.wrong.push("the upgrade was said to be done, and nothing is left".to_owned());
+    }
+    seen
+}
+
+fn ask(directory: &Path, successor: impl AsRef<Path>) -> Child {
+    Command::new(BINARY)
+        .arg("--socket")
+        .arg(directory.join("admin.sock"))
+        .args(["upgrade", "--binary"])
+        .arg(successor.as_ref())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn open(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(to)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(&request(ECHO, 0, 0))?;
+    echo(&mut stream, b"hi")?;
+    Ok(stream)
+}
+
+fn echo(stream: &mut TcpStream, word: &[u8]) -> std::io::Result<bool> {
+    stream.write_all(word)?;
+    let mut back = vec![0; word.len()];
+    stream.read_exact(&mut back)?;
+    Ok(back == word)
+}

@@ -7,12 +7,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use baton::handoff::channel::{Channel, ChannelError};
 use baton::handoff::message::Message;
-use baton::sys::inherited;
+use baton::sys::{fd_passing, inherited};
 use rustix::process::Signal;
 
 use super::instance::{BINARY, signal};
@@ -44,8 +43,9 @@ pub const MESSAGES: [&str; 13] = [
 pub fn script(directory: &Path, plan: Plan) -> PathBuf {
     let path = directory.join("successor");
     let this = std::env::current_exe().unwrap();
+    // The kernel sends SIGHUP to a group with a stopped process when the last one goes that a shell could speak to.
     let text = format!(
-        "#!/bin/sh\nexport RELAY_DIRECTORY='{}' RELAY_AT={} RELAY_VICTIM={:?} RELAY_STOP={}\n\
+        "#!/bin/sh\ntrap '' HUP\nexport RELAY_DIRECTORY='{}' RELAY_AT={} RELAY_VICTIM={:?} RELAY_STOP={}\n\
          exec '{}' relay::between_the_two --exact --ignored --nocapture\n",
         directory.display(),
         plan.at,
@@ -73,18 +73,18 @@ pub fn has_struck(directory: &Path) -> bool {
 fn between_the_two() {
     let Ok(directory) = std::env::var("RELAY_DIRECTORY").map(PathBuf::from) else { return };
     let old_pid = rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32;
-    let old = Channel::new(inherited::take_stdin().unwrap()).unwrap();
+    let old = End::new(inherited::take_stdin().unwrap());
     let (near, far) = Channel::pair().unwrap();
     // Whoever kills us, meaning the successor, kills the successor.
-    let new = Command::new("setpriv")
+    let mut successor = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", BINARY, "run", "--take-over", "-c"])
         .arg(directory.join("baton.toml"))
         .stdin(Stdio::from(far))
         .spawn()
         .unwrap();
-    let new_pid = new.id();
+    let new_pid = successor.id();
     std::fs::write(directory.join("new_pid"), new_pid.to_string()).unwrap();
-    let new = Channel::new(near).unwrap();
+    let new = End::new(near);
     let strike = move || {
         let victim = if std::env::var("RELAY_VICTIM").unwrap() == "Old" { old_pid } else { new_pid };
         let stop = std::env::var("RELAY_STOP").unwrap() == "true";
@@ -92,45 +92,50 @@ fn between_the_two() {
         std::fs::write(directory.join("struck"), "").unwrap();
     };
     pass_on(old, new, strike);
+    // It ends with its last flow, or is killed with the whole group.
+    successor.wait().unwrap();
 }
 
-/// Both directions, a thread each; the end of one is the end of the other.
-fn pass_on(old: Channel, new: Channel, strike: impl Fn()) {
-    let (old, new) = (std::sync::Arc::new(old), std::sync::Arc::new(new));
-    let (came, coming) = mpsc::channel();
-    for (is_old, from) in [(true, old.clone()), (false, new.clone())] {
-        let came = came.clone();
-        std::thread::spawn(move || {
-            loop {
-                let message = from.receive(FOREVER);
-                let ended = message.is_err();
-                if came.send((is_old, message)).is_err() || ended {
-                    return;
-                }
-            }
-        });
+/// One end of one conversation, and its socket again to wait for.
+struct End {
+    channel: Channel,
+    socket: OwnedFd,
+}
+
+impl End {
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket: socket.try_clone().unwrap(), channel: Channel::new(socket).unwrap() }
     }
+
+    fn speaks(&self) -> bool {
+        fd_passing::wait_readable(&self.socket, Duration::from_millis(1)).unwrap()
+    }
+}
+
+/// Passes on what either says, until one has ended; then the other's conversation ends too.
+fn pass_on(old: End, new: End, strike: impl Fn()) {
     let at = std::env::var("RELAY_AT").unwrap();
     let wanted = if ["batch", "received", "commit", "adopted"].contains(&at.as_str()) { 2 } else { 1 };
     let mut seen = 0;
-    for (from_old, message) in coming {
-        let (message, fds): (Message, Vec<OwnedFd>) = match message {
-            Ok(came) => came,
-            Err(ChannelError::Closed | ChannelError::Cut) => break,
-            Err(error) => panic!("{error}"),
-        };
-        if message.name() == at {
-            seen += 1;
-            if seen == wanted {
-                strike();
+    loop {
+        for (from, to) in [(&old, &new), (&new, &old)] {
+            if !from.speaks() {
+                continue;
             }
-        }
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let to = if from_old { &new } else { &old };
-        if to.send(&message, &fds, FOREVER).is_err() {
-            break;
+            let (message, fds): (Message, Vec<OwnedFd>) = match from.channel.receive(FOREVER) {
+                Ok(came) => came,
+                Err(ChannelError::Closed | ChannelError::Cut) => return,
+                Err(error) => panic!("{error}"),
+            };
+            if message.name() == at {
+                seen += 1;
+                if seen == wanted {
+                    strike();
+                }
+            }
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            // What it said last is still to be read if it has ended.
+            let _ = to.channel.send(&message, &fds, FOREVER);
         }
     }
-    // The threads' halves end with the process.
-    std::process::exit(0);
 }

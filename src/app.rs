@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -94,6 +94,8 @@ pub struct Core {
     hasten: Notify,
     /// An operator wants the flows spread again, though the configuration may not.
     rebalance_now: Arc<Notify>,
+    /// Somebody else keeps the listening sockets open beyond this process's life.
+    listeners_kept: AtomicBool,
     upgrading: AtomicBool,
     replacement: latest::Sender<Option<Replacement>>,
 }
@@ -184,6 +186,7 @@ fn assemble(
         drain: Drain::default(),
         hasten: Notify::new(),
         rebalance_now: Arc::default(),
+        listeners_kept: AtomicBool::new(false),
         upgrading: AtomicBool::new(false),
         replacement: latest::Sender::new(None),
     });
@@ -226,9 +229,14 @@ impl Bound {
         self.upgrader.clone()
     }
 
-    /// A second descriptor for each listening socket, for whoever keeps them through a crash.
-    pub fn lend_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
-        self.core.proxy.lend_listeners()
+    /// What lends a second descriptor of each listening socket to whoever keeps them beyond this process's life; a stop
+    /// then resets newcomers, who would otherwise wait there. It blocks for a moment.
+    pub fn listeners_to_keep(&self) -> impl Fn() -> io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static {
+        let core = self.core.clone();
+        move || {
+            core.listeners_kept.store(true, Relaxed);
+            core.proxy.lend_listeners()
+        }
     }
 
     /// Returns once a new process serves everything: nothing is left here but to [`Bound::leave`].

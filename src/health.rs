@@ -27,8 +27,8 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::model::health::{Order, SavedBackend};
 use crate::model::health::machine::Arrival;
+use crate::model::health::{Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
 use crate::table::Table;
 use crate::table::backend::BackendEntry;

@@ -113,7 +113,12 @@ impl Handoffs {
         let help = "The longest that a flow was with neither process in the last upgrade to this one";
         registry.register_with_unit("handoff_longest_pause", help, Unit::Seconds, pause);
         let took = self.duration_seconds.clone();
-        registry.register_with_unit("handoff_duration", "What the last upgrade to this process took", Unit::Seconds, took);
+        registry.register_with_unit(
+            "handoff_duration",
+            "What the last upgrade to this process took",
+            Unit::Seconds,
+            took,
+        );
     }
 }
 

@@ -133,6 +133,12 @@ impl Proxy {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
+    /// Serves what the backlogs hold, then resets whoever comes. For listeners that somebody else keeps open, in which
+    /// clients would otherwise wait.
+    pub fn turn_away(&self) {
+        self.tell_all(|| Message::TurnAway);
+    }
+
     /// Ends the workers and waits for them. Flows that still live are closed.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);

@@ -1,5 +1,6 @@
 //! The way out of an instance.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -30,7 +31,10 @@ pub async fn run(core: &Core) {
     }
 
     core.drain.advance(Phase::Draining);
-    core.proxy.stop_accepting();
+    match core.listeners_kept.load(Relaxed) {
+        true => core.proxy.turn_away(),
+        false => core.proxy.stop_accepting(),
+    }
     let deadline = Instant::now() + process.stop_timeout;
     tokio::select! {
         () = gone(core) => {}

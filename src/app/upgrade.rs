@@ -73,9 +73,10 @@ impl Upgrader {
             }
             outcome
         });
-        let outcome = Box::pin(async move {
-            task.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
-        });
+        let outcome =
+            Box::pin(
+                async move { task.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) },
+            );
         Ok(Upgrading { progress, outcome })
     }
 
@@ -110,7 +111,11 @@ impl Upgrader {
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
-                tracing::error!(moved = failed.moved, "the upgrade came to nothing, this process goes on: {}", failed.why);
+                tracing::error!(
+                    moved = failed.moved,
+                    "the upgrade came to nothing, this process goes on: {}",
+                    failed.why
+                );
                 self.metrics.handoffs.outcomes.get_or_create(&HandoffLabels { outcome: "failed" }).inc();
                 let (why, moved) = (failed.why.clone(), failed.moved);
                 self.core.table.journal.record(What::UpgradeFailed { why, moved });
@@ -126,10 +131,8 @@ impl Upgrader {
         runtime: Handle,
         progress: watch::Sender<UpgradeProgress>,
     ) -> Result<(u32, Progress), UpgradeFailed> {
-        let failed = |error: io::Error| UpgradeFailed {
-            why: format!("cannot start {}: {error}", binary.display()),
-            moved: 0,
-        };
+        let failed =
+            |error: io::Error| UpgradeFailed { why: format!("cannot start {}: {error}", binary.display()), moved: 0 };
         let (near, far) = Channel::pair().map_err(failed)?;
         let child = start(binary, config, far).map_err(failed)?;
         let mut giver = InstanceGiver::new(self.core.clone(), self.reloader.clone(), child, runtime, progress);

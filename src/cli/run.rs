@@ -70,6 +70,12 @@ pub fn run(path: &Path, take_over: bool) -> ExitCode {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    if let Origin::Fresh(listeners) = &origin
+        && !listeners.is_empty()
+    {
+        let listeners = listeners.len();
+        tracing::warn!(listeners, "going on with the listeners of a process that has ended, and its flows with it");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
@@ -118,6 +124,10 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
     let manager = Arc::new(ServiceManager::find());
     tokio::spawn(follow_log_settings(bound.config(), Arc::downgrade(logging)));
     tokio::spawn(tell_service_manager(bound.phase(), manager.clone()));
+    if manager.is_there() {
+        let lend = bound.listeners_to_keep();
+        tokio::spawn(keep_listeners(lend, bound.config(), bound.phase(), manager.clone()));
+    }
     tokio::spawn(reload_on(hangup, bound.reloader()));
     tokio::spawn(upgrade_on(replace, bound.upgrader()));
     let mut stops = Stops { terminate, interrupt };
@@ -193,6 +203,36 @@ async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config
     while config.changed().await.is_ok() {
         let Some(logging) = logging.upgrade() else { return };
         logging.apply(&config.borrow_and_update().log);
+    }
+}
+
+/// Gives the service manager all listening sockets, now and after each reload, and takes back those that are closed.
+async fn keep_listeners(
+    lend: impl Fn() -> std::io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static,
+    mut config: tokio::sync::watch::Receiver<Arc<Config>>,
+    mut phase: crate::drain::DrainWatch,
+    manager: Arc<ServiceManager>,
+) {
+    phase.reached(Phase::Serving).await;
+    let mut kept = Vec::new();
+    loop {
+        config.borrow_and_update();
+        let (lend, manager) = (lend.clone(), manager.clone());
+        let before = std::mem::take(&mut kept);
+        let stored = tokio::task::spawn_blocking(move || {
+            let listeners = lend()?;
+            manager.store(&listeners);
+            let now: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
+            before.into_iter().filter(|address| !now.contains(address)).for_each(|address| manager.forget(address));
+            Ok::<_, std::io::Error>(now)
+        });
+        match stored.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
+            Ok(now) => kept = now,
+            Err(error) => tracing::warn!(%error, "the listeners cannot be given to the service manager"),
+        }
+        if config.changed().await.is_err() {
+            return;
+        }
     }
 }
 

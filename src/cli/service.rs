@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn names_in_the_store_hold_no_colon_and_differ() {
-        let names = ["10.0.0.1:6443", "10.0.0.1:6444", "[::1]:6443"].map(|text| name(VipAddr::new(text.parse().unwrap())));
+        let names =
+            ["10.0.0.1:6443", "10.0.0.1:6444", "[::1]:6443"].map(|text| name(VipAddr::new(text.parse().unwrap())));
         assert!(names.iter().all(|name| !name.contains(':')));
         assert_eq!((names[0].as_str(), names[2].as_str()), ("baton-10.0.0.1_6443", "baton-[__1]_6443"));
     }

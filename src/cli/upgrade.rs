@@ -52,10 +52,13 @@ fn hand_over(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Res
     let mut last_step = String::new();
     let show = |progress: UpgradeProgress| {
         let shown = show(&progress, &mut last_step, output);
-        shown.map_or_else(|error| {
-            failed = Some(error);
-            ControlFlow::Break(())
-        }, ControlFlow::Continue)
+        shown.map_or_else(
+            |error| {
+                failed = Some(error);
+                ControlFlow::Break(())
+            },
+            ControlFlow::Continue,
+        )
     };
     let upgraded: Result<Option<Upgraded>, ClientError> = client.list(&Command::Upgrade(asked), show);
     if output.terminal && !output.json {
@@ -69,8 +72,17 @@ fn hand_over(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Res
         output.document(&upgraded)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Upgraded { old_pid, new_pid, old_version, new_version, moved, held_bytes, longest_pause_us, took_us, not_moved } =
-        upgraded;
+    let Upgraded {
+        old_pid,
+        new_pid,
+        old_version,
+        new_version,
+        moved,
+        held_bytes,
+        longest_pause_us,
+        took_us,
+        not_moved,
+    } = upgraded;
     output.line(format!(
         "{} process {new_pid} (Baton {new_version}) has taken over from process {old_pid} (Baton {old_version})",
         output.paint(Weight::Good, "done:")
@@ -118,7 +130,8 @@ fn show(progress: &UpgradeProgress, last_step: &mut String, output: &Output) -> 
         let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR - filled));
         let numbers = format!("{} of {}", count(*moved), plural(*flows, "flow"));
         let pause = duration_us(*longest_pause_us);
-        return output.text(&format!("\r\x1b[K{bar} {numbers}, {}, longest pause {pause}: {step}", bytes(*held_bytes as f64)));
+        return output
+            .text(&format!("\r\x1b[K{bar} {numbers}, {}, longest pause {pause}: {step}", bytes(*held_bytes as f64)));
     }
     if last_step != step {
         last_step.clone_from(step);

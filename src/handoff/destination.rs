@@ -13,7 +13,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::channel::{Channel, ChannelError};
-use super::message::{Adopted, Batch, Door, Hello, LastWord, Left, Message, PROTOCOL, Reasons, Refused, State, Welcome};
+use super::message::{
+    Adopted, Batch, Door, Hello, LastWord, Left, Message, PROTOCOL, Reasons, Refused, State, Welcome,
+};
 use crate::table::passport::Passport;
 
 /// What the new process can do; the wiring implements it.
@@ -107,8 +109,7 @@ pub fn refuse(channel: &Channel, reasons: Vec<String>, limit: Duration) {
 /// Takes over, from Ready to the end. The old process may be silent for `patience`. Blocks; call it on a thread of its
 /// own.
 pub fn take<T: Taker>(channel: &Channel, taker: &mut T, patience: Duration) -> Outcome {
-    let mut destination =
-        Destination { channel, taker, patience, staged: None, begun: false, finished: false };
+    let mut destination = Destination { channel, taker, patience, staged: None, begun: false, finished: false };
     destination.say(&Message::Ready);
     loop {
         if let Some(outcome) = destination.step() {

@@ -226,7 +226,8 @@ pub fn give<G: Giver>(channel: &Channel, giver: &mut G, deadlines: &Deadlines) -
         took: Duration::ZERO,
     };
     let (begun, parked, shut, dead, told) = (false, false, false, false, None);
-    let mut source = Source { channel, giver, deadlines, progress, begun, parked, shut, dead, told, welcomed_at_ns: now_ns() };
+    let mut source =
+        Source { channel, giver, deadlines, progress, begun, parked, shut, dead, told, welcomed_at_ns: now_ns() };
     match source.run() {
         Ok(()) => Ok(source.progress),
         Err(why) => Err(source.fail(why)),
@@ -442,7 +443,9 @@ impl<G: Giver> Source<'_, G> {
         if other == Other::Dead {
             self.kill();
         }
-        if self.parked && let Err(error) = self.giver.park(false) {
+        if self.parked
+            && let Err(error) = self.giver.park(false)
+        {
             tracing::error!(%error, "a worker does not accept again after a failed upgrade");
         }
         if self.shut {
@@ -458,7 +461,15 @@ impl<G: Giver> Source<'_, G> {
     }
 
     fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Why> {
-        Ok(self.channel.send(message, fds, self.deadlines.answer)?)
+        match self.channel.send(message, fds, self.deadlines.answer) {
+            Ok(()) => Ok(()),
+            // It may have closed its end because it left, and said so before.
+            Err(ChannelError::Closed) => match farewell(self.channel, Duration::ZERO) {
+                Other::Serves(flows) => Err(Why::Left(flows)),
+                Other::Dead | Other::Silent => Err(ChannelError::Closed.into()),
+            },
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn expect<T>(

@@ -53,6 +53,8 @@ pub struct Listeners {
     all: Vec<Option<Listener>>,
     /// Monotonic ns since when accepting is paused.
     paused_since_ns: Option<u64>,
+    /// Whoever comes is reset.
+    closed: bool,
     /// They stay open, but another process takes what they have.
     parked: bool,
     /// Given up for a moment when descriptors have run out, to reset who waits.
@@ -61,7 +63,7 @@ pub struct Listeners {
 
 impl Listeners {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { all: Vec::new(), paused_since_ns: None, parked: false, spare: Some(EventFd::new()?) })
+        Ok(Self { all: Vec::new(), paused_since_ns: None, closed: false, parked: false, spare: Some(EventFd::new()?) })
     }
 }
 
@@ -119,6 +121,12 @@ impl Worker {
                 self.accept_up_to(index, LAST_ONES);
             }
         }
+    }
+
+    /// Serves what the backlogs hold, and resets whoever comes later.
+    pub(super) fn turn_all_away(&mut self) {
+        (0..self.listeners.all.len()).for_each(|index| self.accept_up_to(index, LAST_ONES));
+        self.listeners.closed = true;
     }
 
     /// Tries again after a pause; resets those who have waited too long.
@@ -210,6 +218,9 @@ impl Worker {
         self.state().accepted.add(1);
         frontend.entry.lanes[self.number].accepted.add(1);
         let origin = FlowOrigin { accepted_at_ns: self.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        if self.listeners.closed {
+            return self.turn_away(client, &frontend, origin, EndReason::Shutdown);
+        }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
         let admitted = admission::admit(&self.plane, &frontend, &self.table).and_then(|frontend_hold| {
             let source_hold = match wants_header {

@@ -67,9 +67,13 @@ impl Worker {
     /// Also one that the configuration no longer has, as long as somebody watches over its end.
     fn backend_called(&self, frontend: &FrontendPlane, name: &str) -> Option<Arc<BackendEntry>> {
         let configured = frontend.backends.iter().find(|entry| &*entry.name == name).cloned();
-        let known = || self.table.registry.backends().into_iter().find(|entry| {
-            entry.frontend.id == frontend.entry.id && &*entry.name == name
-        });
+        let known = || {
+            self.table
+                .registry
+                .backends()
+                .into_iter()
+                .find(|entry| entry.frontend.id == frontend.entry.id && &*entry.name == name)
+        };
         configured.or_else(known)
     }
 }

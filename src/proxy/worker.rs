@@ -45,6 +45,8 @@ pub enum Message {
     Reconfigure { plane: Arc<Plane>, open: Vec<super::accept::Listener> },
     /// Take what the listeners hold, then close them.
     StopAccepting,
+    /// Take what the listeners hold, then reset whoever comes: somebody else keeps the sockets open.
+    TurnAway,
     /// Flows leave for another process, or come from one.
     Handover(handover::Message),
     /// Leave the loop.
@@ -190,6 +192,7 @@ impl Worker {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
                 Message::StopAccepting => self.close_listeners(|_| true),
+                Message::TurnAway => self.turn_all_away(),
                 Message::Handover(message) => self.hand_over(message),
                 Message::Exit => self.exiting = true,
             }

@@ -37,8 +37,9 @@ pub fn receive(socket: impl AsFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> io
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(into)];
-    let received =
-        retry_on_intr(|| net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT))?;
+    let received = retry_on_intr(|| {
+        net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+    })?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(came) = message {
             fds.extend(came);

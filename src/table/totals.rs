@@ -62,7 +62,8 @@ impl Totals {
             }
         }
         for entry in registry.backends() {
-            let same = |totals: &&BackendTotals| *totals.name == *entry.name && *totals.frontend == *entry.frontend.name;
+            let same =
+                |totals: &&BackendTotals| *totals.name == *entry.name && *totals.frontend == *entry.frontend.name;
             if let (Some(totals), Some(lane)) = (self.backends.iter().find(same), entry.lanes.last()) {
                 carry_backend(totals, lane);
             }
@@ -107,7 +108,8 @@ fn carry_backend(totals: &BackendTotals, lane: &BackendLane) {
         raise(&lane.failures[failure as usize], totals.failures.get(failure.label()).copied().unwrap_or(0));
     }
     let before = lane.connect.snapshot();
-    let grown: Vec<_> = totals.connect_counts.iter().zip(before.counts).map(|(now, was)| now.saturating_sub(was)).collect();
+    let grown: Vec<_> =
+        totals.connect_counts.iter().zip(before.counts).map(|(now, was)| now.saturating_sub(was)).collect();
     lane.connect.absorb(&grown, totals.connect_sum_us.saturating_sub((before.sum_s * 1e6).round() as u64));
 }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use baton::sys::clock::now_ns;
 use tokio::task::JoinSet;
 
+use super::backend;
 use super::instance::{Instance, lives, sockets_of, wait_for};
 use super::scene::{self, Outcome, Shared};
-use super::backend;
 
 const MIB: u64 = 1 << 20;
 
@@ -43,10 +43,11 @@ fn carry(flows: usize) {
     wait_for("all flows", || shared.begun.load(Relaxed) >= flows as u64);
 
     let quiet_us = longest(&shared);
-    let storms: Vec<_> =
-        (0..4).map(|_| runtime.spawn(scene::storm(instance.frontend, shared.clone()))).collect();
+    let storms: Vec<_> = (0..4).map(|_| runtime.spawn(scene::storm(instance.frontend, shared.clone()))).collect();
     let stormy_us = longest(&shared);
-    println!("flows  workers  moved  held bytes    took  pause of a flow  longest round trip  old gone after  peak RSS");
+    println!(
+        "flows  workers  moved  held bytes    took  pause of a flow  longest round trip  old gone after  peak RSS"
+    );
     println!("{flows:>5}  before upgrades: longest round trip in 1 s {quiet_us} µs, in the storm {stormy_us} µs");
     for workers in [1, 3, 2] {
         instance.configure(&backends, workers, "");
@@ -84,7 +85,11 @@ fn carry(flows: usize) {
         let (kind, outcome) = outcome.unwrap();
         failed.extend(outcome.err().map(|error| format!("{kind}: {error}")));
     }
-    println!("{served} new connections meanwhile, {} round trips, {} failed flows", shared.round_trips.load(Relaxed), failed.len());
+    println!(
+        "{served} new connections meanwhile, {} round trips, {} failed flows",
+        shared.round_trips.load(Relaxed),
+        failed.len()
+    );
     assert!(failed.is_empty(), "{} flows failed: {:?}", failed.len(), &failed[..failed.len().min(10)]);
     assert!(served > 100, "the storm was a breeze: {served}");
     let pid = instance.pid().unwrap();

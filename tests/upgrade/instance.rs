@@ -24,6 +24,10 @@ pub struct Instance {
 impl Instance {
     /// Starts `baton run` before `backends`, and waits until it serves.
     pub fn start(backends: &[SocketAddr], workers: usize) -> Self {
+        Self::start_with(backends, workers, &[])
+    }
+
+    pub fn start_with(backends: &[SocketAddr], workers: usize, environment: &[(&str, PathBuf)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let frontend = free_address();
         write_config(&config_path(&directory), directory.path(), frontend, backends, workers, "");
@@ -31,6 +35,7 @@ impl Instance {
         let first = Command::new(BINARY)
             .args(["run", "-c"])
             .arg(config_path(&directory))
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

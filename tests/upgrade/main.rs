@@ -7,3 +7,4 @@ mod instance;
 mod refusals;
 mod relay;
 mod scene;
+mod service;

@@ -25,7 +25,8 @@ fn a_successor_that_cannot_take_over_changes_nothing() {
     };
     let bad_config = file("bad.toml", "[process]\nworkers = -1\n");
     let not_a_program = file("text", "no program\n");
-    let newer = file("newer", "#!/bin/sh\necho '{\"version\":\"9.0.0\",\"protocol_min\":7,\"protocol_max\":9,\"pid\":1}'\n");
+    let newer =
+        file("newer", "#!/bin/sh\necho '{\"version\":\"9.0.0\",\"protocol_min\":7,\"protocol_max\":9,\"pid\":1}'\n");
     let silent = file("silent", "#!/bin/sh\nexec sleep 60\n");
     for (arguments, words) in [
         (vec!["upgrade", "--binary", "/nonexistent"], "cannot start"),

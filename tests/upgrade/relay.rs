@@ -35,8 +35,8 @@ pub enum Victim {
 
 /// Messages in the order of the conversation, those that come more than once at their second time.
 pub const MESSAGES: [&str; 13] = [
-    "hello", "welcome", "doors", "state", "ready", "begin", "serving", "batch", "received", "commit", "adopted", "done",
-    "finished",
+    "hello", "welcome", "doors", "state", "ready", "begin", "serving", "batch", "received", "commit", "adopted",
+    "done", "finished",
 ];
 
 /// A program that Baton can start as its successor.

@@ -32,13 +32,15 @@ fn passport() -> impl Strategy<Value = Passport> {
         relayed.prop_map(|relayed| Stage::Relaying(Box::new(relayed))),
     ];
     let addresses = any::<[std::net::SocketAddr; 2]>();
-    (any::<u64>(), ".{0,20}", addresses, any::<u64>(), stage).prop_map(|(id, frontend, addresses, at, stage)| Passport {
-        id: FlowId(id),
-        frontend,
-        client: ClientAddr::new(addresses[0]),
-        vip: VipAddr::new(addresses[1]),
-        accepted_at_ns: at,
-        stage,
+    (any::<u64>(), ".{0,20}", addresses, any::<u64>(), stage).prop_map(|(id, frontend, addresses, at, stage)| {
+        Passport {
+            id: FlowId(id),
+            frontend,
+            client: ClientAddr::new(addresses[0]),
+            vip: VipAddr::new(addresses[1]),
+            accepted_at_ns: at,
+            stage,
+        }
     })
 }
 

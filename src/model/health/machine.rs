@@ -38,11 +38,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use super::damping::DampingPolicy;
-pub use saved::Saved;
 use super::damping::Penalty;
 use super::{Cause, Order, Standing};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
+pub use saved::Saved;
 
 /// The settings of one backend's health.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -64,6 +64,14 @@ address! {
     LocalAddr
 }
 
+impl VipAddr {
+    /// Whether one of the two is the other's port on every address of its family.
+    pub fn overlaps(self, other: Self) -> bool {
+        let same_family = self.0.is_ipv4() == other.0.is_ipv4();
+        same_family && self.port() == other.port() && (self.ip().is_unspecified() || other.ip().is_unspecified())
+    }
+}
+
 /// A source network: the unit that per-source limits count. Width in bits, per family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceMask {

@@ -109,7 +109,11 @@ impl Admin {
         let admin = self.clone();
         match tokio::task::spawn_blocking(move || work(&admin)).await {
             Ok(done) => done,
-            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+            Err(failed) => match failed.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down, and whoever waits here with it.
+                Err(_) => std::future::pending().await,
+            },
         }
     }
 

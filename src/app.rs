@@ -279,6 +279,7 @@ impl Bound {
         let _ = tokio::task::spawn_blocking(move || core.proxy.exit()).await;
         let _ = self.end_flow_log.send(());
         let _ = self.flow_log.await;
+        drop(self.reloader.take_doors());
     }
 
     pub fn phase(&self) -> DrainWatch {

@@ -14,6 +14,7 @@ mod output;
 mod reload;
 pub mod run;
 mod service;
+mod shell;
 mod socket;
 mod status;
 mod upgrade;
@@ -111,6 +112,11 @@ enum Command {
     /// Which versions of the handoff this binary speaks.
     #[command(hide = true)]
     HandoffVersion,
+    /// Prints completions for a shell: source them, or put them where the shell looks for them.
+    Completion { shell: clap_complete::Shell },
+    /// Prints the man page.
+    #[command(hide = true)]
+    Man,
     /// An apiserver stand-in, for the demo and the tests.
     #[command(hide = true)]
     StandIn(demo::stand_in::StandInArgs),
@@ -187,6 +193,8 @@ pub fn main() -> ExitCode {
         Command::HandoffVersion => upgrade::handoff_version(),
         Command::Check => check::run(&config()),
         Command::Demo(demo) => demo::command::run(demo),
+        Command::Completion { shell } => shell::completion::<Arguments>(shell),
+        Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
         Command::Kubelet(kubelet) => demo::kubelet::command::run(kubelet),
         command => {
@@ -230,6 +238,8 @@ fn talk(
         | Command::HandoffVersion
         | Command::Check
         | Command::Demo(_)
+        | Command::Completion { .. }
+        | Command::Man
         | Command::StandIn(_)
         | Command::Kubelet(_)
         | Command::Version => unreachable!("these ask no running instance, or were answered above"),

@@ -22,6 +22,7 @@ mod spelling;
 mod tls;
 
 pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
+pub use file::{FileFault, read as read_file};
 pub use health::reset_after_silence;
 pub use load::{load, parse};
 

@@ -14,6 +14,7 @@ mod flow;
 mod handover;
 mod pipes;
 mod plane;
+mod ports;
 mod relay;
 mod serve;
 mod sources;
@@ -139,7 +140,7 @@ impl Proxy {
         self.tell_all(|| Message::TurnAway);
     }
 
-    /// Ends the workers and waits for them. Flows that still live are closed.
+    /// Ends the workers and waits for them. Flows that still live are reset.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -173,7 +174,10 @@ impl Proxy {
                 let group = match inherited.remove(&address) {
                     Some(group) => spread(group, workers),
                     None => {
-                        socket::ensure_unused(address).map_err(failed)?;
+                        // Our own listener on every address is no other process on this one, nor the other way round.
+                        if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
+                            socket::ensure_unused(address).map_err(failed)?;
+                        }
                         (0..workers).map(|_| socket::listen(address, &liveness)).collect()
                     }
                 };

@@ -27,25 +27,25 @@ pub async fn run(
     let mut writer = FlowLogWriter::new(table, metrics, &config.load().log, now_ns());
     let mut stop = std::pin::pin!(stop);
     loop {
-        let stopping = tokio::select! {
+        let mut stopping = tokio::select! {
             () = any_ended(&writer.table) => false,
             () = &mut stop => true,
         };
-        let more = writer.write(&config.load().log, now_ns());
-        if stopping {
-            return writer.say_left_out();
-        }
-        // At most this often, so that many short flows cost one wake-up together.
-        if !more {
-            tokio::select! {
-                () = tokio::time::sleep(BATCH_EVERY) => {}
-                () = &mut stop => {
-                    writer.write(&config.load().log, now_ns());
-                    return writer.say_left_out();
-                }
+        loop {
+            while writer.write(&config.load().log, now_ns()) {
+                tokio::task::yield_now().await;
             }
-        } else {
-            tokio::task::yield_now().await;
+            if stopping {
+                return writer.say_left_out();
+            }
+            // At most this often, so that many short flows cost one wake-up together.
+            stopping = tokio::select! {
+                () = tokio::time::sleep(BATCH_EVERY) => false,
+                () = &mut stop => true,
+            };
+            if !stopping {
+                break;
+            }
         }
     }
 }
@@ -74,17 +74,23 @@ impl FlowLogWriter {
             self.bucket = TokenBucket::new(self.per_second, self.per_second, now_ns);
         }
         let table = self.table.clone();
-        let ended = table.workers.iter().flat_map(|worker| std::iter::from_fn(|| worker.next_ended()));
-        let mut taken = 0;
-        for flow in ended.take(BATCH) {
-            self.write_one(log, &flow, now_ns);
-            taken += 1;
+        let mut more = false;
+        for worker in &table.workers {
+            let mut room = BATCH;
+            while let Some(flow) = worker.next_ended() {
+                self.write_one(log, &flow, now_ns);
+                room -= 1;
+                if room == 0 {
+                    more = true;
+                    break;
+                }
+            }
         }
         if self.left_out > 0 && now_ns.saturating_sub(self.said_at_ns) >= SAY_EVERY_NS {
             self.say_left_out();
             self.said_at_ns = now_ns;
         }
-        taken == BATCH
+        more
     }
 
     fn write_one(&mut self, log: &Log, flow: &EndedFlow, now_ns: u64) {
@@ -169,7 +175,8 @@ async fn any_ended(table: &Table) {
     .await;
 }
 
-const BATCH: usize = 4096;
+/// Flows of one worker in one batch.
+const BATCH: usize = 1024;
 const BATCH_EVERY: Duration = Duration::from_millis(50);
 const SAY_EVERY_NS: u64 = 1_000_000_000;
 

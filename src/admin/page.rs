@@ -129,7 +129,7 @@ fn frontend(page: &mut String, frontend: &FrontendStatus) {
             Escaped(&frontend.name),
             Escaped(listen.join("  ")),
             Escaped(balance),
-            Escaped(format_args!("{} flows", words::of_cap(frontend.flows, frontend.max_connections))),
+            words::flows_of_cap(frontend.flows, frontend.max_connections),
             rate(frontend.rates.flows_per_s),
         ),
     );

@@ -145,7 +145,7 @@ pub struct Listed {
     pub more: u64,
 }
 
-/// An order for a backend was carried out; this is how it stood just before.
+/// An order for a backend was given.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ordered {
     pub backend: BackendStatus,
@@ -249,6 +249,17 @@ impl Refusal {
 impl fmt::Display for BackendName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for KillTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flow(id) => write!(f, "flow {id}"),
+            Self::Backend(name) => write!(f, "backend {name}"),
+            Self::Client(network) => write!(f, "client {network}"),
+            Self::All => write!(f, "all"),
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! The admin socket's file: private from its first moment, and never taken from an instance that lives.
 
-use std::fs::{DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -31,18 +31,8 @@ pub enum OpenSocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// `None`: another process removes it.
-    identity: Option<Identity>,
-}
-
-/// Device, inode, and when it was made: an inode number alone is used again at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity(u64, u64, i64, i64);
-
-impl Identity {
-    fn new(metadata: &Metadata) -> Self {
-        Self(metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
-    }
+    /// Keeps the inode's number from being given to the file of a successor. `None`: another process removes the file.
+    inode: Option<OwnedFd>,
 }
 
 /// Opens the admin socket at `path` with mode 0600. A file left behind by an instance that died is replaced.
@@ -71,9 +61,8 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
     socket.bind(&address).map_err(io_error)?;
     socket.listen(BACKLOG).map_err(io_error)?;
     socket.set_nonblocking(true).map_err(io_error)?;
-    let metadata = path.symlink_metadata().map_err(io_error)?;
-    let file = SocketFile { path: path.to_owned(), identity: Some(Identity::new(&metadata)) };
-    let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into()).map_err(io_error)?;
+    let file = SocketFile::claim(path)?;
+    let listener = UnixListener::from_std(OwnedFd::from(socket).into()).map_err(io_error)?;
     Ok((listener, file))
 }
 
@@ -87,14 +76,15 @@ pub fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketE
 impl SocketFile {
     /// The file at `path` is this process's from now on.
     pub fn claim(path: &Path) -> Result<Self, OpenSocketError> {
-        let metadata = path.symlink_metadata();
-        let metadata = metadata.map_err(|source| OpenSocketError::Io { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), identity: Some(Identity::new(&metadata)) })
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inode = rustix::fs::open(path, flags, Mode::empty());
+        let inode = inode.map_err(|errno| OpenSocketError::Io { path: path.to_owned(), source: errno.into() })?;
+        Ok(Self { path: path.to_owned(), inode: Some(inode) })
     }
 
     /// The file is another process's from now on.
     pub fn leave(&mut self) {
-        self.identity = None;
+        self.inode = None;
     }
 
     pub fn path(&self) -> &Path {
@@ -104,8 +94,9 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let Ok(metadata) = self.path.symlink_metadata() else { return };
-        if self.identity == Some(Identity::new(&metadata)) {
+        let Some(inode) = &self.inode else { return };
+        let (Ok(there), Ok(ours)) = (rustix::fs::lstat(&self.path), rustix::fs::fstat(inode)) else { return };
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) {
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -22,8 +22,10 @@ pub struct UpgradeRequest {
 /// An upgrade under way. It goes on to its end even if this is dropped.
 pub struct Upgrading {
     pub progress: watch::Receiver<UpgradeProgress>,
-    pub outcome: Pin<Box<dyn Future<Output = Result<(Upgraded, Told), UpgradeFailed>> + Send>>,
+    pub outcome: Pin<Box<dyn Future<Output = UpgradeOutcome> + Send>>,
 }
+
+pub type UpgradeOutcome = Result<(Upgraded, Told), UpgradeFailed>;
 
 /// Drop it when whoever asked has been told: the old process waits for that before it exits.
 #[derive(Debug)]

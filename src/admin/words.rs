@@ -19,6 +19,9 @@ pub enum Weight {
 /// One sentence without a full stop.
 pub fn event(what: &What) -> String {
     match what {
+        What::BackendChanged { frontend, backend, from, to, cause } if from == to => {
+            format!("{frontend}/{backend}: {}: {cause}", to.label())
+        }
         What::BackendChanged { frontend, backend, from, to, cause } => {
             format!("{frontend}/{backend}: {} → {}: {cause}", from.label(), to.label())
         }
@@ -137,6 +140,14 @@ pub fn of_cap(flows: u32, cap: Option<u32>) -> String {
     match cap {
         Some(cap) => format!("{} of {}", count(flows.into()), count(cap.into())),
         None => count(flows.into()),
+    }
+}
+
+/// `1 flow`, `12,345 of 50,000 flows`.
+pub fn flows_of_cap(flows: u32, cap: Option<u32>) -> String {
+    match cap {
+        Some(_) => format!("{} flows", of_cap(flows, cap)),
+        None => plural(flows.into(), "flow"),
     }
 }
 

@@ -1,6 +1,5 @@
 //! From a changed file to a changed instance, or to no change at all.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload};
 use crate::admin::doors::{Doors, Lent, OpenDoorError};
-use crate::config;
+use crate::config::{self, FileFault};
+use crate::drain::Phase;
 use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::ProxyError;
 use crate::table::journal::What;
@@ -31,6 +31,8 @@ pub enum ReloadError {
     Proxy(#[from] ProxyError),
     #[error(transparent)]
     Door(#[from] OpenDoorError),
+    #[error("the instance is stopping")]
+    Stopping,
 }
 
 impl ReloadError {
@@ -64,7 +66,7 @@ impl Reloader {
     pub(super) fn new(core: Arc<Core>, metrics: Arc<Metrics>, path: &Path) -> Arc<Self> {
         metrics.last_reload_successful.set(1);
         metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
-        let inner = Inner { doors: None, last: LastReload::None, bytes: fs::read(path).ok() };
+        let inner = Inner { doors: None, last: LastReload::None, bytes: config::read_file(path).ok() };
         Arc::new(Self {
             core,
             metrics,
@@ -79,7 +81,7 @@ impl Reloader {
         self.inner().doors = Some(doors);
     }
 
-    /// Lets the admin doors go.
+    /// Lets the admin doors go: they and this hold each other, so nobody else would ever drop them.
     pub fn take_doors(&self) -> Option<Doors> {
         self.inner().doors.take()
     }
@@ -107,12 +109,16 @@ impl Reloader {
         ConfigState { path: self.path.clone(), last_reload: self.inner().last.clone() }
     }
 
-    /// Whether the file holds other bytes than when it was last read. A file that cannot be read counts as unchanged:
-    /// it may be in the middle of being replaced.
+    /// Whether the file holds other bytes than when it was last read. A file that is missing or cannot be read counts
+    /// as unchanged: it may be in the middle of being replaced.
     pub async fn file_differs(&self) -> bool {
-        match tokio::fs::read(&self.path).await {
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || config::read_file(&path));
+        match read.await.expect("reading does not panic") {
             Ok(bytes) => self.inner().bytes.as_deref() != Some(&bytes[..]),
-            Err(_) => false,
+            // Refused once, and then not again until it is a file once more.
+            Err(FileFault::TooLarge | FileFault::NotRegular | FileFault::Directory) => self.inner().bytes.is_some(),
+            Err(FileFault::Missing | FileFault::NotPermitted | FileFault::Unreadable(_)) => false,
         }
     }
 
@@ -153,8 +159,11 @@ impl Reloader {
     }
 
     async fn apply(&self) -> Result<Vec<String>, ReloadError> {
+        if self.core.drain.watch().phase() > Phase::Serving {
+            return Err(ReloadError::Stopping);
+        }
         let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || (fs::read(&path).ok(), config::load(&path)));
+        let read = tokio::task::spawn_blocking(move || (config::read_file(&path).ok(), config::load(&path)));
         let (bytes, loaded) = read.await.expect("the loader does not panic");
         self.inner().bytes = bytes;
         let loaded = loaded

@@ -14,6 +14,9 @@ use crate::drain::{DrainWatch, Phase};
 /// A file is read when it has been left alone for this long: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(200);
 
+/// But no longer than this: its neighbours in the folder may be written without end.
+const QUIET_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// The file is compared this often even if nothing was heard: a watch is lost with its folder.
 const COMPARE_EVERY: Duration = Duration::from_secs(10);
 
@@ -34,7 +37,8 @@ pub async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) 
             () = tokio::time::sleep(COMPARE_EVERY) => {}
             () = phase.reached(Phase::Draining) => return,
         }
-        while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {}
+        let quiet = async { while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {} };
+        let _ = tokio::time::timeout(QUIET_WAIT_MAX, quiet).await;
         if reloader.file_differs().await {
             tracing::info!(path = %path.display(), "the configuration file has changed");
             // The outcome is logged and kept by the reloader.

@@ -25,10 +25,11 @@ pub fn drain(client: &mut Client, backend: BackendName, wait: bool, output: &Out
 }
 
 pub fn undrain(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
+    let before = look(client, &backend)?;
     let ordered: Ordered = client.ask(&Command::Undrain { backend })?;
     if output.json {
         output.document(&ordered)?;
-    } else if ordered.backend.order.is_none() {
+    } else if before.is_some_and(|before| before.order.is_none()) {
         output.line(format!("{} was under no order: it is {}", full(&ordered), ordered.backend.standing.label()))?;
     } else {
         output.line(format!("{} is in the hands of its probes again", full(&ordered)))?;
@@ -37,17 +38,29 @@ pub fn undrain(client: &mut Client, backend: BackendName, output: &Output) -> Re
 }
 
 pub fn eject(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
+    // Afterwards some may be gone already.
+    let before = look(client, &backend)?.map_or(0, |before| before.flows);
     let ordered: Ordered = client.ask(&Command::Eject { backend })?;
     if output.json {
         output.document(&ordered)?;
     } else {
         let full = full(&ordered);
-        output.line(format!(
-            "{full} is ejected; {} to be reset; `baton undrain {full}` brings it back",
-            flows(&ordered)
-        ))?;
+        output.line(format!("{full} is ejected; {} reset; `baton undrain {full}` brings it back", are(before)))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn look(client: &mut Client, backend: &BackendName) -> Result<Option<BackendStatus>, CliError> {
+    let backends: Vec<BackendStatus> = client.ask(&Command::Backends { backend: Some(backend.clone()) })?;
+    Ok(backends.into_iter().next())
+}
+
+fn are(flows: u32) -> String {
+    match flows {
+        0 => "no flow had to be".to_owned(),
+        1 => "1 flow is".to_owned(),
+        flows => format!("{} are", plural(flows.into(), "flow")),
+    }
 }
 
 /// Shows how many flows are left until none is. With JSON a line for each look at the backend.

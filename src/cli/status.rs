@@ -155,8 +155,8 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
         output.bold(&frontend.name),
         listen.join(" "),
         output.faint(&format!(
-            "{kind}, {} flows, {} new/s",
-            words::of_cap(frontend.flows, frontend.max_connections),
+            "{kind}, {}, {} new/s",
+            words::flows_of_cap(frontend.flows, frontend.max_connections),
             rate(frontend.rates.flows_per_s)
         )),
     );

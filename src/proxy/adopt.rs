@@ -49,6 +49,7 @@ impl Worker {
         let mut flow =
             Flow::new(Arrival { id, at, client, client_addr, vip, now_ns, frontend, frontend_hold, source_hold });
         flow.phase = phase;
+        flow.shared = true;
         if let Err(error) = self.watch_again(&flow) {
             // The other process's descriptor would keep the registration alive.
             let _ = self.epoll.forget(&flow.client);
@@ -84,6 +85,7 @@ fn relaying(relayed: Relayed, backend: OwnedFd, entry: Arc<BackendEntry>) -> Rel
         backend,
         backend_addr: relayed.backend_addr,
         place: BackendHold(entry),
+        source_port: 0,
         attempt: 0,
         up: Direction::unpack(relayed.up),
         down: Direction::unpack(relayed.down),
@@ -93,6 +95,7 @@ fn relaying(relayed: Relayed, backend: OwnedFd, entry: Arc<BackendEntry>) -> Rel
         }),
         unanswered_since_ns: 0,
         watched: false,
+        waits_for_turn: false,
     }
 }
 

@@ -4,13 +4,16 @@
 //! nothing but time.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
+use super::ports::Ports;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
-use super::worker::{Verdict, Worker, arm_idle};
+use super::worker::{Verdict, Worker};
+use crate::addr::BackendAddr;
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
@@ -24,10 +27,11 @@ use crate::table::flows::{Field, FlowState, pack_place};
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Starts the first attempt.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client_readable: bool) -> Verdict {
+    /// Starts the first attempt. `client` is an event of the client's socket that was not acted upon.
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client: Option<Ready>) -> Verdict {
         let mut connecting = Connecting::new(self.now_ns);
-        connecting.client_readable = client_readable;
+        connecting.client_readable = client.is_some_and(Ready::readable);
+        connecting.client_ends = client.is_some_and(Ready::ends);
         flow.phase = Phase::Connecting(connecting);
         self.next_attempt(flow)
     }
@@ -35,6 +39,8 @@ impl Worker {
     /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
     pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> Verdict {
         let mut no_pick = None;
+        // Another worker took the last place of a backend between our look and our reservation.
+        let mut taken_meanwhile = false;
         loop {
             let picked = self.pick(flow);
             let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
@@ -45,12 +51,13 @@ impl Worker {
             let entry = match picked {
                 Ok(index) => flow.frontend.backends[index].clone(),
                 Err(reason) => {
-                    no_pick = Some(reason);
+                    no_pick = Some(if taken_meanwhile { NoPick::AllFull } else { reason });
                     break;
                 }
             };
             current.tried.push(entry.id);
             if !entry.reserve() {
+                taken_meanwhile = true;
                 continue;
             }
             let place = BackendHold(entry);
@@ -58,17 +65,18 @@ impl Worker {
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = socket::connect(address).and_then(|socket| {
+            let started = open_leg(&mut self.ports, address, self.now_ns).and_then(|(socket, source_port)| {
                 self.epoll.watch_flow(&socket, token)?;
-                Ok(socket)
+                Ok((socket, source_port))
             });
             match started {
-                Ok(socket) => {
+                Ok((socket, source_port)) => {
                     let deadline_ns = self.now_ns + nanos(settings.connect_timeout);
                     let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.now_ns + nanos(after));
                     self.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
-                    let attempt = Attempt { number, socket, address, place, started_at_ns: self.now_ns, deadline_ns };
+                    let started_at_ns = self.now_ns;
+                    let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
                     self.slot(flow.at.key()).set(Field::Place as usize, word);
@@ -79,6 +87,9 @@ impl Worker {
                     self.account_failure(&place.0, failure);
                     current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
                     if failure == ConnectFailure::OutOfFiles {
+                        // This flow's own descriptor is about to be free again: without a pause the next client would
+                        // be accepted with it, only to be reset as this one.
+                        self.pause_accepting(&error);
                         break;
                     }
                 }
@@ -160,7 +171,7 @@ impl Worker {
         self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), at));
     }
 
-    /// Sets the options that only a flow of some age is worth, and notes its source port.
+    /// Sets the options that only a flow of some age is worth, and shows its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
         if let Phase::Relaying(relaying) = &flow.phase {
             let _ = socket::set_liveness(&relaying.backend, &flow.frontend.liveness);
@@ -217,15 +228,16 @@ impl Worker {
             backend: winner.socket,
             backend_addr: winner.address,
             place: winner.place,
+            source_port: winner.source_port,
             attempt: winner.number,
             up,
             down,
             first_fin: None,
             unanswered_since_ns: 0,
             watched: false,
+            waits_for_turn: false,
         });
         self.settle_later(flow.at);
-        arm_idle(&mut self.timers, flow, self.now_ns);
         self.pump_both(flow)
     }
 
@@ -263,6 +275,17 @@ impl Worker {
         };
         balance::pick(policy, &self.candidates, turns, draw)
     }
+}
+
+/// Starts a connect, from a port that waits to be used again if there is one. Returns that port, or 0.
+fn open_leg(ports: &mut Ports, address: BackendAddr, now_ns: u64) -> io::Result<(OwnedFd, u16)> {
+    if let Some(port) = ports.take(address, now_ns) {
+        // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
+        if let Ok(socket) = socket::connect_from(address, Some(port)) {
+            return Ok((socket, port));
+        }
+    }
+    Ok((socket::connect(address)?, 0))
 }
 
 /// What an error of connect(2) or SO_ERROR means.

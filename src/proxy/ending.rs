@@ -14,9 +14,9 @@ use crate::table::worker::EndedFlow;
 impl Worker {
     /// Gives each selected flow its turn within the order's pace.
     pub(super) fn carry_out(&mut self, order: EndOrder) {
-        if let Selector::Flow { id, key } = order.selector {
+        if let Selector::Flow { key, .. } = order.selector {
             let chosen = self.places.get(key.index() as usize).and_then(|place| place.flow.as_deref());
-            if let Some(at) = chosen.filter(|flow| flow.id == id).map(|flow| flow.at) {
+            if let Some(at) = chosen.filter(|flow| selects(&order, flow)).map(|flow| flow.at) {
                 self.set_pending(at, order);
                 self.with_flow(at, Self::end_due);
             }
@@ -26,7 +26,7 @@ impl Worker {
             .places
             .iter()
             .filter_map(|place| place.flow.as_deref())
-            .filter(|flow| selects(&order.selector, flow))
+            .filter(|flow| selects(&order, flow))
             .map(|flow| flow.at)
             .collect();
         // In random order, so that clients that came together do not all come back together.
@@ -75,6 +75,13 @@ impl Worker {
             ended_at_ns: self.now_ns,
             errno,
         };
+        if flow.shared && reason.client_saw() != ClientSaw::Fin {
+            // While another process has descriptors too, closing ours resets nothing.
+            socket::disconnect(&flow.client);
+            if let Phase::Relaying(relaying) = &flow.phase {
+                socket::disconnect(&relaying.backend);
+            }
+        }
         let phase = std::mem::replace(&mut flow.phase, Phase::Header);
         match phase {
             Phase::Header => {}
@@ -86,7 +93,12 @@ impl Worker {
                 relaying.up.dismantle(&mut self.tools);
                 relaying.down.dismantle(&mut self.tools);
                 match closes_cleanly(reason) {
-                    true => drop(relaying.backend),
+                    true => {
+                        drop(relaying.backend);
+                        if reason == EndReason::ClientClosed && relaying.source_port != 0 {
+                            self.ports.give(relaying.backend_addr, relaying.source_port, self.now_ns);
+                        }
+                    }
                     false => socket::reset(relaying.backend),
                 }
             }
@@ -135,11 +147,16 @@ impl Worker {
     }
 }
 
-fn selects(selector: &Selector, flow: &Flow) -> bool {
-    match selector {
-        Selector::Flow { id, .. } => flow.id == *id,
-        Selector::Backend(id) => flow.uses_backend(*id),
-        Selector::Frontend(id) => flow.frontend.entry.id == *id,
+fn selects(order: &EndOrder, flow: &Flow) -> bool {
+    // What must end already is not saved by an order that may spare it.
+    let must_end = flow.pending_end.is_some_and(|pending| pending.only_idle_for.is_none());
+    if must_end && order.only_idle_for.is_some() {
+        return false;
+    }
+    match order.selector {
+        Selector::Flow { id, .. } => flow.id == id,
+        Selector::Backend(id) => flow.uses_backend(id),
+        Selector::Frontend(id) => flow.frontend.entry.id == id,
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
         Selector::All => true,
     }

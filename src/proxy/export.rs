@@ -6,7 +6,7 @@ use super::flow::{Flow, Phase, Relaying, Side};
 use super::handover::{Departure, Parcel};
 use super::relay::Tools;
 use super::token::{FlowRef, Token};
-use super::worker::{Verdict, Worker, arm_idle};
+use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::socket;
 use crate::table::flows::Field;
@@ -40,8 +40,7 @@ impl Worker {
         if !self.keeps_place_of(at) {
             return reset_both(*flow);
         }
-        // What was due meanwhile found no flow and is lost.
-        flow.idle_armed = false;
+        flow.shared = true;
         self.places[at.index as usize].flow = Some(flow);
         self.with_flow(at, |worker, flow| {
             let begun = worker.watch_again(flow);
@@ -74,14 +73,13 @@ impl Worker {
                 self.expect_header(flow, flow.accepted_at_ns);
                 Verdict::Keep
             }
-            Phase::Connecting(_) => self.begin_connect(flow, false),
+            Phase::Connecting(_) => self.begin_connect(flow, None),
             Phase::Relaying(relaying) => {
-                if relaying.up.wants_pump() || relaying.down.wants_pump() {
+                relaying.waits_for_turn = relaying.up.wants_pump() || relaying.down.wants_pump();
+                if relaying.waits_for_turn {
                     self.again.push(flow.at);
                 }
                 self.settle_later(flow.at);
-                let last_byte_ns = self.last_byte_ns(flow);
-                arm_idle(&mut self.timers, flow, last_byte_ns);
                 Verdict::Keep
             }
         }

@@ -35,10 +35,10 @@ pub struct Flow {
     pub phase: Phase,
     /// An order to end it that waits for its turn.
     pub pending_end: Option<PendingEnd>,
-    /// An idle deadline is set.
-    pub idle_armed: bool,
     _frontend_hold: FrontendHold,
     pub source_hold: Option<SourceHold>,
+    /// Another process has, or had, descriptors of its sockets: closing ours may say nothing to the far ends.
+    pub shared: bool,
 }
 
 /// How a flow shall end when its turn comes.
@@ -80,6 +80,8 @@ pub struct Attempt {
     pub socket: OwnedFd,
     pub address: BackendAddr,
     pub place: BackendHold,
+    /// 0: the kernel chose it.
+    pub source_port: u16,
     pub started_at_ns: u64,
     pub deadline_ns: u64,
 }
@@ -100,6 +102,8 @@ pub struct Relaying {
     pub backend: OwnedFd,
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
+    /// Source port of the backend leg once it may be used again after this flow; 0 until then.
+    pub source_port: u16,
     /// Number of the attempt that won.
     pub attempt: u8,
     /// Client to backend.
@@ -112,6 +116,8 @@ pub struct Relaying {
     pub unanswered_since_ns: u64,
     /// It is in the worker's list of flows that wait for an answer.
     pub watched: bool,
+    /// It is in the worker's list of flows that had their fair share and want more.
+    pub waits_for_turn: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,9 +152,9 @@ impl Flow {
             frontend: arrival.frontend,
             phase: Phase::Header,
             pending_end: None,
-            idle_armed: false,
             _frontend_hold: arrival.frontend_hold,
             source_hold: arrival.source_hold,
+            shared: false,
         })
     }
 

@@ -30,6 +30,15 @@ pub enum End {
     Destination,
 }
 
+/// What tells the destination that the source has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fin {
+    /// shutdown(2); the destination may still have much to say.
+    ByShutdown,
+    /// close(2), which is due anyway: one call less per flow.
+    ByClose,
+}
+
 /// A direction broke: the socket at `end` is of no use any more.
 #[derive(Debug)]
 pub struct Broken {
@@ -109,6 +118,11 @@ impl Direction {
         self.stage == Stage::Open && !self.is_blocked()
     }
 
+    /// The kernel has said that the source ended; its last bytes may not have been read yet.
+    pub fn end_is_near(&self) -> bool {
+        self.end_behind
+    }
+
     /// Its FIN was passed on.
     pub fn is_done(&self) -> bool {
         self.stage == Stage::Done
@@ -152,11 +166,18 @@ impl Direction {
         Self { stage, held, ..Self::default() }
     }
 
-    /// Moves what can be moved now, and adds it to `pumped`.
+    /// How the opposite direction should pass its FIN on: once this one is done, closing the socket says it as well.
+    pub fn fin_for_opposite(&self) -> Fin {
+        if self.is_done() { Fin::ByClose } else { Fin::ByShutdown }
+    }
+
+    /// Moves what can be moved now, and adds it to `pumped`. After `Fin::ByClose` the caller closes `destination` as soon
+    /// as the direction is done.
     pub fn pump(
         &mut self,
         source: impl AsFd,
         destination: impl AsFd,
+        fin: Fin,
         tools: &mut Tools,
         pumped: &mut Pumped,
     ) -> Result<(), Broken> {
@@ -166,8 +187,10 @@ impl Direction {
                 return Ok(());
             }
             if self.stage == Stage::Ending {
-                // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
-                let _ = socket::finish_writing(destination);
+                if fin == Fin::ByShutdown {
+                    // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+                    let _ = socket::finish_writing(destination);
+                }
                 self.stage = Stage::Done;
             }
             if self.stage == Stage::Done || !self.readable {
@@ -319,5 +342,71 @@ fn settle(result: io::Result<usize>) -> io::Result<Option<usize>> {
         Ok(count) => Ok(Some(count)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+
+    /// Two streams with their far ends: (source's far end, source, destination, destination's far end).
+    fn streams() -> (UnixStream, UnixStream, UnixStream, UnixStream) {
+        let (feeder, source) = UnixStream::pair().unwrap();
+        let (destination, reader) = UnixStream::pair().unwrap();
+        source.set_nonblocking(true).unwrap();
+        destination.set_nonblocking(true).unwrap();
+        (feeder, source, destination, reader)
+    }
+
+    #[test]
+    fn a_fin_read_in_the_last_fair_turn_is_passed_on_in_the_next() {
+        let (mut feeder, source, destination, mut reader) = streams();
+        let mut tools = Tools { buffer: vec![0; 16].into(), pipes: PipePool::new(0) };
+        feeder.write_all(&[7; 16 * (FAIR_TURNS - 1)]).unwrap();
+        feeder.shutdown(Shutdown::Write).unwrap();
+        let mut direction = Direction::default();
+        direction.source_ready(true);
+        let mut pumped = Pumped::default();
+        direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
+        assert!(pumped.again && !direction.is_done());
+        direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut Pumped::default()).unwrap();
+        assert!(direction.is_done());
+        let mut received = Vec::new();
+        reader.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len(), 16 * (FAIR_TURNS - 1));
+    }
+
+    #[test]
+    fn a_full_destination_stops_the_reading_until_it_drains() {
+        let (mut feeder, source, destination, mut reader) = streams();
+        let mut tools = Tools { buffer: vec![0; 4096].into(), pipes: PipePool::new(0) };
+        feeder.set_nonblocking(true).unwrap();
+        let mut direction = Direction::default();
+        let (mut fed, mut pumped) = (0, Pumped::default());
+        while let Ok(count) = feeder.write(&[7; 4096]) {
+            fed += count as u64;
+            direction.source_ready(false);
+            direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
+        }
+        assert!(direction.is_blocked() && !direction.reads());
+        assert!(pumped.read - pumped.written <= 4096, "more than one buffer is held");
+        drop(feeder);
+        direction.source_ready(true);
+        reader.set_nonblocking(true).unwrap();
+        let mut received = 0;
+        let mut buffer = [0; 65536];
+        while !direction.is_done() {
+            while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                received += count as u64;
+            }
+            direction.pump(&source, &destination, Fin::ByShutdown, &mut tools, &mut pumped).unwrap();
+        }
+        while let Ok(count @ 1..) = reader.read(&mut buffer) {
+            received += count as u64;
+        }
+        assert_eq!((received, pumped.written), (fed, fed));
     }
 }

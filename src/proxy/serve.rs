@@ -3,7 +3,7 @@
 use std::io;
 
 use super::flow::{Flow, Phase, Side};
-use super::relay::{Broken, End, Pumped};
+use super::relay::{Broken, Direction, End, Fin, Pumped};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::Ready;
@@ -13,7 +13,7 @@ use crate::table::flows::Field;
 impl Worker {
     pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => self.header_ready(flow),
+            Phase::Header => self.header_ready(flow, ready),
             Phase::Connecting(connecting) => {
                 if ready.failed() || ready.hung_up() {
                     let errno = errno(socket::take_error(&flow.client).as_ref());
@@ -65,6 +65,14 @@ impl Worker {
         }
     }
 
+    /// The turn of a flow that had its fair share and wanted more.
+    pub(super) fn pump_more(&mut self, flow: &mut Flow) -> Verdict {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
+            relaying.waits_for_turn = false;
+        }
+        self.pump_both(flow)
+    }
+
     /// Moves whatever can be moved, either way.
     pub(super) fn pump_both(&mut self, flow: &mut Flow) -> Verdict {
         match self.pump_up(flow) {
@@ -79,10 +87,15 @@ impl Worker {
         if !relaying.up.wants_pump() {
             return Verdict::Keep;
         }
+        if relaying.up.end_is_near() && relaying.first_fin.is_none() && relaying.source_port == 0 {
+            // Before the FIN goes out: a backend that answers it at once takes the socket to TIME_WAIT as it is.
+            relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
+        }
         let mut moved = Pumped::default();
-        let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
-        if relaying.up.is_done() {
-            relaying.first_fin.get_or_insert(Side::Client);
+        let fin = fin(flow.shared, &relaying.down);
+        let result = relaying.up.pump(&flow.client, &relaying.backend, fin, &mut self.tools, &mut moved);
+        if relaying.up.is_done() && relaying.first_fin.is_none() {
+            relaying.first_fin = Some(Side::Client);
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
             relaying.unanswered_since_ns = self.now_ns;
@@ -106,7 +119,8 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+        let fin = fin(flow.shared, &relaying.up);
+        let result = relaying.down.pump(&relaying.backend, &flow.client, fin, &mut self.tools, &mut moved);
         if relaying.down.is_done() {
             relaying.first_fin.get_or_insert(Side::Backend);
         }
@@ -127,37 +141,44 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
-            let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            let (from, to) = (&relaying.backend, &flow.client);
+            let _ = relaying.down.pump(from, to, Fin::ByShutdown, &mut self.tools, &mut moved);
             self.account_down(flow, moved);
         }
         ended_by(Side::Backend, errno(Some(error)))
     }
 
-    fn account_up(&mut self, flow: &Flow, moved: Pumped) {
-        let Phase::Relaying(relaying) = &flow.phase else { return };
+    fn account_up(&mut self, flow: &mut Flow, moved: Pumped) {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let slot = self.slot(flow.at.key());
         slot.add(Field::BytesUp as usize, moved.written);
         if moved.read > 0 {
             slot.set(Field::LastUpNs as usize, self.now_ns);
         }
         relaying.place.0.lanes[self.number].bytes_up.add(moved.written);
-        if moved.again {
+        // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
+        if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }
     }
 
-    fn account_down(&mut self, flow: &Flow, moved: Pumped) {
-        let Phase::Relaying(relaying) = &flow.phase else { return };
+    fn account_down(&mut self, flow: &mut Flow, moved: Pumped) {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let slot = self.slot(flow.at.key());
         slot.add(Field::BytesDown as usize, moved.written);
         if moved.read > 0 {
             slot.set(Field::LastDownNs as usize, self.now_ns);
         }
         relaying.place.0.lanes[self.number].bytes_down.add(moved.written);
-        if moved.again {
+        if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }
     }
+}
+
+/// How a direction passes its FIN on, beside its `opposite`.
+fn fin(shared: bool, opposite: &Direction) -> Fin {
+    if shared { Fin::ByShutdown } else { opposite.fin_for_opposite() }
 }
 
 /// Ends a flow whose both directions are done.
@@ -176,19 +197,45 @@ fn finished(flow: &Flow) -> Verdict {
 
 /// The reason for an error on one side's socket.
 fn ended_by(side: Side, errno: i32) -> Verdict {
-    let silent = matches!(errno, libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN);
-    let reason = match (side, silent, errno) {
-        (Side::Client, true, _) => EndReason::ClientTimedOut,
-        (Side::Backend, true, _) => EndReason::BackendTimedOut,
-        (Side::Client, false, libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0) => EndReason::ClientReset,
-        (Side::Backend, false, libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | libc::ECONNREFUSED | 0) => {
-            EndReason::BackendReset
-        }
+    let reason = match errno {
+        libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0 => match side {
+            Side::Client => EndReason::ClientReset,
+            Side::Backend => EndReason::BackendReset,
+        },
+        errno if is_silence(errno) => match side {
+            Side::Client => EndReason::ClientTimedOut,
+            Side::Backend => EndReason::BackendTimedOut,
+        },
         _ => EndReason::Internal,
     };
     Verdict::End(reason, errno)
 }
 
+/// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
+/// instead of acknowledgements, what the last of those meant (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
+/// icmpv6_err_convert): a firewall that rejects with its default makes that ECONNREFUSED.
+fn is_silence(errno: i32) -> bool {
+    let routes = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENONET, libc::ENETDOWN];
+    let refusals = [libc::ECONNREFUSED, libc::EACCES, libc::ENOPROTOOPT, libc::EPROTO, libc::EOPNOTSUPP];
+    errno == libc::ETIMEDOUT || routes.contains(&errno) || refusals.contains(&errno)
+}
+
 fn errno(error: Option<&io::Error>) -> i32 {
     error.and_then(io::Error::raw_os_error).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// iptables -j REJECT at the client: its flow ended as internal.
+    #[test]
+    fn a_firewall_that_rejects_is_a_host_that_does_not_answer() {
+        for errno in [libc::ETIMEDOUT, libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EACCES, libc::ENOPROTOOPT] {
+            assert!(matches!(ended_by(Side::Client, errno), Verdict::End(EndReason::ClientTimedOut, _)), "{errno}");
+            assert!(matches!(ended_by(Side::Backend, errno), Verdict::End(EndReason::BackendTimedOut, _)), "{errno}");
+        }
+        assert!(matches!(ended_by(Side::Client, libc::EPIPE), Verdict::End(EndReason::ClientReset, _)));
+        assert!(matches!(ended_by(Side::Backend, libc::ECONNRESET), Verdict::End(EndReason::BackendReset, _)));
+    }
 }

@@ -13,8 +13,8 @@ pub enum Due {
     Connect(FlowRef),
     /// A PROXY header should have come.
     Header(FlowRef),
-    /// A flow may have been idle for too long.
-    Idle(FlowRef),
+    /// Flows that have been idle for too long should be looked for.
+    Idle,
     /// A flow's turn to be ended by order.
     End(FlowRef),
     /// Flows that wait for an answer should be looked at.

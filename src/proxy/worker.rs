@@ -16,6 +16,7 @@ use super::flow::{Flow, Phase};
 use super::handover;
 use super::pipes::PipePool;
 use super::plane::Plane;
+use super::ports::Ports;
 use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
@@ -37,6 +38,11 @@ const DUE_PER_TURN: usize = 256;
 
 /// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
 const PANICS_MAX: u32 = 5;
+
+/// Idle flows are looked for this many times within the shortest idle_timeout, within these bounds.
+const IDLE_WALKS: u32 = 8;
+const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
+const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
 
 /// What the control side asks of a worker.
 #[derive(Debug)]
@@ -71,6 +77,7 @@ pub struct Worker {
     pub(super) places: Vec<Place>,
     pub(super) listeners: Listeners,
     pub(super) timers: Timers,
+    pub(super) ports: Ports,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend were not answered yet.
@@ -85,6 +92,10 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
+    /// A walk for idle flows is among the deadlines.
+    idle_walk_set: bool,
+    /// Cleared for good by a stop: a reload after it must not listen again.
+    accepts: bool,
     exiting: bool,
 }
 
@@ -112,6 +123,7 @@ impl Worker {
             places: Vec::new(),
             listeners: Listeners::new()?,
             timers: Timers::default(),
+            ports: Ports::default(),
             settling: VecDeque::new(),
             unanswered: Vec::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
@@ -121,6 +133,8 @@ impl Worker {
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
             departing: 0,
+            idle_walk_set: false,
+            accepts: true,
             exiting: false,
         })
     }
@@ -140,8 +154,9 @@ impl Worker {
                 tracing::error!(worker = self.number, "giving up; the supervisor should start Baton anew");
                 std::process::abort();
             }
-            self.recover();
+            self.end_all(EndReason::Internal);
         }
+        self.end_all(EndReason::Shutdown);
         state.mark_waiting();
         state.mark_alive(false);
     }
@@ -191,8 +206,14 @@ impl Worker {
         while let Some(message) = self.shared.next_message(self.number) {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
-                Message::StopAccepting => self.close_listeners(|_| true),
-                Message::TurnAway => self.turn_all_away(),
+                Message::StopAccepting => {
+                    self.accepts = false;
+                    self.close_listeners(|_| true);
+                }
+                Message::TurnAway => {
+                    self.accepts = false;
+                    self.turn_all_away();
+                }
                 Message::Handover(message) => self.hand_over(message),
                 Message::Exit => self.exiting = true,
             }
@@ -204,16 +225,19 @@ impl Worker {
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
         self.plane = plane;
-        self.update_listeners(open);
+        let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
+        let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
+        self.ports.retain(|address| addresses.contains(&address));
+        self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
             let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
             if let Some(frontend) = self.plane.frontends.iter().find(same) {
                 flow.frontend = frontend.clone();
-                arm_idle(&mut self.timers, flow, self.now_ns);
             }
         }
+        self.set_idle_walk();
     }
 
     fn fire_deadlines(&mut self) {
@@ -225,7 +249,7 @@ impl Worker {
                     Phase::Header => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
                     _ => Verdict::Keep,
                 }),
-                Some(Due::Idle(at)) => self.with_flow(at, Self::idle_due),
+                Some(Due::Idle) => self.end_idle(),
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
                 Some(Due::Evidence) => self.look_at_unanswered(),
                 Some(Due::Accept) => self.resume_accepting(),
@@ -245,19 +269,38 @@ impl Worker {
 
     fn pump_again(&mut self) {
         for at in std::mem::take(&mut self.again) {
-            self.with_flow(at, |worker, flow| worker.pump_both(flow));
+            self.with_flow(at, |worker, flow| worker.pump_more(flow));
         }
     }
 
-    fn idle_due(&mut self, flow: &mut Flow) -> Verdict {
-        flow.idle_armed = false;
-        let Some(limit) = flow.frontend.settings.idle_timeout else { return Verdict::Keep };
-        let last_byte_ns = self.last_byte_ns(flow);
-        if self.now_ns.saturating_sub(last_byte_ns) >= limit.as_nanos() as u64 {
-            return Verdict::End(EndReason::IdleTimeout, 0);
+    /// Ends flows that have been idle for too long, and comes back in time for the next.
+    ///
+    /// A walk now and then, not a deadline per flow: those of flows that ended long before would pile up, an hour's worth
+    /// where idle_timeout is an hour.
+    fn end_idle(&mut self) {
+        let is_idle = |flow: &&Flow| {
+            let limit = flow.frontend.settings.idle_timeout;
+            limit.is_some_and(|limit| self.now_ns.saturating_sub(self.last_byte_ns(flow)) >= limit.as_nanos() as u64)
+        };
+        let flows = self.places.iter().filter_map(|place| place.flow.as_deref());
+        let idle: Vec<_> = flows.filter(is_idle).map(|flow| flow.at).collect();
+        for at in idle {
+            self.with_flow(at, |_, _| Verdict::End(EndReason::IdleTimeout, 0));
         }
-        arm_idle(&mut self.timers, flow, last_byte_ns);
-        Verdict::Keep
+        self.idle_walk_set = false;
+        self.set_idle_walk();
+    }
+
+    /// Sets the next walk for idle flows, if a frontend wants one.
+    fn set_idle_walk(&mut self) {
+        let limits = self.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
+        if let Some(shortest) = limits.min()
+            && !self.idle_walk_set
+        {
+            self.idle_walk_set = true;
+            let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
+            self.timers.set(self.now_ns + pause.as_nanos() as u64, Due::Idle);
+        }
     }
 
     /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
@@ -288,25 +331,15 @@ impl Worker {
         &self.table.workers[self.number]
     }
 
-    /// After a panic: resets every flow, also the one that was in hand, and goes on.
-    fn recover(&mut self) {
+    /// Resets every flow, after a panic also the one that was in hand.
+    fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
             match place.flow.take() {
-                Some(flow) => self.finish(flow, EndReason::Internal, 0),
+                Some(flow) => self.finish(flow, reason, 0),
                 None if place.occupied => self.vacate(FlowKey::new(index as u32)),
                 None => {}
             }
         }
-    }
-}
-
-/// Sets the flow's idle deadline unless it has one or needs none.
-pub(super) fn arm_idle(timers: &mut Timers, flow: &mut Flow, last_byte_ns: u64) {
-    if let Some(limit) = flow.frontend.settings.idle_timeout
-        && !flow.idle_armed
-    {
-        flow.idle_armed = true;
-        timers.set(last_byte_ns + limit.as_nanos() as u64, Due::Idle(flow.at));
     }
 }

@@ -1,7 +1,7 @@
 //! TCP sockets: listeners, accepted and connecting ones, and how they are closed.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -74,6 +74,12 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
 
 /// Starts a non-blocking connect. The socket is writable without error once connected.
 pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
+    connect_from(address, None)
+}
+
+/// As [`connect`], but from source port `port`, also if that is in TIME_WAIT towards `address`.
+/// `AddrInUse` or `AddrNotAvailable`: the port cannot be had, others may.
+pub fn connect_from(address: BackendAddr, port: Option<u16>) -> io::Result<OwnedFd> {
     let address = address.socket_addr();
     let domain = if address.is_ipv6() { net::AddressFamily::INET6 } else { net::AddressFamily::INET };
     let socket = net::socket_with(
@@ -83,6 +89,11 @@ pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
         Some(net::ipproto::TCP),
     )?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    if let Some(port) = port {
+        let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        net::bind(&socket, &SocketAddr::new(any, port))?;
+    }
     match net::connect(&socket, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
@@ -116,6 +127,14 @@ pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
     Some(VipAddr::new(plain(net::getsockname(fd).ok()?).ok()?))
 }
 
+/// Lets the source port be taken by name while this connection is in TIME_WAIT: both sockets must ask for SO_REUSEADDR.
+/// Returns the port.
+pub fn share_port(socket: impl AsFd) -> io::Result<u16> {
+    let socket = socket.as_fd();
+    sockopt::set_socket_reuseaddr(socket, true)?;
+    Ok(local_addr(socket)?.port())
+}
+
 /// Reads what is there. `Ok(0)`: EOF.
 pub fn read(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let (read, _) = retry_on_intr(|| net::recv(&socket, &mut *into, RecvFlags::empty()))?;
@@ -143,6 +162,13 @@ pub fn finish_writing(socket: impl AsFd) -> io::Result<()> {
 pub fn reset(socket: OwnedFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
+}
+
+/// Resets the connection, also if other processes have descriptors of it: connect(2) with AF_UNSPEC, which the kernel
+/// answers with RST where one is due (net/ipv4/tcp.c, tcp_disconnect).
+pub fn disconnect(socket: impl AsFd) {
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+    let _ = net::connect_unspec(&socket);
 }
 
 fn stream_socket(address: SocketAddr) -> io::Result<Socket> {
@@ -208,6 +234,16 @@ mod tests {
         wait_for(&near, PollFlags::HUP);
         // In CLOSE_WAIT the kernel calls the same RST EPIPE (net/ipv4/tcp_input.c, tcp_reset).
         assert_eq!(take_error(&near).unwrap().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_socket_that_another_process_has_too_can_be_reset() {
+        let (accepted, near) = pair("127.0.0.1");
+        let _elsewhere = accepted.try_clone().unwrap();
+        disconnect(&accepted);
+        drop(accepted);
+        wait_for(&near, PollFlags::HUP);
+        assert_eq!(take_error(&near).unwrap().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

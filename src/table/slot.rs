@@ -9,8 +9,8 @@
 //! A reader takes the sequence, copies the fields, and takes the sequence again: if it changed, the copy may mix two
 //! flows and is dropped. No reader ever makes the writer wait, and the memory is never freed while the table lives.
 //!
-//! The atomics come from the parent module, so that the interleavings can be explored with other ones
-//! (`tests/interleavings.rs`).
+//! The atomics come from the parent module and the word counts are parameters, so that the interleavings can be
+//! explored with other atomics and few words (`tests/interleavings.rs`).
 
 use super::sync::{AtomicU64, Ordering::*, fence};
 
@@ -22,22 +22,22 @@ pub const LIVE_WORDS: usize = 8;
 
 /// What a reader saw of one live flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copied {
+pub struct Copied<const IDENTITY: usize = IDENTITY_WORDS, const LIVE: usize = LIVE_WORDS> {
     /// Odd; differs for each occupation of the slot.
     pub sequence: u64,
-    pub identity: [u64; IDENTITY_WORDS],
-    pub live: [u64; LIVE_WORDS],
+    pub identity: [u64; IDENTITY],
+    pub live: [u64; LIVE],
 }
 
 /// 136 bytes for one flow.
 #[derive(Debug)]
-pub struct Slot {
+pub struct Slot<const IDENTITY: usize = IDENTITY_WORDS, const LIVE: usize = LIVE_WORDS> {
     sequence: AtomicU64,
-    identity: [AtomicU64; IDENTITY_WORDS],
-    live: [AtomicU64; LIVE_WORDS],
+    identity: [AtomicU64; IDENTITY],
+    live: [AtomicU64; LIVE],
 }
 
-impl Default for Slot {
+impl<const IDENTITY: usize, const LIVE: usize> Default for Slot<IDENTITY, LIVE> {
     fn default() -> Self {
         Self {
             sequence: AtomicU64::new(0),
@@ -47,9 +47,9 @@ impl Default for Slot {
     }
 }
 
-impl Slot {
+impl<const IDENTITY: usize, const LIVE: usize> Slot<IDENTITY, LIVE> {
     /// Fills a free slot. Only the owner may call this.
-    pub fn occupy(&self, identity: &[u64; IDENTITY_WORDS], live: &[u64; LIVE_WORDS]) {
+    pub fn occupy(&self, identity: &[u64; IDENTITY], live: &[u64; LIVE]) {
         let sequence = self.sequence.load(Relaxed);
         debug_assert!(sequence.is_multiple_of(2), "the slot is already occupied");
         // Readers that see any of the fields below must also see that the slot was vacated before.
@@ -88,7 +88,7 @@ impl Slot {
     /// A copy of the flow that lives here, or `None` if the slot is free or changed hands meanwhile.
     ///
     /// A flow that lives through the whole call is always seen.
-    pub fn copy(&self) -> Option<Copied> {
+    pub fn copy(&self) -> Option<Copied<IDENTITY, LIVE>> {
         let sequence = self.sequence.load(Acquire);
         if sequence.is_multiple_of(2) {
             return None;

@@ -38,6 +38,9 @@ async fn exit_codes_tell_usage_from_refusal_from_absence() {
     let socket = instance.socket();
     for (arguments, code) in [
         ("--version", 0),
+        ("completion bash", 0),
+        ("man", 0),
+        ("completion tcsh", 64),
         ("--help", 0),
         ("version", 0),
         ("drain cp2", 0),

@@ -38,7 +38,7 @@ pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refu
     };
     let flows = matcher.collect(table).await;
     table.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
-    tracing::info!(?target, flows = flows.len(), "an operator kills flows");
+    tracing::info!(%target, flows = flows.len(), "an operator kills flows");
     record(table, &flows);
     let gone = gone(table, &flows, process.reset_within + WAIT).await;
     Ok(json(&KillReport { flows: flows.len() as u64, gone }))

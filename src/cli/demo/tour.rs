@@ -105,6 +105,7 @@ impl Guide<'_> {
             After::ClientsMove => {
                 let moved = |guide: &Self| guide.nobody_on(&name) && guide.all_served();
                 self.until(&format!("all clients have left {name} and renew"), step.title, moved).await?;
+                self.watch_for(SETTLE).await?;
             }
             After::ClientsStay => self.watch_for(STAY).await?,
         }
@@ -233,6 +234,8 @@ const STEPS: [Step; 5] = [
 
 /// Before each fault, so that each begins from renewals at their ordinary pace.
 const CALM: Duration = Duration::from_secs(2);
+/// After clients have moved, so that each has renewed where it is now.
+const SETTLE: Duration = Duration::from_millis(1500);
 /// Less than the drain timer of the demo's configuration.
 const STAY: Duration = Duration::from_secs(4);
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);

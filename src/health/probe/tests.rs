@@ -83,7 +83,7 @@ fn tls_health(kind: ProbeKind, certificate: &Certificate, name: &str) -> Health 
 }
 
 async fn probe(health: &Health, to: BackendAddr) -> Outcome {
-    Manner::new(health, &testing::backend("cp1", to)).probe(to).await
+    Arc::new(Manner::new(health, &testing::backend("cp1", to))).probe(to).await
 }
 
 fn tls_fault(outcome: Outcome) -> String {
@@ -142,6 +142,24 @@ async fn a_server_that_accepts_but_never_answers_is_silent() {
     }
     assert!((TIMEOUT * 2..TIMEOUT * 8).contains(&before.elapsed()), "{:?}", before.elapsed());
     assert_eq!(probe(&health(ProbeKind::Tcp), server.addr).await, Outcome::Passed);
+}
+
+#[tokio::test]
+async fn a_connection_that_hangs_does_not_make_a_healthy_backend_silent() {
+    let connections = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let server = Server::start(move |mut stream| {
+        let place = connections.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        async move {
+            if place % 3 < 2 {
+                return hold(stream).await;
+            }
+            read_request(&mut stream).await;
+            let _ = stream.write_all(OK.as_bytes()).await;
+        }
+    })
+    .await;
+    let patient = Health { timeout: TIMEOUT * 8, ..health(ProbeKind::Http) };
+    assert_eq!(probe(&patient, server.addr).await, Outcome::Passed);
 }
 
 #[tokio::test]
@@ -288,12 +306,12 @@ async fn an_expired_certificate_is_seen_in_spite_of_an_earlier_session() {
         }
     })
     .await;
-    let manner = Manner::new(&health, &testing::backend("cp1", server.addr));
+    let manner = Arc::new(Manner::new(&health, &testing::backend("cp1", server.addr)));
     for _ in 0..3 {
-        assert_eq!(manner.probe(server.addr).await, Outcome::Passed);
+        assert_eq!(manner.clone().probe(server.addr).await, Outcome::Passed);
     }
     *current.lock().unwrap() = TlsAcceptor::from(expired.server_sharing_tickets_of(&good));
-    assert!(tls_fault(manner.probe(server.addr).await).starts_with("certificate expired"));
+    assert!(tls_fault(manner.clone().probe(server.addr).await).starts_with("certificate expired"));
 }
 
 #[tokio::test]

@@ -15,9 +15,9 @@
 //! ```
 //! - **Untried**: no probe has ended. The first one decides alone, whatever it says. At the start of the process a
 //!   backend is trusted until then, because connecting retries elsewhere; one that a reload adds waits for its pass.
-//! - **→ Draining**: at `fall` failures in a row the process lives but should get no new flows: it says so, or its certificate is faulty, or
-//!   it answers too late while its flows still move bytes. The last is only half a reason, since a lost SYN alone comes
-//!   again after 1 s (RFC 6298) and makes a probe late: slow probes count half. That sum is the doubt.
+//! - **→ Draining**: the process lives but should get no new flows: it says so, or its certificate is faulty, or it
+//!   answers too late while its flows still move bytes. The last is only half a reason, since loss alone can make a
+//!   probe late: slow probes count half. The sum is the doubt, and `fall` whole ones in a row are enough.
 //! - **→ Ejected**: `fall` probes in a row found it dead. From `reset_fall` on its flows are reset, again at each further
 //!   one, since a flow may just have been connecting.
 //! - **Ejected → Draining**: it answers again `rise` times, but is not ready; if all others are dead it is of use.

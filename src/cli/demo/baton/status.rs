@@ -1,4 +1,4 @@
-//! What the demo reads of `/status.json`, and how it words events. Nothing else in the demo knows that format.
+//! What the demo reads of `/status.json`. Nothing else in the demo knows that format.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,8 +14,9 @@ use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
+use crate::admin::words;
 use crate::model::health::Standing;
-use crate::table::journal::{Event, What};
+use crate::table::journal::Event;
 
 /// The part of the status that the demo shows. Fields that are missing are left at their default, so that the demo
 /// also runs before another version of Baton.
@@ -88,7 +89,7 @@ impl Status {
         let events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
         let next = events.iter().map(|event| event.number + 1).max().unwrap_or(since).max(since);
         let new = events.iter().filter(|event| event.number >= since);
-        (new.filter_map(|event| in_words(&event.what)).collect(), next)
+        (new.map(|event| words::event(&event.what)).collect(), next)
     }
 }
 
@@ -133,27 +134,6 @@ async fn fetch_slowly(http: SocketAddr) -> Result<Status, StatusError> {
     }
 }
 
-/// `None`: not worth a line here.
-fn in_words(what: &What) -> Option<String> {
-    Some(match what {
-        What::BackendChanged { backend, from, to, cause, .. } if from == to => {
-            format!("{backend} stays {}: {cause}", to.label())
-        }
-        What::BackendChanged { backend, from, to, cause, .. } => {
-            format!("{backend} {} -> {}: {cause}", from.label(), to.label())
-        }
-        What::FlowsOrdered { backend, flows, reason, .. } => {
-            format!("{backend}: {flows} flow{} to be ended: {}", if *flows == 1 { "" } else { "s" }, reason.label())
-        }
-        What::AcceptPaused { error, .. } => format!("accepting paused: {error}"),
-        What::AcceptResumed { paused_ms, .. } => format!("accepting again after {paused_ms} ms"),
-        What::WorkerStuck { worker, for_ms } => format!("worker {worker} stuck for {for_ms} ms"),
-        What::WorkerMoves { worker } => format!("worker {worker} moves again"),
-        What::Stopping { flows, .. } => format!("stopping, {flows} flows left"),
-        _ => return None,
-    })
-}
-
 const PERIOD: Duration = Duration::from_millis(200);
 const TIMEOUT: Duration = Duration::from_secs(1);
 const BODY_MAX_BYTES: usize = 16 << 20;
@@ -172,7 +152,7 @@ mod tests {
         let status: Status = serde_json::from_str(text).unwrap();
         assert!(status.all_ready());
         assert_eq!(status.backend("cp1").unwrap().flows, 3);
-        assert_eq!(status.events_since(0), (vec!["cp1 ready -> ejected: connection refused".to_owned()], 6));
+        assert_eq!(status.events_since(0), (vec!["apiserver/cp1: ready → ejected: connection refused".to_owned()], 6));
         assert_eq!(status.events_since(6), (vec![], 6));
     }
 

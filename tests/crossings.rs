@@ -1,0 +1,148 @@
+//! The data plane alone, on loopback, when things cross: orders and other orders, a stop and a reload, a close and what
+//! comes after it.
+
+mod plane;
+
+use std::collections::HashSet;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use baton::addr::VipAddr;
+use baton::model::end_reason::EndReason;
+use baton::table::orders::{EndOrder, Pace, Selector};
+
+use plane::*;
+
+fn ping(stream: &mut TcpStream) {
+    stream.write_all(b"ping").unwrap();
+    stream.read_exact(&mut [0; 4]).unwrap();
+}
+
+#[test]
+fn a_client_that_is_still_there_when_the_workers_end_is_reset() {
+    let bench = Bench::new(&[server("127.0.0.1", echo)]);
+    let mut stream = bench.connect();
+    ping(&mut stream);
+    bench.proxy.exit();
+    assert_eq!(stream.read(&mut [0; 4]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(bench.next_ended().reason, EndReason::Shutdown);
+    assert!(bench.table.flows.is_empty());
+}
+
+#[test]
+fn a_flow_that_waits_for_its_reset_is_not_spared_by_rebalancing() {
+    let bench = Bench::new(&[server("127.0.0.1", echo)]);
+    let mut stream = bench.connect();
+    ping(&mut stream);
+    let flow = bench.table.flows.iter().next().unwrap();
+    let selector = Selector::Backend(flow.backend.unwrap());
+    let pace = Pace { within: Duration::from_secs(2), per_second: 50_000 };
+    bench.table.orders.end(EndOrder { selector, reason: EndReason::BackendEjected, pace, only_idle_for: None });
+    bench.table.orders.end_flow(&flow, EndReason::Rebalanced, Some(DEADLINE));
+    assert_eq!(stream.read(&mut [0; 4]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(bench.next_ended().reason, EndReason::BackendEjected);
+}
+
+/// The ports of short flows went round, but those of flows above a second were tried in vain, one after the other.
+#[test]
+fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
+    let (seen, sees) = mpsc::channel();
+    let address = server("127.0.0.1", move |stream| {
+        seen.send(stream.peer_addr().unwrap().port()).unwrap();
+        echo(stream);
+    });
+    let bench = Bench::of_workers(1, &[address], |_| {});
+    let clients: Vec<_> = (0..80).map(|_| bench.connect()).collect();
+    let used: HashSet<_> = clients.iter().map(|_| sees.recv_timeout(DEADLINE).unwrap()).collect();
+    // Backend legs get their options when they are a second old.
+    thread::sleep(Duration::from_millis(1300));
+    for mut client in clients {
+        ping(&mut client);
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0; 4]).unwrap(), 0);
+    }
+    (0..80).for_each(|_| assert_eq!(bench.next_ended().reason, EndReason::ClientClosed));
+    let later: Vec<_> = (0..10).map(|_| (bench.connect(), sees.recv_timeout(DEADLINE).unwrap())).collect();
+    let again = later.iter().filter(|(_, port)| used.contains(port)).count();
+    assert!(again >= 8, "{again} of 10 flows used a port that waited");
+}
+
+#[test]
+fn a_reload_while_draining_does_not_listen_again() {
+    let bench = Bench::new(&[server("127.0.0.1", echo)]);
+    let mut stream = bench.connect();
+    ping(&mut stream);
+    bench.proxy.stop_accepting();
+    wait_until("nobody listens", || TcpStream::connect(bench.vip).is_err());
+    bench.reconfigure(&bench.config);
+    assert_eq!(TcpStream::connect(bench.vip).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    ping(&mut stream);
+}
+
+#[test]
+fn a_reload_from_every_address_to_one_is_not_taken_for_another_process() {
+    for ip in ["0.0.0.0", "127.0.0.1"] {
+        let bench = Bench::with(&[server("127.0.0.1", echo)], |frontend| {
+            frontend.listen = vec![VipAddr::new(format!("{ip}:{}", frontend.listen[0].port()).parse().unwrap())];
+        });
+        ping(&mut bench.connect());
+        let mut config = bench.config.clone();
+        let other = if ip == "0.0.0.0" { "127.0.0.1" } else { "0.0.0.0" };
+        let mut frontend = (*config.frontends[0]).clone();
+        frontend.listen = vec![VipAddr::new(format!("{other}:{}", bench.vip.port()).parse().unwrap())];
+        config.frontends = vec![Arc::new(frontend)];
+        bench.reconfigure(&config);
+        ping(&mut bench.connect());
+    }
+}
+
+/// Two workers that take the last place at once: the one that comes late must not say that no backend lives.
+#[test]
+fn the_cap_of_the_only_backend_is_never_called_no_backend() {
+    let bench = Bench::new(&[server("127.0.0.1", echo)]);
+    bench.table.registry.backends()[0].configure(1, Some(1));
+    let vip = bench.vip;
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            thread::spawn(move || {
+                for _ in 0..500 {
+                    let mut stream = TcpStream::connect(vip).unwrap();
+                    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+                    // Served or reset; both are quick.
+                    let _ = stream.write_all(b"ping");
+                    let _ = stream.read(&mut [0; 4]);
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    for _ in 0..2000 {
+        let reason = bench.next_ended().reason;
+        assert_ne!(reason, EndReason::NoBackend);
+    }
+}
+
+/// A flow that is busy both ways must not get more and more turns, each as long as a fair share.
+#[test]
+fn bulk_both_ways_gets_one_share_at_a_time() {
+    let bench = Bench::of_workers(1, &[server("127.0.0.1", echo)], |_| {});
+    for _ in 0..4 {
+        let mut stream = bench.connect();
+        let mut writer = stream.try_clone().unwrap();
+        let writing = thread::spawn(move || {
+            let piece = pattern(1 << 20);
+            for _ in 0..256 {
+                writer.write_all(&piece).unwrap();
+            }
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut buffer = vec![0; 1 << 20];
+        while let Ok(1..) = stream.read(&mut buffer) {}
+        writing.join().unwrap();
+    }
+    println!("{:?}", bench.table.workers[0].turn.snapshot());
+}

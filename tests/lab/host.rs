@@ -1,0 +1,179 @@
+//! One host of a lab: a namespace with an interface on the bridge.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::client::Conn;
+use super::namespace::{Namespace, NoNamespace, feed};
+use super::process::Process;
+use super::server::{Behaviour, Server};
+
+/// A handle; clones mean the same host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub name: &'static str,
+    pub v4: Ipv4Addr,
+    pub v6: Ipv6Addr,
+    namespace: Arc<Namespace>,
+    switch: Arc<Namespace>,
+}
+
+impl Host {
+    /// Makes a host and plugs it into the switch. `number` becomes the last part of its addresses.
+    pub fn new(lab: u32, switch: &Arc<Namespace>, name: &'static str, number: u8) -> Result<Self, NoNamespace> {
+        let namespace = Arc::new(Namespace::new(lab, name)?);
+        let v4 = Ipv4Addr::new(10, 77, 0, number);
+        let v6 = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(number));
+        switch.ip(&format!(
+            "link add {name} type veth peer name eth0 netns {}\n\
+             link set {name} master br0 up\n",
+            namespace.name()
+        ));
+        let host = Self { name, v4, v6, namespace, switch: switch.clone() };
+        // The same everywhere, whatever the machine's default is.
+        host.sysctl("net/ipv4/tcp_congestion_control", "reno");
+        host.sysctl("net/ipv6/conf/eth0/accept_dad", "0");
+        host.namespace.ip(&format!(
+            "link set eth0 up\n\
+             address add {v4}/24 dev eth0\n\
+             address add {v6}/64 dev eth0 nodad\n"
+        ));
+        Ok(host)
+    }
+
+    pub fn v4(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(IpAddr::V4(self.v4), port)
+    }
+
+    pub fn v6(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(IpAddr::V6(self.v6), port)
+    }
+
+    /// The name of its namespace, for ip(8).
+    pub fn namespace(&self) -> &str {
+        self.namespace.name()
+    }
+
+    /// Runs `work` on a thread in this host's namespace and waits for it.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(|| {
+                self.namespace.enter();
+                work()
+            });
+            entered.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Runs a shell command here and returns what it printed; panics with its output if it fails.
+    #[track_caller]
+    pub fn run(&self, command: &str) -> String {
+        self.enter(|| feed(Command::new("sh").args(["-euc", command]), ""))
+    }
+
+    /// Starts a process here; it is killed when dropped, and when this process dies.
+    #[track_caller]
+    pub fn spawn(&self, command: &[&str], log: &std::path::Path) -> Process {
+        Process::spawn(&self.namespace, command, log)
+    }
+
+    /// Serves TCP on `address` in the way of `behaviour`.
+    #[track_caller]
+    pub fn serve_on(&self, address: SocketAddr, behaviour: Behaviour) -> Server {
+        Server::start(Some(&self.namespace), address, behaviour)
+    }
+
+    /// Serves TCP on port 6443 of the IPv4 address.
+    #[track_caller]
+    pub fn serve(&self, behaviour: Behaviour) -> Server {
+        self.serve_on(self.v4(6443), behaviour)
+    }
+
+    /// Connects from here.
+    pub fn try_connect(&self, to: SocketAddr, timeout: Duration) -> io::Result<Conn> {
+        self.enter(|| TcpStream::connect_timeout(&to, timeout)).map(Conn::new)
+    }
+
+    /// Connects from here; panics if that fails.
+    #[track_caller]
+    pub fn connect(&self, to: SocketAddr) -> Conn {
+        self.try_connect(to, super::LONG).unwrap_or_else(|error| panic!("{} to {to}: {error}", self.name))
+    }
+
+    /// Connects from `source`, an address of this host.
+    pub fn connect_from(&self, source: IpAddr, to: SocketAddr) -> io::Result<Conn> {
+        self.enter(|| {
+            let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
+            socket.bind(&SocketAddr::new(source, 0).into())?;
+            socket.connect_timeout(&to.into(), super::LONG)?;
+            Ok(Conn::new(socket.into()))
+        })
+    }
+
+    /// Pulls the plug: frames are lost both ways and nobody is told.
+    pub fn link_down(&self) {
+        self.switch.ip(&format!("link set {} down\n", self.name));
+    }
+
+    pub fn link_up(&self) {
+        self.switch.ip(&format!("link set {} up\n", self.name));
+    }
+
+    /// One more address on this host's interface.
+    pub fn add_address(&self, address: IpAddr) {
+        let (bits, extra) = if address.is_ipv4() { (24, "") } else { (64, "nodad") };
+        self.namespace.ip(&format!("address add {address}/{bits} dev eth0 {extra}\n"));
+    }
+
+    /// Loads rules of nft(8).
+    #[track_caller]
+    pub fn nft(&self, rules: &str) {
+        self.enter(|| feed(Command::new("nft").args(["-f", "-"]), rules));
+    }
+
+    /// Drops what nft `matches` describes, in the hook `input` or `output`, until [`Host::nft_clear`].
+    #[track_caller]
+    pub fn drop_packets(&self, hook: &str, matches: &str) {
+        self.nft(&format!(
+            "table inet lab {{\nchain {hook} {{\ntype filter hook {hook} priority 0;\n{matches} drop\n}}\n}}\n"
+        ));
+    }
+
+    /// Forgets every rule.
+    pub fn nft_clear(&self) {
+        self.nft("flush ruleset\n");
+    }
+
+    /// Sets a kernel parameter, by its path below /proc/sys.
+    #[track_caller]
+    pub fn sysctl(&self, path: &str, value: &str) {
+        self.enter(|| std::fs::write(format!("/proc/sys/{path}"), value))
+            .unwrap_or_else(|error| panic!("{path} = {value}: {error}"));
+    }
+
+    /// Limits what this host sends, by a token bucket.
+    pub fn slow_link(&self, rate: &str) {
+        self.run(&format!("tc qdisc replace dev eth0 root tbf rate {rate} burst 32kbit latency 100ms"));
+    }
+
+    /// TCP sockets here that somebody has or had and that are not past their end, so without LISTEN, SYN_RECV,
+    /// TIME_WAIT and FIN_WAIT2, as the kernel lists them in proc(5) `/proc/net/tcp`: local address, remote address,
+    /// state.
+    pub fn tcp_sockets(&self) -> Vec<String> {
+        const PAST: [&str; 4] = ["0A", "03", "06", "05"];
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+        let listed = self.enter(|| read("tcp") + &read("tcp6"));
+        listed
+            .lines()
+            .filter_map(|line| {
+                let fields: Vec<_> = line.split_whitespace().skip(1).take(3).collect();
+                let state = *fields.get(2)?;
+                let is_row = u8::from_str_radix(state, 16).is_ok();
+                (is_row && !PAST.contains(&state)).then(|| fields.join(" "))
+            })
+            .collect()
+    }
+}

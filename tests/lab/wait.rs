@@ -1,0 +1,91 @@
+//! Waiting for events, always with a deadline, and measuring how long they took.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use baton::sys::clock::now_ns;
+
+/// How often a condition is looked at. Small beside every figure that a test asserts.
+const POLL: Duration = Duration::from_millis(4);
+
+/// Time since it was started, on the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch {
+    began_ns: u64,
+    stalled_before_ns: u64,
+}
+
+impl Stopwatch {
+    pub fn start() -> Self {
+        watch_for_stalls();
+        Self { began_ns: now_ns(), stalled_before_ns: STALLED_NS.load(SeqCst) }
+    }
+
+    pub fn elapsed(self) -> Duration {
+        Duration::from_nanos(now_ns() - self.began_ns)
+    }
+
+    /// As [`Stopwatch::elapsed`], less the time for which the whole machine stood still: virtual machines on a busy
+    /// host do, for seconds. Figures that Baton must meet are compared with this.
+    pub fn unstalled(self) -> Duration {
+        let stalled = Duration::from_nanos(STALLED_NS.load(SeqCst) - self.stalled_before_ns);
+        if !stalled.is_zero() {
+            println!("the machine stood still for {stalled:?} of {:?}", self.elapsed());
+        }
+        self.elapsed().saturating_sub(stalled)
+    }
+}
+
+/// Time for which a thread that only sleeps was not woken, beyond [`STALL`].
+static STALLED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// What the scheduler may do to a thread on a busy machine.
+const STALL: Duration = Duration::from_millis(50);
+
+fn watch_for_stalls() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                let before_ns = now_ns();
+                std::thread::sleep(POLL);
+                let late = Duration::from_nanos(now_ns() - before_ns).saturating_sub(POLL);
+                if late > STALL {
+                    STALLED_NS.fetch_add(late.as_nanos() as u64, SeqCst);
+                }
+            }
+        });
+    });
+}
+
+/// Waits until `condition` holds and returns how long that took; panics after `deadline`, saying `what`.
+#[track_caller]
+pub fn eventually(deadline: Duration, what: &str, mut condition: impl FnMut() -> bool) -> Duration {
+    eventually_some(deadline, what, || condition().then_some(())).1
+}
+
+/// Waits until `look` returns something; panics after `deadline`, saying `what`.
+#[track_caller]
+pub fn eventually_some<T>(deadline: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> (T, Duration) {
+    let watch = Stopwatch::start();
+    loop {
+        // Taken before the look, so that a slow look cannot turn a met condition into a missed deadline.
+        let elapsed = watch.elapsed();
+        if let Some(found) = look() {
+            return (found, watch.elapsed());
+        }
+        assert!(elapsed < deadline, "not within {deadline:?}: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Checks for all of `time` that `condition` holds; panics at once when it does not, saying `what`.
+#[track_caller]
+pub fn throughout(time: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let watch = Stopwatch::start();
+    while watch.elapsed() < time {
+        assert!(condition(), "only for {:?}: {what}", watch.elapsed());
+        std::thread::sleep(POLL);
+    }
+}

@@ -1,0 +1,232 @@
+//! The layers of ARCHITECTURE.md, kept: imports point downwards only, siblings never know one another, and files stay
+//! small enough to read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the top; a module may use what stands in a lower row and what is of its own name.
+const LAYERS: &[&[&str]] = &[
+    &["main", "cli"],
+    &["app"],
+    &["proxy", "path", "health", "rebalance", "peer", "handoff", "admin"],
+    &["table", "config", "metrics", "drain"],
+    &["model"],
+    &["sys"],
+    // Below sys, so that a system call can say which end of a flow it is about.
+    &["addr"],
+];
+
+/// Modules of one row that may use one another: the binary is the command line's thin shell.
+const TOGETHER: &[[&str; 2]] = &[["main", "cli"]];
+
+const MAIN_LINES_MAX: usize = 130;
+const FILE_LINES_MAX: usize = 600;
+
+/// What the model may not touch: it is pure.
+const IMPURE: &[&str] = &["tokio", "socket2", "rustix", "libc", "fastrand", "Instant", "SystemTime"];
+
+#[test]
+fn imports_point_downwards() {
+    let faults: Vec<_> = sources().iter().flat_map(|source| import_faults(&source.module, &source.code)).collect();
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn unsafe_stands_only_in_sys() {
+    let faults: Vec<_> = sources()
+        .iter()
+        .filter(|source| source.module != "sys" && words(&source.code).any(|word| word == "unsafe"))
+        .map(|source| source.path.display().to_string())
+        .collect();
+    assert!(faults.is_empty(), "unsafe outside src/sys: {faults:?}");
+}
+
+#[test]
+fn the_model_is_pure() {
+    let faults: Vec<_> = sources()
+        .iter()
+        .filter(|source| source.module == "model")
+        .filter_map(|source| Some((source, words(&source.code).find(|word| IMPURE.contains(word))?)))
+        .map(|(source, word)| format!("{} uses {word}", source.path.display()))
+        .collect();
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+#[test]
+fn files_are_short_enough_to_read() {
+    let limit = |source: &Source| if source.module == "main" { MAIN_LINES_MAX } else { FILE_LINES_MAX };
+    let faults: Vec<_> = sources()
+        .iter()
+        .filter(|source| source.lines > limit(source))
+        .map(|source| format!("{}: {} lines, at most {}", source.path.display(), source.lines, limit(source)))
+        .collect();
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn an_upward_or_sideways_import_is_found() {
+    let found = |module: &str, text: &str| import_faults(module, &code_only(text)).len();
+    assert_eq!(found("table", "use crate::proxy::relay;"), 1, "upward");
+    assert_eq!(found("proxy", "fn f() { crate::health::check::run() }"), 1, "sideways, without use");
+    assert_eq!(found("admin", "use crate::{metrics::Metrics, health::Checker, proxy};"), 2, "in braces");
+    assert_eq!(found("model", "use crate::sys::{clock, eventfd};\nuse crate::table::Table;"), 1, "one of two");
+    assert_eq!(found("nowhere", "use crate::addr::VipAddr;"), 1, "a module in no layer");
+    assert_eq!(found("main", "use baton::{cli, newcomer};"), 1, "an unknown module of the library");
+}
+
+#[test]
+fn a_downward_import_a_comment_a_string_and_a_test_are_no_faults() {
+    let text = r##"
+//! As [`crate::app`] wires it.
+use crate::table::flows::{FlowTable, FlowView};
+use crate::{addr, config::Config, model::{balance, ids::FlowId}};
+/* crate::cli */
+const QUOTE: char = '"';
+const TEXT: &str = "crate::cli \" crate::app";
+const RAW: &str = r#"crate::cli "quoted" crate::app"#;
+fn f<'a>(x: &'a str) -> &'a str { x }
+#[cfg(test)]
+mod tests {
+    use crate::app::build;
+}
+"##;
+    assert_eq!(import_faults("proxy", &code_only(text)), [""; 0]);
+}
+
+struct Source {
+    path: PathBuf,
+    /// The first part of its path below src, without `.rs`.
+    module: String,
+    lines: usize,
+    code: String,
+}
+
+/// Every file below src but lib.rs, which only lists the modules, and files of tests.
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut directories = vec![root.clone()];
+    let mut sources = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let below = path.strip_prefix(&root).unwrap();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs")
+                && below != Path::new("lib.rs")
+                && !path.ends_with("tests.rs")
+            {
+                let module = below.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
+                let text = fs::read_to_string(&path).unwrap();
+                sources.push(Source { module, lines: text.lines().count(), code: code_only(&text), path });
+            }
+        }
+    }
+    assert!(sources.len() > 10, "src was not found");
+    sources
+}
+
+/// One line per import in `code`, a file of top-level module `module`, that the layers forbid.
+fn import_faults(module: &str, code: &str) -> Vec<String> {
+    let row = |name: &str| LAYERS.iter().position(|row| row.contains(&name));
+    let Some(own) = row(module) else {
+        return vec![format!("{module}: in no layer of tests/layers.rs")];
+    };
+    let prefixes: &[&str] = if module == "main" { &["crate::", "baton::"] } else { &["crate::"] };
+    let used = prefixes.iter().flat_map(|prefix| modules_used(code, prefix));
+    used.filter(|used| used != module && !TOGETHER.contains(&[module, used]) && !TOGETHER.contains(&[used, module]))
+        .filter(|used| row(used).is_none_or(|used| used <= own))
+        .map(|used| format!("{module} may not use {used}"))
+        .collect()
+}
+
+/// The top-level modules that paths beginning with `prefix` name, those in braces one by one.
+fn modules_used(code: &str, prefix: &str) -> Vec<String> {
+    let mut used = Vec::new();
+    for (at, _) in code.match_indices(prefix) {
+        if code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':') {
+            continue;
+        }
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => used.extend(heads(list)),
+            None => used.extend(words(rest).next().map(str::to_owned)),
+        }
+    }
+    used
+}
+
+/// The first word of each entry of a brace list whose opening brace was just read.
+fn heads(list: &str) -> Vec<String> {
+    let (mut depth, mut heads, mut entry) = (1, Vec::new(), String::new());
+    for character in list.chars() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 || (depth == 1 && character == ',') {
+            heads.extend(words(&entry).next().map(str::to_owned));
+            entry.clear();
+        } else {
+            entry.push(character);
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    heads
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// `text` without comments, without what strings hold, and without its `#[cfg(test)]` module, which stands last.
+fn code_only(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let skipped = skipped_prefix(rest, code.chars().next_back());
+        if skipped > 0 {
+            code.push(' ');
+            rest = &rest[skipped..];
+        } else {
+            code.push(next);
+            rest = &rest[next.len_utf8()..];
+        }
+    }
+    code
+}
+
+/// Bytes at the start of `rest` that are a comment or a literal; 0 if neither. `before` is what stands before.
+fn skipped_prefix(rest: &str, before: Option<char>) -> usize {
+    let to_end_of = |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
+    let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    if rest.starts_with("//") {
+        return to_end_of("\n", 2);
+    }
+    if rest.starts_with("/*") {
+        return to_end_of("*/", 2);
+    }
+    if !in_word && rest.starts_with('r') {
+        let hashes = rest[1..].chars().take_while(|c| *c == '#').count();
+        if rest[1 + hashes..].starts_with('"') {
+            return to_end_of(&format!("\"{}", "#".repeat(hashes)), hashes + 2);
+        }
+    }
+    if let Some(inside) = rest.strip_prefix('"') {
+        let mut escaped = false;
+        let end = inside.find(|c| {
+            let closes = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            closes
+        });
+        return end.map_or(rest.len(), |at| at + 2);
+    }
+    if rest.starts_with("'\"'") || rest.starts_with("'\\\"'") {
+        return to_end_of("'", 1);
+    }
+    0
+}

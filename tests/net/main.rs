@@ -1,0 +1,17 @@
+//! Baton in a network of its own: the fault matrix and the relay's promises, on real kernels' sockets.
+//!
+//! One binary, so that the laboratory is compiled and linked once.
+
+#[path = "../lab/mod.rs"]
+mod lab;
+
+mod admission;
+mod faults_backend;
+mod faults_client;
+mod faults_limits;
+mod faults_network;
+mod faults_reload;
+mod kubelets;
+mod laboratory;
+mod operator;
+mod relaying;

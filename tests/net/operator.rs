@@ -1,0 +1,230 @@
+//! What an operator orders: kill, drain, eject, stop; and the timers that end flows.
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::lab::*;
+
+#[test]
+fn kill_resets_one_flow_or_those_of_a_backend_or_of_a_network() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    let mut elsewhere = lab.client2.connect(lab.lb.v6(6443));
+    conns.iter_mut().for_each(|conn| conn.echo(1, 10_000));
+    elsewhere.echo(1, 10_000);
+
+    let mut one = conns.pop().unwrap();
+    let local = one.local().to_string();
+    let id = baton.flows().into_iter().find(|flow| flow["client"] == *local).unwrap()["id"].to_string();
+    baton.order(&["kill", &id]);
+    assert_eq!(one.end(LONG), End::Rst);
+    baton.wait_ended("killed", 1);
+    assert!(!baton.cli(&["kill", &id]).status.success(), "there is no such flow any more");
+
+    let of_b1 = baton.flows_of("b1");
+    assert!(of_b1 >= 1);
+    baton.order(&["kill", "--backend", "b1"]);
+    baton.wait_ended("killed", 1 + of_b1);
+    assert_eq!(baton.flows_of("b1"), 0);
+
+    // Ours are IPv4, the other's is IPv6; it survives unless it was one of b1's.
+    let rest = baton.flows();
+    let of_network = rest.iter().filter(|flow| flow["client"].as_str().unwrap().starts_with("10.77.0.")).count() as u64;
+    assert!(of_network >= 1);
+    baton.order(&["kill", "--client", "10.77.0.0/24"]);
+    baton.wait_ended("killed", 1 + of_b1 + of_network);
+    assert_eq!(baton.flow_count(), rest.len() as u64 - of_network);
+    for conn in &mut conns {
+        assert_eq!(conn.end(LONG), End::Rst);
+    }
+    let mut last = lab.client2.connect(lab.lb.v6(6443));
+    last.echo(2, 10_000);
+    assert!(!baton.cli(&["kill", "--all"]).status.success(), "not without --yes");
+    last.echo(3, 10_000);
+    baton.order(&["kill", "--all", "--yes"]);
+    assert_eq!(last.end(LONG), End::Rst);
+    drop(last);
+    drop((one, conns, elsewhere));
+    baton.rests();
+}
+
+#[test]
+fn a_killed_flow_is_reset_on_both_sides_also_while_bytes_are_in_flight() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let server = lab.b1.serve(Behaviour::Source { seed: 6, bytes: u64::MAX });
+    let baton = lab.start(&lab.config().only(&["b1"]));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.read_tally(1_000_000).unwrap();
+    let id = baton.flows()[0]["id"].to_string();
+    baton.order(&["kill", &id]);
+    assert_eq!(conn.end(LONG), End::Rst);
+    conn.received_pattern(6);
+    let reset = || server.ended().iter().any(|served| served.sent > 1_000_000 && served.end == End::Rst);
+    eventually(LONG, "the backend saw RST", reset);
+    drop(conn);
+    baton.wait_ended("killed", 1);
+    baton.rests();
+}
+
+#[test]
+fn a_drained_backend_keeps_its_flows_takes_no_new_ones_and_comes_back() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut old = baton.connect_to(&lab.client, "b1");
+    let said = baton.order(&["drain", "b1"]);
+    println!("baton drain b1 says: {said}");
+    assert!(said.contains('1'), "how many flows there are: {said}");
+    assert_eq!(baton.standing("b1"), "draining");
+    assert_eq!(baton.backend("b1").unwrap()["cause"]["kind"], "ordered_drain");
+    let new: Vec<_> = (0..10).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    assert!(new.iter().all(|conn| baton.serving(conn) != "b1"));
+    old.echo(1, 100_000);
+    assert_eq!(baton.flows_of("b1"), 1);
+
+    baton.order(&["undrain", "b1"]);
+    baton.wait_standing("b1", "ready", LONG);
+    assert_eq!(baton.serving(&baton.connect_to(&lab.client, "b1")), "b1");
+    old.echo(2, 100_000);
+    assert!(!baton.cli(&["drain", "nobody"]).status.success(), "an unknown backend is an error");
+    drop((old, new));
+    baton.rests();
+}
+
+#[test]
+fn an_ejected_backend_s_flows_are_reset_and_undrain_brings_it_back() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut of_b1 = baton.connect_to(&lab.client, "b1");
+    let mut of_b2 = baton.connect_to(&lab.client, "b2");
+    let watch = Stopwatch::start();
+    baton.order(&["eject", "b1"]);
+    assert_eq!(of_b1.end(LONG), End::Rst);
+    println!("an ejected backend's client saw RST after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < ms(1500), "{:?}", watch.elapsed());
+    baton.wait_ended("ejected_by_operator", 1);
+    of_b2.echo(1, 100_000);
+    wait::throughout(secs(2), "good probes do not overrule the order", || baton.standing("b1") == "ejected");
+    baton.order(&["undrain", "b1"]);
+    baton.wait_standing("b1", "ready", LONG);
+    drop((of_b1, of_b2));
+    baton.rests();
+}
+
+#[test]
+fn sigterm_fails_readiness_first_waits_for_flows_and_a_second_signal_hastens_it() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config().process("stop_timeout", "60s"));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(1, 100_000);
+    baton.process.signal(Signal::TERM);
+    eventually(LONG, "readiness fails", || baton.http("/readyz").is_some_and(|(status, _)| status == 503));
+    eventually(LONG, "new flows are turned away", || match lab.client.try_connect(lab.lb.v4(6443), LONG) {
+        Ok(mut new) => new.end(ms(500)) == End::Rst,
+        Err(error) => {
+            matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::ConnectionReset)
+        }
+    });
+    conn.echo(2, 1_000_000);
+    assert!(baton.process.exit_status().is_none(), "it waits for the flow");
+
+    let watch = Stopwatch::start();
+    baton.process.signal(Signal::TERM);
+    assert_eq!(conn.end(LONG), End::Rst);
+    let status = baton.process.wait(LONG);
+    println!("after the second signal it was gone after {:?}", watch.elapsed());
+    assert!(status.success(), "{status}");
+    assert!(watch.unstalled() < secs(3), "{:?}", watch.elapsed());
+    assert!(!baton.paths.socket.exists(), "the admin socket is removed");
+    baton.wait_log(&["shutdown"]);
+    baseline::no_sockets_left(&lab.lb);
+}
+
+#[test]
+fn sigterm_ends_at_once_when_the_last_flow_has_ended() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    baton.process.signal(Signal::TERM);
+    eventually(LONG, "readiness fails", || baton.http("/readyz").is_none_or(|(status, _)| status == 503));
+    conn.echo(1, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+    assert!(baton.process.wait(LONG).success());
+}
+
+#[test]
+fn sigterm_resets_what_is_left_at_the_deadline() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config().process("stop_timeout", "2s"));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(1, 1000);
+    let watch = Stopwatch::start();
+    baton.process.signal(Signal::TERM);
+    assert_eq!(conn.end(LONG), End::Rst);
+    println!("with a stop timeout of 2 s the last flow was reset after {:?}", watch.elapsed());
+    assert!(watch.elapsed() > ms(1500) && watch.unstalled() < secs(6), "{:?}", watch.elapsed());
+    assert!(baton.process.wait(LONG).success());
+}
+
+#[test]
+fn a_flow_without_a_byte_for_the_idle_timeout_is_reset_on_both_sides() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&lab.config().only(&["b1"]).frontend("idle_timeout", "1s"));
+    let mut idle = lab.client.connect(lab.lb.v4(6443));
+    let mut busy = lab.client.connect(lab.lb.v4(6443));
+    idle.echo(1, 5555);
+    let watch = Stopwatch::start();
+    while watch.elapsed() < ms(2500) {
+        busy.echo(2, 100);
+        std::thread::sleep(ms(100));
+    }
+    assert_eq!(idle.end(ms(1)), End::Rst);
+    baton.wait_ended("idle_timeout", 1);
+    let reset = || server.ended().iter().any(|served| served.received.bytes == 5555 && served.end == End::Rst);
+    eventually(LONG, "the backend saw RST", reset);
+    busy.echo(3, 100_000);
+    drop((idle, busy));
+    baton.rests();
+}
+
+#[test]
+fn each_ended_flow_has_a_line_an_event_and_a_count_that_agree() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config().log("format", "json"));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(1, 54_321);
+    let client = conn.local().to_string();
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+    baton.wait_ended("client_closed", 1);
+    let event = baton.events_of("flow_ended").pop().unwrap();
+    assert_eq!((&event["client"], &event["reason"]), (&json!(client), &json!("client_closed")));
+    assert_eq!((&event["bytes_up"], &event["bytes_down"]), (&json!(54_321), &json!(54_321)));
+    let line = baton.wait_log(&["client_closed", &client, "54321"]);
+    let line: serde_json::Value = serde_json::from_str(&line).expect("a line of JSON");
+    println!("{line}");
+    assert_eq!(baton.metric("baton_flows_ended_total", &["reason=\"client_closed\""]), 1.0);
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn the_metrics_page_pleases_promtool() {
+    let Some(lab) = Lab::new("operator") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&lab.config());
+    lab.client.connect(lab.lb.v4(6443)).echo(1, 100_000);
+    let page = baton.metrics();
+    let said = namespace::feed(std::process::Command::new("promtool").args(["check", "metrics"]), &page);
+    assert_eq!(said, "");
+    assert!(!page.contains(&lab.client.v4.to_string()), "no client's address is a label");
+}

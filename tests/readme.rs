@@ -1,0 +1,48 @@
+//! What the README says is what the program does.
+
+use std::fs;
+
+use baton::config;
+use baton::model::end_reason::{ClientSaw, EndReason};
+
+fn readme() -> String {
+    fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap()
+}
+
+#[test]
+fn the_table_of_end_reasons_is_complete_and_in_the_words_of_the_code() {
+    let readme = readme();
+    let rows: Vec<_> = readme.lines().filter(|line| line.starts_with("| `") && line.ends_with(". |")).collect();
+    let expected: Vec<_> = EndReason::ALL
+        .iter()
+        .map(|reason| {
+            let by = serde_json::to_value(reason.by()).unwrap();
+            let saw = match reason.client_saw() {
+                ClientSaw::Fin => "FIN",
+                ClientSaw::Rst => "RST",
+                ClientSaw::Nothing => "–",
+            };
+            format!("| `{}` | {} | {saw} | {} |", reason.label(), by.as_str().unwrap(), reason.about())
+        })
+        .collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn the_example_configurations_are_valid() {
+    let readme = readme();
+    let examples: Vec<_> = readme.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(examples.len(), 2);
+    for example in examples {
+        // The authority's file is on a control-plane host only.
+        let here: String = example
+            .lines()
+            .map(|line| if line.starts_with("ca_file") { "insecure_skip_verify = true" } else { line })
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        let loaded = config::parse(&here, "README.md".as_ref()).unwrap();
+        let expected = |warning: &&config::Diagnostic| !warning.to_string().contains("insecure_skip_verify");
+        let surprising: Vec<_> = loaded.warnings.iter().filter(expected).map(ToString::to_string).collect();
+        assert_eq!(surprising, Vec::<String>::new());
+    }
+}

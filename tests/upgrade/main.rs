@@ -8,3 +8,4 @@ mod refusals;
 mod relay;
 mod scene;
 mod service;
+mod state;

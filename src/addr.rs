@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
@@ -30,6 +30,12 @@ macro_rules! address {
 
             pub fn port(self) -> u16 {
                 self.0.port()
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                SocketAddr::deserialize(deserializer).map(Self::new)
             }
         }
 

@@ -22,6 +22,7 @@ pub mod rates;
 pub mod session;
 pub mod status;
 pub mod unix;
+pub mod upgrade;
 pub mod watchdog;
 pub mod words;
 

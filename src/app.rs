@@ -3,19 +3,25 @@
 //! ```text
 //!   start   listeners bound ─▶ first probes ─▶ serving
 //!   reload  file ─▶ valid? ─▶ new addresses bound? ─▶ flows, health and doors change over
+//!   upgrade new process started ─▶ state, listeners and flows handed to it ─▶ this one exits
 //!   stop    readiness fails ─▶ no new flows ─▶ flows end by themselves ─▶ the rest is reset
 //! ```
 
 mod changes;
 mod control;
+mod giver;
 mod reload;
 mod stop;
+mod takeover;
+mod upgrade;
 mod watch;
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -23,21 +29,27 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch as latest};
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::{flow_log, watchdog};
 use crate::config::Config;
 use crate::drain::{Drain, DrainWatch, Phase};
+use crate::handoff::channel::Channel;
+use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
+use crate::handoff::message::State;
 use crate::health::Checker;
 use crate::metrics::Metrics;
-use crate::proxy::{Proxy, ProxyError};
+use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::process;
 use crate::table::Table;
 use crate::table::journal::What;
 use control::Wiring;
+use takeover::Newcomer;
 
 pub use reload::{ReloadError, Reloader};
+pub use upgrade::{Replacement, Upgrader};
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -51,6 +63,8 @@ pub enum StartError {
     Proxy(#[from] ProxyError),
     #[error(transparent)]
     Door(#[from] OpenDoorError),
+    #[error("cannot take over: {0}")]
+    NoOffer(#[from] NoOffer),
 }
 
 /// A running instance. Dropping it without [`Bound::stop`] closes its flows at once.
@@ -61,13 +75,16 @@ pub struct Bound {
     pub workers: usize,
     core: Arc<Core>,
     reloader: Arc<Reloader>,
+    upgrader: Arc<Upgrader>,
+    /// What becomes of the handoff that this process began with.
+    takeover: Option<latest::Receiver<Option<Outcome>>>,
     tasks: JoinSet<()>,
     flow_log: JoinHandle<()>,
     end_flow_log: oneshot::Sender<()>,
 }
 
 /// The parts of a running instance.
-struct Core {
+pub struct Core {
     table: Arc<Table>,
     proxy: Proxy,
     checker: Checker,
@@ -77,18 +94,89 @@ struct Core {
     hasten: Notify,
     /// An operator wants the flows spread again, though the configuration may not.
     rebalance_now: Arc<Notify>,
+    /// Somebody else keeps the listening sockets open beyond this process's life.
+    listeners_kept: AtomicBool,
+    upgrading: AtomicBool,
+    replacement: latest::Sender<Option<Replacement>>,
 }
 
-/// Starts an instance with `config`, which was read from `path`. Needs a tokio runtime; the data plane has threads of
-/// its own.
-pub async fn build(config: Config, path: &Path) -> Result<Bound, StartError> {
+/// The parts of an instance that serves nobody yet.
+struct Parts {
+    config: Arc<Config>,
+    core: Arc<Core>,
+    bindings: Bindings,
+    metrics: Arc<Metrics>,
+    reloader: Arc<Reloader>,
+    upgrader: Arc<Upgrader>,
+    admin: Arc<Admin>,
+}
+
+/// Starts an instance with `config`, which was read from `path`, on `inherited` listeners where it has any. Needs a
+/// tokio runtime; the data plane has threads of its own.
+pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bound, StartError> {
+    let parts = assemble(config, path, inherited, State::default())?;
+    let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
+    let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
+    parts.reloader.adopt_doors(doors);
+    parts.core.proxy.reconfigure(&parts.config, parts.bindings);
+    let core = parts.core.clone();
+    let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
+    bound.tasks.spawn(announce(core));
+    Ok(bound)
+}
+
+/// Starts an instance that takes over from the process at the other end of `channel`. It serves when that one is done;
+/// see [`Bound::dismissed`].
+pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
+    let met = move || (destination::meet(&channel, takeover::PATIENCE), channel);
+    let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
+    let Offer { welcome, doors, state } = offer?;
+    let old = process::Other::open(welcome.pid).ok();
+    let (listeners, lent) = takeover::sort(doors);
+    let assembled = assemble(config, path, listeners, state);
+    let ready = assembled.and_then(|parts| Ok((Doors::wait(&parts.config.admin, lent)?, parts)));
+    let (waiting, parts) = match ready {
+        Ok(ready) => ready,
+        Err(error) => {
+            destination::refuse(&channel, vec![error.to_string()], takeover::PATIENCE);
+            return Err(error);
+        }
+    };
+    let (http, socket) = (waiting.http_address(), waiting.socket_path().to_owned());
+    let newcomer = Newcomer {
+        core: parts.core.clone(),
+        config: parts.config,
+        reloader: parts.reloader.clone(),
+        admin: parts.admin.clone(),
+        metrics: parts.metrics.clone(),
+        bindings: Some(parts.bindings),
+        waiting: Some(waiting),
+        runtime: Handle::current(),
+        welcome,
+        adopted: 0,
+        old,
+    };
+    let takeover = newcomer.take(channel);
+    let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
+    bound.takeover = Some(takeover);
+    Ok(bound)
+}
+
+fn assemble(
+    config: Config,
+    path: &Path,
+    inherited: Vec<(VipAddr, OwnedFd)>,
+    state: State,
+) -> Result<Parts, StartError> {
     process::raise_file_limit();
     let workers = config.process.workers.unwrap_or_else(process::cores);
     let table = Table::new(workers).map_err(StartError::Table)?;
+    table.flows.begin_ids_at(state.next_flow_id);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
-    let proxy = Proxy::start(table.clone(), &config)?;
-    let checker = Checker::start(table.clone(), metrics.clone(), &config, Handle::current());
+    let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
+    state.totals.carry_into(&table.registry);
+    let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),
         proxy,
@@ -98,29 +186,102 @@ pub async fn build(config: Config, path: &Path) -> Result<Bound, StartError> {
         drain: Drain::default(),
         hasten: Notify::new(),
         rebalance_now: Arc::default(),
+        listeners_kept: AtomicBool::new(false),
+        upgrading: AtomicBool::new(false),
+        replacement: latest::Sender::new(None),
     });
     let reloader = Reloader::new(core.clone(), metrics.clone(), path);
-    let wiring = Arc::new(Wiring::new(core.clone(), reloader.clone()));
+    let upgrader = Upgrader::new(core.clone(), reloader.clone(), metrics.clone());
+    let wiring = Arc::new(Wiring::new(core.clone(), reloader.clone(), upgrader.clone()));
     let admin = Admin::new(table.clone(), core.config.clone(), metrics.clone(), wiring, core.drain.watch());
-    let doors = Doors::open(admin.clone(), &config.admin)?;
-    let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
-    reloader.adopt_doors(doors);
     table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
-
-    let (end_flow_log, ended) = oneshot::channel();
-    let stop = async move { drop(ended.await) };
-    let flow_log = tokio::spawn(flow_log::run(table.clone(), core.config.clone(), metrics, stop));
-    let mut tasks = JoinSet::new();
-    tasks.spawn(admin.sample_rates());
-    tasks.spawn(watchdog::run(table.clone()));
-    tasks.spawn(rebalance::run(table, core.latest.subscribe(), core.drain.watch(), core.rebalance_now.clone()));
-    tasks.spawn(watch::run(reloader.clone(), path.to_owned(), core.drain.watch()));
-    tasks.spawn(sweep(core.clone()));
-    tasks.spawn(announce(core.clone()));
-    Ok(Bound { http, socket, workers, core, reloader, tasks, flow_log, end_flow_log })
+    Ok(Parts { config, core, bindings, metrics, reloader, upgrader, admin })
 }
 
 impl Bound {
+    fn new(
+        core: Arc<Core>,
+        reloader: Arc<Reloader>,
+        upgrader: Arc<Upgrader>,
+        admin: Arc<Admin>,
+        metrics: Arc<Metrics>,
+        http: Option<SocketAddr>,
+        socket: PathBuf,
+    ) -> Self {
+        let table = core.table.clone();
+        let (end_flow_log, ended) = oneshot::channel();
+        let stop = async move { drop(ended.await) };
+        let flow_log = tokio::spawn(flow_log::run(table.clone(), core.config.clone(), metrics, stop));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(admin.sample_rates());
+        tasks.spawn(watchdog::run(table.clone()));
+        let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
+        let moves = rebalance::run(table, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
+        tasks.spawn(once_serving(phase.clone(), moves));
+        tasks.spawn(once_serving(phase.clone(), watch::run(reloader.clone(), path, phase)));
+        tasks.spawn(sweep(core.clone()));
+        let workers = core.proxy.workers();
+        Self { http, socket, workers, core, reloader, upgrader, takeover: None, tasks, flow_log, end_flow_log }
+    }
+
+    /// What replaces this process.
+    pub fn upgrader(&self) -> Arc<Upgrader> {
+        self.upgrader.clone()
+    }
+
+    /// What lends a second descriptor of each listening socket to whoever keeps them beyond this process's life; a stop
+    /// then resets newcomers, who would otherwise wait there. It blocks for a moment.
+    pub fn listeners_to_keep(&self) -> impl Fn() -> io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static {
+        let core = self.core.clone();
+        move || {
+            core.listeners_kept.store(true, Relaxed);
+            core.proxy.lend_listeners()
+        }
+    }
+
+    /// Returns once a new process serves everything: nothing is left here but to [`Bound::leave`].
+    pub async fn replaced(&self) -> Replacement {
+        let mut replacement = self.core.replacement.subscribe();
+        let _ = replacement.wait_for(Option::is_some).await;
+        // Somebody else may have taken it; then it is never done twice.
+        match self.core.replacement.send_replace(None) {
+            Some(replacement) => replacement,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns if the process that this one was to take over from goes on; its listeners are closed here then.
+    pub async fn dismissed(&self) {
+        let Some(mut outcome) = self.takeover.clone() else { return std::future::pending().await };
+        let stepped_back = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::SteppedBack { .. }));
+        if outcome.wait_for(stepped_back).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Returns when no flow is left here.
+    pub async fn gone(&self) {
+        stop::gone(&self.core).await;
+    }
+
+    /// Ends at once and leaves the listeners' and doors' names to the process that has them now.
+    pub async fn leave(self) {
+        if let Some(doors) = self.reloader.take_doors() {
+            doors.leave();
+        }
+        self.end().await;
+    }
+
+    async fn end(mut self) {
+        self.tasks.shutdown().await;
+        let core = self.core.clone();
+        // Joining threads may take a moment, which is not this runtime's to wait.
+        let _ = tokio::task::spawn_blocking(move || core.proxy.exit()).await;
+        let _ = self.end_flow_log.send(());
+        let _ = self.flow_log.await;
+        drop(self.reloader.take_doors());
+    }
+
     pub fn phase(&self) -> DrainWatch {
         self.core.drain.watch()
     }
@@ -142,16 +303,15 @@ impl Bound {
     }
 
     /// Goes through the phases of a stop, and returns when no flow is left.
-    pub async fn stop(mut self) {
+    pub async fn stop(self) {
         stop::run(&self.core).await;
-        self.tasks.shutdown().await;
-        let core = self.core.clone();
-        // Joining threads may take a moment, which is not this runtime's to wait.
-        let _ = tokio::task::spawn_blocking(move || core.proxy.exit()).await;
-        let _ = self.end_flow_log.send(());
-        let _ = self.flow_log.await;
-        self.reloader.shut_doors();
+        self.end().await;
     }
+}
+
+async fn once_serving(mut phase: DrainWatch, work: impl Future<Output = ()>) {
+    phase.reached(Phase::Serving).await;
+    work.await;
 }
 
 /// Serving begins when every backend has been looked at once.

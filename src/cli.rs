@@ -13,9 +13,11 @@ mod orders;
 mod output;
 mod reload;
 pub mod run;
+mod service;
 mod shell;
 mod socket;
 mod status;
+mod upgrade;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -55,7 +57,11 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs an instance in the foreground.
-    Run,
+    Run {
+        /// Takes over from the process at the other end of standard input, which started this one.
+        #[arg(long, hide = true)]
+        take_over: bool,
+    },
     /// Says everything that is wrong with a configuration file.
     Check,
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
@@ -93,6 +99,8 @@ enum Command {
     Kill(KillArguments),
     /// Reads the configuration again and takes it over if it is valid.
     Reload,
+    /// Replaces the process, by another version of it if you like, without a flow noticing. -c FILE: with that file.
+    Upgrade(upgrade::UpgradeArguments),
     /// Moves idle flows from backends that have more than their share.
     Rebalance {
         /// Only says what would be moved.
@@ -101,6 +109,9 @@ enum Command {
     },
     /// The versions of this command and of the instance.
     Version,
+    /// Which versions of the handoff this binary speaks.
+    #[command(hide = true)]
+    HandoffVersion,
     /// Prints completions for a shell: source them, or put them where the shell looks for them.
     Completion { shell: clap_complete::Shell },
     /// Prints the man page.
@@ -178,7 +189,8 @@ pub fn main() -> ExitCode {
     };
     let config = || arguments.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
     match arguments.command {
-        Command::Run => run::run(&config()),
+        Command::Run { take_over } => run::run(&config(), take_over),
+        Command::HandoffVersion => upgrade::handoff_version(),
         Command::Check => check::run(&config()),
         Command::Demo(demo) => demo::command::run(demo),
         Command::Completion { shell } => shell::completion::<Arguments>(shell),
@@ -220,8 +232,10 @@ fn talk(
         Command::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
         Command::Kill(arguments) => kill::kill(&mut client, arguments, output),
         Command::Reload => reload::reload(&mut client, output),
+        Command::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
         Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
-        Command::Run
+        Command::Run { .. }
+        | Command::HandoffVersion
         | Command::Check
         | Command::Demo(_)
         | Command::Completion { .. }

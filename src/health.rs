@@ -27,14 +27,14 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::model::health::Order;
 use crate::model::health::machine::Arrival;
+use crate::model::health::{Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
 use crate::table::journal::What;
 use votes::Votes;
-use watcher::{Command, Spec, Watcher};
+use watcher::{Beginning, Command, Spec, Watcher};
 
 /// Watches over every backend. Dropping it stops all probes; the last standings stay.
 #[derive(Debug)]
@@ -76,6 +76,13 @@ struct Roster {
     votes: HashMap<FrontendId, Arc<Votes>>,
 }
 
+/// Where backends come from that were not watched so far.
+enum Newcomers {
+    /// The process starts; another may have known them.
+    AtStart(Vec<SavedBackend>),
+    ByReload,
+}
+
 #[derive(Debug)]
 struct Watched {
     entry: Arc<BackendEntry>,
@@ -90,16 +97,43 @@ impl Checker {
     /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
     /// fixed address have it.
     pub fn start(table: Arc<Table>, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
+        Self::resume(table, metrics, config, runtime, Vec::new())
+    }
+
+    /// As [`Checker::start`], but goes on with what another process knew of the backends.
+    pub fn resume(
+        table: Arc<Table>,
+        metrics: Arc<Metrics>,
+        config: &Arc<Config>,
+        runtime: Handle,
+        saved: Vec<SavedBackend>,
+    ) -> Self {
         let shared = Arc::new(Shared { table, metrics, roster: Mutex::default() });
         let checker = Self { shared, runtime };
-        checker.welcome(config, Arrival::AtStart);
+        checker.welcome(config, &Newcomers::AtStart(saved));
         checker
+    }
+
+    /// What is known of every backend, for the process that takes over.
+    pub async fn save(&self) -> Vec<SavedBackend> {
+        let ask = |watched: &Watched| {
+            let (answer, answered) = oneshot::channel();
+            let _ = watched.commands.send(Command::Save(answer));
+            answered
+        };
+        let asked: Vec<_> = self.shared.roster().watched.values().map(ask).collect();
+        let mut saved = Vec::new();
+        for answered in asked {
+            // An error means that the backend has just been forgotten.
+            saved.extend(answered.await);
+        }
+        saved
     }
 
     /// Begins to probe what `config` adds, and lets the others go on under their new settings; nothing is removed yet.
     /// Call it before the workers learn of `config`, so that new backends have been probed when flows come to them.
     pub fn prepare(&self, config: &Arc<Config>) {
-        self.welcome(config, Arrival::ByReload);
+        self.welcome(config, &Newcomers::ByReload);
     }
 
     /// Goes over to `config`. Backends that stay keep their state; removed ones drain and are forgotten after their last
@@ -158,7 +192,7 @@ impl Checker {
         }
     }
 
-    fn welcome(&self, config: &Arc<Config>, arrival: Arrival) {
+    fn welcome(&self, config: &Arc<Config>, newcomers: &Newcomers) {
         let registry = &self.shared.table.registry;
         // Held throughout, so that no removed backend is forgotten between being found and being restored.
         let mut roster = self.shared.roster();
@@ -172,7 +206,7 @@ impl Checker {
                         watched.removed = None;
                         let _ = watched.commands.send(Command::Configure(Box::new(spec)));
                     }
-                    None => self.watch(&mut roster, entry, spec, arrival),
+                    None => self.watch(&mut roster, entry, spec, newcomers),
                 }
             }
         }
@@ -196,15 +230,22 @@ impl Checker {
         }
     }
 
-    fn watch(&self, roster: &mut Roster, entry: Arc<BackendEntry>, spec: Spec, arrival: Arrival) {
-        if arrival == Arrival::ByReload {
-            let (frontend, backend) = entry.full_name();
-            self.shared.table.journal.record(What::BackendAdded { frontend, backend });
-        }
+    fn watch(&self, roster: &mut Roster, entry: Arc<BackendEntry>, spec: Spec, newcomers: &Newcomers) {
+        let (frontend, backend) = entry.full_name();
+        let beginning = match newcomers {
+            Newcomers::ByReload => {
+                self.shared.table.journal.record(What::BackendAdded { frontend, backend });
+                Beginning::New(Arrival::ByReload)
+            }
+            Newcomers::AtStart(saved) => {
+                let known = saved.iter().find(|saved| saved.frontend == frontend && saved.backend == backend);
+                known.map_or(Beginning::New(Arrival::AtStart), |saved| Beginning::Saved(Box::new(saved.clone())))
+            }
+        };
         let votes = roster.votes.entry(entry.frontend.id).or_default().clone();
         let (commands, inbox) = mpsc::unbounded_channel();
         let (first, first_probed) = watch::channel(false);
-        let watcher = Watcher::new(self.shared.clone(), entry.clone(), spec, arrival, votes, inbox, first);
+        let watcher = Watcher::new(self.shared.clone(), entry.clone(), spec, beginning, votes, inbox, first);
         let task = self.runtime.spawn(watcher.run());
         let id = entry.id;
         roster.watched.insert(id, Watched { entry, commands, first_probed, task, removed: None });

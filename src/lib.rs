@@ -7,6 +7,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod drain;
+pub mod handoff;
 pub mod health;
 pub mod metrics;
 pub mod model;

@@ -3,6 +3,7 @@
 mod exposition;
 mod process;
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -27,6 +28,23 @@ pub struct ProbeLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HandoffLabels {
+    /// `took_over` or `inherited` by this process, `failed` from this process.
+    pub outcome: &'static str,
+}
+
+/// Of handoffs. The process that hands everything over is gone before it can be asked, so the other one tells.
+#[derive(Debug, Default)]
+pub struct Handoffs {
+    pub outcomes: Family<HandoffLabels, Counter>,
+    pub flows_adopted: Counter,
+    pub flows_not_moved: Counter,
+    pub held_bytes: Counter,
+    pub longest_pause_seconds: Gauge<f64, AtomicU64>,
+    pub duration_seconds: Gauge<f64, AtomicU64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReloadLabels {
     /// `success` or `failure`.
     pub outcome: &'static str,
@@ -42,6 +60,7 @@ pub struct Metrics {
     pub last_reload_success_time: Gauge,
     /// Lines that sampling left out of the flow log.
     pub flow_log_skipped: Counter,
+    pub handoffs: Handoffs,
     registry: Mutex<Registry>,
     /// For names that take no prefix of ours.
     unprefixed: Registry,
@@ -57,6 +76,7 @@ impl Default for Metrics {
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
             flow_log_skipped: Counter::default(),
+            handoffs: Handoffs::default(),
             registry: Mutex::new(Registry::with_prefix("baton")),
             unprefixed,
         };
@@ -74,8 +94,31 @@ impl Default for Metrics {
             );
             let skipped = metrics.flow_log_skipped.clone();
             registry.register("flow_log_skipped", "Ended flows left out of the log by its rate limit", skipped);
+            metrics.handoffs.register(registry);
         });
         metrics
+    }
+}
+
+impl Handoffs {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("handoffs", "Upgrades of this process, or to it, by outcome", self.outcomes.clone());
+        let adopted = self.flows_adopted.clone();
+        registry.register("handoff_flows_adopted", "Flows taken over from another process", adopted);
+        let not_moved = self.flows_not_moved.clone();
+        registry.register("handoff_flows_not_moved", "Flows that an upgrade could not move", not_moved);
+        let held = self.held_bytes.clone();
+        registry.register_with_unit("handoff_held", "Undelivered bytes that came with flows", Unit::Bytes, held);
+        let pause = self.longest_pause_seconds.clone();
+        let help = "The longest that a flow was with neither process in the last upgrade to this one";
+        registry.register_with_unit("handoff_longest_pause", help, Unit::Seconds, pause);
+        let took = self.duration_seconds.clone();
+        registry.register_with_unit(
+            "handoff_duration",
+            "What the last upgrade to this process took",
+            Unit::Seconds,
+            took,
+        );
     }
 }
 

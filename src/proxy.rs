@@ -5,10 +5,13 @@
 
 mod accept;
 mod admission;
+mod adopt;
 mod connect;
 mod ending;
 mod evidence;
+mod export;
 mod flow;
+mod handover;
 mod pipes;
 mod plane;
 mod ports;
@@ -19,7 +22,7 @@ mod timers;
 mod token;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,6 +35,8 @@ use accept::Listener;
 use plane::Plane;
 use sources::Sources;
 use worker::{Message, Worker};
+
+pub use handover::{AdoptError, Arriving, Departure, Parcel, StuckWorker};
 
 use crate::addr::VipAddr;
 use crate::config::Config;
@@ -79,13 +84,25 @@ pub struct Proxy {
 impl Proxy {
     /// Binds every address of `config`, then starts one worker thread per entry of `table.workers`.
     pub fn start(table: Arc<Table>, config: &Config) -> Result<Self, ProxyError> {
+        let (proxy, bindings) = Self::start_idle(table, config, Vec::new())?;
+        proxy.publish(proxy.plane(config), bindings);
+        Ok(proxy)
+    }
+
+    /// As [`Proxy::start`], but listens on `inherited` sockets where their address is in `config`, and serves nobody
+    /// before the bindings are given to [`Proxy::reconfigure`].
+    pub fn start_idle(
+        table: Arc<Table>,
+        config: &Config,
+        inherited: Vec<(VipAddr, OwnedFd)>,
+    ) -> Result<(Self, Bindings), ProxyError> {
         let workers = table.workers.len();
         let inboxes = (0..workers).map(|_| SegQueue::new()).collect();
         let shared = Arc::new(Shared { sources: Sources::default(), inboxes });
         let proxy =
             Self { table, shared, listening: Mutex::default(), threads: Mutex::default(), version: AtomicU64::new(1) };
-        let bindings = proxy.bind(config)?;
-        let plane = Arc::new(Plane::new(config, &proxy.table, 1));
+        let bindings = proxy.bind_with(config, inherited)?;
+        let plane = proxy.plane(config);
         for number in 0..workers {
             let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
             let started = Worker::new(number, table, shared, plane.clone()).and_then(|mut worker| {
@@ -95,8 +112,7 @@ impl Proxy {
             let thread = started.map_err(|source| ProxyError::Worker { worker: number, source })?;
             proxy.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
-        proxy.publish(plane, bindings);
-        Ok(proxy)
+        Ok((proxy, bindings))
     }
 
     /// Goes over to `config`, for which `bindings` were made. Flows go on. Returns the version of the settings, for
@@ -118,6 +134,12 @@ impl Proxy {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
+    /// Serves what the backlogs hold, then resets whoever comes. For listeners that somebody else keeps open, in which
+    /// clients would otherwise wait.
+    pub fn turn_away(&self) {
+        self.tell_all(|| Message::TurnAway);
+    }
+
     /// Ends the workers and waits for them. Flows that still live are reset.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);
@@ -134,6 +156,11 @@ impl Proxy {
     /// Binds what `config` listens on beyond today's addresses. Nobody is served there before
     /// [`Proxy::reconfigure`]; dropping the bindings gives the addresses up.
     pub fn bind(&self, config: &Config) -> Result<Bindings, ProxyError> {
+        self.bind_with(config, Vec::new())
+    }
+
+    fn bind_with(&self, config: &Config, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bindings, ProxyError> {
+        let mut inherited = inherit(inherited);
         let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sockets = HashMap::new();
         for frontend in &config.frontends {
@@ -143,24 +170,37 @@ impl Proxy {
                     io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
                     _ => ProxyError::Listen { address, source },
                 };
-                // Our own listener on every address is no other process on this one, nor the other way round.
-                if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
-                    socket::ensure_unused(address).map_err(failed)?;
-                }
-                let group = (0..self.table.workers.len()).map(|_| socket::listen(address, &liveness));
-                sockets.insert(address, group.collect::<io::Result<Vec<_>>>().map_err(failed)?);
+                let workers = self.table.workers.len();
+                let group = match inherited.remove(&address) {
+                    Some(group) => spread(group, workers),
+                    None => {
+                        // Our own listener on every address is no other process on this one, nor the other way round.
+                        if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
+                            socket::ensure_unused(address).map_err(failed)?;
+                        }
+                        (0..workers).map(|_| socket::listen(address, &liveness)).collect()
+                    }
+                };
+                sockets.insert(address, group.map_err(failed)?);
             }
         }
         Ok(Bindings(sockets))
     }
 
-    fn publish(&self, plane: Arc<Plane>, Bindings(mut sockets): Bindings) {
-        for worker in 0..self.table.workers.len() {
-            let open = sockets.iter_mut().filter_map(|(address, group)| {
-                let frontend = plane.listening_on(*address)?.clone();
-                Some(Listener { socket: group.pop()?, address: *address, frontend })
-            });
-            let open = open.collect();
+    fn plane(&self, config: &Config) -> Arc<Plane> {
+        Arc::new(Plane::new(config, &self.table, self.version.load(Relaxed)))
+    }
+
+    fn publish(&self, plane: Arc<Plane>, Bindings(sockets): Bindings) {
+        let workers = self.table.workers.len();
+        let mut openings: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
+        for (address, group) in sockets {
+            let Some(frontend) = plane.listening_on(address) else { continue };
+            for (number, socket) in group.into_iter().enumerate() {
+                openings[number % workers].push(Listener { socket, address, frontend: frontend.clone() });
+            }
+        }
+        for (worker, open) in openings.into_iter().enumerate() {
             self.shared.inboxes[worker].push(Message::Reconfigure { plane: plane.clone(), open });
             self.table.orders.wake(worker);
         }
@@ -174,4 +214,25 @@ impl Proxy {
             self.table.orders.wake(worker);
         }
     }
+}
+
+/// The sockets by address, each once: workers of another process may have shared some.
+fn inherit(sockets: Vec<(VipAddr, OwnedFd)>) -> HashMap<VipAddr, Vec<OwnedFd>> {
+    let mut seen = HashSet::new();
+    let mut groups: HashMap<_, Vec<_>> = HashMap::new();
+    for (address, socket) in sockets {
+        if socket::identity(&socket).is_ok_and(|identity| seen.insert(identity)) {
+            groups.entry(address).or_default().push(socket);
+        }
+    }
+    groups
+}
+
+/// At least one for each of `workers`. Where there are fewer, several workers serve the same socket: a new one would
+/// get its share of connections from its first moment, and lose them if this process came to nothing.
+fn spread(mut group: Vec<OwnedFd>, workers: usize) -> io::Result<Vec<OwnedFd>> {
+    for number in 0..workers.saturating_sub(group.len()) {
+        group.push(group[number].try_clone()?);
+    }
+    Ok(group)
 }

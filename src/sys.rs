@@ -3,6 +3,8 @@
 pub mod clock;
 pub mod epoll;
 pub mod eventfd;
+pub mod fd_passing;
+pub mod inherited;
 pub mod pipe;
 pub mod process;
 pub mod socket;

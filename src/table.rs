@@ -8,7 +8,9 @@ pub mod count;
 pub mod flows;
 pub mod journal;
 pub mod orders;
+pub mod passport;
 pub mod slot;
+pub mod totals;
 pub mod worker;
 
 mod sync {

@@ -4,6 +4,7 @@ mod events;
 mod flows;
 mod kill;
 mod names;
+mod upgrade;
 
 use std::io;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ pub async fn execute(
             let moves = if dry_run { admin.control.rebalance_plan() } else { admin.control.rebalance() };
             Ok(json(&Rebalance { dry_run, moves }))
         }
+        Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
+        Command::CheckUpgrade(asked) => Ok(json(&admin.control.check_upgrade(asked).await)),
     })
 }
 

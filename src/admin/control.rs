@@ -7,6 +7,7 @@ use std::pin::Pin;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::model::health::Order;
 use crate::model::ids::BackendId;
 
@@ -31,6 +32,12 @@ pub trait Control: Send + Sync + 'static {
 
     /// Begins to move what the plan says, at the configured pace, and returns the plan.
     fn rebalance(&self) -> Vec<PlannedMove>;
+
+    /// Begins to replace this process by a new one that takes over its flows.
+    fn upgrade(&self, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed>;
+
+    /// Whether that could be done; changes nothing.
+    fn check_upgrade(&self, asked: UpgradeRequest) -> Checking;
 }
 
 /// An order on its way. It is carried out even if this is dropped.
@@ -48,6 +55,8 @@ pub enum OrderRefused {
     Removed,
     #[error("this instance is stopping")]
     Stopping,
+    #[error("an upgrade is under way; order it again in a moment")]
+    Upgrading,
 }
 
 /// The configuration that runs, and what became of the last attempt to change it.

@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -45,13 +46,40 @@ struct HttpDoor {
     /// As configured: its port may be 0.
     asked: SocketAddr,
     bound: SocketAddr,
-    _task: Served,
+    /// Another descriptor of the listening socket: what another process may be given.
+    spare: OwnedFd,
+    /// `None` while it is shut.
+    task: Option<Served>,
 }
 
 #[derive(Debug)]
 struct SocketDoor {
     file: SocketFile,
-    _task: Served,
+    spare: OwnedFd,
+    task: Option<Served>,
+}
+
+/// A door's listening socket on its way to another process.
+#[derive(Debug)]
+pub enum Lent {
+    /// The address as configured.
+    Http(SocketAddr, OwnedFd),
+    Socket(PathBuf, OwnedFd),
+}
+
+/// Doors of this process-to-be: opened, or inherited from one that serves them still. Dropping it leaves the
+/// inherited ones as they are.
+#[derive(Debug)]
+pub struct Waiting {
+    http: Option<(TcpListener, SocketAddr)>,
+    socket: WaitingSocket,
+}
+
+#[derive(Debug)]
+enum WaitingSocket {
+    Opened(UnixListener, SocketFile),
+    /// The file is the other process's until this one serves.
+    Inherited(UnixListener, PathBuf),
 }
 
 /// A task that ends with its owner.
@@ -67,10 +95,71 @@ impl Drop for Served {
 impl Doors {
     /// Opens both doors and serves them. Needs a tokio runtime.
     pub fn open(admin: Arc<Admin>, config: &config::Admin) -> Result<Self, OpenDoorError> {
-        let socket = serve_socket(&admin, unix::open(&config.socket)?);
-        let open = |address| serve_http(&admin, (open_http(address)?, address));
+        Self::serve(admin, Self::wait(config, Vec::new())?)
+    }
+
+    /// Opens both doors, or takes them from what was `lent`, without serving them. Needs a tokio runtime.
+    pub fn wait(config: &config::Admin, lent: Vec<Lent>) -> Result<Waiting, OpenDoorError> {
+        let (mut http, mut socket) = (None, None);
+        for door in lent {
+            match door {
+                Lent::Http(address, fd) if config.http == Some(address) => http = Some(fd),
+                Lent::Socket(path, fd) if config.socket == path => socket = Some(fd),
+                _ => {}
+            }
+        }
+        let open = |address| match http {
+            Some(fd) => inherit_http(address, fd).map(|listener| (listener, address)),
+            None => open_http(address).map(|listener| (listener, address)),
+        };
         let http = config.http.map(open).transpose()?;
+        let socket = match socket {
+            Some(fd) => WaitingSocket::Inherited(unix::inherit(&config.socket, fd)?, config.socket.clone()),
+            None => {
+                let (listener, file) = unix::open(&config.socket)?;
+                WaitingSocket::Opened(listener, file)
+            }
+        };
+        Ok(Waiting { http, socket })
+    }
+
+    /// Serves doors that have waited.
+    pub fn serve(admin: Arc<Admin>, waiting: Waiting) -> Result<Self, OpenDoorError> {
+        let opened = match waiting.socket {
+            WaitingSocket::Opened(listener, file) => (listener, file),
+            WaitingSocket::Inherited(listener, path) => (listener, SocketFile::claim(&path)?),
+        };
+        let socket = serve_socket(&admin, opened)?;
+        let http = waiting.http.map(|opened| serve_http(&admin, opened)).transpose()?;
         Ok(Self { admin, http, socket })
+    }
+
+    /// Their listening sockets, for another process.
+    pub fn lend(&self) -> io::Result<Vec<Lent>> {
+        let http = self.http.as_ref().map(|door| Ok::<_, io::Error>(Lent::Http(door.asked, door.spare.try_clone()?)));
+        let socket = Lent::Socket(self.socket.file.path().to_owned(), self.socket.spare.try_clone()?);
+        http.into_iter().chain([Ok(socket)]).collect()
+    }
+
+    /// Takes no more connections, which then wait, or (not `shut`) takes them again. Needs a tokio runtime.
+    pub fn set_shut(&mut self, shut: bool) -> io::Result<()> {
+        if shut {
+            self.socket.task = None;
+            self.http.iter_mut().for_each(|door| door.task = None);
+            return Ok(());
+        }
+        let spare = std::os::unix::net::UnixListener::from(self.socket.spare.try_clone()?);
+        self.socket.task = Some(served_socket(&self.admin, UnixListener::from_std(spare)?));
+        if let Some(door) = &mut self.http {
+            let spare = std::net::TcpListener::from(door.spare.try_clone()?);
+            door.task = Some(served_http(&self.admin, TcpListener::from_std(spare)?));
+        }
+        Ok(())
+    }
+
+    /// Leaves the socket's file to the process that serves it now.
+    pub fn leave(mut self) {
+        self.socket.file.leave();
     }
 
     /// Opens what `config` moves to another place. On an error everything stays as it was.
@@ -92,7 +181,7 @@ impl Doors {
             self.http = http.map(|opened| serve_http(&self.admin, opened)).transpose()?;
         }
         if let Some(socket) = prepared.socket {
-            self.socket = serve_socket(&self.admin, socket);
+            self.socket = serve_socket(&self.admin, socket)?;
         }
         Ok(())
     }
@@ -107,17 +196,50 @@ impl Doors {
     }
 }
 
+impl Waiting {
+    /// Where the HTTP door will be, if there is to be one.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+    }
+
+    pub fn socket_path(&self) -> &Path {
+        match &self.socket {
+            WaitingSocket::Opened(_, file) => file.path(),
+            WaitingSocket::Inherited(_, path) => path,
+        }
+    }
+}
+
 fn open_http(address: SocketAddr) -> Result<TcpListener, OpenDoorError> {
     http::open(address).map_err(|source| OpenDoorError::Http { address, source })
 }
 
-fn serve_http(admin: &Arc<Admin>, (listener, asked): (TcpListener, SocketAddr)) -> Result<HttpDoor, OpenDoorError> {
-    let bound = listener.local_addr().map_err(|source| OpenDoorError::Http { address: asked, source })?;
-    let task = tokio::spawn(http::serve(admin.clone(), listener, HttpLimits::default()));
-    Ok(HttpDoor { asked, bound, _task: Served(task) })
+fn inherit_http(address: SocketAddr, fd: OwnedFd) -> Result<TcpListener, OpenDoorError> {
+    let listener = std::net::TcpListener::from(fd);
+    let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+    ready.map_err(|source| OpenDoorError::Http { address, source })
 }
 
-fn serve_socket(admin: &Arc<Admin>, (listener, file): (UnixListener, SocketFile)) -> SocketDoor {
-    let task = tokio::spawn(session::serve(admin.clone(), listener, SessionLimits::default()));
-    SocketDoor { file, _task: Served(task) }
+fn serve_http(admin: &Arc<Admin>, (listener, asked): (TcpListener, SocketAddr)) -> Result<HttpDoor, OpenDoorError> {
+    let failed = |source| OpenDoorError::Http { address: asked, source };
+    let bound = listener.local_addr().map_err(failed)?;
+    let spare = listener.as_fd().try_clone_to_owned().map_err(failed)?;
+    Ok(HttpDoor { asked, bound, spare, task: Some(served_http(admin, listener)) })
+}
+
+fn serve_socket(
+    admin: &Arc<Admin>,
+    (listener, file): (UnixListener, SocketFile),
+) -> Result<SocketDoor, OpenSocketError> {
+    let failed = |source| OpenSocketError::Io { path: file.path().to_owned(), source };
+    let spare = listener.as_fd().try_clone_to_owned().map_err(failed)?;
+    Ok(SocketDoor { file, spare, task: Some(served_socket(admin, listener)) })
+}
+
+fn served_http(admin: &Arc<Admin>, listener: TcpListener) -> Served {
+    Served(tokio::spawn(http::serve(admin.clone(), listener, HttpLimits::default())))
+}
+
+fn served_socket(admin: &Arc<Admin>, listener: UnixListener) -> Served {
+    Served(tokio::spawn(session::serve(admin.clone(), listener, SessionLimits::default())))
 }

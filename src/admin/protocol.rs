@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use super::control::PlannedMove;
 use super::status::BackendStatus;
+use super::upgrade::{UpgradeFailed, UpgradeRequest};
 use crate::model::ids::FlowId;
 use crate::table::flows::FlowState;
 
@@ -56,6 +57,10 @@ pub enum Command {
         #[serde(default)]
         dry_run: bool,
     },
+    /// Items: [`super::upgrade::UpgradeProgress`]; ok: [`super::upgrade::Upgraded`].
+    Upgrade(UpgradeRequest),
+    /// [`super::upgrade::UpgradeCheck`].
+    CheckUpgrade(UpgradeRequest),
 }
 
 /// Which flows to list; what is left out excludes nothing.
@@ -194,6 +199,8 @@ pub enum Refusal {
     UnknownFlow { flow: FlowId },
     #[error("{reason}")]
     Order { reason: String },
+    #[error(transparent)]
+    Upgrade(UpgradeFailed),
     #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
     Reload { errors: Vec<String> },
 }

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::protocol::{Command, REQUEST_MAX, Refusal};
+use super::upgrade::Told;
 use super::{Admin, commands};
 
 /// Limits of one admin socket; the tests make them small.
@@ -66,6 +67,7 @@ pub struct Replies {
     writer: OwnedWriteHalf,
     pending: Vec<u8>,
     write_limit: Duration,
+    told: Option<Told>,
 }
 
 impl Replies {
@@ -89,6 +91,11 @@ impl Replies {
         sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
+    /// Keeps `told` until the result has been sent.
+    pub fn tell(&mut self, told: Told) {
+        self.told = Some(told);
+    }
+
     /// Returns once the client has gone or says something more.
     pub async fn interrupted(&mut self) {
         let _ = self.reader.fill_buf().await;
@@ -99,7 +106,9 @@ impl Replies {
             Ok(ok) => self.line(&serde_json::json!({ "ok": ok })),
             Err(refusal) => self.line(&refusal.to_json()),
         }
-        self.flush().await
+        let sent = self.flush().await;
+        self.told = None;
+        sent
     }
 
     fn line(&mut self, line: &impl Serialize) {
@@ -114,7 +123,7 @@ async fn converse(
     writer: Writer,
     limits: SessionLimits,
 ) -> io::Result<()> {
-    let mut replies = Replies { reader, writer: writer.0, pending: Vec::new(), write_limit: limits.write };
+    let mut replies = Replies { reader, writer: writer.0, pending: Vec::new(), write_limit: limits.write, told: None };
     let mut line = Vec::new();
     loop {
         line.clear();

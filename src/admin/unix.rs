@@ -31,8 +31,8 @@ pub enum OpenSocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Keeps the inode's number from being given to the file of a successor.
-    inode: OwnedFd,
+    /// Keeps the inode's number from being given to the file of a successor. `None`: another process removes the file.
+    inode: Option<OwnedFd>,
 }
 
 /// Opens the admin socket at `path` with mode 0600. A file left behind by an instance that died is replaced.
@@ -61,14 +61,32 @@ pub fn open(path: &Path) -> Result<(UnixListener, SocketFile), OpenSocketError> 
     socket.bind(&address).map_err(io_error)?;
     socket.listen(BACKLOG).map_err(io_error)?;
     socket.set_nonblocking(true).map_err(io_error)?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let inode = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| io_error(errno.into()))?;
-    let file = SocketFile { path: path.to_owned(), inode };
+    let file = SocketFile::claim(path)?;
     let listener = UnixListener::from_std(OwnedFd::from(socket).into()).map_err(io_error)?;
     Ok((listener, file))
 }
 
+/// Takes a socket that another instance listens on at `path`. Needs a tokio runtime.
+pub fn inherit(path: &Path, socket: OwnedFd) -> Result<UnixListener, OpenSocketError> {
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    let ready = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+    ready.map_err(|source| OpenSocketError::Io { path: path.to_owned(), source })
+}
+
 impl SocketFile {
+    /// The file at `path` is this process's from now on.
+    pub fn claim(path: &Path) -> Result<Self, OpenSocketError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inode = rustix::fs::open(path, flags, Mode::empty());
+        let inode = inode.map_err(|errno| OpenSocketError::Io { path: path.to_owned(), source: errno.into() })?;
+        Ok(Self { path: path.to_owned(), inode: Some(inode) })
+    }
+
+    /// The file is another process's from now on.
+    pub fn leave(&mut self) {
+        self.inode = None;
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -76,7 +94,8 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let (Ok(there), Ok(ours)) = (rustix::fs::lstat(&self.path), rustix::fs::fstat(&self.inode)) else { return };
+        let Some(inode) = &self.inode else { return };
+        let (Ok(there), Ok(ours)) = (rustix::fs::lstat(&self.path), rustix::fs::fstat(inode)) else { return };
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) {
             let _ = std::fs::remove_file(&self.path);
         }

@@ -53,6 +53,27 @@ pub fn event(what: &What) -> String {
         What::RebalancePlanned { frontend, moves } => {
             format!("{frontend}: {} to be moved for balance", plural(*moves as u64, "flow"))
         }
+        What::UpgradeBegun { binary } => format!("upgrade to {binary} begun"),
+        What::UpgradeFailed { why, moved: 0 } => format!("upgrade failed, this process goes on: {why}"),
+        What::UpgradeFailed { why, moved } => {
+            format!("upgrade failed, this process goes on; {} stay with the new one: {why}", plural(*moved, "flow"))
+        }
+        What::TookOver { from_version, from_pid, flows, not_moved, held_bytes, longest_pause_us, took_us } => {
+            let mut text = format!(
+                "took over {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest pause {}",
+                plural(*flows, "flow"),
+                duration_us(*took_us),
+                bytes(*held_bytes as f64),
+                duration_us(*longest_pause_us),
+            );
+            if *not_moved > 0 {
+                text += &format!("; {} could not be moved", plural(*not_moved, "flow"));
+            }
+            text
+        }
+        What::Inherited { from_pid, flows } => {
+            format!("process {from_pid} died while it handed over; {} had come", plural(*flows, "flow"))
+        }
         What::FlowEnded {
             flow,
             frontend,
@@ -90,6 +111,9 @@ pub fn weight(what: &What) -> Weight {
         What::BackendResolved { error: Some(_), .. } | What::Stopping { .. } | What::FlowsOrdered { .. } => {
             Weight::Notice
         }
+        What::UpgradeFailed { .. } | What::Inherited { .. } => Weight::Bad,
+        What::TookOver { not_moved, .. } if *not_moved > 0 => Weight::Notice,
+        What::TookOver { .. } => Weight::Good,
         What::ReloadRefused { .. } | What::AcceptPaused { .. } | What::WorkerStuck { .. } => Weight::Bad,
         What::AcceptResumed { .. } | What::WorkerMoves { .. } => Weight::Good,
         What::BackendAdded { .. }
@@ -97,6 +121,7 @@ pub fn weight(what: &What) -> Weight {
         | What::BackendResolved { .. }
         | What::Reloaded { .. }
         | What::Started { .. }
+        | What::UpgradeBegun { .. }
         | What::RebalancePlanned { .. }
         | What::FlowEnded { .. } => Weight::Plain,
     }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::Core;
 use super::reload::{ReloadError, Reloader};
+use super::upgrade::Upgrader;
 use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, Reloading};
+use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::Phase;
 use crate::model::health::{Cause, Order};
 use crate::model::ids::BackendId;
@@ -13,11 +15,12 @@ use crate::rebalance;
 pub struct Wiring {
     core: Arc<Core>,
     reloader: Arc<Reloader>,
+    upgrader: Arc<Upgrader>,
 }
 
 impl Wiring {
-    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>) -> Self {
-        Self { core, reloader }
+    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>, upgrader: Arc<Upgrader>) -> Self {
+        Self { core, reloader, upgrader }
     }
 }
 
@@ -35,6 +38,9 @@ impl Control for Wiring {
         Box::pin(async move {
             if core.drain.watch().phase() > Phase::Serving {
                 return Err(OrderRefused::Stopping);
+            }
+            if core.is_upgrading() {
+                return Err(OrderRefused::Upgrading);
             }
             let entry = core.table.registry.find_backend(backend).ok_or(OrderRefused::Forgotten)?;
             if entry.health().cause == Cause::Removed {
@@ -63,6 +69,14 @@ impl Control for Wiring {
     fn rebalance(&self) -> Vec<PlannedMove> {
         self.core.rebalance_now.notify_one();
         self.rebalance_plan()
+    }
+
+    fn upgrade(&self, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
+        self.upgrader.upgrade(asked)
+    }
+
+    fn check_upgrade(&self, asked: UpgradeRequest) -> Checking {
+        self.upgrader.check(asked)
     }
 }
 

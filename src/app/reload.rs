@@ -1,12 +1,13 @@
 //! From a changed file to a changed instance, or to no change at all.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload};
-use crate::admin::doors::{Doors, OpenDoorError};
+use crate::admin::doors::{Doors, Lent, OpenDoorError};
 use crate::config::{self, FileFault};
 use crate::drain::Phase;
 use crate::metrics::{Metrics, ReloadLabels};
@@ -80,10 +81,28 @@ impl Reloader {
         self.inner().doors = Some(doors);
     }
 
-    /// Shuts the doors: they and this hold each other, so nobody else would ever drop them.
-    pub(super) fn shut_doors(&self) {
-        let doors = self.inner().doors.take();
-        drop(doors);
+    /// Lets the admin doors go: they and this hold each other, so nobody else would ever drop them.
+    pub fn take_doors(&self) -> Option<Doors> {
+        self.inner().doors.take()
+    }
+
+    /// The admin doors' listening sockets, for another process.
+    pub fn lend_doors(&self) -> io::Result<Vec<Lent>> {
+        self.inner().doors.as_ref().map_or(Ok(Vec::new()), Doors::lend)
+    }
+
+    /// See [`Doors::set_shut`].
+    pub fn shut_doors(&self, shut: bool) -> io::Result<()> {
+        self.inner().doors.as_mut().map_or(Ok(()), |doors| doors.set_shut(shut))
+    }
+
+    /// Keeps every reload waiting for as long as the guard lives.
+    pub async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn state(&self) -> ConfigState {

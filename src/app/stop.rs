@@ -1,5 +1,6 @@
 //! The way out of an instance.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -30,7 +31,10 @@ pub async fn run(core: &Core) {
     }
 
     core.drain.advance(Phase::Draining);
-    core.proxy.stop_accepting();
+    match core.listeners_kept.load(Relaxed) {
+        true => core.proxy.turn_away(),
+        false => core.proxy.stop_accepting(),
+    }
     let deadline = Instant::now() + process.stop_timeout;
     tokio::select! {
         () = gone(core) => {}
@@ -51,7 +55,7 @@ pub async fn run(core: &Core) {
 }
 
 /// Returns when no flow is left and no listener can bring one.
-async fn gone(core: &Core) {
+pub async fn gone(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
     // The first tick is at once, when a worker may not yet have taken what its backlog holds.
     ticks.tick().await;

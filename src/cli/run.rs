@@ -1,29 +1,63 @@
 //! `baton run`: an instance in the foreground, steered by signals.
 //!
-//! SIGTERM and SIGINT stop it, a second one hastens the stop; SIGHUP reloads.
+//! SIGTERM and SIGINT stop it, a second one hastens the stop; SIGHUP reloads; SIGUSR2 replaces it by a new process.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::logging::{self, Logging};
-use crate::app::{self, Bound};
+use super::service::{self, ServiceManager};
+use crate::addr::VipAddr;
+use crate::app::{self, Bound, Replacement};
 use crate::config::{self, Config};
 use crate::drain::Phase;
+use crate::handoff::channel::Channel;
+use crate::handoff::destination;
+use crate::sys::inherited;
 
 /// Threads for control work: probes, doors, logs. Two, so that one long task does not hold up the probes.
 const CONTROL_THREADS: usize = 2;
 
-/// Runs until stopped by a signal.
-pub fn run(path: &Path) -> ExitCode {
+/// What the old process may take to hear why this one does not start.
+const REFUSE_MAX: Duration = Duration::from_secs(2);
+
+/// What whoever asked for an upgrade may take to be told that it is done.
+const TELL_MAX: Duration = Duration::from_secs(1);
+
+/// Where a new process gets its listeners from.
+enum Origin {
+    /// From the service manager, if it kept any.
+    Fresh(Vec<(VipAddr, OwnedFd)>),
+    /// From the process before it.
+    TakeOver(Channel),
+}
+
+/// Runs until stopped by a signal, or replaced.
+pub fn run(path: &Path, take_over: bool) -> ExitCode {
+    let origin = match take_over {
+        false => Origin::Fresh(service::passed_listeners()),
+        true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {
+            Ok(channel) => Origin::TakeOver(channel),
+            Err(error) => {
+                eprintln!("not started: cannot speak with the old process: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+    };
     let loaded = match config::load(path) {
         Ok(loaded) => loaded,
         Err(rejected) => {
             for finding in rejected.errors.iter().chain(&rejected.warnings) {
                 eprintln!("{finding}");
+            }
+            if let Origin::TakeOver(channel) = &origin {
+                let reasons = rejected.errors.iter().map(ToString::to_string).collect();
+                destination::refuse(channel, reasons, REFUSE_MAX);
             }
             eprintln!("not started: {} errors in {}", rejected.errors.len(), path.display());
             return ExitCode::FAILURE;
@@ -36,24 +70,44 @@ pub fn run(path: &Path) -> ExitCode {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    if let Origin::Fresh(listeners) = &origin
+        && !listeners.is_empty()
+    {
+        let listeners = listeners.len();
+        tracing::warn!(listeners, "going on with the listeners of a process that has ended, and its flows with it");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
         .enable_all()
         .build();
     match runtime {
-        Ok(runtime) => runtime.block_on(serve(loaded.config, path, &Arc::new(logging))),
+        Ok(runtime) => {
+            let code = runtime.block_on(serve(loaded.config, path, origin, &Arc::new(logging)));
+            // A conversation at an admin door must not hold up the exit.
+            runtime.shutdown_background();
+            code
+        }
         Err(error) => fail("start the control threads", &error),
     }
 }
 
-async fn serve(config: Config, path: &Path, logging: &Arc<Logging>) -> ExitCode {
-    let signals = (SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup());
-    let (terminate, interrupt, hangup) = match (signal(signals.0), signal(signals.1), signal(signals.2)) {
-        (Ok(terminate), Ok(interrupt), Ok(hangup)) => (terminate, interrupt, hangup),
-        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return fail("wait for signals", &error),
+async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Logging>) -> ExitCode {
+    let mut signals = Vec::new();
+    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::user_defined2()] {
+        match signal(kind) {
+            Ok(signal) => signals.push(signal),
+            Err(error) => return fail("wait for signals", &error),
+        }
+    }
+    let Ok([terminate, interrupt, hangup, replace]) = <[Signal; 4]>::try_from(signals) else {
+        unreachable!("four were made")
     };
-    let bound = match app::build(config, path).await {
+    let built = match origin {
+        Origin::Fresh(listeners) => app::build(config, path, listeners).await,
+        Origin::TakeOver(channel) => app::take_over(config, path, channel).await,
+    };
+    let bound = match built {
         Ok(bound) => bound,
         Err(error) => {
             tracing::error!("not started: {error}");
@@ -67,11 +121,25 @@ async fn serve(config: Config, path: &Path, logging: &Arc<Logging>) -> ExitCode 
         http = bound.http.map(tracing::field::display),
         "listening"
     );
+    let manager = Arc::new(ServiceManager::find());
     tokio::spawn(follow_log_settings(bound.config(), Arc::downgrade(logging)));
-    tokio::spawn(tell_service_manager(bound.phase()));
+    tokio::spawn(tell_service_manager(bound.phase(), manager.clone()));
+    if manager.is_there() {
+        let lend = bound.listeners_to_keep();
+        tokio::spawn(keep_listeners(lend, bound.config(), bound.phase(), manager.clone()));
+    }
     tokio::spawn(reload_on(hangup, bound.reloader()));
+    tokio::spawn(upgrade_on(replace, bound.upgrader()));
     let mut stops = Stops { terminate, interrupt };
-    stops.next().await;
+    tokio::select! {
+        () = stops.next() => stop(bound, stops).await,
+        replacement = bound.replaced() => leave(bound, replacement, manager).await,
+        () = serve_what_is_left(&bound) => bound.leave().await,
+    }
+    ExitCode::SUCCESS
+}
+
+async fn stop(bound: Bound, mut stops: Stops) {
     let hasten = bound.hasten();
     tokio::spawn(async move {
         loop {
@@ -79,13 +147,25 @@ async fn serve(config: Config, path: &Path, logging: &Arc<Logging>) -> ExitCode 
             hasten();
         }
     });
-    stop(bound).await;
-    ExitCode::SUCCESS
-}
-
-async fn stop(bound: Bound) {
     bound.stop().await;
     tracing::info!("stopped");
+}
+
+/// A new process has everything.
+async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManager>) {
+    let Replacement { pid, told } = replacement;
+    let known = tokio::task::spawn_blocking(move || manager.hand_over(pid));
+    let _ = tokio::time::timeout(TELL_MAX, told).await;
+    let _ = known.await;
+    bound.leave().await;
+    tracing::info!(pid, "replaced");
+}
+
+/// Returns when the last flow has ended of a process that was to take over and did not.
+async fn serve_what_is_left(bound: &Bound) {
+    bound.dismissed().await;
+    bound.gone().await;
+    tracing::info!("the last flow has ended");
 }
 
 struct Stops {
@@ -109,6 +189,16 @@ async fn reload_on(mut hangup: Signal, reloader: Arc<app::Reloader>) {
     }
 }
 
+async fn upgrade_on(mut replace: Signal, upgrader: Arc<app::Upgrader>) {
+    while replace.recv().await.is_some() {
+        match upgrader.upgrade(Default::default()) {
+            // The outcome is logged and kept by the upgrader.
+            Ok(upgrading) => drop(upgrading.outcome.await),
+            Err(refused) => tracing::error!("{refused}"),
+        }
+    }
+}
+
 async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config>>, logging: std::sync::Weak<Logging>) {
     while config.changed().await.is_ok() {
         let Some(logging) = logging.upgrade() else { return };
@@ -116,12 +206,41 @@ async fn follow_log_settings(mut config: tokio::sync::watch::Receiver<Arc<Config
     }
 }
 
-/// sd_notify(3); without a service manager nothing happens.
-async fn tell_service_manager(mut phase: crate::drain::DrainWatch) {
+/// Gives the service manager all listening sockets, now and after each reload, and takes back those that are closed.
+async fn keep_listeners(
+    lend: impl Fn() -> std::io::Result<Vec<(VipAddr, OwnedFd)>> + Clone + Send + 'static,
+    mut config: tokio::sync::watch::Receiver<Arc<Config>>,
+    mut phase: crate::drain::DrainWatch,
+    manager: Arc<ServiceManager>,
+) {
     phase.reached(Phase::Serving).await;
-    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    let mut kept = Vec::new();
+    loop {
+        config.borrow_and_update();
+        let (lend, manager) = (lend.clone(), manager.clone());
+        let before = std::mem::take(&mut kept);
+        let stored = tokio::task::spawn_blocking(move || {
+            let listeners = lend()?;
+            manager.store(&listeners);
+            let now: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
+            before.into_iter().filter(|address| !now.contains(address)).for_each(|address| manager.forget(address));
+            Ok::<_, std::io::Error>(now)
+        });
+        match stored.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
+            Ok(now) => kept = now,
+            Err(error) => tracing::warn!(%error, "the listeners cannot be given to the service manager"),
+        }
+        if config.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn tell_service_manager(mut phase: crate::drain::DrainWatch, manager: Arc<ServiceManager>) {
+    phase.reached(Phase::Serving).await;
+    manager.ready();
     phase.reached(Phase::Leaving).await;
-    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    manager.stopping();
 }
 
 fn fail(what: &str, error: &std::io::Error) -> ExitCode {

@@ -16,8 +16,8 @@ use crate::addr::BackendAddr;
 use crate::config::{Backend, Config, Frontend, Health, Target};
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::model::health::Cause;
-use crate::model::health::Order;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Outcome, Policy};
+use crate::model::health::{Order, SavedBackend};
 use crate::model::ids::BackendId;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
@@ -35,6 +35,14 @@ pub(super) enum Command {
     Configure(Box<Spec>),
     Remove { with_frontend: bool },
     Order(Order, oneshot::Sender<Ordered>),
+    Save(oneshot::Sender<SavedBackend>),
+}
+
+/// What a watcher begins with.
+pub(super) enum Beginning {
+    New(Arrival),
+    /// Another process knew the backend.
+    Saved(Box<SavedBackend>),
 }
 
 /// What the configuration says of one backend's health.
@@ -115,11 +123,15 @@ impl Watcher {
         shared: Arc<Shared>,
         entry: Arc<BackendEntry>,
         spec: Spec,
-        arrival: Arrival,
+        beginning: Beginning,
         votes: Arc<Votes>,
         inbox: mpsc::UnboundedReceiver<Command>,
         first_probed: watch::Sender<bool>,
     ) -> Self {
+        let (arrival, saved) = match beginning {
+            Beginning::New(arrival) => (arrival, None),
+            Beginning::Saved(saved) => (Arrival::AtStart, Some(saved)),
+        };
         let mut watcher = Self {
             machine: Machine::new(spec.policy(), arrival, now_ns()),
             manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
@@ -137,9 +149,37 @@ impl Watcher {
             inbox,
             first_probed,
         };
+        if let Some(saved) = saved {
+            watcher.recall(*saved);
+        }
         watcher.aim();
         watcher.publish();
         watcher
+    }
+
+    /// Goes on where another process was. [`Watcher::aim`] notices if the backend is elsewhere now.
+    fn recall(&mut self, saved: SavedBackend) {
+        self.machine = Machine::restore(self.spec.policy(), saved.machine, now_ns());
+        self.entry.set_address(saved.address);
+        self.entry.set_ramp(saved.ramp_start_ns, saved.ramp_ns);
+        self.last_probe = saved.last_probe;
+        self.last_probe_us = saved.last_probe_us;
+        self.first_probed.send_replace(true);
+    }
+
+    fn saved(&self) -> SavedBackend {
+        let (frontend, backend) = self.entry.full_name();
+        let (ramp_start_ns, ramp_ns) = self.entry.ramp();
+        SavedBackend {
+            frontend,
+            backend,
+            address: self.entry.address(),
+            machine: self.machine.save(),
+            ramp_start_ns,
+            ramp_ns,
+            last_probe: self.last_probe.clone(),
+            last_probe_us: self.last_probe_us,
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -276,6 +316,10 @@ impl Watcher {
                 let look_at_ns = now_ns() + RETIRE_POLL_NS;
                 self.retiring = Some(Retiring { with_frontend, look_at_ns, was_empty: false });
                 self.machine.handle_removed(now_ns(), with_frontend);
+            }
+            Command::Save(answer) => {
+                self.publish();
+                let _ = answer.send(self.saved());
             }
             Command::Order(order, done) => {
                 self.machine.handle_order(now_ns(), order);

@@ -89,6 +89,7 @@ end_reasons! {
     OutOfPorts "out_of_ports" Baton Rst "No local port was left towards any usable backend.";
     BadProxyHeader "bad_proxy_header" Client Rst "The PROXY protocol header was malformed or did not come in time.";
     FrontendRemoved "frontend_removed" Operator Rst "A reload removed its frontend and drain_timeout passed.";
+    NotHandedOver "not_handed_over" Baton Rst "An upgrade could not hand it over, and the process that had it has gone.";
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
 }
 

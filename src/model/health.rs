@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::addr::BackendAddr;
+
 /// What a backend is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,6 +43,20 @@ pub enum Order {
     Undrain,
     /// Take no new flows and reset the old ones.
     Eject,
+}
+
+/// What one process tells another of a backend's health. Times are monotonic nanoseconds, of the same host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedBackend {
+    pub frontend: String,
+    pub backend: String,
+    /// Where it was when this was learnt.
+    pub address: Option<BackendAddr>,
+    pub machine: machine::Saved,
+    pub ramp_start_ns: u64,
+    pub ramp_ns: u64,
+    pub last_probe: Option<String>,
+    pub last_probe_us: u64,
 }
 
 /// Why a backend has the standing it has.

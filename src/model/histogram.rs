@@ -32,6 +32,12 @@ impl LatencyHistogram {
         bump(&self.sum_us, latency.as_micros() as u64);
     }
 
+    /// Adds what another histogram counted; further buckets than there are here are left out.
+    pub fn absorb(&self, counts: &[u64], sum_us: u64) {
+        self.counts.iter().zip(counts).for_each(|(cell, count)| bump(cell, *count));
+        bump(&self.sum_us, sum_us);
+    }
+
     pub fn snapshot(&self) -> LatencySnapshot {
         LatencySnapshot {
             counts: std::array::from_fn(|bucket| self.counts[bucket].load(Relaxed)),

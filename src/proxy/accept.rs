@@ -18,7 +18,7 @@ use crate::model::proxy_protocol::{self, Parse};
 use crate::sys::epoll::Ready;
 use crate::sys::eventfd::EventFd;
 use crate::sys::socket;
-use crate::table::flows::FlowOrigin;
+use crate::table::flows::{FlowKey, FlowOrigin};
 use crate::table::journal::What;
 use crate::table::worker::EndedFlow;
 
@@ -54,13 +54,17 @@ pub struct Listeners {
     all: Vec<Option<Listener>>,
     /// Monotonic ns since when accepting is paused.
     paused_since_ns: Option<u64>,
+    /// Whoever comes is reset.
+    closed: bool,
+    /// They stay open, but another process takes what they have.
+    parked: bool,
     /// Given up for a moment when descriptors have run out, to reset who waits.
     spare: Option<EventFd>,
 }
 
 impl Listeners {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { all: Vec::new(), paused_since_ns: None, spare: Some(EventFd::new()?) })
+        Ok(Self { all: Vec::new(), paused_since_ns: None, closed: false, parked: false, spare: Some(EventFd::new()?) })
     }
 }
 
@@ -95,6 +99,35 @@ impl Worker {
                 self.listeners.all[index] = None;
             }
         }
+    }
+
+    /// A second descriptor for each listener.
+    pub(super) fn lend_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
+        let lend = |listener: &Listener| Ok((listener.address, listener.socket.try_clone()?));
+        self.listeners.all.iter().flatten().map(lend).collect()
+    }
+
+    /// Takes what the listeners have, then leaves them alone, or (not `parked`) serves them again.
+    pub(super) fn park_listeners(&mut self, parked: bool) {
+        if self.listeners.parked == parked {
+            return;
+        }
+        self.listeners.parked = parked;
+        for index in 0..self.listeners.all.len() {
+            if !parked {
+                self.watch_listener(index);
+            } else if let Some(listener) = &self.listeners.all[index] {
+                // It may have been forgotten already, while accepting is paused.
+                let _ = self.epoll.forget(&listener.socket);
+                self.accept_up_to(index, LAST_ONES);
+            }
+        }
+    }
+
+    /// Serves what the backlogs hold, and resets whoever comes later.
+    pub(super) fn turn_all_away(&mut self) {
+        (0..self.listeners.all.len()).for_each(|index| self.accept_up_to(index, LAST_ONES));
+        self.listeners.closed = true;
     }
 
     /// Tries again after a pause; resets those who have waited too long.
@@ -153,12 +186,13 @@ impl Worker {
             self.listeners.all.push(None);
         }
         self.listeners.all[index] = Some(listener);
-        if self.listeners.paused_since_ns.is_none() {
-            self.watch_listener(index);
-        }
+        self.watch_listener(index);
     }
 
     fn watch_listener(&mut self, index: usize) {
+        if self.listeners.parked || self.listeners.paused_since_ns.is_some() {
+            return;
+        }
         let Some(listener) = &self.listeners.all[index] else { return };
         if let Err(error) = self.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
             tracing::error!(address = %listener.address, %error, "cannot watch a listener");
@@ -190,6 +224,9 @@ impl Worker {
         self.state().accepted.add(1);
         frontend.entry.lanes[self.number].accepted.add(1);
         let origin = FlowOrigin { accepted_at_ns: self.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        if self.listeners.closed {
+            return self.turn_away(client, &frontend, origin, EndReason::Shutdown);
+        }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
         let admitted = admission::admit(&self.plane, &frontend, &self.table).and_then(|frontend_hold| {
             let source_hold = match wants_header {
@@ -206,11 +243,7 @@ impl Worker {
             return self.turn_away(client, &frontend, origin, EndReason::LimitTotal);
         };
         let index = key.index() as usize;
-        if self.places.len() <= index {
-            self.places.resize_with(index + 1, Place::default);
-        }
-        self.places[index].occupied = true;
-        let at = FlowRef::new(key, self.places[index].generation);
+        let at = self.occupy_place(key);
         let watched = self.epoll.watch_flow(&client, Token::Client(at).pack());
         let now_ns = self.now_ns;
         let arrival = Arrival { id, at, client, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
@@ -218,12 +251,27 @@ impl Worker {
         self.with_flow(at, |worker, flow| match watched {
             Err(error) => Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
             Ok(()) if wants_header => {
-                let limit = flow.frontend.settings.proxy_protocol.header_timeout;
-                worker.timers.set(worker.now_ns + limit.as_nanos() as u64, Due::Header(at));
+                worker.expect_header(flow, worker.now_ns);
                 Verdict::Keep
             }
             Ok(()) => worker.begin_connect(flow, None),
         });
+    }
+
+    /// Makes a place for a flow that was just entered in the table.
+    pub(super) fn occupy_place(&mut self, key: FlowKey) -> FlowRef {
+        let index = key.index() as usize;
+        if self.places.len() <= index {
+            self.places.resize_with(index + 1, Place::default);
+        }
+        self.places[index].occupied = true;
+        FlowRef::new(key, self.places[index].generation)
+    }
+
+    /// Has the client's PROXY header come in time.
+    pub(super) fn expect_header(&mut self, flow: &Flow, since_ns: u64) {
+        let limit = flow.frontend.settings.proxy_protocol.header_timeout;
+        self.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));
     }
 
     /// Resets a connection that may not have a flow.

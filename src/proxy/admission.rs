@@ -15,6 +15,14 @@ use crate::table::backend::FrontendEntry;
 #[derive(Debug)]
 pub struct FrontendHold(Arc<FrontendEntry>);
 
+impl FrontendHold {
+    /// Counts a flow that was admitted by another process.
+    pub fn count_in(frontend: &FrontendPlane) -> Self {
+        frontend.entry.active.fetch_add(1, Relaxed);
+        Self(frontend.entry.clone())
+    }
+}
+
 impl Drop for FrontendHold {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Relaxed);
@@ -56,6 +64,18 @@ pub fn admit_source(
         SourceRefusal::Connections => EndReason::LimitSource,
         SourceRefusal::Rate => EndReason::RateSource,
     })
+}
+
+/// Counts a flow that was admitted by another process; never refuses it.
+pub fn count_source(
+    frontend: &FrontendPlane,
+    sources: &Sources,
+    client: ClientAddr,
+    now_ns: u64,
+) -> Option<SourceHold> {
+    let limits = &frontend.settings.limits;
+    limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
+    sources.admit(frontend.entry.id, limits.source_mask.network(client), None, None, now_ns).ok()
 }
 
 /// Whether the client must begin with a PROXY header.

@@ -11,7 +11,7 @@ use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
 use super::ports::Ports;
 use super::relay::Direction;
 use super::timers::Due;
-use super::token::Token;
+use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker};
 use crate::addr::BackendAddr;
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
@@ -166,6 +166,11 @@ impl Worker {
         }
     }
 
+    /// Has [`Worker::settle`] called when the flow's backend leg has lived for a while.
+    pub(super) fn settle_later(&mut self, at: FlowRef) {
+        self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), at));
+    }
+
     /// Sets the options that only a flow of some age is worth, and shows its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
         if let Phase::Relaying(relaying) = &flow.phase {
@@ -232,7 +237,7 @@ impl Worker {
             watched: false,
             waits_for_turn: false,
         });
-        self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), flow.at));
+        self.settle_later(flow.at);
         self.pump_both(flow)
     }
 

@@ -75,6 +75,13 @@ impl Worker {
             ended_at_ns: self.now_ns,
             errno,
         };
+        if flow.shared && reason.client_saw() != ClientSaw::Fin {
+            // While another process has descriptors too, closing ours resets nothing.
+            socket::disconnect(&flow.client);
+            if let Phase::Relaying(relaying) = &flow.phase {
+                socket::disconnect(&relaying.backend);
+            }
+        }
         let phase = std::mem::replace(&mut flow.phase, Phase::Header);
         match phase {
             Phase::Header => {}

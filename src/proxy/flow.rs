@@ -37,6 +37,8 @@ pub struct Flow {
     pub pending_end: Option<PendingEnd>,
     _frontend_hold: FrontendHold,
     pub source_hold: Option<SourceHold>,
+    /// Another process has, or had, descriptors of its sockets: closing ours may say nothing to the far ends.
+    pub shared: bool,
 }
 
 /// How a flow shall end when its turn comes.
@@ -152,6 +154,7 @@ impl Flow {
             pending_end: None,
             _frontend_hold: arrival.frontend_hold,
             source_hold: arrival.source_hold,
+            shared: false,
         })
     }
 

@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::pipes::PipePool;
 use crate::sys::pipe::Pipe;
 use crate::sys::socket;
+use crate::table::passport::{HalfWay, Progress};
 
 /// Bytes, and turns of read and write, before other flows get theirs.
 const FAIR_BYTES: u64 = 1 << 20;
@@ -125,6 +126,39 @@ impl Direction {
     /// Whether a pump could do anything.
     pub fn wants_pump(&self) -> bool {
         self.readable || self.is_blocked()
+    }
+
+    /// What another process must know to go on with it. Bytes in a pipe become bytes in memory, here too.
+    pub fn pack(&mut self, tools: &mut Tools) -> io::Result<HalfWay> {
+        if let Held::Pipe(pipe) = &mut self.held {
+            let bytes = pipe.read_out()?.into_boxed_slice();
+            self.dismantle(tools);
+            self.held = Held::Bytes { bytes, written: 0 };
+        }
+        let held = match &self.held {
+            Held::Bytes { bytes, written } => bytes[*written..].to_vec(),
+            Held::Nothing | Held::Pipe(_) => Vec::new(),
+        };
+        let progress = match self.stage {
+            Stage::Open => Progress::Open,
+            Stage::Ending => Progress::Ending,
+            Stage::Done => Progress::Done,
+        };
+        Ok(HalfWay { progress, held })
+    }
+
+    /// Goes on where [`Direction::pack`] left off. What the sockets are ready for is told by epoll anew.
+    pub fn unpack(half_way: HalfWay) -> Self {
+        let stage = match half_way.progress {
+            Progress::Open => Stage::Open,
+            Progress::Ending => Stage::Ending,
+            Progress::Done => Stage::Done,
+        };
+        let held = match half_way.held.is_empty() {
+            true => Held::Nothing,
+            false => Held::Bytes { bytes: half_way.held.into_boxed_slice(), written: 0 },
+        };
+        Self { stage, held, ..Self::default() }
     }
 
     /// How the opposite direction should pass its FIN on: once this one is done, closing the socket says it as well.

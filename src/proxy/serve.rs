@@ -3,7 +3,7 @@
 use std::io;
 
 use super::flow::{Flow, Phase, Side};
-use super::relay::{Broken, End, Fin, Pumped};
+use super::relay::{Broken, Direction, End, Fin, Pumped};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::Ready;
@@ -94,7 +94,7 @@ impl Worker {
             if relaying.first_fin.is_none() && relaying.source_port == 0 {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
-            let fin = relaying.down.fin_for_opposite();
+            let fin = fin(flow.shared, &relaying.down);
             relaying.up.pass_fin(&relaying.backend, fin);
             relaying.first_fin.get_or_insert(Side::Client);
         }
@@ -122,7 +122,7 @@ impl Worker {
         let mut moved = Pumped::default();
         let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
         if relaying.down.owes_fin() {
-            let fin = relaying.up.fin_for_opposite();
+            let fin = fin(flow.shared, &relaying.up);
             relaying.down.pass_fin(&flow.client, fin);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
@@ -180,6 +180,11 @@ impl Worker {
             self.again.push(flow.at);
         }
     }
+}
+
+/// How a direction passes its FIN on, beside its `opposite`.
+fn fin(shared: bool, opposite: &Direction) -> Fin {
+    if shared { Fin::ByShutdown } else { opposite.fin_for_opposite() }
 }
 
 /// Ends a flow whose both directions are done.

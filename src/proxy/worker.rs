@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::Shared;
 use super::accept::Listeners;
 use super::flow::{Flow, Phase};
+use super::handover;
 use super::pipes::PipePool;
 use super::plane::Plane;
 use super::ports::Ports;
@@ -50,6 +51,10 @@ pub enum Message {
     Reconfigure { plane: Arc<Plane>, open: Vec<super::accept::Listener> },
     /// Take what the listeners hold, then close them.
     StopAccepting,
+    /// Take what the listeners hold, then reset whoever comes: somebody else keeps the sockets open.
+    TurnAway,
+    /// Flows leave for another process, or come from one.
+    Handover(handover::Message),
     /// Leave the loop.
     Exit,
 }
@@ -85,6 +90,8 @@ pub struct Worker {
     pub(super) random: fastrand::Rng,
     /// The time of this turn of the loop, in monotonic ns.
     pub(super) now_ns: u64,
+    /// The next place to be looked at when flows are handed over.
+    pub(super) departing: usize,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
     /// Cleared for good by a stop: a reload after it must not listen again.
@@ -125,6 +132,7 @@ impl Worker {
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
+            departing: 0,
             idle_walk_set: false,
             accepts: true,
             exiting: false,
@@ -202,6 +210,11 @@ impl Worker {
                     self.accepts = false;
                     self.close_listeners(|_| true);
                 }
+                Message::TurnAway => {
+                    self.accepts = false;
+                    self.turn_all_away();
+                }
+                Message::Handover(message) => self.hand_over(message),
                 Message::Exit => self.exiting = true,
             }
         }

@@ -44,6 +44,18 @@ impl Pipe {
         self.held -= given;
         Ok(given)
     }
+
+    /// Takes out all that is held.
+    pub fn read_out(&mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.held];
+        let mut read = 0;
+        while self.held > 0 {
+            let count = retry_on_intr(|| rustix::io::read(&self.read_end, &mut bytes[read..]))?;
+            read += count;
+            self.held -= count;
+        }
+        Ok(bytes)
+    }
 }
 
 fn flags() -> SpliceFlags {

@@ -1,8 +1,13 @@
 //! What the process may use.
 
+use std::io;
 use std::num::NonZero;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+
+use super::fd_passing;
 
 /// Raises the soft limit of file descriptors to the hard limit and returns it.
 pub fn raise_file_limit() -> u64 {
@@ -20,4 +25,20 @@ pub fn file_limit() -> u64 {
 /// Cores that the process may run on.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// A process that was there when this was made, whatever becomes of its number (pidfd_open(2)).
+#[derive(Debug)]
+pub struct Other(OwnedFd);
+
+impl Other {
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Whether it has ended, or does within `limit`.
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        fd_passing::wait_readable(&self.0, limit).unwrap_or(false)
+    }
 }

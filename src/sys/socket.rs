@@ -113,6 +113,20 @@ pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
     Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
 }
 
+/// Tells a socket from all others, however many descriptors it has.
+pub fn identity(socket: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(socket)?.st_ino)
+}
+
+/// Where a TCP socket listens; `None` if `fd` is something else.
+pub fn listening_address(fd: impl AsFd) -> Option<VipAddr> {
+    let is_stream = sockopt::socket_type(&fd).ok()? == net::SocketType::STREAM;
+    if !is_stream || !sockopt::socket_acceptconn(&fd).ok()? {
+        return None;
+    }
+    Some(VipAddr::new(plain(net::getsockname(fd).ok()?).ok()?))
+}
+
 /// Lets the source port be taken by name while this connection is in TIME_WAIT: both sockets must ask for SO_REUSEADDR.
 /// Returns the port.
 pub fn share_port(socket: impl AsFd) -> io::Result<u16> {
@@ -148,6 +162,13 @@ pub fn finish_writing(socket: impl AsFd) -> io::Result<()> {
 pub fn reset(socket: OwnedFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
+}
+
+/// Resets the connection, also if other processes have descriptors of it: connect(2) with AF_UNSPEC, which the kernel
+/// answers with RST where one is due (net/ipv4/tcp.c, tcp_disconnect).
+pub fn disconnect(socket: impl AsFd) {
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+    let _ = net::connect_unspec(&socket);
 }
 
 fn stream_socket(address: SocketAddr) -> io::Result<Socket> {
@@ -213,6 +234,16 @@ mod tests {
         wait_for(&near, PollFlags::HUP);
         // In CLOSE_WAIT the kernel calls the same RST EPIPE (net/ipv4/tcp_input.c, tcp_reset).
         assert_eq!(take_error(&near).unwrap().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_socket_that_another_process_has_too_can_be_reset() {
+        let (accepted, near) = pair("127.0.0.1");
+        let _elsewhere = accepted.try_clone().unwrap();
+        disconnect(&accepted);
+        drop(accepted);
+        wait_for(&near, PollFlags::HUP);
+        assert_eq!(take_error(&near).unwrap().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub struct FrontendEntry {
     pub name: Arc<str>,
     /// Flows now.
     pub active: AtomicU32,
-    /// One per worker.
+    /// One per worker, and a last one for what an earlier process counted.
     pub lanes: Box<[FrontendLane]>,
 }
 
@@ -117,7 +117,7 @@ pub struct BackendEntry {
     pub active: AtomicU32,
     /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
     pub suspicion: Suspicion,
-    /// One per worker.
+    /// One per worker, and a last one for what an earlier process counted.
     pub lanes: Box<[BackendLane]>,
 }
 
@@ -203,6 +203,11 @@ impl BackendEntry {
         self.ramp_start_ns.store(start_ns, Relaxed);
     }
 
+    /// As [`BackendEntry::set_ramp`] set them.
+    pub fn ramp(&self) -> (u64, u64) {
+        (self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed))
+    }
+
     /// Its share now, in 1/1024 of its weight.
     pub fn share(&self, now_ns: u64) -> u32 {
         balance::ramp(self.ramp_start_ns.load(Relaxed), self.ramp_ns.load(Relaxed), now_ns)
@@ -224,6 +229,11 @@ impl BackendEntry {
             self.release();
         }
         room
+    }
+
+    /// Counts a flow in that it has already, whatever the cap says.
+    pub fn count_in(&self) {
+        self.active.fetch_add(1, Relaxed);
     }
 
     /// Counts a flow out.
@@ -268,7 +278,7 @@ impl Registry {
             id: FrontendId(*next_id),
             name: name.clone(),
             active: AtomicU32::new(0),
-            lanes: (0..self.workers).map(|_| FrontendLane::default()).collect(),
+            lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });
         *next_id += 1;
         self.update(|lists| lists.frontends.push(entry.clone()));
@@ -304,7 +314,7 @@ impl Registry {
             }),
             active: AtomicU32::new(0),
             suspicion: Suspicion::default(),
-            lanes: (0..self.workers).map(|_| BackendLane::default()).collect(),
+            lanes: (0..=self.workers).map(|_| BackendLane::default()).collect(),
         });
         *next_id += 1;
         self.update(|lists| lists.backends.push(entry.clone()));

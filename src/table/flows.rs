@@ -148,6 +148,16 @@ impl FlowTable {
         ShardWriter { worker, free: Vec::new(), grown: 0, ids: 0..0 }
     }
 
+    /// The first id that nobody has been given yet.
+    pub fn next_id(&self) -> u64 {
+        self.next_id.load(Relaxed)
+    }
+
+    /// Gives no id below `first` from now on: those are another process's.
+    pub fn begin_ids_at(&self, first: u64) {
+        self.next_id.fetch_max(first, Relaxed);
+    }
+
     /// Flows that live now.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.live.load(Relaxed) as usize).sum()
@@ -192,16 +202,30 @@ impl FlowTable {
 impl ShardWriter {
     /// Enters a flow, or returns `None` when the shard holds four million already.
     pub fn insert(&mut self, table: &FlowTable, origin: &FlowOrigin) -> Option<(FlowId, FlowKey)> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => self.grow(table)?,
-        };
+        let index = self.take_index(table)?;
         let id = self.take_id(table);
+        Some((id, self.occupy(table, index, id, origin)))
+    }
+
+    /// Enters a flow that comes from another process with its id, or returns `None` as [`ShardWriter::insert`] does.
+    pub fn insert_known(&mut self, table: &FlowTable, id: FlowId, origin: &FlowOrigin) -> Option<FlowKey> {
+        let index = self.take_index(table)?;
+        Some(self.occupy(table, index, id, origin))
+    }
+
+    fn take_index(&mut self, table: &FlowTable) -> Option<u32> {
+        match self.free.pop() {
+            Some(index) => Some(index),
+            None => self.grow(table),
+        }
+    }
+
+    fn occupy(&mut self, table: &FlowTable, index: u32, id: FlowId, origin: &FlowOrigin) -> FlowKey {
         let key = FlowKey(index);
         table.slot(self, key).occupy(&identity(id, origin), &[0; LIVE_WORDS]);
         let live = &table.shards[self.worker].live;
         live.store(live.load(Relaxed) + 1, Relaxed);
-        Some((id, key))
+        key
     }
 
     /// Gives a flow another origin: what its PROXY header says.
@@ -327,6 +351,17 @@ mod tests {
         assert_eq!(seen.bytes_up, 10);
         writer.remove(&table, key);
         assert!(table.find(id).is_none() && table.is_empty());
+    }
+
+    #[test]
+    fn a_flow_from_another_process_keeps_its_id_and_no_other_flow_gets_it() {
+        let table = FlowTable::new(1);
+        table.begin_ids_at(5000);
+        let mut writer = table.writer(0);
+        writer.insert_known(&table, FlowId(4999), &origin(1)).unwrap();
+        let (id, _) = writer.insert(&table, &origin(2)).unwrap();
+        assert_eq!((id, table.len()), (FlowId(5000), 2));
+        assert_eq!(table.find(FlowId(4999)).unwrap().origin, origin(1));
     }
 
     #[test]

@@ -89,6 +89,30 @@ pub enum What {
         frontend: String,
         moves: usize,
     },
+    UpgradeBegun {
+        binary: String,
+    },
+    /// This process goes on.
+    UpgradeFailed {
+        why: String,
+        /// Flows that the new process had adopted.
+        moved: u64,
+    },
+    /// This process took over from another.
+    TookOver {
+        from_version: String,
+        from_pid: u32,
+        flows: u64,
+        not_moved: u64,
+        held_bytes: u64,
+        longest_pause_us: u64,
+        took_us: u64,
+    },
+    /// The process that this one was taking over from died in the middle; its other flows died with it.
+    Inherited {
+        from_pid: u32,
+        flows: u64,
+    },
     FlowEnded {
         flow: FlowId,
         frontend: String,

@@ -11,6 +11,7 @@ use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::Admin;
 use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, Reloading};
 use baton::admin::doors::Doors;
+use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::config::{self, Config};
 use baton::drain::{Drain, Phase};
 use baton::metrics::Metrics;
@@ -86,6 +87,14 @@ impl Control for FakeControl {
     fn rebalance(&self) -> Vec<PlannedMove> {
         *self.rebalanced.lock().unwrap() += 1;
         self.rebalance_plan()
+    }
+
+    fn upgrade(&self, _: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
+        Err(UpgradeFailed { why: "it has no data plane".to_owned(), moved: 0 })
+    }
+
+    fn check_upgrade(&self, _: UpgradeRequest) -> Checking {
+        unreachable!("no test asks for it")
     }
 }
 

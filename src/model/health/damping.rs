@@ -1,5 +1,7 @@
 //! Flap damping after RFC 2439: a penalty that grows with each loss and halves with time.
 
+use serde::{Deserialize, Serialize};
+
 /// How much flapping is borne.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DampingPolicy {
@@ -10,7 +12,7 @@ pub struct DampingPolicy {
     pub reuse: f64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Penalty {
     value: f64,
     at_ns: u64,

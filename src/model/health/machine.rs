@@ -30,14 +30,19 @@
 //! everybody when there is nowhere better to go makes an overload worse. It never runs for a slow, damped or
 //! wrongly certified backend: those serve their flows.
 
+mod saved;
+
 use std::collections::VecDeque;
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 pub use super::damping::DampingPolicy;
 use super::damping::Penalty;
 use super::{Cause, Order, Standing};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
+pub use saved::Saved;
 
 /// The settings of one backend's health.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,7 +112,7 @@ pub enum Action {
 }
 
 /// Whether a new backend is used before its first probe has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Arrival {
     /// It was there when the process started.
     AtStart,
@@ -139,7 +144,7 @@ pub struct Machine {
     actions: VecDeque<Action>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Verdict {
     Untried(Arrival),
     Ready,
@@ -149,7 +154,7 @@ enum Verdict {
 }
 
 /// Outcomes in a row.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Streak {
     passes: u32,
     /// Passes and other answers.
@@ -162,7 +167,7 @@ struct Streak {
 }
 
 /// Who decides the standing: a change of it is worth telling even if the standing stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Say {
     Nobody,
     Probes,
@@ -171,12 +176,12 @@ enum Say {
     Configuration,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Removal {
     with_frontend: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Deadline {
     armed_at_ns: u64,
     /// Armed by an order or a removal: no need of another backend.

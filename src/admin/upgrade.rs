@@ -1,0 +1,96 @@
+//! What `baton upgrade` asks for and is told.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tokio::sync::{oneshot, watch};
+
+use crate::model::ids::FlowId;
+
+/// What shall take over. What is left out stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binary: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<PathBuf>,
+}
+
+/// An upgrade under way. It goes on to its end even if this is dropped.
+pub struct Upgrading {
+    pub progress: watch::Receiver<UpgradeProgress>,
+    pub outcome: Pin<Box<dyn Future<Output = UpgradeOutcome> + Send>>,
+}
+
+pub type UpgradeOutcome = Result<(Upgraded, Told), UpgradeFailed>;
+
+/// Drop it when whoever asked has been told: the old process waits for that before it exits.
+#[derive(Debug)]
+pub struct Told(pub oneshot::Sender<()>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeProgress {
+    /// What is being done, as a clause.
+    pub step: String,
+    pub flows: u64,
+    pub moved: u64,
+    pub held_bytes: u64,
+    pub longest_pause_us: u64,
+}
+
+/// The new process serves, and the old one is about to exit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgraded {
+    pub old_pid: u32,
+    pub new_pid: u32,
+    pub old_version: String,
+    pub new_version: String,
+    /// Flows that moved.
+    pub moved: u64,
+    /// Bytes that went along: read from one side and not yet taken by the other.
+    pub held_bytes: u64,
+    /// The longest that a flow was with neither process.
+    pub longest_pause_us: u64,
+    pub took_us: u64,
+    /// Flows that could not be moved and were reset.
+    pub not_moved: Vec<NotMoved>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotMoved {
+    pub flow: FlowId,
+    pub why: String,
+}
+
+/// This process goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[error("this process goes on: {why}{}", with_others(*.moved))]
+pub struct UpgradeFailed {
+    pub why: String,
+    /// Flows that the new process had adopted; they stay with it as long as it lives.
+    pub moved: u64,
+}
+
+/// Whether another binary could take over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeCheck {
+    pub binary: PathBuf,
+    pub config: PathBuf,
+    /// `None`: it does not say.
+    pub version: Option<String>,
+    /// Empty: it can.
+    pub obstacles: Vec<String>,
+}
+
+/// What a check returns.
+pub type Checking = Pin<Box<dyn Future<Output = UpgradeCheck> + Send>>;
+
+fn with_others(moved: u64) -> String {
+    match moved {
+        0 => String::new(),
+        moved => format!(" ({moved} flows were already with the new process)"),
+    }
+}

@@ -1,0 +1,167 @@
+//! The running instance as the old process of a handoff.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::process::Child;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::Core;
+use super::reload::Reloader;
+use crate::admin::doors::Lent;
+use crate::admin::upgrade::UpgradeProgress;
+use crate::handoff::message::{Door, State};
+use crate::handoff::source::{Giver, Load, Progress, Taken};
+use crate::model::end_reason::EndReason;
+use crate::proxy::Parcel;
+use crate::table::orders::{EndOrder, Pace, Selector};
+use crate::table::passport::Passport;
+use crate::table::totals::Totals;
+
+/// Flows of one batch: two sockets each, and few enough that none waits long for the others.
+const BATCH_FLOWS: usize = 64;
+/// A batch grows no more once its flows hold so much.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Ids that the old process may still give while it hands over.
+const IDS_KEPT: u64 = 1 << 20;
+
+/// How often a killed process is looked at, and how many times.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+const LOOKS: usize = 1000;
+
+pub struct InstanceGiver {
+    pub core: Arc<Core>,
+    pub reloader: Arc<Reloader>,
+    pub child: Child,
+    pub runtime: Handle,
+    pub progress: watch::Sender<UpgradeProgress>,
+    /// The worker whose turn it is, from which flows are taken.
+    worker: usize,
+}
+
+/// A parcel as the protocol sees it.
+pub struct Carried(Parcel);
+
+impl Load for Carried {
+    fn passport(&self) -> &Passport {
+        &self.0.passport
+    }
+
+    fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.sockets().collect()
+    }
+}
+
+impl InstanceGiver {
+    pub fn new(
+        core: Arc<Core>,
+        reloader: Arc<Reloader>,
+        child: Child,
+        runtime: Handle,
+        progress: watch::Sender<UpgradeProgress>,
+    ) -> Self {
+        Self { core, reloader, child, runtime, progress, worker: 0 }
+    }
+}
+
+impl Giver for InstanceGiver {
+    type Parcel = Carried;
+
+    fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
+        let listeners = self.core.proxy.lend_listeners()?.into_iter();
+        let admin = self.reloader.lend_doors()?.into_iter().map(|lent| match lent {
+            Lent::Http(address, fd) => (Door::AdminHttp(address), fd),
+            Lent::Socket(path, fd) => (Door::AdminSocket(path), fd),
+        });
+        Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
+    }
+
+    fn state(&self) -> State {
+        let table = &self.core.table;
+        State {
+            next_flow_id: table.flows.next_id() + IDS_KEPT,
+            flows: table.flows.len() as u64,
+            backends: self.runtime.block_on(self.core.checker.save()),
+            totals: Totals::of(&table.registry),
+        }
+    }
+
+    fn take(&mut self) -> Result<Taken<Carried>, String> {
+        let taken = self.core.proxy.take(self.worker, BATCH_FLOWS, BATCH_BYTES).map_err(|stuck| stuck.to_string())?;
+        if taken.whole_round {
+            self.worker = (self.worker + 1) % self.core.proxy.workers();
+        }
+        let whole_round = taken.whole_round && self.worker == 0;
+        Ok(Taken { parcels: taken.parcels.into_iter().map(Carried).collect(), whole_round })
+    }
+
+    fn put_back(&mut self, parcels: Vec<Carried>) {
+        self.core.proxy.put_back(bare(parcels));
+    }
+
+    fn let_go(&mut self, parcels: Vec<Carried>) {
+        self.core.proxy.let_go(bare(parcels));
+    }
+
+    fn end(&mut self, parcels: Vec<Carried>) {
+        self.core.proxy.end(bare(parcels), EndReason::NotHandedOver);
+    }
+
+    fn park(&mut self, parked: bool) -> Result<(), String> {
+        self.core.proxy.park_listeners(parked).map_err(|stuck| stuck.to_string())
+    }
+
+    fn left(&self) -> usize {
+        self.core.table.flows.len()
+    }
+
+    fn end_the_rest(&mut self) {
+        let (selector, reason) = (Selector::All, EndReason::NotHandedOver);
+        self.core.table.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
+    }
+
+    fn totals(&self) -> Totals {
+        Totals::of(&self.core.table.registry)
+    }
+
+    fn shut_doors(&mut self, shut: bool) {
+        let _runtime = self.runtime.enter();
+        if let Err(error) = self.reloader.shut_doors(shut) {
+            tracing::error!(%error, "an admin door cannot be opened again after a failed upgrade");
+        }
+    }
+
+    fn kill_other(&mut self) {
+        kill(&mut self.child);
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        self.progress.send_replace(UpgradeProgress {
+            step: progress.step.label().to_owned(),
+            flows: progress.flows,
+            moved: progress.moved,
+            held_bytes: progress.held_bytes,
+            longest_pause_us: progress.longest_pause.as_micros() as u64,
+        });
+    }
+}
+
+/// Kills `child` and waits for its end: only then are its descriptors closed.
+pub fn kill(child: &mut Child) {
+    let _ = child.kill();
+    for _ in 0..LOOKS {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    tracing::error!(pid = child.id(), "a killed process does not end");
+}
+
+fn bare(parcels: Vec<Carried>) -> Vec<Parcel> {
+    parcels.into_iter().map(|Carried(parcel)| parcel).collect()
+}

@@ -1,0 +1,145 @@
+//! This process as the new one of a handoff.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::Core;
+use super::reload::Reloader;
+use crate::addr::VipAddr;
+use crate::admin::Admin;
+use crate::admin::doors::{Doors, Lent, Waiting};
+use crate::config::Config;
+use crate::drain::Phase;
+use crate::handoff::channel::Channel;
+use crate::handoff::destination::{self, Arrived, Outcome, Taker};
+use crate::handoff::message::{Door, LastWord, Refused, Welcome};
+use crate::metrics::{HandoffLabels, Metrics};
+use crate::proxy::{Arriving, Bindings};
+use crate::sys::process::Other;
+use crate::table::journal::What;
+
+/// How long the old process may be silent. It gives up sooner itself, unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long after its last word the end of the old process may take to be seen.
+const END_SEEN_MAX: Duration = Duration::from_secs(2);
+
+/// An instance that is about to take over.
+pub struct Newcomer {
+    pub core: Arc<Core>,
+    pub config: Arc<Config>,
+    pub reloader: Arc<Reloader>,
+    pub admin: Arc<Admin>,
+    pub metrics: Arc<Metrics>,
+    pub bindings: Option<Bindings>,
+    pub waiting: Option<Waiting>,
+    pub runtime: Handle,
+    pub welcome: Welcome,
+    pub adopted: u64,
+    /// `None`: it had ended already.
+    pub old: Option<Other>,
+}
+
+impl Newcomer {
+    /// Takes over on a thread of its own; what becomes of it can be watched.
+    pub fn take(mut self, channel: Channel) -> watch::Receiver<Option<Outcome>> {
+        let (sender, outcome) = watch::channel(None);
+        tokio::task::spawn_blocking(move || {
+            let outcome = destination::take(&channel, &mut self, PATIENCE);
+            match &outcome {
+                Outcome::Complete => {}
+                Outcome::Inherited => tracing::warn!("the old process died while it handed over"),
+                Outcome::SteppedBack { why, flows } => tracing::warn!(flows, "the old process goes on: {why}"),
+            }
+            sender.send_replace(Some(outcome));
+        });
+        outcome
+    }
+
+    fn tell(&self, last: Option<&LastWord>) {
+        let (from_pid, handoffs) = (self.welcome.pid, &self.metrics.handoffs);
+        handoffs.flows_adopted.inc_by(self.adopted);
+        let outcome = if last.is_some() { "took_over" } else { "inherited" };
+        handoffs.outcomes.get_or_create(&HandoffLabels { outcome }).inc();
+        let Some(last) = last else {
+            return self.core.table.journal.record(What::Inherited { from_pid, flows: self.adopted });
+        };
+        handoffs.flows_not_moved.inc_by(last.refused);
+        handoffs.held_bytes.inc_by(last.held_bytes);
+        handoffs.longest_pause_seconds.set(last.longest_pause_us as f64 / 1e6);
+        handoffs.duration_seconds.set(last.took_us as f64 / 1e6);
+        self.core.table.journal.record(What::TookOver {
+            from_version: self.welcome.version.clone(),
+            from_pid,
+            flows: last.flows,
+            not_moved: last.refused,
+            held_bytes: last.held_bytes,
+            longest_pause_us: last.longest_pause_us,
+            took_us: last.took_us,
+        });
+    }
+}
+
+impl Taker for Newcomer {
+    fn begin(&mut self) {
+        if let Some(bindings) = self.bindings.take() {
+            self.core.proxy.reconfigure(&self.config, bindings);
+        }
+    }
+
+    fn adopt(&mut self, flows: Vec<Arrived>) -> Vec<Refused> {
+        let count = flows.len() as u64;
+        let flows = flows.into_iter().map(|flow| Arriving { passport: flow.passport, sockets: flow.sockets });
+        let refused = self.core.proxy.adopt(flows.collect()).into_iter();
+        let refused: Vec<_> = refused.map(|(flow, error)| Refused { flow, why: error.to_string() }).collect();
+        self.adopted += count - refused.len() as u64;
+        refused
+    }
+
+    fn finish(&mut self, last: Option<&LastWord>) {
+        let _runtime = self.runtime.enter();
+        if let Some(last) = last {
+            last.totals.carry_into(&self.core.table.registry);
+        }
+        if let Some(waiting) = self.waiting.take() {
+            match Doors::serve(self.admin.clone(), waiting) {
+                Ok(doors) => self.reloader.adopt_doors(doors),
+                Err(error) => tracing::error!(%error, "the admin doors stay shut"),
+            }
+        }
+        self.tell(last);
+        self.core.drain.advance(Phase::Serving);
+    }
+
+    fn step_back(&mut self) -> u64 {
+        let _runtime = self.runtime.enter();
+        self.core.proxy.stop_accepting();
+        self.bindings = None;
+        self.waiting = None;
+        if let Some(doors) = self.reloader.take_doors() {
+            doors.leave();
+        }
+        self.core.table.flows.len() as u64
+    }
+
+    fn other_has_ended(&mut self) -> bool {
+        self.old.as_ref().is_none_or(|old| old.ends_within(END_SEEN_MAX))
+    }
+}
+
+/// Frontends' sockets apart from the admin doors'.
+pub fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<Lent>) {
+    let (mut listeners, mut lent) = (Vec::new(), Vec::new());
+    for (door, fd) in doors {
+        match door {
+            Door::Frontend(address) => listeners.push((address, fd)),
+            Door::AdminHttp(address) => lent.push(Lent::Http(address, fd)),
+            Door::AdminSocket(path) => lent.push(Lent::Socket(path, fd)),
+        }
+    }
+    (listeners, lent)
+}

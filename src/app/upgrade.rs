@@ -1,0 +1,267 @@
+//! Replaces this process: starts the new one, hands everything to it, and sees to what follows.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+
+use super::Core;
+use super::giver::{InstanceGiver, kill};
+use super::reload::Reloader;
+use crate::admin::upgrade::{
+    Checking, NotMoved, Told, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
+};
+use crate::drain::Phase;
+use crate::handoff::channel::Channel;
+use crate::handoff::message::Hello;
+use crate::handoff::source::{self, Deadlines, Failure, Other, Progress};
+use crate::metrics::{HandoffLabels, Metrics};
+use crate::table::journal::What;
+
+/// A new process that has flows and does not answer is killed after this: its clients must not wait for it for ever.
+const FAREWELL_MAX: Duration = Duration::from_secs(10);
+
+/// What another binary may take to say which versions it speaks, or to check a file.
+const CHECK_MAX: Duration = Duration::from_secs(10);
+
+/// What starts upgrades, one at a time.
+pub struct Upgrader {
+    core: Arc<Core>,
+    reloader: Arc<Reloader>,
+    metrics: Arc<Metrics>,
+    /// What this process was started from: by now there may be another file at its path, which is the point.
+    binary: Option<PathBuf>,
+}
+
+/// The new process serves everything.
+#[derive(Debug)]
+pub struct Replacement {
+    pub pid: u32,
+    /// Done once whoever asked for the upgrade has been told.
+    pub told: oneshot::Receiver<()>,
+}
+
+impl Upgrader {
+    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>, metrics: Arc<Metrics>) -> Arc<Self> {
+        let binary = std::env::current_exe().ok();
+        Arc::new(Self { core, reloader, metrics, binary })
+    }
+
+    /// Begins to replace this process.
+    pub fn upgrade(self: &Arc<Self>, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
+        let refused = |why: &str| UpgradeFailed { why: why.to_owned(), moved: 0 };
+        match self.core.drain.watch().phase() {
+            Phase::Serving => {}
+            Phase::Starting => return Err(refused("it is still starting")),
+            _ => return Err(refused("it is stopping")),
+        }
+        let (binary, config) = self.places(asked)?;
+        if self.core.upgrading.swap(true, AcqRel) {
+            return Err(refused("another upgrade is under way"));
+        }
+        let (sender, progress) = watch::channel(UpgradeProgress::default());
+        let upgrader = self.clone();
+        let task = tokio::spawn(async move {
+            let outcome = upgrader.clone().run(binary, config, sender).await;
+            if outcome.is_err() {
+                upgrader.core.upgrading.store(false, Release);
+            }
+            outcome
+        });
+        let outcome =
+            Box::pin(
+                async move { task.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) },
+            );
+        Ok(Upgrading { progress, outcome })
+    }
+
+    /// Whether `asked` could take over.
+    pub fn check(&self, asked: UpgradeRequest) -> Checking {
+        let places = self.places(asked);
+        Box::pin(async move {
+            match places {
+                Ok((binary, config)) => check(binary, config).await,
+                Err(failed) => UpgradeCheck {
+                    binary: PathBuf::new(),
+                    config: PathBuf::new(),
+                    version: None,
+                    obstacles: vec![failed.why],
+                },
+            }
+        })
+    }
+
+    async fn run(
+        self: Arc<Self>,
+        binary: PathBuf,
+        config: PathBuf,
+        progress: watch::Sender<UpgradeProgress>,
+    ) -> Result<(Upgraded, Told), UpgradeFailed> {
+        // No reload may change what is being handed over.
+        let _turn = self.reloader.hold().await;
+        tracing::info!(binary = %binary.display(), config = %config.display(), "upgrading");
+        self.core.table.journal.record(What::UpgradeBegun { binary: binary.display().to_string() });
+        let (upgrader, runtime) = (self.clone(), Handle::current());
+        let handed = tokio::task::spawn_blocking(move || upgrader.hand_over(&binary, &config, runtime, progress)).await;
+        match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
+            Ok((pid, progress)) => Ok(self.done(pid, progress)),
+            Err(failed) => {
+                tracing::error!(
+                    moved = failed.moved,
+                    "the upgrade came to nothing, this process goes on: {}",
+                    failed.why
+                );
+                self.metrics.handoffs.outcomes.get_or_create(&HandoffLabels { outcome: "failed" }).inc();
+                let (why, moved) = (failed.why.clone(), failed.moved);
+                self.core.table.journal.record(What::UpgradeFailed { why, moved });
+                Err(failed)
+            }
+        }
+    }
+
+    fn hand_over(
+        &self,
+        binary: &Path,
+        config: &Path,
+        runtime: Handle,
+        progress: watch::Sender<UpgradeProgress>,
+    ) -> Result<(u32, Progress), UpgradeFailed> {
+        let failed =
+            |error: io::Error| UpgradeFailed { why: format!("cannot start {}: {error}", binary.display()), moved: 0 };
+        let (near, far) = Channel::pair().map_err(failed)?;
+        let child = start(binary, config, far).map_err(failed)?;
+        let mut giver = InstanceGiver::new(self.core.clone(), self.reloader.clone(), child, runtime, progress);
+        let channel = match Channel::new(near) {
+            Ok(channel) => channel,
+            Err(error) => {
+                kill(&mut giver.child);
+                return Err(UpgradeFailed { why: error.to_string(), moved: 0 });
+            }
+        };
+        match source::give(&channel, &mut giver, &Deadlines::default()) {
+            Ok(progress) => Ok((giver.child.id(), progress)),
+            Err(failure) => {
+                let Failure { progress, other, .. } = &*failure;
+                let (moved, why) = (progress.moved, explain(&failure, &mut giver.child));
+                if *other != Other::Dead {
+                    attend(channel, giver.child, *other);
+                }
+                Err(UpgradeFailed { why, moved })
+            }
+        }
+    }
+
+    fn done(&self, pid: u32, progress: Progress) -> (Upgraded, Told) {
+        let not_moved = progress.refused.into_iter().map(|refused| NotMoved { flow: refused.flow, why: refused.why });
+        let upgraded = Upgraded {
+            old_pid: std::process::id(),
+            new_pid: pid,
+            old_version: env!("CARGO_PKG_VERSION").to_owned(),
+            new_version: progress.version,
+            moved: progress.moved,
+            held_bytes: progress.held_bytes,
+            longest_pause_us: progress.longest_pause.as_micros() as u64,
+            took_us: progress.took.as_micros() as u64,
+            not_moved: not_moved.collect(),
+        };
+        tracing::info!(
+            pid,
+            moved = upgraded.moved,
+            not_moved = upgraded.not_moved.len(),
+            longest_pause_us = upgraded.longest_pause_us,
+            took_us = upgraded.took_us,
+            "handed over; the new process serves"
+        );
+        let (tell, told) = oneshot::channel();
+        self.core.replacement.send_replace(Some(Replacement { pid, told }));
+        (upgraded, Told(tell))
+    }
+
+    fn places(&self, asked: UpgradeRequest) -> Result<(PathBuf, PathBuf), UpgradeFailed> {
+        let unknown = || UpgradeFailed { why: "which binary it was started from is not known".to_owned(), moved: 0 };
+        let binary = asked.binary.or_else(|| self.binary.clone()).ok_or_else(unknown)?;
+        Ok((binary, asked.config.unwrap_or_else(|| self.reloader.path().to_owned())))
+    }
+}
+
+impl Core {
+    /// Whether orders would be lost between two processes.
+    pub fn is_upgrading(&self) -> bool {
+        self.upgrading.load(Acquire)
+    }
+}
+
+/// Starts the new process. Its standard input is its end of the handoff: that needs no name which others could find.
+fn start(binary: &Path, config: &Path, far: std::os::fd::OwnedFd) -> io::Result<Child> {
+    // The command is dropped here, and with it our copy of the other end: only so is the child's end noticed.
+    Command::new(binary).args(["run", "--take-over", "-c"]).arg(config).stdin(Stdio::from(far)).spawn()
+}
+
+/// In words, with how the new process ended if it has.
+fn explain(failure: &Failure, child: &mut Child) -> String {
+    match child.try_wait() {
+        Ok(Some(status)) if !matches!(failure.why, source::Why::Refused(_)) => format!("{failure} ({status})"),
+        _ => failure.to_string(),
+    }
+}
+
+/// Sees to a new process that was given something and did not get everything.
+fn attend(channel: Channel, mut child: Child, other: Other) {
+    let attend = move || {
+        let pid = child.id();
+        match if other == Other::Silent { source::farewell(&channel, FAREWELL_MAX) } else { other } {
+            Other::Serves(flows) => tracing::warn!(pid, flows, "the new process goes on with its flows, then exits"),
+            Other::Dead => {}
+            Other::Silent => {
+                tracing::error!(pid, "the new process does not answer: killed, so that no client waits for it");
+                kill(&mut child);
+            }
+        }
+        drop(channel);
+        let _ = child.wait();
+    };
+    let spawned = std::thread::Builder::new().name("upgrade-attend".to_owned()).spawn(attend);
+    if let Err(error) = spawned {
+        tracing::error!(%error, "cannot watch over the new process");
+    }
+}
+
+async fn check(binary: PathBuf, config: PathBuf) -> UpgradeCheck {
+    let mut obstacles = Vec::new();
+    let mut version = None;
+    match output(tokio::process::Command::new(&binary).arg("handoff-version")).await {
+        Ok(output) => match serde_json::from_slice::<Hello>(&output.stdout) {
+            Ok(hello) => {
+                if hello.common_protocol().is_none() {
+                    let (min, max) = (hello.protocol_min, hello.protocol_max);
+                    obstacles.push(source::Why::Protocol { version: hello.version.clone(), min, max }.to_string());
+                }
+                version = Some(hello.version);
+            }
+            Err(_) => obstacles.push(format!("{} knows no handoff: {}", binary.display(), last_line(&output.stderr))),
+        },
+        Err(error) => obstacles.push(format!("cannot run {}: {error}", binary.display())),
+    }
+    if obstacles.is_empty() {
+        match output(tokio::process::Command::new(&binary).args(["check", "-c"]).arg(&config)).await {
+            Ok(output) if output.status.success() => {}
+            Ok(output) => obstacles.extend(String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned)),
+            Err(error) => obstacles.push(format!("cannot run {}: {error}", binary.display())),
+        }
+    }
+    UpgradeCheck { binary, config, version, obstacles }
+}
+
+async fn output(command: &mut tokio::process::Command) -> io::Result<std::process::Output> {
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    tokio::time::timeout(CHECK_MAX, output).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn last_line(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).lines().last().unwrap_or("it says nothing").to_owned()
+}

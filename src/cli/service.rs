@@ -1,0 +1,133 @@
+//! The service manager: sd_notify(3), its store of descriptors, and what it passes in (sd_listen_fds(3)).
+//!
+//! Listening sockets that it stores outlive a crash and a restart: connections wait for the next process instead of
+//! being refused. Without a service manager nothing here does anything.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use crate::addr::VipAddr;
+use crate::sys::{fd_passing, inherited, socket};
+
+/// How long the service manager may take to see that another process is the main one.
+const BARRIER_MAX: Duration = Duration::from_secs(1);
+
+/// Descriptors of one message to the store.
+const STORED_AT_ONCE: usize = 64;
+
+#[derive(Debug)]
+pub struct ServiceManager {
+    socket: Option<UnixDatagram>,
+}
+
+impl ServiceManager {
+    /// The one that `NOTIFY_SOCKET` names, or none.
+    pub fn find() -> Self {
+        let connected = std::env::var("NOTIFY_SOCKET").ok().map(|name| {
+            let socket = UnixDatagram::unbound()?;
+            match name.strip_prefix('@') {
+                Some(name) => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+                None => socket.connect(&name)?,
+            }
+            Ok::<_, io::Error>(socket)
+        });
+        let socket = connected.and_then(|connected| match connected {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                tracing::warn!(%error, "the service manager cannot be reached");
+                None
+            }
+        });
+        Self { socket }
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    pub fn ready(&self) {
+        self.send("READY=1\n", &[]);
+    }
+
+    pub fn stopping(&self) {
+        self.send("STOPPING=1\n", &[]);
+    }
+
+    /// Keeps listening sockets through a crash and a restart. Those that it has already are not kept twice.
+    pub fn store(&self, listeners: &[(VipAddr, OwnedFd)]) {
+        let mut addresses: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        for address in addresses {
+            let own = listeners.iter().filter(|(listening, _)| *listening == address);
+            let fds: Vec<_> = own.map(|(_, socket)| socket.as_fd()).collect();
+            for some in fds.chunks(STORED_AT_ONCE) {
+                self.send(&format!("FDSTORE=1\nFDNAME={}\n", name(address)), some);
+            }
+        }
+    }
+
+    /// Keeps the listening sockets of one address no longer.
+    pub fn forget(&self, address: VipAddr) {
+        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}\n", name(address)), &[]);
+    }
+
+    /// Process `pid` is the main one from now on. Returns when the manager knows: had this process ended before, it
+    /// would take that for the end of the service. Blocks.
+    pub fn hand_over(&self, pid: u32) {
+        if !self.is_there() {
+            return;
+        }
+        self.send(&format!("MAINPID={pid}\n"), &[]);
+        let Ok((read_end, write_end)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
+        self.send("BARRIER=1\n", &[write_end.as_fd()]);
+        drop(write_end);
+        if !fd_passing::wait_readable(&read_end, BARRIER_MAX).unwrap_or(false) {
+            tracing::warn!("the service manager does not answer");
+        }
+    }
+
+    fn send(&self, text: &str, fds: &[BorrowedFd<'_>]) {
+        let Some(socket) = &self.socket else { return };
+        if let Err(error) = fd_passing::send(socket, text.as_bytes(), fds) {
+            tracing::warn!(%error, text = text.trim_end(), "the service manager cannot be told");
+        }
+    }
+}
+
+/// Listening sockets that the service manager passed in. Call it before anything else is opened.
+pub fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    // After an upgrade the variables are the first process's still.
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Vec::new();
+    }
+    let count = number("LISTEN_FDS").unwrap_or(0).min(PASSED_MAX);
+    let fds = (FIRST_PASSED..).take(count as usize).filter_map(inherited::take);
+    fds.filter_map(|fd| Some((socket::listening_address(&fd)?, fd))).collect()
+}
+
+/// A name may not hold a colon.
+fn name(address: VipAddr) -> String {
+    format!("baton-{}", address.to_string().replace(':', "_"))
+}
+
+/// SD_LISTEN_FDS_START (sd_listen_fds(3)).
+const FIRST_PASSED: i32 = 3;
+const PASSED_MAX: u32 = 65_536;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_the_store_hold_no_colon_and_differ() {
+        let names =
+            ["10.0.0.1:6443", "10.0.0.1:6444", "[::1]:6443"].map(|text| name(VipAddr::new(text.parse().unwrap())));
+        assert!(names.iter().all(|name| !name.contains(':')));
+        assert_eq!((names[0].as_str(), names[2].as_str()), ("baton-10.0.0.1_6443", "baton-[__1]_6443"));
+    }
+}

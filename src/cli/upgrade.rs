@@ -1,0 +1,143 @@
+//! `baton upgrade`: replaces the running process and shows its flows going over.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::output::{CliError, Output};
+use crate::admin::client::{Client, ClientError};
+use crate::admin::humane::{bytes, count, duration_us, plural};
+use crate::admin::protocol::Command;
+use crate::admin::upgrade::{NotMoved, UpgradeCheck, UpgradeProgress, UpgradeRequest, Upgraded};
+use crate::admin::words::Weight;
+use crate::handoff::message::Hello;
+
+#[derive(Debug, Args)]
+pub struct UpgradeArguments {
+    /// What shall take over [default: the file that the running process was started from, as it is now].
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+    /// Only says whether it could.
+    #[arg(long)]
+    check: bool,
+}
+
+pub fn upgrade(
+    client: &mut Client,
+    arguments: UpgradeArguments,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let absolute = |path: &Path| std::path::absolute(path).map_err(CliError::Output);
+    let asked = UpgradeRequest {
+        binary: arguments.binary.as_deref().map(absolute).transpose()?,
+        config: config.map(absolute).transpose()?,
+    };
+    match arguments.check {
+        true => check(client, asked, output),
+        false => hand_over(client, asked, output),
+    }
+}
+
+/// What `baton upgrade --check` of another release asks this binary.
+pub fn handoff_version() -> ExitCode {
+    println!("{}", serde_json::to_string(&Hello::here()).expect("it is plain data"));
+    ExitCode::SUCCESS
+}
+
+fn hand_over(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<ExitCode, CliError> {
+    let mut failed = None;
+    let mut last_step = String::new();
+    let show = |progress: UpgradeProgress| {
+        let shown = show(&progress, &mut last_step, output);
+        shown.map_or_else(
+            |error| {
+                failed = Some(error);
+                ControlFlow::Break(())
+            },
+            ControlFlow::Continue,
+        )
+    };
+    let upgraded: Result<Option<Upgraded>, ClientError> = client.list(&Command::Upgrade(asked), show);
+    if output.terminal && !output.json {
+        output.text("\r\x1b[K")?;
+    }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let upgraded = upgraded?.ok_or(ClientError::Cut)?;
+    if output.json {
+        output.document(&upgraded)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Upgraded {
+        old_pid,
+        new_pid,
+        old_version,
+        new_version,
+        moved,
+        held_bytes,
+        longest_pause_us,
+        took_us,
+        not_moved,
+    } = upgraded;
+    output.line(format!(
+        "{} process {new_pid} (Baton {new_version}) has taken over from process {old_pid} (Baton {old_version})",
+        output.paint(Weight::Good, "done:")
+    ))?;
+    output.line(format!("  {} moved in {}", plural(moved, "flow"), duration_us(took_us)))?;
+    output.line(format!("  {} were on the way between a flow's two ends and went along", bytes(held_bytes as f64)))?;
+    output.line(format!("  {} was the longest pause of a flow", duration_us(longest_pause_us)))?;
+    if !not_moved.is_empty() {
+        let lost = plural(not_moved.len() as u64, "flow");
+        output.line(output.paint(Weight::Bad, &format!("  {lost} could not be moved and were reset:")))?;
+        for NotMoved { flow, why } in not_moved {
+            output.line(format!("    flow {flow}: {why}"))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<ExitCode, CliError> {
+    let check: UpgradeCheck = client.ask(&Command::CheckUpgrade(asked))?;
+    let code = if check.obstacles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    if output.json {
+        output.document(&check)?;
+        return Ok(code);
+    }
+    let version = check.version.map_or(String::new(), |version| format!(" (Baton {version})"));
+    let (binary, config) = (check.binary.display(), check.config.display());
+    match check.obstacles.as_slice() {
+        [] => output.line(format!("{binary}{version} can take over with {config}"))?,
+        obstacles => {
+            output.line(output.paint(Weight::Bad, &format!("{binary}{version} cannot take over with {config}:")))?;
+            obstacles.iter().try_for_each(|obstacle| output.line(format!("  {obstacle}")))?;
+        }
+    }
+    Ok(code)
+}
+
+/// A bar on a terminal, a line a step elsewhere.
+fn show(progress: &UpgradeProgress, last_step: &mut String, output: &Output) -> Result<(), CliError> {
+    if output.json {
+        return output.json_line(progress);
+    }
+    let UpgradeProgress { step, flows, moved, held_bytes, longest_pause_us } = progress;
+    if output.terminal {
+        let filled = if *flows == 0 { 0 } else { (*moved as usize * BAR / *flows as usize).min(BAR) };
+        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(BAR - filled));
+        let numbers = format!("{} of {}", count(*moved), plural(*flows, "flow"));
+        let pause = duration_us(*longest_pause_us);
+        return output
+            .text(&format!("\r\x1b[K{bar} {numbers}, {}, longest pause {pause}: {step}", bytes(*held_bytes as f64)));
+    }
+    if last_step != step {
+        last_step.clone_from(step);
+        output.line(format!("{step} ({} of {} moved)", count(*moved), plural(*flows, "flow")))?;
+    }
+    Ok(())
+}
+
+const BAR: usize = 24;

@@ -1,0 +1,188 @@
+//! What the two processes say to each other.
+//!
+//! ```text
+//!   old (source)                                   new (destination)
+//!                      ◀── Hello ──                knows its file to be valid
+//!   Welcome, Doors, State ──▶                      builds everything, serves nothing
+//!                      ◀── Ready ──                or Refuse
+//!   Begin ──▶                                      accepts, as the old one still does
+//!                      ◀── Serving ──
+//!   Batch 1 ──▶                                    has it, touches nothing
+//!                      ◀── Received 1 ──
+//!   Commit 1 ──▶       from here on they are the new one's
+//!                      ◀── Adopted 1 ──            serves them
+//!   closes its descriptors of batch 1; batch 2 ...
+//!   stops accepting, last batches
+//!   Done ──▶                                       opens the admin doors
+//!                      ◀── Finished ──
+//!   exits
+//! ```
+//! At any time the old one may say Abort, and serves again what was not committed; the new one answers Left, serves
+//! what it has, and exits after its last flow. `source` and `destination` say what holds after each failure.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::addr::VipAddr;
+use crate::model::health::SavedBackend;
+use crate::model::ids::FlowId;
+use crate::table::passport::Passport;
+use crate::table::totals::Totals;
+
+/// The versions of the protocol that this release speaks, lowest and highest.
+pub const PROTOCOL: (u32, u32) = (1, 1);
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    Hello(Hello),
+    Welcome(Welcome),
+    /// One descriptor for each.
+    Doors(Vec<Door>),
+    State(Box<State>),
+    Ready,
+    Begin,
+    Serving,
+    /// The sockets of all flows, in order, as their passports say.
+    Batch(Batch),
+    Received(BatchNumber),
+    Commit(BatchNumber),
+    Adopted(Adopted),
+    Done(Box<LastWord>),
+    Finished,
+    Refuse(Reasons),
+    Abort(Reasons),
+    Left(Left),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Of the release.
+    pub version: String,
+    pub protocol_min: u32,
+    pub protocol_max: u32,
+    pub pid: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    pub version: String,
+    /// The highest version that both speak.
+    pub protocol: u32,
+    pub pid: u32,
+    /// Doors to come, over all messages.
+    pub doors: usize,
+}
+
+/// What a listening socket is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Door {
+    Frontend(VipAddr),
+    /// As configured: its port may be 0.
+    AdminHttp(SocketAddr),
+    AdminSocket(PathBuf),
+}
+
+/// What an instance knows besides its flows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// Ids below it are, or may yet be, given by the old process.
+    pub next_flow_id: u64,
+    pub flows: u64,
+    pub backends: Vec<SavedBackend>,
+    pub totals: Totals,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    pub number: BatchNumber,
+    pub flows: Vec<Passport>,
+}
+
+/// Grows by one from 1 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BatchNumber(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    pub number: BatchNumber,
+    /// Flows that the new process could not serve and has not touched.
+    pub refused: Vec<Refused>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    pub flow: FlowId,
+    pub why: String,
+}
+
+/// What the old process says before it leaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LastWord {
+    pub totals: Totals,
+    /// Flows that moved.
+    pub flows: u64,
+    /// Bytes that were read and not yet delivered when their flow moved.
+    pub held_bytes: u64,
+    /// Flows that the new process could not serve.
+    pub refused: u64,
+    /// The longest that a flow was with neither process.
+    pub longest_pause_us: u64,
+    /// From Welcome to here.
+    pub took_us: u64,
+}
+
+/// One sentence each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Reasons(pub Vec<String>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Flows that the new process goes on to serve.
+    pub flows: u64,
+}
+
+impl Hello {
+    /// What this process says.
+    pub fn here() -> Self {
+        let (protocol_min, protocol_max) = PROTOCOL;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Self { version, protocol_min, protocol_max, pid: std::process::id() }
+    }
+
+    /// The highest version that it and this release speak.
+    pub fn common_protocol(&self) -> Option<u32> {
+        let highest = self.protocol_max.min(PROTOCOL.1);
+        (highest >= self.protocol_min.max(PROTOCOL.0)).then_some(highest)
+    }
+}
+
+impl Message {
+    /// Its name in errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Welcome(_) => "welcome",
+            Self::Doors(_) => "doors",
+            Self::State(_) => "state",
+            Self::Ready => "ready",
+            Self::Begin => "begin",
+            Self::Serving => "serving",
+            Self::Batch(_) => "batch",
+            Self::Received(_) => "received",
+            Self::Commit(_) => "commit",
+            Self::Adopted(_) => "adopted",
+            Self::Done(_) => "done",
+            Self::Finished => "finished",
+            Self::Refuse(_) => "refuse",
+            Self::Abort(_) => "abort",
+            Self::Left(_) => "left",
+        }
+    }
+}

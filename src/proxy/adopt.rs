@@ -1,0 +1,111 @@
+//! Flows that come from another process.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::admission::{FrontendHold, count_source};
+use super::flow::{Arrival, BackendHold, Connecting, Flow, Phase, Relaying, Side};
+use super::handover::{AdoptError, Arriving};
+use super::plane::FrontendPlane;
+use super::relay::Direction;
+use super::worker::Worker;
+use crate::table::backend::BackendEntry;
+use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
+use crate::table::passport::{FirstFin, Passport, Relayed, Stage};
+
+impl Worker {
+    /// Serves a flow from here on. On an error it has not been touched, and its sockets are closed here.
+    pub(super) fn adopt(&mut self, arriving: Arriving) -> Result<(), AdoptError> {
+        let Arriving { passport, sockets } = arriving;
+        let (expected, got) = (passport.sockets(), sockets.len());
+        let wrong = AdoptError::Sockets { got, expected };
+        let Passport { id, frontend, client: client_addr, vip, accepted_at_ns, stage } = passport;
+        let frontend = self.frontend_called(&frontend).ok_or(AdoptError::UnknownFrontend(frontend))?;
+        let mut sockets = sockets.into_iter();
+        let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
+        let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        let (phase, words) = match (stage, backend) {
+            (Stage::Header, None) => (Phase::Header, vec![(Field::Place, pack_place(FlowState::Accepted, None))]),
+            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(self.now_ns)), Vec::new()),
+            (Stage::Relaying(relayed), Some(socket)) => {
+                let entry = self.backend_called(&frontend, &relayed.backend).ok_or_else(|| {
+                    let frontend = frontend.entry.name.to_string();
+                    AdoptError::UnknownBackend { frontend, backend: relayed.backend.clone() }
+                })?;
+                let words = words_of(&relayed, &entry);
+                (Phase::Relaying(relaying(*relayed, socket, entry)), words)
+            }
+            _ => return Err(wrong),
+        };
+        let key = self.writer.insert_known(&self.table.flows, id, &origin).ok_or(AdoptError::TableFull)?;
+        let at = self.occupy_place(key);
+        words.into_iter().for_each(|(field, word)| self.slot(key).set(field as usize, word));
+        let frontend_hold = FrontendHold::count_in(&frontend);
+        let source_hold = match phase {
+            Phase::Header => None,
+            _ => count_source(&frontend, &self.shared.sources, client_addr, self.now_ns),
+        };
+        let now_ns = accepted_at_ns;
+        let mut flow =
+            Flow::new(Arrival { id, at, client, client_addr, vip, now_ns, frontend, frontend_hold, source_hold });
+        flow.phase = phase;
+        flow.shared = true;
+        if let Err(error) = self.watch_again(&flow) {
+            // The other process's descriptor would keep the registration alive.
+            let _ = self.epoll.forget(&flow.client);
+            self.vacate(key);
+            return Err(AdoptError::Watch(error));
+        }
+        self.places[at.index as usize].flow = Some(flow);
+        self.with_flow(at, |worker, flow| worker.go_on(flow));
+        Ok(())
+    }
+
+    fn frontend_called(&self, name: &str) -> Option<Arc<FrontendPlane>> {
+        self.plane.frontends.iter().find(|frontend| &*frontend.entry.name == name).cloned()
+    }
+
+    /// Also one that the configuration no longer has, as long as somebody watches over its end.
+    fn backend_called(&self, frontend: &FrontendPlane, name: &str) -> Option<Arc<BackendEntry>> {
+        let configured = frontend.backends.iter().find(|entry| &*entry.name == name).cloned();
+        let known = || {
+            self.table
+                .registry
+                .backends()
+                .into_iter()
+                .find(|entry| entry.frontend.id == frontend.entry.id && &*entry.name == name)
+        };
+        configured.or_else(known)
+    }
+}
+
+fn relaying(relayed: Relayed, backend: OwnedFd, entry: Arc<BackendEntry>) -> Relaying {
+    entry.count_in();
+    Relaying {
+        backend,
+        backend_addr: relayed.backend_addr,
+        place: BackendHold(entry),
+        source_port: 0,
+        attempt: 0,
+        up: Direction::unpack(relayed.up),
+        down: Direction::unpack(relayed.down),
+        first_fin: relayed.first_fin.map(|side| match side {
+            FirstFin::Client => Side::Client,
+            FirstFin::Backend => Side::Backend,
+        }),
+        unanswered_since_ns: 0,
+        watched: false,
+        waits_for_turn: false,
+    }
+}
+
+fn words_of(relayed: &Relayed, entry: &BackendEntry) -> Vec<(Field, u64)> {
+    vec![
+        (Field::Place, pack_place(FlowState::Proxied, Some(entry.id))),
+        (Field::BytesUp, relayed.bytes_up),
+        (Field::BytesDown, relayed.bytes_down),
+        (Field::LastUpNs, relayed.last_up_ns),
+        (Field::LastDownNs, relayed.last_down_ns),
+        (Field::ConnectUs, relayed.connect_us),
+    ]
+}

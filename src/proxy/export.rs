@@ -1,0 +1,165 @@
+//! Flows that leave for another process.
+
+use std::mem;
+
+use super::flow::{Flow, Phase, Relaying, Side};
+use super::handover::{Departure, Parcel};
+use super::relay::Tools;
+use super::token::{FlowRef, Token};
+use super::worker::{Verdict, Worker};
+use crate::model::end_reason::EndReason;
+use crate::sys::socket;
+use crate::table::flows::Field;
+use crate::table::passport::{FirstFin, Passport, Relayed, Stage};
+use crate::table::slot::Slot;
+
+impl Worker {
+    /// Takes flows out of service, going on where the last call stopped.
+    pub(super) fn take_flows(&mut self, flows_max: usize, bytes_max: usize) -> Departure {
+        let mut parcels = Vec::new();
+        let mut bytes = 0;
+        while self.departing < self.places.len() {
+            if parcels.len() == flows_max || bytes >= bytes_max {
+                return Departure { parcels, whole_round: false };
+            }
+            let place = &mut self.places[self.departing];
+            self.departing += 1;
+            if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none()) {
+                let parcel = self.pack(flow);
+                bytes += parcel.as_ref().map_or(0, |parcel| parcel.passport.held_bytes());
+                parcels.extend(parcel);
+            }
+        }
+        self.departing = 0;
+        Departure { parcels, whole_round: true }
+    }
+
+    /// Serves a flow again that was taken.
+    pub(super) fn put_back(&mut self, mut flow: Box<Flow>) {
+        let at = flow.at;
+        if !self.keeps_place_of(at) {
+            return reset_both(*flow);
+        }
+        flow.shared = true;
+        self.places[at.index as usize].flow = Some(flow);
+        self.with_flow(at, |worker, flow| {
+            let begun = worker.watch_again(flow);
+            if let Err(error) = begun {
+                return Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0));
+            }
+            worker.go_on(flow)
+        });
+    }
+
+    /// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
+    pub(super) fn let_go(&mut self, flow: Box<Flow>) {
+        if self.keeps_place_of(flow.at) {
+            self.vacate(flow.at.key());
+        }
+    }
+
+    /// Ends a flow that was taken.
+    pub(super) fn end_taken(&mut self, flow: Box<Flow>, reason: EndReason) {
+        match self.keeps_place_of(flow.at) {
+            true => self.finish(flow, reason, 0),
+            false => reset_both(*flow),
+        }
+    }
+
+    /// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
+    pub(super) fn go_on(&mut self, flow: &mut Flow) -> Verdict {
+        match &mut flow.phase {
+            Phase::Header => {
+                self.expect_header(flow, flow.accepted_at_ns);
+                Verdict::Keep
+            }
+            Phase::Connecting(_) => self.begin_connect(flow, None),
+            Phase::Relaying(relaying) => {
+                relaying.waits_for_turn = relaying.up.wants_pump() || relaying.down.wants_pump();
+                if relaying.waits_for_turn {
+                    self.again.push(flow.at);
+                }
+                self.settle_later(flow.at);
+                Verdict::Keep
+            }
+        }
+    }
+
+    /// Watches a flow's sockets, edge-triggered: what they are ready for now is told first (epoll(7)).
+    pub(super) fn watch_again(&mut self, flow: &Flow) -> std::io::Result<()> {
+        self.epoll.watch_flow(&flow.client, Token::Client(flow.at).pack())?;
+        if let Phase::Relaying(relaying) = &flow.phase {
+            let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
+            self.epoll.watch_flow(&relaying.backend, token.pack())?;
+        }
+        Ok(())
+    }
+
+    /// Makes a parcel of a flow; ends it if that fails.
+    fn pack(&mut self, mut flow: Box<Flow>) -> Option<Parcel> {
+        // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
+        let _ = self.epoll.forget(&flow.client);
+        let slot = self.table.flows.slot(&self.writer, flow.at.key());
+        let stage = match &mut flow.phase {
+            Phase::Header => Stage::Header,
+            Phase::Connecting(connecting) => {
+                mem::take(&mut connecting.attempts).into_iter().for_each(|attempt| socket::reset(attempt.socket));
+                Stage::Connecting
+            }
+            Phase::Relaying(relaying) => {
+                let _ = self.epoll.forget(&relaying.backend);
+                match relayed(relaying, slot, &mut self.tools) {
+                    Ok(relayed) => Stage::Relaying(Box::new(relayed)),
+                    Err(error) => {
+                        self.finish(flow, EndReason::Internal, error.raw_os_error().unwrap_or(0));
+                        return None;
+                    }
+                }
+            }
+        };
+        let passport = Passport {
+            id: flow.id,
+            frontend: flow.frontend.entry.name.to_string(),
+            client: flow.client_addr,
+            vip: flow.vip,
+            accepted_at_ns: flow.accepted_at_ns,
+            stage,
+        };
+        Some(Parcel { passport, worker: self.number, flow })
+    }
+
+    /// False after a panic, which gives up the places of flows that are away.
+    fn keeps_place_of(&self, at: FlowRef) -> bool {
+        let place = &self.places[at.index as usize];
+        place.occupied && FlowRef::new(at.key(), place.generation) == at
+    }
+}
+
+fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::Result<Relayed> {
+    // The list of those that wait for an answer drops a flow that it does not find.
+    relaying.watched = false;
+    relaying.unanswered_since_ns = 0;
+    let word = |field: Field| slot.word(field as usize);
+    Ok(Relayed {
+        backend: relaying.place.0.name.to_string(),
+        backend_addr: relaying.backend_addr,
+        up: relaying.up.pack(tools)?,
+        down: relaying.down.pack(tools)?,
+        first_fin: relaying.first_fin.map(|side| match side {
+            Side::Client => FirstFin::Client,
+            Side::Backend => FirstFin::Backend,
+        }),
+        bytes_up: word(Field::BytesUp),
+        bytes_down: word(Field::BytesDown),
+        last_up_ns: word(Field::LastUpNs),
+        last_down_ns: word(Field::LastDownNs),
+        connect_us: word(Field::ConnectUs),
+    })
+}
+
+fn reset_both(flow: Flow) {
+    socket::reset(flow.client);
+    if let Phase::Relaying(relaying) = flow.phase {
+        socket::reset(relaying.backend);
+    }
+}

@@ -1,0 +1,149 @@
+//! What was counted since the start, by name: an upgrade carries it on, so that no counter goes back.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Registry};
+use super::count::Count;
+use crate::model::end_reason::EndReason;
+
+/// All frontends' and backends' counters at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    pub frontends: Vec<FrontendTotals>,
+    pub backends: Vec<BackendTotals>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FrontendTotals {
+    pub name: String,
+    pub accepted: u64,
+    /// By the reason's label.
+    pub ended: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackendTotals {
+    pub frontend: String,
+    pub name: String,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub connected: u64,
+    pub hedged: u64,
+    /// By the failure's label.
+    pub failures: BTreeMap<String, u64>,
+    /// By bucket, as `LatencyHistogram` has them.
+    pub connect_counts: Vec<u64>,
+    pub connect_sum_us: u64,
+}
+
+impl Totals {
+    pub fn of(registry: &Registry) -> Self {
+        Self {
+            frontends: registry.frontends().iter().map(|entry| of_frontend(entry)).collect(),
+            backends: registry.backends().iter().map(|entry| of_backend(entry)).collect(),
+        }
+    }
+
+    /// Counts all of this in as an earlier process's, in place of what was counted in before. Names that `registry`
+    /// does not know are left out. Only one thread may call this.
+    pub fn carry_into(&self, registry: &Registry) {
+        for entry in registry.frontends() {
+            let same = |totals: &&FrontendTotals| *totals.name == *entry.name;
+            if let (Some(totals), Some(lane)) = (self.frontends.iter().find(same), entry.lanes.last()) {
+                raise(&lane.accepted, totals.accepted);
+                for reason in EndReason::ALL {
+                    raise(&lane.ended[*reason as usize], totals.ended.get(reason.label()).copied().unwrap_or(0));
+                }
+            }
+        }
+        for entry in registry.backends() {
+            let same =
+                |totals: &&BackendTotals| *totals.name == *entry.name && *totals.frontend == *entry.frontend.name;
+            if let (Some(totals), Some(lane)) = (self.backends.iter().find(same), entry.lanes.last()) {
+                carry_backend(totals, lane);
+            }
+        }
+    }
+}
+
+fn of_frontend(entry: &FrontendEntry) -> FrontendTotals {
+    let ended = |reason: EndReason| entry.lanes.iter().map(|lane| lane.ended[reason as usize].value()).sum::<u64>();
+    let ended = EndReason::ALL.iter().map(|reason| (reason.label().to_owned(), ended(*reason)));
+    FrontendTotals {
+        name: entry.name.to_string(),
+        accepted: entry.lanes.iter().map(|lane| lane.accepted.value()).sum(),
+        ended: ended.filter(|(_, count)| *count > 0).collect(),
+    }
+}
+
+fn of_backend(entry: &BackendEntry) -> BackendTotals {
+    let sum = |value: &dyn Fn(&BackendLane) -> u64| entry.lanes.iter().map(value).sum::<u64>();
+    let failed = |failure: ConnectFailure| sum(&|lane| lane.failures[failure as usize].value());
+    let failures = ConnectFailure::ALL.map(|failure| (failure.label().to_owned(), failed(failure)));
+    let connect = entry.connect_latency();
+    BackendTotals {
+        frontend: entry.frontend.name.to_string(),
+        name: entry.name.to_string(),
+        bytes_up: sum(&|lane| lane.bytes_up.value()),
+        bytes_down: sum(&|lane| lane.bytes_down.value()),
+        connected: sum(&|lane| lane.connected.value()),
+        hedged: sum(&|lane| lane.hedged.value()),
+        failures: failures.into_iter().filter(|(_, count)| *count > 0).collect(),
+        connect_counts: connect.counts.to_vec(),
+        connect_sum_us: (connect.sum_s * 1e6).round() as u64,
+    }
+}
+
+fn carry_backend(totals: &BackendTotals, lane: &BackendLane) {
+    raise(&lane.bytes_up, totals.bytes_up);
+    raise(&lane.bytes_down, totals.bytes_down);
+    raise(&lane.connected, totals.connected);
+    raise(&lane.hedged, totals.hedged);
+    for failure in ConnectFailure::ALL {
+        raise(&lane.failures[failure as usize], totals.failures.get(failure.label()).copied().unwrap_or(0));
+    }
+    let before = lane.connect.snapshot();
+    let grown: Vec<_> =
+        totals.connect_counts.iter().zip(before.counts).map(|(now, was)| now.saturating_sub(was)).collect();
+    lane.connect.absorb(&grown, totals.connect_sum_us.saturating_sub((before.sum_s * 1e6).round() as u64));
+}
+
+fn raise(count: &Count, to: u64) {
+    count.add(to.saturating_sub(count.value()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn registry() -> Registry {
+        let registry = Registry::new(2);
+        let frontend = registry.frontend(&"apiserver".into());
+        registry.backend(&frontend, &"cp1".into());
+        registry
+    }
+
+    #[test]
+    fn counters_go_on_from_where_the_earlier_process_left_them() {
+        let (old, new) = (registry(), registry());
+        let lane = &old.backends()[0].lanes[1];
+        lane.bytes_up.add(10);
+        lane.connect.record(Duration::from_millis(3));
+        old.frontends()[0].lanes[0].ended[EndReason::Killed as usize].add(2);
+        Totals::of(&old).carry_into(&new);
+        lane.bytes_up.add(5);
+        new.backends()[0].lanes[0].bytes_up.add(100);
+        let last = Totals::of(&old);
+        last.carry_into(&new);
+        let seen = Totals::of(&new);
+        assert_eq!(seen.backends[0].bytes_up, 115);
+        assert_eq!(seen.backends[0].connect_counts, last.backends[0].connect_counts);
+        assert_eq!(seen.frontends, last.frontends);
+    }
+}

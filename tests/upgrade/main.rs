@@ -1,0 +1,11 @@
+//! Upgrades of the real process under real flows, and what becomes of them when either process fails.
+
+mod backend;
+mod faults;
+mod flows;
+mod instance;
+mod refusals;
+mod relay;
+mod scene;
+mod service;
+mod state;

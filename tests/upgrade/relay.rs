@@ -1,0 +1,141 @@
+//! A man in the middle: Baton starts it as its successor, it starts the real one, and passes on what they say. At one
+//! message of their conversation it kills or stops one of the two.
+//!
+//! It is this very test program, started through a script. So the processes under test need to know nothing of tests.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use baton::handoff::channel::{Channel, ChannelError};
+use baton::handoff::message::Message;
+use baton::sys::{fd_passing, inherited};
+use rustix::process::Signal;
+
+use super::instance::{BINARY, signal};
+
+const FOREVER: Duration = Duration::from_secs(120);
+
+/// What shall happen, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The message's name; of a kind that comes more than once, the second.
+    pub at: &'static str,
+    pub victim: Victim,
+    pub stop: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    Old,
+    New,
+}
+
+/// Messages in the order of the conversation, those that come more than once at their second time.
+pub const MESSAGES: [&str; 13] = [
+    "hello", "welcome", "doors", "state", "ready", "begin", "serving", "batch", "received", "commit", "adopted",
+    "done", "finished",
+];
+
+/// A program that Baton can start as its successor.
+pub fn script(directory: &Path, plan: Plan) -> PathBuf {
+    let path = directory.join("successor");
+    let this = std::env::current_exe().unwrap();
+    // The kernel sends SIGHUP to a group with a stopped process when the last one goes that a shell could speak to.
+    let text = format!(
+        "#!/bin/sh\ntrap '' HUP\nexport RELAY_DIRECTORY='{}' RELAY_AT={} RELAY_VICTIM={:?} RELAY_STOP={}\n\
+         exec '{}' relay::between_the_two --exact --ignored --nocapture\n",
+        directory.display(),
+        plan.at,
+        plan.victim,
+        plan.stop,
+        this.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// The real successor's process, once it was started.
+pub fn new_pid(directory: &Path) -> Option<u32> {
+    std::fs::read_to_string(directory.join("new_pid")).ok()?.parse().ok()
+}
+
+/// Whether the plan was carried out.
+pub fn has_struck(directory: &Path) -> bool {
+    directory.join("struck").exists()
+}
+
+#[test]
+#[ignore = "a part of the tests of faults, which start it"]
+fn between_the_two() {
+    let Ok(directory) = std::env::var("RELAY_DIRECTORY").map(PathBuf::from) else { return };
+    let old_pid = rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32;
+    let old = End::new(inherited::take_stdin().unwrap());
+    let (near, far) = Channel::pair().unwrap();
+    // Whoever kills us, meaning the successor, kills the successor.
+    let mut successor = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", BINARY, "run", "--take-over", "-c"])
+        .arg(directory.join("baton.toml"))
+        .stdin(Stdio::from(far))
+        .spawn()
+        .unwrap();
+    let new_pid = successor.id();
+    std::fs::write(directory.join("new_pid"), new_pid.to_string()).unwrap();
+    let new = End::new(near);
+    let strike = move || {
+        let victim = if std::env::var("RELAY_VICTIM").unwrap() == "Old" { old_pid } else { new_pid };
+        let stop = std::env::var("RELAY_STOP").unwrap() == "true";
+        signal(victim, if stop { Signal::STOP } else { Signal::KILL });
+        std::fs::write(directory.join("struck"), "").unwrap();
+    };
+    pass_on(old, new, strike);
+    // It ends with its last flow, or is killed with the whole group.
+    successor.wait().unwrap();
+}
+
+/// One end of one conversation, and its socket again to wait for.
+struct End {
+    channel: Channel,
+    socket: OwnedFd,
+}
+
+impl End {
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket: socket.try_clone().unwrap(), channel: Channel::new(socket).unwrap() }
+    }
+
+    fn speaks(&self) -> bool {
+        fd_passing::wait_readable(&self.socket, Duration::from_millis(1)).unwrap()
+    }
+}
+
+/// Passes on what either says, until one has ended; then the other's conversation ends too.
+fn pass_on(old: End, new: End, strike: impl Fn()) {
+    let at = std::env::var("RELAY_AT").unwrap();
+    let wanted = if ["batch", "received", "commit", "adopted"].contains(&at.as_str()) { 2 } else { 1 };
+    let mut seen = 0;
+    loop {
+        for (from, to) in [(&old, &new), (&new, &old)] {
+            if !from.speaks() {
+                continue;
+            }
+            let (message, fds): (Message, Vec<OwnedFd>) = match from.channel.receive(FOREVER) {
+                Ok(came) => came,
+                Err(ChannelError::Closed | ChannelError::Cut) => return,
+                Err(error) => panic!("{error}"),
+            };
+            if message.name() == at {
+                seen += 1;
+                if seen == wanted {
+                    strike();
+                }
+            }
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            // What it said last is still to be read if it has ended.
+            let _ = to.channel.send(&message, &fds, FOREVER);
+        }
+    }
+}

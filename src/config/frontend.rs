@@ -91,9 +91,9 @@ fn idle_timeout(section: &Section) -> Option<Duration> {
 }
 
 fn keepalive(section: &Section) -> Keepalive {
-    let idle = section.read_or("keepalive_idle", &KEEPALIVE, Duration::from_secs(4));
-    let interval = section.read_or("keepalive_interval", &KEEPALIVE, Duration::from_secs(2));
-    let user_timeout = section.read_or("user_timeout", &USER_TIMEOUT, Duration::from_secs(10));
+    let idle = section.read_or("keepalive_idle", &KEEPALIVE, Duration::from_secs(10));
+    let interval = section.read_or("keepalive_interval", &KEEPALIVE, Duration::from_secs(5));
+    let user_timeout = section.read_or("user_timeout", &USER_TIMEOUT, Duration::from_secs(30));
     // The kernel counts user_timeout from the last segment that came, the idle time before the first probe included, and
     // then ends a flow with any probe unanswered, whatever their count (net/ipv4/tcp_timer.c, tcp_keepalive_timer).
     let second_probe = idle.value + interval.value;

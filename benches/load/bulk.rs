@@ -1,0 +1,62 @@
+//! As many bytes as go, from the clients or to them.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use baton::sys::clock::now_ns;
+use serde_json::{Value, json};
+
+use crate::Common;
+use crate::net;
+use crate::pattern;
+use crate::script::{Act, Head};
+use crate::window::Bounds;
+
+const CHUNK: usize = 256 * 1024;
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    /// Client to backend.
+    Up,
+    /// Backend to client.
+    Down,
+}
+
+pub fn run(common: &Common, flows: usize, way: Way) -> io::Result<Value> {
+    let window = common.window();
+    let act = if way == Way::Up { Act::Sink } else { Act::Source };
+    let head = || Head { act, bytes: 0, id: net::new_id() };
+    let (moved, spent) =
+        window.run(flows, |_| net::open(common.target, head()), |stream, bounds| move_bytes(stream, way, bounds))?;
+    let bytes = moved.into_iter().sum::<u64>();
+    let mut report = json!({
+        "bytes": bytes,
+        "gbit_per_second": bytes as f64 * 8e-9 / window.seconds(),
+    });
+    spent.describe(&mut report, bytes as f64);
+    report["cpu_s_per_gb"] = json!(spent.cpu_ns as f64 / (bytes as f64).max(1.0));
+    Ok(report)
+}
+
+/// Bytes moved in the window.
+fn move_bytes(mut stream: TcpStream, way: Way, (begins_ns, ends_ns): Bounds) -> io::Result<u64> {
+    let mut buffer = vec![0; CHUNK];
+    buffer.copy_from_slice(&pattern::at(0, CHUNK)[..CHUNK]);
+    let mut counted = 0;
+    loop {
+        let count = match way {
+            Way::Up => stream.write(&buffer)?,
+            Way::Down => stream.read(&mut buffer)?,
+        };
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let now_ns = now_ns();
+        if now_ns >= ends_ns {
+            return Ok(counted);
+        }
+        if now_ns >= begins_ns {
+            counted += count as u64;
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What a scrape of the metrics costs while 10,000 flows live. The walk that counts flows is rationed, so it is measured
+//! by itself as well.
+
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use baton::addr::{ClientAddr, VipAddr};
+use baton::admin::census::Census;
+use baton::admin::collect;
+use baton::metrics::{Exposition, Metrics};
+use baton::table::Table;
+use baton::table::flows::{FlowOrigin, ShardWriter};
+use criterion::{Criterion, criterion_group, criterion_main};
+
+const FLOWS: u32 = 10_000;
+const BACKENDS: usize = 3;
+
+/// A table of one worker with its flows, and with one frontend.
+fn filled() -> (Arc<Table>, ShardWriter) {
+    let table = Table::new(1).expect("an eventfd can be made");
+    let frontend = table.registry.frontend(&"apiserver".into());
+    for number in 0..BACKENDS {
+        table.registry.backend(&frontend, &format!("cp{number}").into());
+    }
+    let mut writer = table.flows.writer(0);
+    for number in 0..FLOWS {
+        let origin = FlowOrigin {
+            accepted_at_ns: u64::from(number),
+            client: ClientAddr::new(SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(number)), number as u16)),
+            vip: VipAddr::new(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6443)),
+            frontend: frontend.id,
+        };
+        writer.insert(&table.flows, &origin).expect("the shard holds four million");
+    }
+    (table, writer)
+}
+
+fn scrape(c: &mut Criterion) {
+    let (table, _writer) = filled();
+    let metrics = Metrics::default();
+    collect::register(&metrics, table.clone(), Arc::default());
+    let mut group = c.benchmark_group("scrape_at_10000_flows");
+    for exposition in [Exposition::OpenMetrics, Exposition::Prometheus] {
+        group.bench_function(format!("{exposition:?}"), |b| b.iter(|| metrics.encode(black_box(exposition))));
+    }
+    group.bench_function("walk", |b| b.iter(|| Census::default().counts(black_box(&table))));
+}
+
+criterion_group!(benches, scrape);
+criterion_main!(benches);

@@ -91,7 +91,8 @@ impl Worker {
         let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
         if relaying.up.owes_fin() {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
-            if relaying.first_fin.is_none() && relaying.source_port == 0 {
+            let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
+            if to_be_shared && self.ports.wants(relaying.backend_addr, self.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             let fin = fin(flow.shared, &relaying.down);

@@ -218,8 +218,10 @@ impl Worker {
         };
         let mut down = Direction::default();
         let Phase::Connecting(connecting) = &flow.phase else { return Verdict::Keep };
-        if connecting.client_readable {
-            up.source_ready(connecting.client_ends);
+        match connecting.client_readable {
+            true => up.source_ready(connecting.client_ends),
+            // A backend that speaks first is not to wait for the client's first byte.
+            false => socket::acknowledge_now(&winner.socket),
         }
         if ready.readable() {
             down.source_ready(ready.ends());
@@ -281,7 +283,9 @@ impl Worker {
 fn open_leg(ports: &mut Ports, address: BackendAddr, now_ns: u64) -> io::Result<(OwnedFd, u16)> {
     if let Some(port) = ports.take(address, now_ns) {
         // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
-        if let Ok(socket) = socket::connect_from(address, Some(port)) {
+        let socket = socket::connect_from(address, Some(port));
+        ports.learn(address, socket.is_ok(), now_ns);
+        if let Ok(socket) = socket {
             return Ok((socket, port));
         }
     }

@@ -72,7 +72,8 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
     Ok((socket, ClientAddr::new(plain(address)?)))
 }
 
-/// Starts a non-blocking connect. The socket is writable without error once connected.
+/// Starts a non-blocking connect. The socket is writable without error once connected. The last ACK of the handshake
+/// then waits for the first bytes to go with, so write some or call [`acknowledge_now`].
 pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
     connect_from(address, None)
 }
@@ -89,6 +90,9 @@ pub fn connect_from(address: BackendAddr, port: Option<u16>) -> io::Result<Owned
         Some(net::ipproto::TCP),
     )?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    // A packet less per connection. For how long it waits otherwise: TCP_DELACK_MAX, 200 ms
+    // (net/ipv4/tcp_input.c, tcp_rcv_synsent_state_process).
+    sockopt::set_tcp_quickack(&socket, false)?;
     if let Some(port) = port {
         let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
         sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -98,6 +102,11 @@ pub fn connect_from(address: BackendAddr, port: Option<u16>) -> io::Result<Owned
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Sends an ACK that waits for company.
+pub fn acknowledge_now(socket: impl AsFd) {
+    let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
 /// The pending error of a socket, which is cleared: SO_ERROR.

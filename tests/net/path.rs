@@ -1,5 +1,8 @@
 //! The path: the BPF program's life in the kernel, its packets against a reference, and whole connections through it.
 
+mod actions;
 mod by_hand;
 mod life;
+mod packets;
+mod reference;
 mod whole;

@@ -2,6 +2,7 @@
 
 mod actions;
 mod by_hand;
+mod command;
 mod life;
 mod packets;
 mod reference;

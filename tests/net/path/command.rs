@@ -95,7 +95,7 @@ fn a_program_that_somebody_detached_or_whose_interface_was_made_anew_is_attached
         assert_eq!(program.mend().unwrap(), [""; 0]);
         assert_eq!(program.attached().len(), 2);
         run("ip link del spare; ip link add spare type veth peer name other");
-        let mut attached = || {
+        let attached = || {
             program::status(&pinned.directory).unwrap().unwrap().links.iter().map(|l| l.attached).collect::<Vec<_>>()
         };
         assert_eq!(attached(), [true, false]);

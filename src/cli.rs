@@ -4,10 +4,13 @@
 
 pub mod check;
 pub mod demo;
+mod duration;
 mod events;
 mod flows;
 mod grid;
 mod kill;
+pub mod kubelet;
+mod lease;
 pub mod logging;
 mod orders;
 mod output;
@@ -17,6 +20,7 @@ mod service;
 mod shell;
 mod socket;
 mod status;
+pub mod tls;
 mod upgrade;
 
 use std::net::IpAddr;
@@ -122,7 +126,7 @@ enum Command {
     StandIn(demo::stand_in::StandInArgs),
     /// A kubelet-like client, for the demo and the tests.
     #[command(hide = true)]
-    Kubelet(demo::kubelet::command::KubeletArgs),
+    Kubelet(kubelet::command::KubeletArgs),
 }
 
 #[derive(Debug, Args)]
@@ -196,7 +200,7 @@ pub fn main() -> ExitCode {
         Command::Completion { shell } => shell::completion::<Arguments>(shell),
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
-        Command::Kubelet(kubelet) => demo::kubelet::command::run(kubelet),
+        Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use baton::addr::{BackendAddr, VipAddr};
 use baton::cli::demo::certs::{Authority, CertFiles, Flaw};
-use baton::cli::demo::kubelet::{Event, Kubelet, Observed, Settings};
 use baton::cli::demo::process::{Condition, Recipe, StandInProcess};
-use baton::cli::demo::tls;
+use baton::cli::kubelet::{Event, Kubelet, Observed, Settings};
+use baton::cli::tls;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 struct Scene {

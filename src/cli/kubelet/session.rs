@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Event, Progress, Settings};
-use crate::cli::demo::lease::{LEASES_PATH, Lease, NAME_HEADER, WATCH_PATH};
+use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER, WATCH_PATH};
 use crate::sys::clock::now_ns;
 
 /// Why no connection came about.

@@ -13,8 +13,8 @@ use tokio::time::sleep;
 
 use super::{Event, Kubelet, Settings, Summary};
 use crate::addr::VipAddr;
-use crate::cli::demo::duration;
-use crate::cli::demo::tls::{self, TlsFileError};
+use crate::cli::duration;
+use crate::cli::tls::{self, TlsFileError};
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct KubeletArgs {

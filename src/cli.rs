@@ -4,6 +4,7 @@
 
 pub mod check;
 pub mod demo;
+mod drill;
 mod duration;
 mod events;
 mod flows;
@@ -70,6 +71,8 @@ enum Command {
     Check,
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
     Demo(demo::command::DemoArgs),
+    /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
+    Drill(drill::DrillArgs),
     /// How the instance, its frontends and its backends are.
     Status,
     /// Lists flows.
@@ -197,6 +200,7 @@ pub fn main() -> ExitCode {
         Command::HandoffVersion => upgrade::handoff_version(),
         Command::Check => check::run(&config()),
         Command::Demo(demo) => demo::command::run(demo),
+        Command::Drill(drill) => drill::run(&drill, arguments.json),
         Command::Completion { shell } => shell::completion::<Arguments>(shell),
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
@@ -242,6 +246,7 @@ fn talk(
         | Command::HandoffVersion
         | Command::Check
         | Command::Demo(_)
+        | Command::Drill(_)
         | Command::Completion { .. }
         | Command::Man
         | Command::StandIn(_)

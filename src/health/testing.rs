@@ -78,6 +78,7 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
             reset_rate: 5000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        cluster: crate::config::Cluster::default(),
         frontends: frontends.into_iter().map(Arc::new).collect(),
     })
 }

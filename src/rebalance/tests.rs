@@ -146,6 +146,7 @@ fn config(frontend: Frontend) -> Arc<Config> {
             reset_rate: 1000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        cluster: crate::config::Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     })
 }

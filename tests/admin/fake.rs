@@ -285,6 +285,7 @@ fn config(directory: &Path) -> Config {
             flows: config::FlowLog::All,
             flows_per_second: 100,
         },
+        cluster: config::Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

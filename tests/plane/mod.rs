@@ -110,6 +110,7 @@ pub fn config(frontend: Frontend) -> Config {
             reset_rate: 50_000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        cluster: Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

@@ -15,3 +15,4 @@ mod kubelets;
 mod laboratory;
 mod operator;
 mod relaying;
+mod vip;

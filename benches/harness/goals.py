@@ -30,6 +30,9 @@ def judge(results):
             speed = results.ratio(row, "gbit_per_second", "baton", "direct")
             if speed is not None:
                 goals.append((f"{work}: throughput", "≥ 0.93 × direct", f"{speed:.2f}", speed >= 0.93))
+    for how in ("fin", "rst"):
+        death(results, goals, f"death-{how}", how.upper())
+    table(results, goals)
     idle(results, goals)
     two_minutes(results, goals)
     return goals
@@ -43,6 +46,29 @@ def tail(results, goals, work, row):
         best = min(others, key=others.get)
         goals.append((f"{work}: p99", f"no worse than the best ({best}, {others[best] / 1000:.1f} ms)",
                       f"{mine / 1000:.1f} ms", mine <= others[best] * NOISE))
+
+
+def death(results, goals, row, how):
+    last_ms = results.median(row, "baton", "last_told_ms")
+    if last_ms is None:
+        return
+    work = f"9,500 flows ending at once, {how}"
+    goals.append((f"{work}: last client told", "≤ 300 ms", f"{last_ms:.0f} ms", last_ms <= 300))
+    mine = results.median(row, "baton", "p99_meanwhile_us")
+    others = [results.median(row, other, "p99_meanwhile_us") for other in OTHERS if results.peers(row).count(other)]
+    if others:
+        goals.append((f"{work}: other flows' p99", f"no worse than the best ({min(others) / 1000:.1f} ms)",
+                      f"{mine / 1000:.1f} ms", mine <= min(others) * NOISE))
+
+
+def table(results, goals):
+    each_ns = results.median("table", "baton", "insert_and_remove_ns")
+    if each_ns is None:
+        return
+    goals.append(("table, 1,000,000 entries: insert and remove", "≤ 0.6 µs", f"{each_ns / 1000:.2f} µs", each_ns <= 600))
+    slowest_ns = max(results.values("table", "baton", "delay_slowest_ns"))
+    goals.append(("table, listed all the while: longest delay of an accept", "≤ 50 µs", f"{slowest_ns / 1000:.1f} µs",
+                  slowest_ns <= 50_000))
 
 
 def idle(results, goals):

@@ -30,8 +30,11 @@ class Results:
             return cls()
         return cls(stored["runs"], stored["versions"])
 
-    def forget(self, row):
-        self.runs.pop(row, None)
+    def forget(self, row, peers):
+        for peer in peers:
+            self.runs.get(row, {}).pop(peer, None)
+        failures = self.runs.get("failures", [])
+        self.runs["failures"] = [failure for failure in failures if failure[0] != row or failure[1] not in peers]
 
     def add(self, row, peer, outcome):
         if peer not in self.versions:

@@ -4,6 +4,7 @@
 mod behave;
 mod bulk;
 mod connect;
+mod death;
 mod idle;
 mod net;
 mod pattern;
@@ -49,6 +50,21 @@ impl Common {
     fn window(&self) -> Window {
         Window::new(self.warmup, self.seconds, self.pids.clone())
     }
+}
+
+#[derive(clap::Args)]
+struct Death {
+    #[arg(long)]
+    flows: usize,
+    /// Where flows of other backends connect.
+    #[arg(long)]
+    others: SocketAddr,
+    /// Process of the backend.
+    #[arg(long)]
+    victim: i32,
+    /// It has bytes that it did not read, so that its end is a reset instead of a FIN.
+    #[arg(long)]
+    unread: bool,
 }
 
 #[derive(Subcommand)]
@@ -106,6 +122,13 @@ enum Mode {
         #[arg(long)]
         witness: SocketAddr,
     },
+    /// Kills a backend that has all of these flows, and waits until each client is told.
+    Death {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        death: Death,
+    },
     /// Whether bytes, FIN and RST get through as they are.
     Behave {
         #[arg(long)]
@@ -125,6 +148,7 @@ fn main() -> std::io::Result<()> {
         Mode::Bulk { common, flows, direction } => bulk::run(&common, flows, direction)?,
         Mode::Idle { common, flows } => idle::run(&common, flows)?,
         Mode::Stall { common, witness } => stall::run(&common, witness)?,
+        Mode::Death { common, death } => death::run(&common, &death)?,
         Mode::Behave { target, witness } => behave::run(target, witness),
     };
     println!("{report}");

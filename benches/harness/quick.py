@@ -19,7 +19,7 @@ class Bound:
 BOUNDS = (
     Bound("requests-64-c64", "cpu_us_each", 1.20),
     Bound("connections", "cpu_us_each", 1.25),
-    Bound("bulk-down-8", "cpu_s_per_gb", 0.60),
+    Bound("bulk-down-8", "cpu_s_per_gb", 0.40),
 )
 PAIRS = 3
 SECONDS = 1.5

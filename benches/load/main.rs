@@ -106,6 +106,9 @@ enum Mode {
         flows: usize,
         #[arg(long, value_enum)]
         direction: bulk::Way,
+        /// Bytes a second of each flow at most.
+        #[arg(long)]
+        rate: Option<f64>,
     },
     /// Flows that do nothing.
     Idle {
@@ -145,7 +148,7 @@ fn main() -> std::io::Result<()> {
         Mode::Serve { listen, threads } => return serve::run(&listen, threads),
         Mode::Requests { common, connections, bytes, rate } => requests::run(&common, connections, bytes, rate)?,
         Mode::Connect { common, connections, rate } => connect::run(&common, connections, rate)?,
-        Mode::Bulk { common, flows, direction } => bulk::run(&common, flows, direction)?,
+        Mode::Bulk { common, flows, direction, rate } => bulk::run(&common, flows, direction, rate)?,
         Mode::Idle { common, flows } => idle::run(&common, flows)?,
         Mode::Stall { common, witness } => stall::run(&common, witness)?,
         Mode::Death { common, death } => death::run(&common, &death)?,

@@ -49,7 +49,9 @@ class Results:
         return [peer for peer in PEERS if self.runs.get(row, {}).get(peer)]
 
     def values(self, row, peer, key):
-        return [value(run, key) for run in self.runs.get(row, {}).get(peer, [])]
+        """Results kept from an older form of a row may lack a value."""
+        values = (value(run, key) for run in self.runs.get(row, {}).get(peer, []))
+        return [value for value in values if value is not None]
 
     def median(self, row, peer, key):
         values = self.values(row, peer, key)
@@ -142,7 +144,7 @@ def section(results, row):
         cells = []
         for key, _, _, factor, _ in row.values:
             values = [value * factor for value in results.values(row.key, peer, key)]
-            if peer == "direct" and key in ("cpu_us_each", "cpu_s_per_gb"):
+            if not values or peer == "direct" and key in ("cpu_us_each", "cpu_s_per_gb"):
                 cells.append("–")
             else:
                 spread = f" ({figure(min(values))}–{figure(max(values))})" if len(values) > 1 else ""

@@ -139,7 +139,7 @@ def measure_once(row, peer, seconds):
 
 
 def value(report, key):
-    """`a.b` of a report."""
+    """`a.b` of a report, or None."""
     for part in key.split("."):
-        report = report[part]
+        report = (report or {}).get(part)
     return report

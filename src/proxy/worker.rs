@@ -36,6 +36,10 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// Deadlines handled before events get their turn again.
 const DUE_PER_TURN: usize = 256;
 
+/// Events that say that a socket ends, handled in one turn at least, and as many as there were others. A backend that
+/// dies ends thousands of flows at once, and what the others send must not wait behind those.
+const ENDINGS_PER_TURN: usize = 32;
+
 /// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
 const PANICS_MAX: u32 = 5;
 
@@ -85,6 +89,8 @@ pub struct Worker {
     pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
+    /// Events that say that a socket ends, which wait for their turn; oldest first.
+    endings: VecDeque<Ready>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
     pub(super) random: fastrand::Rng,
@@ -128,6 +134,7 @@ impl Worker {
             unanswered: Vec::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
+            endings: VecDeque::new(),
             candidates: Vec::new(),
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
@@ -169,10 +176,20 @@ impl Worker {
             let count = self.epoll.wait(&mut events, timeout)?;
             self.now_ns = now_ns();
             state.mark_busy(self.now_ns);
-            for index in 0..count {
-                self.dispatch(events.event(index));
+            let mut others = 0;
+            for event in (0..count).map(|index| events.event(index)) {
+                if event.ends() {
+                    self.endings.push_back(event);
+                } else {
+                    self.dispatch(event);
+                    others += 1;
+                }
             }
             self.pump_again();
+            for _ in 0..others.max(ENDINGS_PER_TURN) {
+                let Some(event) = self.endings.pop_front() else { break };
+                self.dispatch(event);
+            }
             self.fire_deadlines();
             state.pipes_in_use.store(self.tools.pipes.lent() as u64, Relaxed);
             let began_ns = std::mem::replace(&mut self.now_ns, now_ns());
@@ -182,7 +199,7 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Option<Duration> {
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || !self.endings.is_empty() {
             return Some(Duration::ZERO);
         }
         let settling = self.settling.front().map(|(at_ns, _)| *at_ns);

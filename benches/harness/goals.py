@@ -18,7 +18,7 @@ def judge(results):
     def ratio(work, row, key, other, bound):
         reached = results.ratio(row, key, "baton", other)
         if reached is not None:
-            goals.append((work, f"≤ {bound:.2f} × {other}", f"{reached:.2f}", reached <= bound))
+            goals.append((work, f"≤ {bound:.2f} × {other}", f"{reached:.3f}", reached <= bound))
 
     for connections in (64, 1000):
         for name, size in (("64", "64 B"), ("16k", "16 KiB")):

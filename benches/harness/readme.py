@@ -50,5 +50,6 @@ def table(results):
 def met(judged):
     if not judged:
         return ""
-    kept = sum(1 for *_, kept in judged if kept)
-    return f"\n{kept} of the {len(judged)} goals in [compare.md](benches/results/compare.md#goals) are met.\n"
+    missed = [f"- {work}: {reached}, the goal is {goal}" for work, goal, reached, kept in judged if not kept]
+    text = f"\n{len(judged) - len(missed)} of {len(judged)} [goals](benches/results/compare.md#goals) are met."
+    return text + (" These are not:\n\n" + "\n".join(missed) if missed else "") + "\n"

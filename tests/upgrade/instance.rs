@@ -1,13 +1,17 @@
 //! Baton as a process, with a configuration of its own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use baton::handoff::source::Step;
 use baton::sys::clock::now_ns;
+use baton::sys::process::Other;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -19,6 +23,8 @@ pub struct Instance {
     pub directory: tempfile::TempDir,
     pub frontend: SocketAddr,
     first: Child,
+    /// Kills the group when its standard input ends: also if this test is killed.
+    guard: Child,
 }
 
 impl Instance {
@@ -43,7 +49,14 @@ impl Instance {
             .process_group(0)
             .spawn()
             .unwrap();
-        let instance = Self { directory, frontend, first };
+        let guard = Command::new("sh")
+            .args(["-c", "read -r line; kill -s KILL -- -$0", &first.id().to_string()])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let instance = Self { directory, frontend, first, guard };
         wait_for("the instance to serve", || {
             instance.ask(&["status"]).is_some_and(|status| status.to_string().contains("\"ready\""))
                 && TcpStream::connect(frontend).is_ok()
@@ -78,6 +91,35 @@ impl Instance {
         documents.map(Result::unwrap).last().filter(|_| output.status.success())
     }
 
+    /// Replaces it; panics if that fails. Returns once the old process has ended.
+    pub fn upgrade(&mut self) -> Upgrade {
+        let old = Other::open(self.pid().unwrap()).unwrap();
+        let mut asking = Command::new(BINARY)
+            .args(["--json", "--socket"])
+            .arg(self.directory.path().join("admin.sock"))
+            .arg("upgrade")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let ended = std::thread::spawn(move || old.ends_within(DEADLINE).then(now_ns));
+        let (mut text, mut last_step_ns) = (String::new(), 0);
+        for line in BufReader::new(asking.stdout.take().unwrap()).lines().map(Result::unwrap) {
+            if line.contains(Step::Finished.label()) {
+                last_step_ns = now_ns();
+            }
+            text += &line;
+            text.push('\n');
+        }
+        assert!(asking.wait().unwrap().success(), "no upgrade: {text}\n{}", self.log());
+        let ended_ns = ended.join().unwrap().expect("the old process ends");
+        self.reap();
+        let documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        let result = documents.map(Result::unwrap).last().unwrap();
+        assert!(last_step_ns > 0, "no last step was shown: {text}");
+        Upgrade { result, gone_after: Duration::from_nanos(ended_ns.saturating_sub(last_step_ns)) }
+    }
+
     /// The process that answers at the admin socket.
     pub fn pid(&self) -> Option<u32> {
         Some(self.ask(&["version"])?["instance"]["pid"].as_u64()? as u32)
@@ -97,10 +139,18 @@ impl Instance {
     }
 }
 
+/// How an upgrade went.
+pub struct Upgrade {
+    /// What `baton upgrade` said.
+    pub result: Value,
+    /// From before the last acknowledgement to the end of the old process.
+    pub gone_after: Duration,
+}
+
 impl Drop for Instance {
     fn drop(&mut self) {
-        let group = Pid::from_raw(self.first.id() as i32).unwrap();
-        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
         let _ = self.first.wait();
         if std::thread::panicking() {
             let log = self.log();
@@ -120,11 +170,17 @@ pub fn lives(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Sockets that the process holds.
-pub fn sockets_of(pid: u32) -> usize {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
-    let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
-    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+/// How many descriptors of each kind the process holds.
+pub fn descriptors_of(pid: u32) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return kinds };
+    for link in entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()) {
+        // "socket:[4711]", "anon_inode:[eventpoll]", or a path.
+        let name = link.to_string_lossy();
+        let kind = name.split_once(":[").filter(|(kind, _)| *kind != "anon_inode").map_or(&*name, |(kind, _)| kind);
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    kinds
 }
 
 /// Looks until `done`, for as long as [`DEADLINE`].

@@ -11,7 +11,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{Batch, Message};
+use super::message::{Batch, Kind, Message};
 use crate::sys::fd_passing::FDS_MAX;
 
 pub const HEADER_BYTES: usize = 20;
@@ -58,25 +58,6 @@ pub enum DecodeError {
 #[error("the message has {0} bytes; at most {BODY_MAX} are allowed")]
 pub struct TooLong(pub usize);
 
-macro_rules! kinds {
-    ($($kind:ident = $number:literal),* $(,)?) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        enum Kind { $($kind = $number,)* }
-
-        impl Kind {
-            fn from_number(number: u16) -> Option<Self> {
-                match number { $($number => Some(Self::$kind),)* _ => None }
-            }
-        }
-    };
-}
-
-// A number is never used again for something else.
-kinds! {
-    Hello = 1, Welcome = 2, Doors = 3, State = 4, Ready = 5, Begin = 6, Serving = 7, Batch = 8, Received = 9,
-    Commit = 10, Adopted = 11, Done = 12, Finished = 13, Refuse = 14, Abort = 15, Left = 16,
-}
-
 impl Header {
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
@@ -114,14 +95,14 @@ impl Header {
 /// The whole frame of `message`, which travels with so many `descriptors`.
 pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong> {
     let mut frame = vec![0; HEADER_BYTES];
-    let kind = write_body(message, &mut frame);
+    write_body(message, &mut frame);
     let length = frame.len() - HEADER_BYTES;
     if length > BODY_MAX {
         return Err(TooLong(length));
     }
     frame[..4].copy_from_slice(&MAGIC);
     frame[4..6].copy_from_slice(&FRAME.to_le_bytes());
-    frame[6..8].copy_from_slice(&(kind as u16).to_le_bytes());
+    frame[6..8].copy_from_slice(&(message.kind() as u16).to_le_bytes());
     frame[8..12].copy_from_slice(&(length as u32).to_le_bytes());
     frame[12..14].copy_from_slice(&(descriptors as u16).to_le_bytes());
     let checksum = checksum(&frame[..16], &frame[HEADER_BYTES..]);
@@ -157,33 +138,28 @@ pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
     })
 }
 
-fn write_body(message: &Message, frame: &mut Vec<u8>) -> Kind {
+fn write_body(message: &Message, frame: &mut Vec<u8>) {
     match message {
-        Message::Hello(body) => put(frame, Kind::Hello, body),
-        Message::Welcome(body) => put(frame, Kind::Welcome, body),
-        Message::Doors(body) => put(frame, Kind::Doors, body),
-        Message::State(body) => put(frame, Kind::State, body),
-        Message::Ready => Kind::Ready,
-        Message::Begin => Kind::Begin,
-        Message::Serving => Kind::Serving,
+        Message::Hello(body) => put(frame, body),
+        Message::Welcome(body) => put(frame, body),
+        Message::Doors(body) => put(frame, body),
+        Message::State(body) => put(frame, body),
+        Message::Ready | Message::Begin | Message::Serving | Message::Finished => {}
         Message::Batch(batch) => {
             *frame = postcard::to_extend(batch, std::mem::take(frame)).expect("a vector takes everything");
-            Kind::Batch
         }
-        Message::Received(body) => put(frame, Kind::Received, body),
-        Message::Commit(body) => put(frame, Kind::Commit, body),
-        Message::Adopted(body) => put(frame, Kind::Adopted, body),
-        Message::Done(body) => put(frame, Kind::Done, body),
-        Message::Finished => Kind::Finished,
-        Message::Refuse(body) => put(frame, Kind::Refuse, body),
-        Message::Abort(body) => put(frame, Kind::Abort, body),
-        Message::Left(body) => put(frame, Kind::Left, body),
+        Message::Received(body) => put(frame, body),
+        Message::Commit(body) => put(frame, body),
+        Message::Adopted(body) => put(frame, body),
+        Message::Done(body) => put(frame, body),
+        Message::Refuse(body) => put(frame, body),
+        Message::Abort(body) => put(frame, body),
+        Message::Left(body) => put(frame, body),
     }
 }
 
-fn put(frame: &mut Vec<u8>, kind: Kind, body: &impl Serialize) -> Kind {
+fn put(frame: &mut Vec<u8>, body: &impl Serialize) {
     serde_json::to_writer(frame, body).expect("messages are plain data with string keys");
-    kind
 }
 
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {

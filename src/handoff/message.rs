@@ -163,26 +163,72 @@ impl Hello {
     }
 }
 
+macro_rules! kinds {
+    ($($kind:ident = $number:literal $name:literal),* $(,)?) => {
+        /// What a message is, and its number on the wire. A number is never used again for something else.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind { $($kind = $number,)* }
+
+        impl Kind {
+            /// In the order of the conversation; what may come instead of another is last.
+            pub const ALL: &[Kind] = &[$(Self::$kind),*];
+
+            pub fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$kind),)* _ => None }
+            }
+
+            /// As errors call it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    Hello = 1 "hello", Welcome = 2 "welcome", Doors = 3 "doors", State = 4 "state", Ready = 5 "ready",
+    Begin = 6 "begin", Serving = 7 "serving", Batch = 8 "batch", Received = 9 "received", Commit = 10 "commit",
+    Adopted = 11 "adopted", Done = 12 "done", Finished = 13 "finished",
+    Refuse = 14 "refuse", Abort = 15 "abort", Left = 16 "left",
+}
+
+impl Kind {
+    /// Said instead of what comes next, by whoever gives up.
+    pub fn breaks_off(self) -> bool {
+        matches!(self, Self::Refuse | Self::Abort | Self::Left)
+    }
+
+    /// Who says it.
+    pub fn is_said_by_the_old(self) -> bool {
+        use Kind::{Abort, Batch, Begin, Commit, Done, Doors, State, Welcome};
+        matches!(self, Welcome | Doors | State | Begin | Batch | Commit | Done | Abort)
+    }
+}
+
 impl Message {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Hello(_) => Kind::Hello,
+            Self::Welcome(_) => Kind::Welcome,
+            Self::Doors(_) => Kind::Doors,
+            Self::State(_) => Kind::State,
+            Self::Ready => Kind::Ready,
+            Self::Begin => Kind::Begin,
+            Self::Serving => Kind::Serving,
+            Self::Batch(_) => Kind::Batch,
+            Self::Received(_) => Kind::Received,
+            Self::Commit(_) => Kind::Commit,
+            Self::Adopted(_) => Kind::Adopted,
+            Self::Done(_) => Kind::Done,
+            Self::Finished => Kind::Finished,
+            Self::Refuse(_) => Kind::Refuse,
+            Self::Abort(_) => Kind::Abort,
+            Self::Left(_) => Kind::Left,
+        }
+    }
+
     /// Its name in errors.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Hello(_) => "hello",
-            Self::Welcome(_) => "welcome",
-            Self::Doors(_) => "doors",
-            Self::State(_) => "state",
-            Self::Ready => "ready",
-            Self::Begin => "begin",
-            Self::Serving => "serving",
-            Self::Batch(_) => "batch",
-            Self::Received(_) => "received",
-            Self::Commit(_) => "commit",
-            Self::Adopted(_) => "adopted",
-            Self::Done(_) => "done",
-            Self::Finished => "finished",
-            Self::Refuse(_) => "refuse",
-            Self::Abort(_) => "abort",
-            Self::Left(_) => "left",
-        }
+        self.kind().name()
     }
 }

@@ -1,6 +1,6 @@
 //! Baton as a process, with a configuration of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -168,6 +168,33 @@ pub fn signal(pid: u32, signal: Signal) {
 pub fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// Whether no thread of the process runs any more, after SIGSTOP.
+pub fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    })
+}
+
+/// The sockets of flows that the process has, by their inodes.
+pub fn flow_sockets_of(pid: u32) -> BTreeSet<u64> {
+    let inodes = |table: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        let established = text.lines().skip(1).filter_map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            // A listener is in state 0A.
+            (words.get(3)? != &"0A").then(|| words.get(9)?.parse::<u64>().ok())?
+        });
+        established.collect::<BTreeSet<_>>()
+    };
+    let flows: BTreeSet<_> = inodes("tcp").union(&inodes("tcp6")).copied().collect();
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return BTreeSet::new() };
+    let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let sockets = links.filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+    sockets.filter(|inode| flows.contains(inode)).collect()
 }
 
 /// How many descriptors of each kind the process holds.

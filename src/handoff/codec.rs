@@ -5,13 +5,15 @@
 //!   | "BTNH" | frame 1  | kind  | length  | descriptors  | reserved  | CRC-32  | body ...
 //! ```
 //! Little-endian. The checksum covers the first 16 bytes and the body. Bodies are JSON, so that a release may add a
-//! key without a new version; batches of flows are postcard, for there are many, and their layout changes only with
-//! the protocol's version. Nothing is allocated before the length was found to be within [`BODY_MAX`].
+//! key without a new version; batches of flows are postcard, for there are many, and their layout is another in each
+//! version of the protocol. Nothing is allocated before the length was found to be within [`BODY_MAX`].
 
-use serde::Serialize;
+mod version_1;
+
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-use super::message::{Batch, Kind, Message};
+use super::message::{Kind, Message};
 use crate::sys::fd_passing::FDS_MAX;
 
 pub const HEADER_BYTES: usize = 20;
@@ -92,10 +94,10 @@ impl Header {
     }
 }
 
-/// The whole frame of `message`, which travels with so many `descriptors`.
-pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong> {
+/// The whole frame of `message`, which travels with so many `descriptors`, for a process that speaks `protocol`.
+pub fn encode(message: &Message, descriptors: usize, protocol: u32) -> Result<Vec<u8>, TooLong> {
     let mut frame = vec![0; HEADER_BYTES];
-    write_body(message, &mut frame);
+    write_body(message, &mut frame, protocol);
     let length = frame.len() - HEADER_BYTES;
     if length > BODY_MAX {
         return Err(TooLong(length));
@@ -110,8 +112,8 @@ pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong>
     Ok(frame)
 }
 
-/// The message that `header` and `body` are.
-pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
+/// The message that `header` and `body` are if they come from a process that speaks `protocol`.
+pub fn decode(header: &Header, body: &[u8], protocol: u32) -> Result<Message, DecodeError> {
     if body.len() != header.length {
         return Err(DecodeError::Length { expected: header.length, got: body.len() });
     }
@@ -126,7 +128,8 @@ pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
         Kind::Ready => Message::Ready,
         Kind::Begin => Message::Begin,
         Kind::Serving => Message::Serving,
-        Kind::Batch => Message::Batch(postcard_batch(body)?),
+        Kind::Batch if protocol == 1 => Message::Batch(postcard::<version_1::Batch>(body)?.into()),
+        Kind::Batch => Message::Batch(postcard(body)?),
         Kind::Received => Message::Received(json(body)?),
         Kind::Commit => Message::Commit(json(body)?),
         Kind::Adopted => Message::Adopted(json(body)?),
@@ -138,16 +141,15 @@ pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
     })
 }
 
-fn write_body(message: &Message, frame: &mut Vec<u8>) {
+fn write_body(message: &Message, frame: &mut Vec<u8>, protocol: u32) {
     match message {
         Message::Hello(body) => put(frame, body),
         Message::Welcome(body) => put(frame, body),
         Message::Doors(body) => put(frame, body),
         Message::State(body) => put(frame, body),
         Message::Ready | Message::Begin | Message::Serving | Message::Finished => {}
-        Message::Batch(batch) => {
-            *frame = postcard::to_extend(batch, std::mem::take(frame)).expect("a vector takes everything");
-        }
+        Message::Batch(batch) if protocol == 1 => put_postcard(frame, &version_1::Batch::from(batch)),
+        Message::Batch(batch) => put_postcard(frame, batch),
         Message::Received(body) => put(frame, body),
         Message::Commit(body) => put(frame, body),
         Message::Adopted(body) => put(frame, body),
@@ -162,13 +164,17 @@ fn put(frame: &mut Vec<u8>, body: &impl Serialize) {
     serde_json::to_writer(frame, body).expect("messages are plain data with string keys");
 }
 
+fn put_postcard(frame: &mut Vec<u8>, body: &impl Serialize) {
+    *frame = postcard::to_extend(body, std::mem::take(frame)).expect("a vector takes everything");
+}
+
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     serde_json::from_slice(body).map_err(|error| DecodeError::Body(error.to_string()))
 }
 
-fn postcard_batch(body: &[u8]) -> Result<Batch, DecodeError> {
+fn postcard<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T, DecodeError> {
     match postcard::take_from_bytes(body) {
-        Ok((batch, [])) => Ok(batch),
+        Ok((value, [])) => Ok(value),
         Ok((_, rest)) => Err(DecodeError::Body(format!("{} bytes are left over", rest.len()))),
         Err(error) => Err(DecodeError::Body(error.to_string())),
     }

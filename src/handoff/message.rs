@@ -28,11 +28,18 @@ use serde::{Deserialize, Serialize};
 use crate::addr::VipAddr;
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
+use crate::table::carried::{Carried, SavedSource};
 use crate::table::passport::Passport;
 use crate::table::totals::Totals;
 
-/// The versions of the protocol that this release speaks, lowest and highest.
-pub const PROTOCOL: (u32, u32) = (1, 1);
+/// The versions of the protocol that this release speaks, lowest and highest: at least one that the release before
+/// speaks too, so that an upgrade can be taken back.
+///
+/// | version | what it changed |
+/// |---|---|
+/// | 1 | |
+/// | 2 | flows tell since when they wait for an answer; while both processes serve, each gives flow ids of its own |
+pub const PROTOCOL: (u32, u32) = (1, 2);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
@@ -94,6 +101,7 @@ pub struct State {
     pub flows: u64,
     pub backends: Vec<SavedBackend>,
     pub totals: Totals,
+    pub carried: Carried,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +143,10 @@ pub struct LastWord {
     pub longest_pause_us: u64,
     /// From Welcome to here.
     pub took_us: u64,
+    /// The first flow id that nobody was given.
+    pub next_flow_id: u64,
+    /// Sources as they stood at the very end.
+    pub sources: Vec<SavedSource>,
 }
 
 /// One sentence each.

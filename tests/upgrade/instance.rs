@@ -30,13 +30,23 @@ pub struct Instance {
 impl Instance {
     /// Starts `baton run` before `backends`, and waits until it serves.
     pub fn start(backends: &[SocketAddr], workers: usize) -> Self {
-        Self::start_with(backends, workers, &[])
+        Self::start_with(backends, workers, "", &[])
     }
 
-    pub fn start_with(backends: &[SocketAddr], workers: usize, environment: &[(&str, PathBuf)]) -> Self {
+    /// With more settings of its frontend.
+    pub fn start_as(backends: &[SocketAddr], workers: usize, frontend: &str) -> Self {
+        Self::start_with(backends, workers, frontend, &[])
+    }
+
+    pub fn start_with(
+        backends: &[SocketAddr],
+        workers: usize,
+        settings: &str,
+        environment: &[(&str, PathBuf)],
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let frontend = free_address();
-        write_config(&config_path(&directory), directory.path(), frontend, backends, workers, "");
+        write_config(&config_path(&directory), directory.path(), frontend, backends, workers, settings);
         let log = File::create(directory.path().join("log")).unwrap();
         let first = Command::new(BINARY)
             .args(["run", "-c"])
@@ -68,8 +78,8 @@ impl Instance {
         config_path(&self.directory)
     }
 
-    pub fn configure(&self, backends: &[SocketAddr], workers: usize, extra: &str) {
-        write_config(&self.config(), self.directory.path(), self.frontend, backends, workers, extra);
+    pub fn configure(&self, backends: &[SocketAddr], workers: usize, settings: &str) {
+        write_config(&self.config(), self.directory.path(), self.frontend, backends, workers, settings);
     }
 
     /// Runs a command against it.
@@ -93,11 +103,16 @@ impl Instance {
 
     /// Replaces it; panics if that fails. Returns once the old process has ended.
     pub fn upgrade(&mut self) -> Upgrade {
+        self.upgrade_with(&[])
+    }
+
+    pub fn upgrade_with(&mut self, arguments: &[&str]) -> Upgrade {
         let old = Other::open(self.pid().unwrap()).unwrap();
         let mut asking = Command::new(BINARY)
             .args(["--json", "--socket"])
             .arg(self.directory.path().join("admin.sock"))
             .arg("upgrade")
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -236,21 +251,30 @@ fn write_config(
     frontend: SocketAddr,
     backends: &[SocketAddr],
     workers: usize,
-    extra: &str,
+    settings: &str,
 ) {
+    // Written beside and moved, so that no half of it is ever read.
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text_of(directory, frontend, backends, workers, settings)).unwrap();
+    std::fs::rename(beside, path).unwrap();
+}
+
+/// A file for `instance` that it does not know yet.
+pub fn config_text(instance: &Instance, backends: &[SocketAddr], workers: usize, settings: &str) -> String {
+    text_of(instance.directory.path(), instance.frontend, backends, workers, settings)
+}
+
+fn text_of(directory: &Path, frontend: SocketAddr, backends: &[SocketAddr], workers: usize, settings: &str) -> String {
     let backends: String = backends
         .iter()
         .enumerate()
         .map(|(number, address)| format!("\n[[frontend.backend]]\nname = \"b{number}\"\naddress = \"{address}\"\n"))
         .collect();
-    let text = format!(
-        "{extra}\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
+    format!(
+        "[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
          [log]\nflows = \"errors\"\n[[frontend]]\nname = \"api\"\nlisten = [\"{frontend}\"]\n\
+         {settings}\n\
          [frontend.health]\nkind = \"tcp\"\n{backends}",
         directory.display()
-    );
-    // Written beside and moved, so that no half of it is ever read.
-    let beside = path.with_extension("new");
-    std::fs::write(&beside, text).unwrap();
-    std::fs::rename(beside, path).unwrap();
+    )
 }

@@ -5,6 +5,7 @@ mod crowd;
 mod faults;
 mod flows;
 mod instance;
+mod limits;
 mod part;
 mod refusals;
 mod relay;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::addr::VipAddr;
-use crate::config::{Config, Frontend, Keepalive};
+use crate::config::{self, Config, Frontend, Keepalive};
 use crate::sys::process::file_limit;
 use crate::sys::socket::Liveness;
 use crate::table::Table;
@@ -56,6 +56,14 @@ impl Plane {
     /// The frontend that listens on `address`.
     pub fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
+    }
+}
+
+impl FrontendPlane {
+    /// One that the configuration no longer has: for its last flows.
+    pub fn gone(entry: Arc<FrontendEntry>) -> Self {
+        let settings = Arc::new(config::frontend_by_default(&entry.name));
+        Self { entry, liveness: liveness(&settings.keepalive), settings, backends: Vec::new() }
     }
 }
 

@@ -15,7 +15,7 @@ use super::accept::Listeners;
 use super::flow::{Flow, Phase};
 use super::handover;
 use super::pipes::PipePool;
-use super::plane::Plane;
+use super::plane::{FrontendPlane, Plane};
 use super::ports::Ports;
 use super::relay::Tools;
 use super::timers::{Due, Timers};
@@ -98,6 +98,8 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
+    /// Frontends of adopted flows that the configuration no longer has.
+    pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
     /// Cleared for good by a stop: a reload after it must not listen again.
@@ -140,6 +142,7 @@ impl Worker {
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
             departing: 0,
+            gone_frontends: Vec::new(),
             idle_walk_set: false,
             accepts: true,
             exiting: false,
@@ -242,6 +245,7 @@ impl Worker {
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
         self.plane = plane;
+        self.gone_frontends.clear();
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
         self.ports.retain(|address| addresses.contains(&address));
@@ -249,7 +253,7 @@ impl Worker {
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
-            let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
+            let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
             if let Some(frontend) = self.plane.frontends.iter().find(same) {
                 flow.frontend = frontend.clone();
             }

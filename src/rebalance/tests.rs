@@ -98,6 +98,7 @@ fn frontend(names: Vec<Arc<str>>) -> Frontend {
         name: "apiserver".into(),
         listen: vec![],
         balance: Balance::LeastConn,
+        source: Source::Route,
         connect_timeout: second,
         hedge_after: None,
         connect_attempts: 3,
@@ -146,6 +147,7 @@ fn config(frontend: Frontend) -> Arc<Config> {
             reset_rate: 1000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        path: PathSettings::default(),
         frontends: vec![Arc::new(frontend)],
     })
 }

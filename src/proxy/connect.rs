@@ -4,6 +4,7 @@
 //! nothing but time.
 
 use std::io;
+use std::mem;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker};
-use crate::addr::BackendAddr;
+use crate::addr::{BackendAddr, VipAddr};
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
@@ -27,11 +28,19 @@ use crate::table::flows::{Field, FlowState, pack_place};
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Starts the first attempt. `client` is an event of the client's socket that was not acted upon.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client: Option<Ready>) -> Verdict {
-        let mut connecting = Connecting::new(self.now_ns);
-        connecting.client_readable = client.is_some_and(Ready::readable);
-        connecting.client_ends = client.is_some_and(Ready::ends);
+    /// Starts the first attempt. `ready` is an event of the client's socket that was not acted upon.
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, ready: Option<Ready>) -> Verdict {
+        let client = match mem::replace(&mut flow.phase, Phase::Between) {
+            Phase::Header(client) => client,
+            Phase::Connecting(connecting) => connecting.client,
+            other => {
+                flow.phase = other;
+                return Verdict::Keep;
+            }
+        };
+        let mut connecting = Connecting::new(client, self.now_ns);
+        connecting.client_readable = ready.is_some_and(Ready::readable);
+        connecting.client_ends = ready.is_some_and(Ready::ends);
         flow.phase = Phase::Connecting(connecting);
         self.next_attempt(flow)
     }
@@ -217,7 +226,7 @@ impl Worker {
             false => Direction::default(),
         };
         let mut down = Direction::default();
-        let Phase::Connecting(connecting) = &flow.phase else { return Verdict::Keep };
+        let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else { return Verdict::Keep };
         if connecting.client_readable {
             up.source_ready(connecting.client_ends);
         }
@@ -225,6 +234,7 @@ impl Worker {
             down.source_ready(ready.ends());
         }
         flow.phase = Phase::Relaying(Relaying {
+            client: connecting.client,
             backend: winner.socket,
             backend_addr: winner.address,
             place: winner.place,
@@ -243,9 +253,9 @@ impl Worker {
 
     /// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
     fn proxy_header(&self, flow: &Flow) -> Vec<u8> {
-        let local = socket::local_addr(&flow.client).map(|local| crate::addr::VipAddr::new(local.socket_addr()));
+        let local = || Some(VipAddr::new(socket::local_addr(flow.client()?).ok()?.socket_addr()));
         let vip = match flow.vip.ip().is_unspecified() {
-            true => local.unwrap_or(flow.vip),
+            true => local().unwrap_or(flow.vip),
             false => flow.vip,
         };
         proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()

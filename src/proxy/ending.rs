@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::flow::{Flow, PendingEnd, Phase};
+use super::flow::{Connecting, Flow, PendingEnd, Phase};
 use super::timers::Due;
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
@@ -77,16 +77,17 @@ impl Worker {
         };
         if flow.shared && reason.client_saw() != ClientSaw::Fin {
             // While another process has descriptors too, closing ours resets nothing.
-            socket::disconnect(&flow.client);
+            let _ = flow.client().map(socket::disconnect);
             if let Phase::Relaying(relaying) = &flow.phase {
                 socket::disconnect(&relaying.backend);
             }
         }
-        let phase = std::mem::replace(&mut flow.phase, Phase::Header);
-        match phase {
-            Phase::Header => {}
+        let client = match std::mem::replace(&mut flow.phase, Phase::Between) {
+            Phase::Header(client) => Some(client),
             Phase::Connecting(connecting) => {
-                connecting.attempts.into_iter().for_each(|attempt| socket::reset(attempt.socket));
+                let Connecting { client, attempts, .. } = *connecting;
+                attempts.into_iter().for_each(|attempt| socket::reset(attempt.socket));
+                Some(client)
             }
             Phase::Relaying(mut relaying) => {
                 ended.backend_addr = Some(relaying.backend_addr.socket_addr());
@@ -101,15 +102,15 @@ impl Worker {
                     }
                     false => socket::reset(relaying.backend),
                 }
+                Some(relaying.client)
             }
-        }
-        let frontend = flow.frontend.clone();
-        let Flow { client, .. } = *flow;
+            Phase::Between => None,
+        };
         match reason.client_saw() {
-            ClientSaw::Rst => socket::reset(client),
+            ClientSaw::Rst => client.into_iter().for_each(socket::reset),
             ClientSaw::Fin | ClientSaw::Nothing => drop(client),
         }
-        frontend.entry.lanes[self.number].ended[reason as usize].add(1);
+        flow.frontend.entry.lanes[self.number].ended[reason as usize].add(1);
         self.vacate(key);
         self.state().report_ended(ended);
     }
@@ -134,7 +135,7 @@ impl Worker {
     /// Shows again what a flow is doing after its end was called off.
     fn show_state(&self, flow: &Flow) {
         let (state, backend) = match &flow.phase {
-            Phase::Header => (FlowState::Accepted, None),
+            Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
             Phase::Connecting(_) => (FlowState::Connecting, None),
             Phase::Relaying(relaying) => (FlowState::Proxied, Some(relaying.place.0.id)),
         };

@@ -9,7 +9,7 @@
 //!                  ended, with one EndReason
 //! ```
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +27,6 @@ use crate::table::backend::{BackendEntry, ConnectFailure};
 pub struct Flow {
     pub id: FlowId,
     pub at: FlowRef,
-    pub client: OwnedFd,
     pub client_addr: ClientAddr,
     pub vip: VipAddr,
     pub accepted_at_ns: u64,
@@ -49,17 +48,21 @@ pub struct PendingEnd {
     pub only_idle_for: Option<Duration>,
 }
 
+/// Each holds the sockets that a flow has then.
 #[derive(Debug)]
 pub enum Phase {
-    /// Waits for the client's PROXY header.
-    Header,
+    /// Waits for the PROXY header on the client's socket.
+    Header(OwnedFd),
     Connecting(Box<Connecting>),
     Relaying(Relaying),
+    /// Its sockets are on their way from one phase to the next; never seen outside of one function.
+    Between,
 }
 
 /// A flow between accept and its backend's answer.
 #[derive(Debug)]
 pub struct Connecting {
+    pub client: OwnedFd,
     pub started_at_ns: u64,
     /// Attempts under way: one, or two while hedging.
     pub attempts: Vec<Attempt>,
@@ -99,6 +102,7 @@ impl Drop for BackendHold {
 /// A flow with both legs established.
 #[derive(Debug)]
 pub struct Relaying {
+    pub client: OwnedFd,
     pub backend: OwnedFd,
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
@@ -130,7 +134,7 @@ pub enum Side {
 pub struct Arrival {
     pub id: FlowId,
     pub at: FlowRef,
-    pub client: OwnedFd,
+    pub phase: Phase,
     pub client_addr: ClientAddr,
     pub vip: VipAddr,
     pub now_ns: u64,
@@ -140,22 +144,31 @@ pub struct Arrival {
 }
 
 impl Flow {
-    /// A flow that waits for its PROXY header.
+    /// A flow in the phase that it arrives in.
     pub fn new(arrival: Arrival) -> Box<Self> {
         Box::new(Self {
             id: arrival.id,
             at: arrival.at,
-            client: arrival.client,
             client_addr: arrival.client_addr,
             vip: arrival.vip,
             accepted_at_ns: arrival.now_ns,
             frontend: arrival.frontend,
-            phase: Phase::Header,
+            phase: arrival.phase,
             pending_end: None,
             _frontend_hold: arrival.frontend_hold,
             source_hold: arrival.source_hold,
             shared: false,
         })
+    }
+
+    /// The client's socket, if the flow has it.
+    pub fn client(&self) -> Option<BorrowedFd<'_>> {
+        match &self.phase {
+            Phase::Header(client) => Some(client.as_fd()),
+            Phase::Connecting(connecting) => Some(connecting.client.as_fd()),
+            Phase::Relaying(relaying) => Some(relaying.client.as_fd()),
+            Phase::Between => None,
+        }
     }
 
     /// The backend that has the flow, if one has answered.
@@ -169,7 +182,7 @@ impl Flow {
     /// Whether its backend, or one that it tries to reach, is `id`.
     pub fn uses_backend(&self, id: BackendId) -> bool {
         match &self.phase {
-            Phase::Header => false,
+            Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
             Phase::Relaying(relaying) => relaying.place.0.id == id,
         }
@@ -182,8 +195,9 @@ impl Flow {
 }
 
 impl Connecting {
-    pub fn new(now_ns: u64) -> Box<Self> {
+    pub fn new(client: OwnedFd, now_ns: u64) -> Box<Self> {
         Box::new(Self {
+            client,
             started_at_ns: now_ns,
             attempts: Vec::with_capacity(2),
             begun: 0,

@@ -86,9 +86,9 @@ impl Parcel {
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let backend = match &self.flow.phase {
             Phase::Relaying(relaying) => Some(relaying.backend.as_fd()),
-            Phase::Header | Phase::Connecting(_) => None,
+            Phase::Header(_) | Phase::Connecting(_) | Phase::Between => None,
         };
-        [self.flow.client.as_fd()].into_iter().chain(backend)
+        self.flow.client().into_iter().chain(backend)
     }
 }
 

@@ -13,10 +13,10 @@ use crate::table::flows::Field;
 impl Worker {
     pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => self.header_ready(flow, ready),
+            Phase::Header(_) => self.header_ready(flow, ready),
             Phase::Connecting(connecting) => {
                 if ready.failed() || ready.hung_up() {
-                    let errno = errno(socket::take_error(&flow.client).as_ref());
+                    let errno = errno(socket::take_error(&connecting.client).as_ref());
                     return Verdict::End(EndReason::ClientLeft, errno);
                 }
                 connecting.client_readable |= ready.readable();
@@ -29,7 +29,7 @@ impl Worker {
                 }
                 // A direction that reads would find the error itself, behind the bytes that came before it.
                 if ready.failed() && !relaying.up.reads() {
-                    let error = socket::take_error(&flow.client);
+                    let error = socket::take_error(&relaying.client);
                     return ended_by(Side::Client, errno(error.as_ref()));
                 }
                 let answer_wanted = ready.writable() && relaying.down.is_blocked();
@@ -39,12 +39,13 @@ impl Worker {
                     verdict => verdict,
                 }
             }
+            Phase::Between => Verdict::Keep,
         }
     }
 
     pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => Verdict::Keep,
+            Phase::Header(_) | Phase::Between => Verdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
             Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
             Phase::Relaying(relaying) => {
@@ -88,7 +89,7 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
+        let result = relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved);
         if relaying.up.owes_fin() {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             if relaying.first_fin.is_none() && relaying.source_port == 0 {
@@ -120,10 +121,10 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+        let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
         if relaying.down.owes_fin() {
             let fin = fin(flow.shared, &relaying.up);
-            relaying.down.pass_fin(&flow.client, fin);
+            relaying.down.pass_fin(&relaying.client, fin);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
@@ -143,11 +144,11 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
-            let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            let _ = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
             // The write took the error away, so that a read finds an EOF either way. Only EPIPE says that a FIN came before
             // the reset (net/ipv4/tcp_input.c, tcp_reset).
             if relaying.down.owes_fin() && error.raw_os_error() == Some(libc::EPIPE) {
-                relaying.down.pass_fin(&flow.client, Fin::ByShutdown);
+                relaying.down.pass_fin(&relaying.client, Fin::ByShutdown);
             }
             self.account_down(flow, moved);
         }

@@ -246,7 +246,7 @@ impl Worker {
                 None => break,
                 Some(Due::Connect(at)) => self.with_flow(at, Self::connect_due),
                 Some(Due::Header(at)) => self.with_flow(at, |_, flow| match flow.phase {
-                    Phase::Header => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
+                    Phase::Header(_) => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
                     _ => Verdict::Keep,
                 }),
                 Some(Due::Idle) => self.end_idle(),

@@ -9,3 +9,4 @@ pub mod ids;
 pub mod pacing;
 pub mod proxy_protocol;
 pub mod rebalance;
+pub mod splice;

@@ -7,5 +7,6 @@ pub mod fd_passing;
 pub mod inherited;
 pub mod pipe;
 pub mod process;
+pub mod silence;
 pub mod socket;
 pub mod tcp_info;

@@ -11,6 +11,8 @@ mod ending;
 mod evidence;
 mod export;
 mod flow;
+mod found;
+mod graduate;
 mod handover;
 mod pipes;
 mod plane;

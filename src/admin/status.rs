@@ -87,6 +87,9 @@ pub struct FlowCounts {
     pub accepted: u64,
     pub connecting: u64,
     pub proxied: u64,
+    /// Their packets pass the proxy by.
+    #[serde(default)]
+    pub graduated: u64,
     pub ending: u64,
 }
 
@@ -152,7 +155,7 @@ pub struct BackendStatus {
 
 impl FlowCounts {
     pub fn sum(&self) -> u64 {
-        self.accepted + self.connecting + self.proxied + self.ending
+        self.accepted + self.connecting + self.proxied + self.graduated + self.ending
     }
 
     pub fn add(&mut self, state: FlowState) {
@@ -164,6 +167,7 @@ impl FlowCounts {
             FlowState::Accepted => self.accepted,
             FlowState::Connecting => self.connecting,
             FlowState::Proxied => self.proxied,
+            FlowState::Graduated => self.graduated,
             FlowState::Ending => self.ending,
         }
     }
@@ -173,6 +177,7 @@ impl FlowCounts {
             FlowState::Accepted => &mut self.accepted,
             FlowState::Connecting => &mut self.connecting,
             FlowState::Proxied => &mut self.proxied,
+            FlowState::Graduated => &mut self.graduated,
             FlowState::Ending => &mut self.ending,
         }
     }

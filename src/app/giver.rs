@@ -84,7 +84,7 @@ impl Giver for InstanceGiver {
         let table = &self.core.table;
         State {
             next_flow_id: table.flows.next_id() + IDS_KEPT,
-            flows: table.flows.len() as u64,
+            flows: table.flows_with_sockets() as u64,
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of(&table.registry),
         }
@@ -116,11 +116,11 @@ impl Giver for InstanceGiver {
     }
 
     fn left(&self) -> usize {
-        self.core.table.flows.len()
+        self.core.table.flows_with_sockets()
     }
 
     fn end_the_rest(&mut self) {
-        let (selector, reason) = (Selector::All, EndReason::NotHandedOver);
+        let (selector, reason) = (Selector::WithSockets, EndReason::NotHandedOver);
         self.core.table.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
     }
 

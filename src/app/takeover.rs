@@ -123,7 +123,7 @@ impl Taker for Newcomer {
         if let Some(doors) = self.reloader.take_doors() {
             doors.leave();
         }
-        self.core.table.flows.len() as u64
+        self.core.table.flows_with_sockets() as u64
     }
 
     fn other_has_ended(&mut self) -> bool {

@@ -22,7 +22,6 @@ use crate::model::ids::BackendId;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
-use crate::table::flows::FlowState;
 use crate::table::journal::What;
 use crate::table::orders::Pace;
 
@@ -376,7 +375,7 @@ async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: Back
 /// milliseconds, which must not hold up this runtime.
 async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
     let walk = move || {
-        let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state == FlowState::Proxied);
+        let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state.is_served());
         mine.any(|flow| flow.last_down_ns >= since_ns)
     };
     tokio::task::spawn_blocking(walk).await.unwrap_or(false)

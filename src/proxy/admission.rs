@@ -31,7 +31,8 @@ impl Drop for FrontendHold {
 
 /// Counts a flow in for the process and its frontend.
 pub fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
-    if table.flows.len() >= plane.max_connections {
+    let too_many = plane.max_connections.is_some_and(|max| table.flows.len() >= max);
+    if too_many || table.flows_with_sockets() >= plane.carried {
         return Err(EndReason::LimitTotal);
     }
     let before = frontend.entry.active.fetch_add(1, Relaxed);

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::admission::{FrontendHold, count_source};
-use super::flow::{Arrival, BackendHold, Connecting, Flow, Phase, Relaying, Side};
+use super::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
 use super::handover::{AdoptError, Arriving};
 use super::plane::FrontendPlane;
 use super::relay::Direction;
@@ -98,6 +98,7 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, entry: Arc<Back
         unanswered_since_ns: 0,
         watched: false,
         waits_for_turn: false,
+        leaving: Leaving::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
+use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
 use super::ports::Ports;
 use super::relay::Direction;
 use super::timers::Due;
@@ -246,8 +246,10 @@ impl Worker {
             unanswered_since_ns: 0,
             watched: false,
             waits_for_turn: false,
+            leaving: Leaving::default(),
         });
         self.settle_later(flow.at);
+        self.ripen_later(flow);
         self.pump_both(flow)
     }
 

@@ -8,6 +8,7 @@ use super::worker::{Verdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::socket;
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
+use crate::table::graduation::{Request, Ticket};
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::worker::EndedFlow;
 
@@ -47,10 +48,11 @@ impl Worker {
 
     /// A flow's turn to end has come.
     pub(super) fn end_due(&mut self, flow: &mut Flow) -> Verdict {
-        let Some(pending) = flow.pending_end.take() else { return Verdict::Keep };
+        let Some(pending) = flow.pending_end else { return Verdict::Keep };
         if let Some(idle) = pending.only_idle_for {
             let quiet_ns = self.now_ns.saturating_sub(self.last_byte_ns(flow));
             if flow.holds_bytes() || quiet_ns < idle.as_nanos() as u64 {
+                flow.pending_end = None;
                 self.show_state(flow);
                 return Verdict::Keep;
             }
@@ -104,6 +106,10 @@ impl Worker {
                 }
                 Some(relaying.client)
             }
+            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => {
+                ended.backend_addr = Some(lent.backend_addr.socket_addr());
+                None
+            }
             Phase::Between => None,
         };
         match reason.client_saw() {
@@ -123,6 +129,15 @@ impl Worker {
         self.writer.remove(&self.table.flows, key);
     }
 
+    /// Frees the place of a flow that was lost with a panic. If the path has it, it is to be reset there.
+    pub(super) fn give_up(&mut self, key: FlowKey) {
+        if let Some(id) = self.table.flows.id_at(&self.writer, key) {
+            let ticket = Ticket { worker: self.number, key, id };
+            self.table.graduation.ask(Request::End { ticket, unless_moved_since_ns: None });
+        }
+        self.vacate(key);
+    }
+
     fn set_pending(&mut self, at: super::token::FlowRef, order: EndOrder) {
         self.with_flow(at, |worker, flow| {
             flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
@@ -133,11 +148,13 @@ impl Worker {
     }
 
     /// Shows again what a flow is doing after its end was called off.
-    fn show_state(&self, flow: &Flow) {
+    pub(super) fn show_state(&self, flow: &Flow) {
         let (state, backend) = match &flow.phase {
             Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
             Phase::Connecting(_) => (FlowState::Connecting, None),
             Phase::Relaying(relaying) => (FlowState::Proxied, Some(relaying.place.0.id)),
+            Phase::Graduating(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
+            Phase::Graduated { lent, .. } => (FlowState::Graduated, Some(lent.place.0.id)),
         };
         self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
     }
@@ -159,6 +176,7 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
         Selector::Backend(id) => flow.uses_backend(id),
         Selector::Frontend(id) => flow.frontend.entry.id == id,
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
+        Selector::WithSockets => !flow.is_lent(),
         Selector::All => true,
     }
 }

@@ -24,7 +24,7 @@ impl Worker {
             }
             let place = &mut self.places[self.departing];
             self.departing += 1;
-            if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none()) {
+            if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none() && !flow.is_lent()) {
                 let parcel = self.pack(flow);
                 bytes += parcel.as_ref().map_or(0, |parcel| parcel.passport.held_bytes());
                 parcels.extend(parcel);
@@ -80,9 +80,10 @@ impl Worker {
                     self.again.push(flow.at);
                 }
                 self.settle_later(flow.at);
+                self.ripen_later(flow);
                 Verdict::Keep
             }
-            Phase::Between => Verdict::Keep,
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
         }
     }
 
@@ -104,7 +105,8 @@ impl Worker {
         let _ = flow.client().map(|client| self.epoll.forget(client));
         let slot = self.table.flows.slot(&self.writer, flow.at.key());
         let stage = match &mut flow.phase {
-            Phase::Header(_) | Phase::Between => Stage::Header,
+            Phase::Header(_) => Stage::Header,
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => return None,
             Phase::Connecting(connecting) => {
                 mem::take(&mut connecting.attempts).into_iter().for_each(|attempt| socket::reset(attempt.socket));
                 Stage::Connecting
@@ -165,6 +167,6 @@ fn reset_both(flow: Flow) {
         Phase::Header(client) => socket::reset(client),
         Phase::Connecting(connecting) => socket::reset(connecting.client),
         Phase::Relaying(Relaying { client, backend, .. }) => [client, backend].into_iter().for_each(socket::reset),
-        Phase::Between => {}
+        Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => {}
     }
 }

@@ -4,8 +4,12 @@
 //!             header, or none expected        a backend answered
 //!   Header ──────────────────────▶ Connecting ─────────────────▶ Relaying
 //!      │                               │                            │
-//!      └──────────────┬────────────────┴────────────────────────────┘
-//!                     ▼
+//!      ├───────────────────────────────┴────────────────────────────┤
+//!      │                              the sockets stay    the path asks for them
+//!      │                                  Relaying ◀─── Graduating ◀┘
+//!      │                                                    │ the sockets are gone
+//!      ├──────────────────────────────────────── Graduated ◀┘
+//!      ▼
 //!                  ended, with one EndReason
 //! ```
 
@@ -22,6 +26,7 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::table::backend::{BackendEntry, ConnectFailure};
+use crate::table::graduation::SocketlessHold;
 
 #[derive(Debug)]
 pub struct Flow {
@@ -55,6 +60,13 @@ pub enum Phase {
     Header(OwnedFd),
     Connecting(Box<Connecting>),
     Relaying(Relaying),
+    /// The path has both sockets and has not answered yet.
+    Graduating(Lent),
+    /// The path carries its packets; there are no sockets.
+    Graduated {
+        lent: Lent,
+        _hold: SocketlessHold,
+    },
     /// Its sockets are on their way from one phase to the next; never seen outside of one function.
     Between,
 }
@@ -122,6 +134,43 @@ pub struct Relaying {
     pub watched: bool,
     /// It is in the worker's list of flows that had their fair share and want more.
     pub waits_for_turn: bool,
+    pub leaving: Leaving,
+}
+
+/// What is left of a flow whose sockets the path has.
+#[derive(Debug)]
+pub struct Lent {
+    pub backend_addr: BackendAddr,
+    pub place: BackendHold,
+    /// As in [`Relaying`], for when the sockets come back.
+    pub source_port: u16,
+    pub attempt: u8,
+    pub leaving: Leaving,
+    /// What the path was asked for.
+    pub ending: Option<Asked>,
+}
+
+/// The path was asked to end a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub reason: EndReason,
+    /// Unless it moved a byte lately.
+    pub only_if_idle: bool,
+}
+
+/// When a flow may graduate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Leaving {
+    /// Requests of the client's that were answered.
+    pub round_trips: u32,
+    /// Monotonic ns before which it is not tried; [`Leaving::NEVER`].
+    pub not_before_ns: u64,
+    /// Times in a row that it was tried and was busy.
+    pub tries: u8,
+}
+
+impl Leaving {
+    pub const NEVER: u64 = u64::MAX;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +216,7 @@ impl Flow {
             Phase::Header(client) => Some(client.as_fd()),
             Phase::Connecting(connecting) => Some(connecting.client.as_fd()),
             Phase::Relaying(relaying) => Some(relaying.client.as_fd()),
-            Phase::Between => None,
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => None,
         }
     }
 
@@ -175,6 +224,7 @@ impl Flow {
     pub fn backend(&self) -> Option<&Arc<BackendEntry>> {
         match &self.phase {
             Phase::Relaying(relaying) => Some(&relaying.place.0),
+            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => Some(&lent.place.0),
             _ => None,
         }
     }
@@ -185,7 +235,13 @@ impl Flow {
             Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
             Phase::Relaying(relaying) => relaying.place.0.id == id,
+            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => lent.place.0.id == id,
         }
+    }
+
+    /// The path has its sockets, or has closed them.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.phase, Phase::Graduating(_) | Phase::Graduated { .. })
     }
 
     /// Holds bytes that were read and not yet delivered.

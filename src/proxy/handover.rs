@@ -86,7 +86,7 @@ impl Parcel {
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let backend = match &self.flow.phase {
             Phase::Relaying(relaying) => Some(relaying.backend.as_fd()),
-            Phase::Header(_) | Phase::Connecting(_) | Phase::Between => None,
+            _ => None,
         };
         self.flow.client().into_iter().chain(backend)
     }
@@ -98,7 +98,7 @@ impl Proxy {
     }
 
     /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows that
-    /// were ordered to end stay until they have.
+    /// were ordered to end stay until they have, and so do those that the path has.
     pub fn take(&self, worker: usize, flows_max: usize, bytes_max: usize) -> Result<Departure, StuckWorker> {
         let (answer, answered) = channel();
         self.tell(worker, Message::Take { flows_max, bytes_max, answer });

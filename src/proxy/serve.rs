@@ -39,13 +39,14 @@ impl Worker {
                     verdict => verdict,
                 }
             }
-            Phase::Between => Verdict::Keep,
+            // What it has is the path's to see.
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
         }
     }
 
     pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header(_) | Phase::Between => Verdict::Keep,
+            Phase::Header(_) | Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
             Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
             Phase::Relaying(relaying) => {
@@ -89,7 +90,12 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved);
+        let left = self.read_and_leave(flow, &mut moved);
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let result = match left {
+            Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved),
+            Err(broken) => Err(broken),
+        };
         if relaying.up.owes_fin() {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             if relaying.first_fin.is_none() && relaying.source_port == 0 {
@@ -128,6 +134,8 @@ impl Worker {
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
+            // Several requests answered at once count as one.
+            relaying.leaving.round_trips += u32::from(relaying.unanswered_since_ns != 0);
             relaying.unanswered_since_ns = 0;
         }
         self.account_down(flow, moved);

@@ -80,6 +80,8 @@ pub struct Worker {
     pub(super) ports: Ports,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
+    /// Flows too young to graduate, oldest first, with the time when they are looked at.
+    pub(super) ripening: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend were not answered yet.
     pub(super) unanswered: Vec<FlowRef>,
     pub(super) tools: Tools,
@@ -125,6 +127,7 @@ impl Worker {
             timers: Timers::default(),
             ports: Ports::default(),
             settling: VecDeque::new(),
+            ripening: VecDeque::new(),
             unanswered: Vec::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
@@ -185,8 +188,8 @@ impl Worker {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        let settling = self.settling.front().map(|(at_ns, _)| *at_ns);
-        let next = [self.timers.next_ns(), settling].into_iter().flatten().min()?;
+        let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
+        let next = [self.timers.next_ns(), first(&self.settling), first(&self.ripening)].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(self.now_ns)))
     }
 
@@ -218,6 +221,7 @@ impl Worker {
                 Message::Exit => self.exiting = true,
             }
         }
+        self.take_answers();
         while let Some(order) = self.table.orders.take(self.number) {
             self.carry_out(order);
         }
@@ -252,18 +256,17 @@ impl Worker {
                 Some(Due::Idle) => self.end_idle(),
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
                 Some(Due::Evidence) => self.look_at_unanswered(),
+                Some(Due::Leave(at)) => self.with_flow(at, Self::leave_due),
                 Some(Due::Accept) => self.resume_accepting(),
             }
         }
         for _ in 0..DUE_PER_TURN {
-            match self.settling.front() {
-                Some((at_ns, at)) if *at_ns <= self.now_ns => {
-                    let at = *at;
-                    self.settling.pop_front();
-                    self.with_flow(at, |worker, flow| worker.settle(flow));
-                }
-                _ => break,
-            }
+            let Some((_, at)) = self.settling.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
+            self.with_flow(at, |worker, flow| worker.settle(flow));
+        }
+        for _ in 0..DUE_PER_TURN {
+            let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
+            self.with_flow(at, Self::leave_due);
         }
     }
 
@@ -311,9 +314,11 @@ impl Worker {
         }
         let Some(mut flow) = place.flow.take() else { return };
         match act(self, &mut flow) {
-            Verdict::Keep => self.places[at.index as usize].flow = Some(flow),
-            Verdict::End(reason, errno) => self.finish(flow, reason, errno),
+            Verdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
+            Verdict::End(reason, errno) => return self.finish(flow, reason, errno),
+            Verdict::Keep => {}
         }
+        self.places[at.index as usize].flow = Some(flow);
     }
 
     /// Monotonic ns of the flow's last byte, or of its accept.
@@ -331,13 +336,16 @@ impl Worker {
         &self.table.workers[self.number]
     }
 
-    /// Resets every flow, after a panic also the one that was in hand.
+    /// Resets every flow that has sockets here, after a panic also the one that was in hand.
     fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
             match place.flow.take() {
+                // The path carries it on, whatever becomes of this worker, or of this process.
+                Some(flow) if flow.is_lent() && reason == EndReason::Shutdown => self.vacate(flow.at.key()),
+                Some(flow) if flow.is_lent() => place.flow = Some(flow),
                 Some(flow) => self.finish(flow, reason, 0),
-                None if place.occupied => self.vacate(FlowKey::new(index as u32)),
+                None if place.occupied => self.give_up(FlowKey::new(index as u32)),
                 None => {}
             }
         }

@@ -4,7 +4,7 @@ use crate::config::*;
 use crate::drain::Drain;
 use crate::model::balance::Preference;
 use crate::table::backend::HealthView;
-use crate::table::flows::{Field, FlowKey, FlowOrigin, ShardWriter, pack_place};
+use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
 use crate::table::orders::{EndOrder, Selector};
 
 const S: u64 = 1_000_000_000;

@@ -14,6 +14,7 @@ mod flow;
 mod found;
 mod graduate;
 mod handover;
+mod legs;
 mod pipes;
 mod plane;
 mod ports;

@@ -9,4 +9,5 @@ pub mod pipe;
 pub mod process;
 pub mod silence;
 pub mod socket;
+pub mod source;
 pub mod tcp_info;

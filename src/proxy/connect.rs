@@ -5,16 +5,15 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
-use super::ports::Ports;
+use super::legs::Leg;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker};
-use crate::addr::{BackendAddr, VipAddr};
+use crate::addr::VipAddr;
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
@@ -74,18 +73,19 @@ impl Worker {
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = open_leg(&mut self.ports, address, self.now_ns).and_then(|(socket, source_port)| {
-                self.epoll.watch_flow(&socket, token)?;
-                Ok((socket, source_port))
+            let started = self.open_leg(flow, address).and_then(|leg| {
+                self.epoll.watch_flow(&leg.socket, token)?;
+                Ok(leg)
             });
             match started {
-                Ok((socket, source_port)) => {
+                Ok(Leg { socket, source_port }) => {
                     let deadline_ns = self.now_ns + nanos(settings.connect_timeout);
                     let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.now_ns + nanos(after));
                     self.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
                     let started_at_ns = self.now_ns;
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
+                    let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
                     self.slot(flow.at.key()).set(Field::Place as usize, word);
@@ -94,6 +94,7 @@ impl Worker {
                 Err(error) => {
                     let failure = classify(&error);
                     self.account_failure(&place.0, failure);
+                    let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
                     current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
                     if failure == ConnectFailure::OutOfFiles {
                         // This flow's own descriptor is about to be free again: without a pause the next client would
@@ -287,17 +288,6 @@ impl Worker {
         };
         balance::pick(policy, &self.candidates, turns, draw)
     }
-}
-
-/// Starts a connect, from a port that waits to be used again if there is one. Returns that port, or 0.
-fn open_leg(ports: &mut Ports, address: BackendAddr, now_ns: u64) -> io::Result<(OwnedFd, u16)> {
-    if let Some(port) = ports.take(address, now_ns) {
-        // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
-        if let Ok(socket) = socket::connect_from(address, Some(port)) {
-            return Ok((socket, port));
-        }
-    }
-    Ok((socket::connect(address)?, 0))
 }
 
 /// What an error of connect(2) or SO_ERROR means.

@@ -98,8 +98,9 @@ impl Worker {
                 match closes_cleanly(reason) {
                     true => {
                         drop(relaying.backend);
-                        if reason == EndReason::ClientClosed && relaying.source_port != 0 {
-                            self.ports.give(relaying.backend_addr, relaying.source_port, self.now_ns);
+                        let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
+                        if waits && !self.table.graduation.keeps_ports() {
+                            self.legs.waiting.give(relaying.backend_addr, relaying.source_port, self.now_ns);
                         }
                     }
                     false => socket::reset(relaying.backend),

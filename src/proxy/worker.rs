@@ -14,9 +14,9 @@ use super::Shared;
 use super::accept::Listeners;
 use super::flow::{Flow, Phase};
 use super::handover;
+use super::legs::Legs;
 use super::pipes::PipePool;
 use super::plane::Plane;
-use super::ports::Ports;
 use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
@@ -77,7 +77,7 @@ pub struct Worker {
     pub(super) places: Vec<Place>,
     pub(super) listeners: Listeners,
     pub(super) timers: Timers,
-    pub(super) ports: Ports,
+    pub(super) legs: Legs,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
     /// Flows too young to graduate, oldest first, with the time when they are looked at.
@@ -114,6 +114,7 @@ impl Worker {
     pub fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
+        let legs = Legs::new(number, table.workers.len());
         let pipes_max = (crate::sys::process::file_limit() / 16) as usize / table.workers.len();
         Ok(Self {
             number,
@@ -125,7 +126,7 @@ impl Worker {
             places: Vec::new(),
             listeners: Listeners::new()?,
             timers: Timers::default(),
-            ports: Ports::default(),
+            legs,
             settling: VecDeque::new(),
             ripening: VecDeque::new(),
             unanswered: Vec::new(),
@@ -231,7 +232,7 @@ impl Worker {
         self.plane = plane;
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
-        self.ports.retain(|address| addresses.contains(&address));
+        self.legs.retain(|address| addresses.contains(&address));
         self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {

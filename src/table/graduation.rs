@@ -231,6 +231,11 @@ impl Graduation {
         self.reserved.pin().contains(&(local, backend))
     }
 
+    /// Whether the kernel must not choose source ports.
+    pub fn keeps_ports(&self) -> bool {
+        self.is_open() || !self.reserved.is_empty()
+    }
+
     /// Flows that need no descriptor.
     pub fn without_sockets(&self) -> usize {
         self.without_sockets.load(Relaxed) as usize

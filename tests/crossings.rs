@@ -55,9 +55,13 @@ fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
         seen.send(stream.peer_addr().unwrap().port()).unwrap();
         echo(stream);
     });
+    // More than must wait before the oldest is used again.
+    const FLOWS: usize = 600;
+    baton::sys::process::raise_file_limit();
     let bench = Bench::of_workers(1, &[address], |_| {});
-    let clients: Vec<_> = (0..80).map(|_| bench.connect()).collect();
-    let used: HashSet<_> = clients.iter().map(|_| sees.recv_timeout(DEADLINE).unwrap()).collect();
+    // One after the other: the server's backlog is short.
+    let begun = (0..FLOWS).map(|_| (bench.connect(), sees.recv_timeout(DEADLINE).unwrap()));
+    let (clients, used): (Vec<_>, HashSet<_>) = begun.unzip();
     // Backend legs get their options when they are a second old.
     thread::sleep(Duration::from_millis(1300));
     for mut client in clients {
@@ -65,7 +69,7 @@ fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!(client.read(&mut [0; 4]).unwrap(), 0);
     }
-    (0..80).for_each(|_| assert_eq!(bench.next_ended().reason, EndReason::ClientClosed));
+    (0..FLOWS).for_each(|_| assert_eq!(bench.next_ended().reason, EndReason::ClientClosed));
     let later: Vec<_> = (0..10).map(|_| (bench.connect(), sees.recv_timeout(DEADLINE).unwrap())).collect();
     let again = later.iter().filter(|(_, port)| used.contains(port)).count();
     assert!(again >= 8, "{again} of 10 flows used a port that waited");

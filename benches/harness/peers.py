@@ -176,13 +176,22 @@ static_resources:
 class Baton(Peer):
     key, label = "baton", "Baton"
 
+    def __init__(self, binary=BATON):
+        self.binary = binary
+
     def version(self):
-        return run(BATON, "--version").split()[-1]
+        return run(self.binary, "--version").split()[-1]
 
     def start(self, stage):
         config = stage.directory / "baton.toml"
         config.write_text(baton_config(stage))
-        return stage.start(stage.proxy, BATON, "run", "-c", config)
+        return stage.start(stage.proxy, self.binary, "run", "-c", config)
+
+
+class Before(Baton):
+    """Another build of Baton, to see what a change did."""
+
+    key, label = "before", "Baton before"
 
 
 def baton_config(stage, backends=None, http="127.0.0.1:9470"):

@@ -228,8 +228,10 @@ impl Worker {
         };
         let mut down = Direction::default();
         let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else { return Verdict::Keep };
-        if connecting.client_readable {
-            up.source_ready(connecting.client_ends);
+        match connecting.client_readable {
+            true => up.source_ready(connecting.client_ends),
+            // A backend that speaks first is not to wait for the client's first byte.
+            false => socket::acknowledge_now(&winner.socket),
         }
         if ready.readable() {
             down.source_ready(ready.ends());

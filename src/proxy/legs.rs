@@ -108,7 +108,9 @@ impl Worker {
     fn open_from_any_port(&mut self, address: BackendAddr, ip: Option<IpAddr>) -> Result<Leg, NoStart> {
         if let Some(port) = self.legs.waiting.take(address, self.now_ns) {
             // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
-            if let Ok(socket) = socket::connect_from(address, From { ip, port: Some(port), mss: None }) {
+            let socket = socket::connect_from(address, From { ip, port: Some(port), mss: None });
+            self.legs.waiting.learn(address, socket.is_ok(), self.now_ns);
+            if let Ok(socket) = socket {
                 return Ok(Leg { socket, source_port: port });
             }
         }

@@ -14,7 +14,7 @@ use crate::addr::BackendAddr;
 
 /// Ports are used again only when this many wait: at low rates the kernel's own choice costs nothing, and a backend
 /// that has not yet seen our last ACK gets time.
-const DEPTH: usize = 64;
+const DEPTH: usize = 512;
 
 /// More than this many are left to the kernel.
 const DEPTH_MAX: usize = 8192;
@@ -22,38 +22,66 @@ const DEPTH_MAX: usize = 8192;
 /// TIME_WAIT lasts a minute (TCP_TIMEWAIT_LEN); after that the port is as good as any other.
 const USEFUL_FOR: Duration = Duration::from_secs(60);
 
-/// One worker's ports in TIME_WAIT, oldest first, by backend.
+/// Refusals in a row after which nothing is tried for a while: without timestamps no port can be had, and on a host
+/// that is its own clients' host, most are theirs.
+const REFUSALS_MAX: u32 = 32;
+const GIVE_UP_FOR: Duration = Duration::from_secs(10);
+
+/// One worker's ports in TIME_WAIT, by backend.
 #[derive(Debug, Default)]
 pub struct Ports {
-    waiting: HashMap<BackendAddr, VecDeque<(u64, u16)>>,
+    backends: HashMap<BackendAddr, Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Oldest first, each with the time when it was given.
+    ports: VecDeque<(u64, u16)>,
+    refusals: u32,
+    given_up_until_ns: u64,
 }
 
 impl Ports {
-    /// The port that has waited longest towards `backend`, if enough of them wait.
+    /// Whether a port towards `backend` may be of use once its flow has ended.
+    pub fn wants(&self, backend: BackendAddr, now_ns: u64) -> bool {
+        self.backends.get(&backend).is_none_or(|waiting| now_ns >= waiting.given_up_until_ns)
+    }
+
+    /// The port that has waited longest towards `backend`, if enough of them wait. Say then whether it could be had:
+    /// [`Ports::learn`].
     pub fn take(&mut self, backend: BackendAddr, now_ns: u64) -> Option<u16> {
-        let waiting = self.waiting.get_mut(&backend)?;
-        while let Some((since_ns, _)) = waiting.front()
+        let ports = &mut self.backends.get_mut(&backend)?.ports;
+        while let Some((since_ns, _)) = ports.front()
             && now_ns.saturating_sub(*since_ns) > USEFUL_FOR.as_nanos() as u64
         {
-            waiting.pop_front();
+            ports.pop_front();
         }
-        if waiting.len() < DEPTH {
+        if ports.len() < DEPTH {
             return None;
         }
-        waiting.pop_front().map(|(_, port)| port)
+        ports.pop_front().map(|(_, port)| port)
+    }
+
+    /// A port that was taken could be had, or not.
+    pub fn learn(&mut self, backend: BackendAddr, had: bool, now_ns: u64) {
+        let waiting = self.backends.entry(backend).or_default();
+        waiting.refusals = if had { 0 } else { waiting.refusals + 1 };
+        if waiting.refusals == REFUSALS_MAX {
+            *waiting = Waiting { given_up_until_ns: now_ns + GIVE_UP_FOR.as_nanos() as u64, ..Waiting::default() };
+        }
     }
 
     /// `port` went into TIME_WAIT towards `backend`.
     pub fn give(&mut self, backend: BackendAddr, port: u16, now_ns: u64) {
-        let waiting = self.waiting.entry(backend).or_default();
-        if waiting.len() < DEPTH_MAX {
-            waiting.push_back((now_ns, port));
+        let waiting = self.backends.entry(backend).or_default();
+        if waiting.ports.len() < DEPTH_MAX && now_ns >= waiting.given_up_until_ns {
+            waiting.ports.push_back((now_ns, port));
         }
     }
 
     /// Forgets backends that `keep` does not want.
     pub fn retain(&mut self, keep: impl Fn(BackendAddr) -> bool) {
-        self.waiting.retain(|backend, _| keep(*backend));
+        self.backends.retain(|backend, _| keep(*backend));
     }
 }
 
@@ -77,5 +105,27 @@ mod tests {
         assert_eq!(ports.take(backend, 61_000_000_003), Some(0));
         let other = BackendAddr::new("10.0.0.2:6443".parse().unwrap());
         assert_eq!(ports.take(other, 61_000_000_003), None);
+    }
+
+    #[test]
+    fn where_no_port_can_be_had_none_is_asked_for_until_the_pause_is_over() {
+        let backend = BackendAddr::new("10.0.0.1:6443".parse().unwrap());
+        let mut ports = Ports::default();
+        for port in 0..2 * DEPTH as u16 {
+            ports.give(backend, port, 1);
+        }
+        for refusal in 1..=REFUSALS_MAX {
+            assert!(ports.wants(backend, 2), "after {refusal} refusals");
+            assert!(ports.take(backend, 2).is_some());
+            // One success in between, and the count begins anew.
+            ports.learn(backend, refusal == 5, 2);
+        }
+        assert!(ports.wants(backend, 2));
+        (0..5).for_each(|_| ports.learn(backend, false, 2));
+        let over = 2 + GIVE_UP_FOR.as_nanos() as u64;
+        assert!(!ports.wants(backend, over - 1));
+        ports.give(backend, 7, over - 1);
+        assert_eq!(ports.take(backend, over - 1), None);
+        assert!(ports.wants(backend, over));
     }
 }

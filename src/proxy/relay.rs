@@ -20,8 +20,11 @@ use crate::table::passport::{HalfWay, Progress};
 const FAIR_BYTES: u64 = 1 << 20;
 const FAIR_TURNS: usize = 64;
 
-/// Full buffers in a row that make a stream bulk.
+/// Large reads in a row that make a stream bulk.
 const BULK_AFTER: u8 = 2;
+
+/// A read of this many bytes is large: from here on, two splices cost less than two copies.
+const LARGE: usize = 32 * 1024;
 
 /// Which end of a direction failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +75,7 @@ pub struct Direction {
     readable: bool,
     /// The kernel said that an end is behind the bytes: a short read must not be taken for all there is.
     end_behind: bool,
-    full_reads: u8,
+    large_reads: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +95,7 @@ enum Held {
 
 impl Default for Direction {
     fn default() -> Self {
-        Self { stage: Stage::Open, held: Held::Nothing, readable: false, end_behind: false, full_reads: 0 }
+        Self { stage: Stage::Open, held: Held::Nothing, readable: false, end_behind: false, large_reads: 0 }
     }
 }
 
@@ -277,7 +280,7 @@ impl Direction {
         tools: &mut Tools,
         pumped: &mut Pumped,
     ) -> Result<(), Broken> {
-        if self.full_reads >= BULK_AFTER
+        if self.large_reads >= BULK_AFTER
             && let Some(pipe) = tools.pipes.lend()
         {
             return self.splice(pipe, source, destination, tools, pumped);
@@ -312,10 +315,8 @@ impl Direction {
             }
             Err(error) => return Err(Broken { end: End::Source, error }),
         };
-        if count == tools.buffer.len() {
-            self.full_reads = self.full_reads.saturating_add(1);
-        } else {
-            self.full_reads = 0;
+        self.large_reads = if count >= LARGE { self.large_reads.saturating_add(1) } else { 0 };
+        if count < tools.buffer.len() {
             // A short read has emptied the socket, so asking again would be a wasted call; the next segment makes a
             // new edge. Not so when an end is behind it: that edge has already come.
             self.readable = self.end_behind;
@@ -333,6 +334,7 @@ impl Direction {
         pumped: &mut Pumped,
     ) -> Result<(), Broken> {
         let mut outcome = Ok(());
+        let before = pumped.read;
         while pumped.read < FAIR_BYTES {
             match settle(pipe.fill_from(source)) {
                 Ok(Some(0)) => self.end(),
@@ -357,6 +359,11 @@ impl Direction {
                 break;
             }
         }
+        // Bulk stays bulk when it runs dry for a moment, as it does whenever the relay keeps up with it; small messages
+        // are cheaper to copy.
+        if !self.readable && pumped.read - before < LARGE as u64 {
+            self.large_reads = 0;
+        }
         tools.pipes.give_back(pipe);
         outcome
     }
@@ -369,7 +376,6 @@ impl Direction {
     fn run_dry(&mut self) {
         self.readable = false;
         self.end_behind = false;
-        self.full_reads = 0;
     }
 }
 

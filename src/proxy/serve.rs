@@ -8,6 +8,7 @@ use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
+use crate::sys::tcp_info::fin_came;
 use crate::table::flows::Field;
 
 impl Worker {
@@ -98,7 +99,8 @@ impl Worker {
         };
         if relaying.up.owes_fin() {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
-            if relaying.first_fin.is_none() && relaying.source_port == 0 {
+            let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
+            if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             let fin = fin(flow.shared, &relaying.down);
@@ -153,12 +155,15 @@ impl Worker {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
             let _ = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
-            // The write took the error away, so that a read finds an EOF either way. Only EPIPE says that a FIN came before
-            // the reset (net/ipv4/tcp_input.c, tcp_reset).
-            if relaying.down.owes_fin() && error.raw_os_error() == Some(libc::EPIPE) {
-                relaying.down.pass_fin(&relaying.client, Fin::ByShutdown);
-            }
             self.account_down(flow, moved);
+        }
+        let slot = self.slot(flow.at.key());
+        if let Phase::Relaying(relaying) = &mut flow.phase
+            && relaying.down.owes_fin()
+            && fin_came(&relaying.backend, slot.word(Field::BytesDown as usize))
+        {
+            // The write took the error away, so that the read found an EOF either way.
+            relaying.down.pass_fin(&relaying.client, Fin::ByShutdown);
         }
         ended_by(Side::Backend, errno(Some(error)))
     }

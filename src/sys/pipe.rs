@@ -6,8 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, SpliceFlags, splice};
 
-/// Bytes that a pipe is asked to hold; the kernel may give less to an unprivileged user who has many.
-pub const PIPE_BYTES: usize = 256 * 1024;
+/// Bytes that a pipe is asked to hold: each doubling from 64 KiB to this makes bulk cheaper. It is also what the kernel
+/// allows at most by default (pipe(7), /proc/sys/fs/pipe-max-size).
+const PIPE_BYTES: usize = 1024 * 1024;
+
+/// What it is asked to hold instead if it may not have that: an unprivileged user may have 64 MiB of pipes in all
+/// (pipe-user-pages-soft).
+const SECOND_BEST: usize = 256 * 1024;
 
 /// A pipe that knows how many bytes are in it.
 #[derive(Debug)]
@@ -21,7 +26,8 @@ impl Pipe {
     pub fn new() -> io::Result<Self> {
         let (read_end, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // A smaller pipe works as well, only in more turns.
-        let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES);
+        let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES)
+            .or_else(|_| rustix::pipe::fcntl_setpipe_size(&write_end, SECOND_BEST));
         Ok(Self { read_end, write_end, held: 0 })
     }
 

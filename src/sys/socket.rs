@@ -76,7 +76,8 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
     Ok((socket, ClientAddr::new(plain(address)?)))
 }
 
-/// Starts a non-blocking connect. The socket is writable without error once connected.
+/// Starts a non-blocking connect. The socket is writable without error once connected. The last ACK of the handshake
+/// then waits for the first bytes to go with, so write some or call [`acknowledge_now`].
 pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
     connect_from(address, From::default()).map_err(io::Error::from)
 }
@@ -138,6 +139,9 @@ fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(domain, net::SocketType::STREAM, flags, Some(net::ipproto::TCP))?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    // A packet less per connection. For how long it waits otherwise: TCP_DELACK_MAX, 200 ms
+    // (net/ipv4/tcp_input.c, tcp_rcv_synsent_state_process).
+    sockopt::set_tcp_quickack(&socket, false)?;
     if let Some(mss) = from.mss {
         // Refused beyond what fits into a window, as on loopback, where it does not matter.
         let _ = socket2::SockRef::from(&socket).set_tcp_mss(mss);
@@ -154,6 +158,11 @@ fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
 pub fn segment_max(socket: impl AsFd) -> io::Result<u32> {
     // The kernel has taken off what timestamps need (net/ipv4/tcp_output.c, tcp_current_mss).
     Ok(socket2::SockRef::from(&socket.as_fd()).tcp_mss()? + TIMESTAMPS_LENGTH)
+}
+
+/// Sends an ACK that waits for company.
+pub fn acknowledge_now(socket: impl AsFd) {
+    let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
 /// The pending error of a socket, which is cleared: SO_ERROR.

@@ -7,6 +7,7 @@ pub mod fd_passing;
 pub mod inherited;
 pub mod pipe;
 pub mod process;
+pub mod raw;
 pub mod silence;
 pub mod socket;
 pub mod source;

@@ -10,5 +10,6 @@
 
 pub mod counters;
 pub mod entry;
+pub mod probe;
 pub mod program;
 pub mod settings;

@@ -1,6 +1,10 @@
 //! What the program did, counted per CPU.
 
+use std::io;
+
 use serde::Serialize;
+
+use crate::sys::bpf::Map;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident $label:literal,)*) => {
@@ -20,7 +24,7 @@ macro_rules! counters {
             }
 
             /// From the map, in the order of `enum counter` in `bpf/entry.h`.
-            pub fn from_words(words: [u64; Self::COUNT]) -> Self {
+            fn from_words(words: [u64; Self::COUNT]) -> Self {
                 let [$($field),*] = words;
                 Self { $($field),* }
             }
@@ -37,28 +41,38 @@ counters! {
     guarded "guarded",
     /// Answered with RST.
     reset "reset",
-    /// Of an entry, and left to the kernel: its ends have begun another connection.
+    /// A SYN of an entry, left to the kernel: its ends begin another connection.
     reused "reused",
     /// A later fragment of a packet that was spliced, sent on as well.
-    fragment "fragment",
+    fragments "fragment",
     /// ICMP errors about a packet that was sent on, translated and sent to its sender.
     icmp "icmp",
+    /// Not sent back to the instance that it came from.
+    loops "loop",
     /// TCP options that end in the middle; sent on with what could be read rewritten.
     bad_options "bad_options",
+    /// Too large for the interface that it would leave through: both ends were reset.
+    oversized "oversized",
     /// Dropped: the time to live ran out.
-    drop_ttl "ttl",
-    /// Dropped: too large for the interface it would leave through.
-    drop_mtu "mtu",
+    drop_ttl "drop_ttl",
     /// Dropped: shorter than its own headers say.
-    drop_short "short",
+    drop_short "drop_short",
     /// Dropped: marked by a congested router, and the receiver has not negotiated ECN.
-    drop_ecn "ecn",
-    /// Dropped: the kernel could not make room or send it on.
-    drop_error "error",
-    /// Dropped: an RST has no answer.
-    drop_reset "rst",
-    /// Dropped: a fragment whose first one was not seen.
-    drop_fragment "lost_fragment",
-    /// Dropped: it came from the instance that it would have to be sent to.
-    drop_loop "loop",
+    drop_ecn "drop_ecn",
+    /// Dropped: the kernel could not make room for it or has no such interface any more.
+    drop_error "drop_error",
+    /// Dropped: it has no answer, an RST above all.
+    drop_rst "drop_rst",
+}
+
+impl Counters {
+    pub(super) fn read(map: &Map) -> io::Result<Self> {
+        let mut words = [0; Self::COUNT];
+        let mut raw = vec![0; map.value_size()];
+        for (index, word) in words.iter_mut().enumerate() {
+            map.look_up(&(index as u32).to_ne_bytes(), &mut raw)?;
+            *word = raw.as_chunks().0.iter().map(|lane| u64::from_ne_bytes(*lane)).sum();
+        }
+        Ok(Self::from_words(words))
+    }
 }

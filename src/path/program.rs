@@ -1,22 +1,49 @@
 //! The loaded program: opened once, used by one thread, outliving the process.
 
 mod error;
+mod links;
+mod load;
+mod pins;
+mod status;
 
 pub use error::{InstallError, OpenError};
+pub use status::{Link, Removal, Status, remove, status};
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
+use self::pins::{LAYOUT, Pins};
 use super::counters::Counters;
-use super::entry::{Ends, Entry, Key, Splice};
+use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
+use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
-use crate::model::splice::LegState;
+use crate::model::splice::{Direction, LegState};
+use crate::sys::bpf::{Map, Update};
 
-/// The program on its interfaces, with its maps.
+/// The program on its interfaces, with its maps. Dropping it detaches nothing.
 #[derive(Debug)]
 pub struct Program {
-    capacity: u32,
+    pins: Pins,
+    interfaces: Vec<String>,
+    origin: Origin,
+    flows: Map,
+    counters: Map,
+    backends: Map,
+    probe: OwnedFd,
+    amend: OwnedFd,
+}
+
+/// Where the program came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing was pinned.
+    Fresh,
+    /// It was pinned, with whatever flows it had.
+    Adopted,
+    /// As `Adopted`, but the program was another version's and was replaced, from one packet to the next.
+    Replaced,
 }
 
 /// A connected socket of this host, by its addresses.
@@ -33,27 +60,17 @@ pub struct Removed {
     pub down: Option<Entry>,
 }
 
-/// Where a scan goes on.
-#[derive(Clone, Copy, Debug, Default)]
+/// Where a scan goes on, and its buffers.
+#[derive(Clone, Debug, Default)]
 pub struct Cursor {
     /// The kernel's own mark; `None`: at the beginning.
-    pub mark: Option<u32>,
+    mark: Option<u32>,
+    keys: Vec<u8>,
+    values: Vec<u8>,
 }
 
-/// What is changed in place, while packets go on passing: nothing that was counted is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// The sockets are gone.
-    Commit,
-    /// Packets leave through another interface.
-    Interface(u32),
-    /// RST is the answer to whatever comes.
-    Reset,
-    /// Packets pass to the kernel.
-    Pass,
-}
-
-/// What a backend was asked and whether it answered, over all its graduated flows. Monotonic ns, 0: never; 1 ms exact.
+/// What a backend was asked and whether it answered, over all its graduated flows. Nanoseconds on the monotonic clock,
+/// exact to a tick of the kernel (1 to 10 ms); 0: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// The first packet that demands an answer (data, FIN, a probe) since the backend's last packet.
@@ -62,55 +79,133 @@ pub struct Evidence {
     pub answered_ns: u64,
 }
 
+/// Backends that there can be evidence of: slots are below.
+pub const BACKEND_SLOTS: u16 = 4096;
+
 impl Program {
     /// Loads the program, or adopts the one that is pinned, and attaches it to its interfaces in this thread's network
-    /// namespace.
-    pub fn open(_settings: &PathSettings) -> Result<Self, OpenError> {
-        Err(OpenError::NotSupported)
+    /// namespace. Flows of an adopted program have gone on all the while.
+    pub fn open(settings: &PathSettings) -> Result<Self, OpenError> {
+        let pins = Pins::prepare(&settings.directory)?;
+        let _lock = pins.lock()?;
+        let origin = match pins.meta()? {
+            None => {
+                // What somebody who died in the middle left: no interface runs it.
+                pins.clear()?;
+                load::fresh(&pins, settings.flows_max)?;
+                Origin::Fresh
+            }
+            Some(meta) if meta.layout != LAYOUT => {
+                let path = settings.directory.clone();
+                return Err(OpenError::Layout { path, found: meta.layout, wanted: LAYOUT });
+            }
+            Some(meta) if meta.digest != load::digest() => {
+                load::replace(&pins, meta)?;
+                Origin::Replaced
+            }
+            Some(_) => Origin::Adopted,
+        };
+        links::ensure(&pins, &settings.interfaces)?;
+        let [probe, amend] = load::tools(&pins)?;
+        Ok(Self {
+            flows: pins.map("flows")?,
+            counters: pins.map("counters")?,
+            backends: pins.map("backends")?,
+            interfaces: settings.interfaces.clone(),
+            origin,
+            probe,
+            amend,
+            pins,
+        })
+    }
+
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces.
+    pub fn mend(&self) -> Result<Vec<String>, OpenError> {
+        let _lock = self.pins.lock()?;
+        links::ensure(&self.pins, &self.interfaces)
     }
 
     /// Flows that the map can hold.
     pub fn flows_max(&self) -> u32 {
-        self.capacity / 2
+        self.flows.max_entries() / 2
     }
 
-    /// What the kernel knows of each leg, in one call; `None`: there is no such socket in this network namespace.
-    pub fn probe(&self, _legs: &[Leg]) -> io::Result<Vec<Option<LegState>>> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// What the kernel knows of each leg; `None`: there is no such socket in this thread's network namespace.
+    pub fn probe(&self, legs: &[Leg]) -> io::Result<Vec<Option<LegState>>> {
+        let keys: Vec<_> = legs.iter().map(|leg| Key { from: leg.remote, to: leg.local }).collect();
+        probe::probe(&self.probe, &keys)
     }
 
     /// Enters both directions, or neither. Never evicts, never replaces.
-    pub fn install(&self, _flow: &Splice) -> Result<(), InstallError> {
-        Err(InstallError::Full)
+    pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
+        self.enter(flow, Direction::Down)?;
+        self.enter(flow, Direction::Up).inspect_err(|_| {
+            // It was there a moment ago; if it is gone, so much the better.
+            let _ = self.flows.delete(&flow.ends.key(Direction::Down).encode());
+        })
     }
 
     /// Changes entries in place; returns how many were there.
-    pub fn change(&self, _keys: &[Key], _change: Change) -> io::Result<usize> {
-        Err(io::ErrorKind::Unsupported.into())
+    pub fn change(&self, keys: &[Key], change: Change) -> io::Result<usize> {
+        probe::amend(&self.amend, keys, change)
     }
 
     /// Takes out both directions; their last counters.
-    pub fn remove(&self, _flow: &Ends) -> io::Result<Removed> {
-        Err(io::ErrorKind::Unsupported.into())
+    pub fn remove(&self, flow: &Ends) -> io::Result<Removed> {
+        let up = self.take_out(&flow.key(Direction::Up))?;
+        let down = self.take_out(&flow.key(Direction::Down))?;
+        Ok(Removed { up, down })
     }
 
-    pub fn entry(&self, _key: &Key) -> io::Result<Option<Entry>> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// Takes out one entry.
+    pub fn take_out(&self, key: &Key) -> io::Result<Option<Entry>> {
+        let mut raw = [0; ENTRY_SIZE];
+        Ok(self.flows.take_out(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
     }
 
-    /// Adds up to about `most` entries to `out`; false once all were seen. Entries that come or go meanwhile may be
-    /// missed or seen twice.
-    pub fn scan(&self, _cursor: &mut Cursor, _most: usize, _out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
-        Err(io::ErrorKind::Unsupported.into())
+    pub fn entry(&self, key: &Key) -> io::Result<Option<Entry>> {
+        let mut raw = [0; ENTRY_SIZE];
+        Ok(self.flows.look_up(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
+    }
+
+    /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
+    /// that come or go meanwhile may be missed or seen twice.
+    pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
+        let room = most.max(SCAN_MIN);
+        cursor.keys.resize(room * KEY_SIZE, 0);
+        cursor.values.resize(room * ENTRY_SIZE, 0);
+        let (count, mark) = self.flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
+        cursor.mark = mark;
+        let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
+        let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
+        out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
+        Ok(mark.is_some())
     }
 
     pub fn counters(&self) -> io::Result<Counters> {
-        Err(io::ErrorKind::Unsupported.into())
+        Counters::read(&self.counters)
     }
 
-    /// Of the backend in `slot`.
-    pub fn evidence(&self, _slot: u16) -> io::Result<Evidence> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// Of the backend in `slot`, which is below [`BACKEND_SLOTS`].
+    pub fn evidence(&self, slot: u16) -> io::Result<Evidence> {
+        let mut raw = [0; 16];
+        self.backends.look_up(&u32::from(slot).to_ne_bytes(), &mut raw)?;
+        let word = |at: usize| u64::from_ne_bytes(raw[at..][..8].try_into().expect("eight bytes"));
+        Ok(Evidence { asked_ns: word(0), answered_ns: word(8) })
+    }
+
+    /// Forgets what is known of a slot, for the next backend that gets it.
+    pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
+        self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; 16], Update::Any)
+    }
+
+    fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {
+        let raw: RawEntry = flow.entry(direction).encode();
+        Ok(self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::OnlyNew)?)
     }
 }
 
@@ -125,3 +220,6 @@ impl Leg {
         Self { local: local.socket_addr(), remote: backend.socket_addr() }
     }
 }
+
+/// Far more than one bucket of the hash table ever holds, so that a scan always moves on.
+const SCAN_MIN: usize = 256;

@@ -14,4 +14,5 @@ mod faults_reload;
 mod kubelets;
 mod laboratory;
 mod operator;
+mod path;
 mod relaying;

@@ -1,0 +1,3 @@
+//! The path: the BPF program's life in the kernel, its packets against a reference, and whole connections through it.
+
+mod life;

@@ -199,6 +199,8 @@ def baton_config(stage, backends=None, http="127.0.0.1:9470"):
     backends = backends if backends is not None else stage.backends
     tables = "\n".join(f'[[frontend.backend]]\nname = "b{n}"\naddress = "{address}"\n' for n, address in enumerate(backends))
     return f"""
+[path]
+graduate = "off"
 [admin]
 http = "{http}"
 socket = "{stage.directory}/admin.sock"

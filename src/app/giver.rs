@@ -72,6 +72,8 @@ impl Giver for InstanceGiver {
     type Parcel = Carried;
 
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
+        // What graduates from here on would be found by the new process in the middle of it.
+        self.core.path.pause();
         let listeners = self.core.proxy.lend_listeners()?.into_iter();
         let admin = self.reloader.lend_doors()?.into_iter().map(|lent| match lent {
             Lent::Http(address, fd) => (Door::AdminHttp(address), fd),
@@ -125,6 +127,8 @@ impl Giver for InstanceGiver {
     }
 
     fn totals(&self) -> Totals {
+        // The new process adopts what is graduated as soon as it hears the last word.
+        self.core.path.freeze();
         Totals::of(&self.core.table.registry)
     }
 

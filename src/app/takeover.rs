@@ -12,7 +12,7 @@ use super::reload::Reloader;
 use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, Lent, Waiting};
-use crate::config::Config;
+use crate::config::{Config, Graduate};
 use crate::drain::Phase;
 use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, Arrived, Outcome, Taker};
@@ -112,6 +112,10 @@ impl Taker for Newcomer {
             }
         }
         self.tell(last);
+        self.core.path.adopt();
+        if self.config.path.graduate != Graduate::Off {
+            self.core.path.serve();
+        }
         self.core.drain.advance(Phase::Serving);
     }
 

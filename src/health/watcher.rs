@@ -374,6 +374,10 @@ async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: Back
 /// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of
 /// milliseconds, which must not hold up this runtime.
 async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
+    let heard = |table: &Table| table.registry.find_backend(id).is_some_and(|it| it.heard_ns.load(Relaxed) >= since_ns);
+    if heard(&table) {
+        return true;
+    }
     let walk = move || {
         let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state.is_served());
         mine.any(|flow| flow.last_down_ns >= since_ns)

@@ -129,6 +129,21 @@ impl Program {
         links::ensure(&self.pins, &self.interfaces)
     }
 
+    /// Interfaces that the program is meant to be attached to.
+    pub fn interfaces(&self) -> &[String] {
+        &self.interfaces
+    }
+
+    /// Attaches the program to one more interface.
+    pub fn attach(&mut self, interface: &str) -> Result<(), OpenError> {
+        let mut all = self.interfaces.clone();
+        all.push(interface.to_owned());
+        let _lock = self.pins.lock()?;
+        links::ensure(&self.pins, &all)?;
+        self.interfaces = all;
+        Ok(())
+    }
+
     /// Flows that the map can hold.
     pub fn flows_max(&self) -> u32 {
         self.flows.max_entries() / 2

@@ -140,12 +140,11 @@ impl Worker {
             record: Record {
                 accepted_at_ns: flow.accepted_at_ns,
                 connect_us: word(Field::ConnectUs),
-                backend_key: place.0.hash_key,
                 client: flow.client_addr,
             },
-            backend: place.0.id,
             bytes_up: word(Field::BytesUp),
             bytes_down: word(Field::BytesDown),
+            patience_ns: patience_ns(flow),
         };
         flow.phase = Phase::Graduating(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
         self.table.graduation.ask(Request::Graduate(Box::new(candidate)));
@@ -309,6 +308,11 @@ impl Worker {
             self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
         }
     }
+}
+
+/// As long as TCP_USER_TIMEOUT would have it.
+pub(super) fn patience_ns(flow: &Flow) -> u64 {
+    flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
 }
 
 impl Relaying {

@@ -178,6 +178,12 @@ pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
     Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
 }
 
+/// The far end of a connected socket.
+pub fn peer_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
+    let address = net::getpeername(socket)?.ok_or(io::ErrorKind::NotConnected)?;
+    plain(address)
+}
+
 /// Tells a socket from all others, however many descriptors it has.
 pub fn identity(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)

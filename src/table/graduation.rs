@@ -26,7 +26,7 @@ use crossbeam_queue::SegQueue;
 use super::flows::FlowKey;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::end_reason::EndReason;
-use crate::model::ids::{BackendId, FlowId};
+use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
 pub use census::{Census, PathView};
@@ -46,10 +46,11 @@ pub struct Candidate {
     pub ticket: Ticket,
     pub sockets: Sockets,
     pub record: Record,
-    pub backend: BackendId,
     /// Bytes that were passed on, without those held.
     pub bytes_up: u64,
     pub bytes_down: u64,
+    /// Silence of one side, while the other waits for it, that ends the flow.
+    pub patience_ns: u64,
 }
 
 /// Both legs, and what was read from one and not yet written to the other.
@@ -66,8 +67,6 @@ pub struct Sockets {
 pub struct Record {
     pub accepted_at_ns: u64,
     pub connect_us: u64,
-    /// `BackendEntry::hash_key`: names frontend and backend.
-    pub backend_key: u64,
     /// As it is shown and counted; another than the connection's own if a PROXY header said so.
     pub client: ClientAddr,
 }
@@ -80,6 +79,13 @@ pub struct Progress {
     pub bytes_down: u64,
     pub last_up_ns: u64,
     pub last_down_ns: u64,
+}
+
+impl Progress {
+    /// Nothing that is not known already.
+    pub fn none(ticket: Ticket) -> Self {
+        Self { ticket, bytes_up: 0, bytes_down: 0, last_up_ns: 0, last_down_ns: 0 }
+    }
 }
 
 /// A flow of an earlier process that the path carries.
@@ -108,15 +114,12 @@ pub enum Request {
     /// A flow that the path carries already belongs to this ticket from now on.
     Claim {
         ticket: Ticket,
+        patience_ns: u64,
     },
     /// A flow that was found has no place here, and is to be reset.
     Refuse {
         id: FlowId,
         why: String,
-    },
-    /// Another process has the flow now: it is not to be touched here any more.
-    Leave {
-        ticket: Ticket,
     },
 }
 
@@ -152,6 +155,8 @@ pub struct Graduation {
     open: AtomicBool,
     /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
+    /// Flows whose sockets the path has.
+    in_flight: AtomicU32,
     /// Flows without sockets now.
     without_sockets: AtomicU32,
     pub census: Census,
@@ -166,6 +171,7 @@ impl Graduation {
             answers: (0..workers).map(|_| SegQueue::new()).collect(),
             open: AtomicBool::new(false),
             reserved: papaya::HashSet::default(),
+            in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
             census: Census::default(),
         })
@@ -182,6 +188,9 @@ impl Graduation {
 
     /// Asks the path; never waits.
     pub fn ask(&self, request: Request) {
+        if matches!(request, Request::Graduate(_)) {
+            self.in_flight.fetch_add(1, Relaxed);
+        }
         self.requests.push(request);
         // One wake for many requests: the path clears this before it takes them.
         if !self.woken.swap(true, AcqRel) {
@@ -234,6 +243,16 @@ impl Graduation {
     /// Whether the kernel must not choose source ports.
     pub fn keeps_ports(&self) -> bool {
         self.is_open() || !self.reserved.is_empty()
+    }
+
+    /// The path has given a flow's sockets back, or closed them.
+    pub fn count_out(&self) {
+        self.in_flight.fetch_sub(1, Relaxed);
+    }
+
+    /// Flows whose sockets the path has.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
     }
 
     /// Flows that need no descriptor.

@@ -161,7 +161,7 @@ fn write_config(
         .map(|(number, address)| format!("\n[[frontend.backend]]\nname = \"b{number}\"\naddress = \"{address}\"\n"))
         .collect();
     let text = format!(
-        "{extra}\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
+        "{extra}\n[path]\ngraduate = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
          [log]\nflows = \"errors\"\n[[frontend]]\nname = \"api\"\nlisten = [\"{frontend}\"]\n\
          [frontend.health]\nkind = \"tcp\"\n{backends}",
         directory.display()

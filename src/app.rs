@@ -123,6 +123,7 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
     parts.reloader.adopt_doors(doors);
+    parts.core.path.adopt();
     if parts.config.path.graduate != Graduate::Off {
         parts.core.path.serve();
     }
@@ -331,8 +332,6 @@ async fn once_serving(mut phase: DrainWatch, work: impl Future<Output = ()>) {
 /// Serving begins when every backend has been looked at once.
 async fn announce(core: Arc<Core>) {
     core.checker.first_round().await;
-    // Not before names are resolved: flows are known by their backends' addresses.
-    core.path.adopt();
     core.drain.advance(Phase::Serving);
 }
 

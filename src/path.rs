@@ -10,6 +10,7 @@
 
 pub mod counters;
 pub mod entry;
+pub mod events;
 pub mod graduator;
 pub mod probe;
 pub mod program;

@@ -97,6 +97,7 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     let Candidate { ticket, sockets, record, bytes_up, bytes_down, .. } = candidate(&bench);
     assert_eq!((&sockets.held_up[..], &sockets.held_down[..]), (&b"third"[..], &b""[..]));
     assert_eq!((bytes_up, bytes_down, ticket.id), (8, 8, flow(&bench).id));
+    assert_eq!(record.backend_key, bench.table.registry.backends()[0].hash_key);
     assert_eq!(record.client.socket_addr(), client.local_addr().unwrap());
     answer(&bench, ticket, Answer::Stays { ticket, sockets, why: Stays::Timestamps });
     client.read_exact(&mut [0; 5]).unwrap();
@@ -263,11 +264,16 @@ fn graduated_flows_go_on_when_the_workers_end() {
 fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backend_does_not() {
     let bench = bench(1, NEVER);
     let entry = bench.table.registry.backends()[0].clone();
-    let found = |id, backend: BackendAddr| Found {
+    let found = |id, backend_key| Found {
         id: FlowId(id),
-        record: Record { accepted_at_ns: 77, connect_us: 88, client: ClientAddr::new("10.1.2.3:4".parse().unwrap()) },
+        record: Record {
+            accepted_at_ns: 77,
+            connect_us: 88,
+            backend_key,
+            client: ClientAddr::new("10.1.2.3:4".parse().unwrap()),
+        },
         vip: VipAddr::new(bench.vip),
-        backend,
+        backend: BackendAddr::new("10.0.0.11:6443".parse().unwrap()),
         local: LocalAddr::new("10.0.0.100:40000".parse().unwrap()),
         bytes_up: 1,
         bytes_down: 2,
@@ -278,7 +284,7 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
         bench.table.graduation.answer(1, Answer::Found(Box::new(found)));
         bench.table.orders.wake(1);
     };
-    give(found(4000, entry.address().unwrap()));
+    give(found(4000, entry.hash_key));
     let Request::Claim { ticket, .. } = request(&bench) else { panic!() };
     assert_eq!((ticket.id, ticket.worker), (FlowId(4000), 1));
     let flow = flow(&bench);
@@ -291,6 +297,6 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
     assert_eq!(bench.next_ended().id, FlowId(4000));
     assert_eq!((entry.active.load(active), entry.frontend.active.load(active)), (0, 0));
 
-    give(found(4001, BackendAddr::new("10.0.0.11:6443".parse().unwrap())));
+    give(found(4001, 12345));
     assert!(matches!(request(&bench), Request::Refuse { id: FlowId(4001), .. }));
 }

@@ -22,6 +22,8 @@ pub struct Status {
     pub at_unix_ms: u64,
     pub instance: Instance,
     pub totals: Totals,
+    #[serde(default)]
+    pub path: PathStatus,
     /// In the order of the configuration; removed ones that still have flows come last.
     pub frontends: Vec<FrontendStatus>,
     /// The last events, oldest first, ended flows left out.
@@ -79,6 +81,25 @@ pub struct Totals {
     /// By end reason; those that never occurred are left out.
     pub ended_total: BTreeMap<String, u64>,
     pub rates: Rate,
+}
+
+/// How flows graduate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// Why flows stay proxied; `None`: they graduate.
+    pub why_not: Option<String>,
+    /// Whose packets the program looks at.
+    pub interfaces: Vec<String>,
+    /// Flows that the map holds, those included that ended a moment ago, and can hold.
+    pub flows_held: u64,
+    pub flows_max: u64,
+    pub graduated_total: u64,
+    /// Flows of an earlier process that were adopted.
+    pub adopted_total: u64,
+    /// Times that a flow was tried and stayed proxied, by reason; those that never occurred are left out.
+    pub stayed_total: BTreeMap<String, u64>,
+    /// Packets by what was done with them, since the program was loaded.
+    pub packets_total: BTreeMap<String, u64>,
 }
 
 /// Flows by state.

@@ -94,13 +94,13 @@ impl Path {
 
 /// `None`: nothing is to graduate, and nothing is left that has.
 fn start(settings: &PathSettings, table: &Arc<Table>) -> Result<Option<Graduator>, OpenError> {
-    // What an earlier process attached stays: its flows need it.
     let pinned = program::status(&settings.pins).ok().flatten();
     if settings.graduate == Graduate::Off && pinned.as_ref().is_none_or(|status| status.entries == Some(0)) {
         return Ok(None);
     }
     let mut interfaces: Vec<_> = settings.interfaces.iter().map(ToString::to_string).collect();
-    for link in pinned.into_iter().flat_map(|status| status.links) {
+    // What an earlier process attached stays: its flows need it.
+    for link in pinned.into_iter().flat_map(|status| status.links).filter(|_| !settings.interfaces.is_empty()) {
         if !interfaces.contains(&link.interface) && netdev::interface(&link.interface).is_ok() {
             interfaces.push(link.interface);
         }

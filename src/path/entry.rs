@@ -48,6 +48,15 @@ pub struct Identity {
     /// Nanoseconds on the monotonic clock.
     pub accepted_at_ns: u64,
     pub connect_us: u32,
+    /// Names its frontend and its backend, whatever their numbers.
+    pub backend_key: u64,
+}
+
+/// What one of the two entries holds of the identity: they share the room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    Up { accepted_at_ns: u64, connect_us: u32 },
+    Down { backend_key: u64 },
 }
 
 /// Where one direction begins.
@@ -98,7 +107,8 @@ pub struct Entry {
     /// The sockets are gone: the entry is all there is of the flow.
     pub committed: bool,
     pub backend_slot: u16,
-    pub identity: Identity,
+    pub id: FlowId,
+    pub share: Share,
     pub start_position: u32,
     pub bytes_before: u64,
     pub seen: Seen,
@@ -139,6 +149,25 @@ impl Ends {
         match direction {
             Direction::Up => self.key(Direction::Down).reversed(),
             Direction::Down => self.key(Direction::Up).reversed(),
+        }
+    }
+}
+
+impl Identity {
+    /// From both entries of a flow; `None`: they are not of one flow.
+    pub fn of(up: &Entry, down: &Entry) -> Option<Self> {
+        match (up.share, down.share) {
+            (Share::Up { accepted_at_ns, connect_us }, Share::Down { backend_key }) if up.id == down.id => {
+                Some(Self { id: up.id, accepted_at_ns, connect_us, backend_key })
+            }
+            _ => None,
+        }
+    }
+
+    fn share(&self, direction: Direction) -> Share {
+        match direction {
+            Direction::Up => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
+            Direction::Down => Share::Down { backend_key: self.backend_key },
         }
     }
 }
@@ -194,7 +223,8 @@ impl Splice {
             egress: start.egress,
             committed: false,
             backend_slot: self.backend_slot,
-            identity: self.identity,
+            id: self.identity.id,
+            share: self.identity.share(direction),
             start_position: start.position,
             bytes_before: start.bytes_before,
             seen: Seen { sent: start.position.into(), acked: acked.into(), ..Seen::default() },
@@ -234,7 +264,7 @@ mod tests {
                 backend_must_ack: 1005,
                 client_must_ack: 2007,
             },
-            identity: Identity { id: FlowId(9), accepted_at_ns: 1 << 40, connect_us: 250 },
+            identity: Identity { id: FlowId(9), accepted_at_ns: 1 << 40, connect_us: 250, backend_key: 77 },
             up: Start { egress: Egress::Interface(4), bytes_before: 1 << 33, position: u32::MAX - 1 },
             down: Start { egress: Egress::Local, bytes_before: 11, position: 17 },
             backend_slot: 3,
@@ -254,6 +284,14 @@ mod tests {
         }
         let six = Key { from: "[2001:db8::7]:1".parse().unwrap(), to: "[2001:db8::1]:2".parse().unwrap() };
         assert_eq!(Key::decode(&six.encode()), six);
+    }
+
+    #[test]
+    fn the_two_entries_hold_the_identity_together() {
+        let [up, down] = [Direction::Up, Direction::Down].map(|direction| splice().entry(direction));
+        assert_eq!(Identity::of(&up, &down), Some(splice().identity));
+        assert_eq!(Identity::of(&up, &Entry { id: FlowId(1), ..down }), None);
+        assert_eq!(Identity::of(&down, &up), None);
     }
 
     #[test]

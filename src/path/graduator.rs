@@ -13,6 +13,7 @@ mod adopt;
 mod carried;
 mod enter;
 mod grace;
+mod note;
 mod reset;
 mod settle;
 mod slots;
@@ -20,16 +21,18 @@ mod watch;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::counters::Counters;
+use super::events::Events;
 use super::program::{Cursor, Program};
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
-use crate::sys::fd_passing::wait_readable;
+use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::raw::RawSender;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
@@ -68,6 +71,7 @@ impl Graduator {
     /// [`Graduator::adopt`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> io::Result<Self> {
         let grace = Grace::start(table.clone())?;
+        let program_events = program.events()?;
         let orders = Arc::new(Orders::default());
         let mut path = Path {
             raw: RawSender::open()?,
@@ -80,6 +84,8 @@ impl Graduator {
             in_grace: Vec::new(),
             unsettled: Vec::new(),
             later: VecDeque::new(),
+            events: program_events,
+            listens: false,
             slots: Slots::default(),
             waiting: HashSet::new(),
             cursor: Cursor::default(),
@@ -133,6 +139,9 @@ struct Path {
     unsettled: Vec<FlowId>,
     /// What is to be done with flows that are over, soonest first.
     later: VecDeque<(u64, FlowId)>,
+    events: Events,
+    /// Events are taken: nobody else takes them, and the flows are known.
+    listens: bool,
     slots: Slots,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
@@ -150,7 +159,7 @@ impl Path {
         self.show();
         loop {
             let wait = self.time_to_wait();
-            if let Err(error) = wait_readable(self.table.graduation.wake_fd(), wait) {
+            if let Err(error) = self.wait(wait) {
                 tracing::error!(%error, "the path cannot wait for requests");
                 std::thread::sleep(TICK);
             }
@@ -159,6 +168,14 @@ impl Path {
                 return self.leave();
             }
             self.turn();
+        }
+    }
+
+    fn wait(&self, limit: Duration) -> io::Result<()> {
+        let wake = self.table.graduation.wake_fd();
+        match self.listens && !self.is_frozen() {
+            true => wait_readable_any(&[wake, self.events.as_fd()], limit),
+            false => wait_readable(wake, limit).map(drop),
         }
     }
 
@@ -171,6 +188,7 @@ impl Path {
         if self.orders.adopt.swap(false, AcqRel) {
             self.adopt();
         }
+        self.take_events();
         self.watch();
         self.wake_workers();
     }

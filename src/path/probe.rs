@@ -79,7 +79,7 @@ fn decode(leg: &[u8], ipv6: bool) -> Option<LegState> {
         other => SocketState::Other(other as u8),
     };
     let per_second = word(14);
-    let [peer_window_scale, own_window_scale, sack, ecn, out_of_order, urgent] = leg[64..70].try_into().expect("six");
+    let [peer_window_scale, own_window_scale, sack, ecn, out_of_order, urgent] = leg[68..74].try_into().expect("six");
     Some(LegState {
         state,
         ipv6,
@@ -107,13 +107,14 @@ fn decode(leg: &[u8], ipv6: bool) -> Option<LegState> {
         out_of_order: out_of_order != 0,
         urgent: urgent != 0,
         interface: Some(word(15)).filter(|index| *index != 0),
+        receives_by: Some(word(16)).filter(|index| *index != 0),
     })
 }
 
 /// What stands before the list: an Ethernet header.
 const LIST: usize = 14;
 const KEY_SIZE: usize = size_of::<RawKey>();
-const LEG_SIZE: usize = KEY_SIZE + 72;
+const LEG_SIZE: usize = KEY_SIZE + 76;
 const LEGS_MAX: usize = 28;
 const CHANGES_MAX: usize = 64;
 const TCP_ESTABLISHED: u32 = 1;

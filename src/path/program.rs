@@ -16,21 +16,27 @@ use std::os::fd::OwnedFd;
 use self::pins::{LAYOUT, Pins};
 use super::counters::Counters;
 use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
+use super::events::Events;
 use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, LegState};
 use crate::sys::bpf::{Map, Update};
+use crate::sys::netdev;
 
 /// The program on its interfaces, with its maps. Dropping it detaches nothing.
 #[derive(Debug)]
 pub struct Program {
     pins: Pins,
     interfaces: Vec<String>,
+    /// Their indices.
+    attached: Vec<u32>,
     origin: Origin,
     flows: Map,
     counters: Map,
     backends: Map,
+    notes: Map,
     probe: OwnedFd,
     amend: OwnedFd,
 }
@@ -79,6 +85,9 @@ pub struct Evidence {
     pub answered_ns: u64,
 }
 
+/// What user space keeps of a flow, in its own layout.
+pub type Note = [u8; 32];
+
 /// Backends that there can be evidence of: slots are below.
 pub const BACKEND_SLOTS: u16 = 4096;
 
@@ -105,13 +114,19 @@ impl Program {
             }
             Some(_) => Origin::Adopted,
         };
-        links::ensure(&pins, &settings.interfaces)?;
+        let interfaces = match settings.interfaces.as_slice() {
+            [] => links::alive(&pins)?,
+            named => named.to_vec(),
+        };
+        links::ensure(&pins, &interfaces)?;
         let [probe, amend] = load::tools(&pins)?;
         Ok(Self {
             flows: pins.map("flows")?,
             counters: pins.map("counters")?,
             backends: pins.map("backends")?,
-            interfaces: settings.interfaces.clone(),
+            notes: pins.map("notes")?,
+            attached: links::indices(&pins, &interfaces)?,
+            interfaces,
             origin,
             probe,
             amend,
@@ -123,25 +138,56 @@ impl Program {
         self.origin
     }
 
-    /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces.
-    pub fn mend(&self) -> Result<Vec<String>, OpenError> {
+    /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces. An
+    /// interface that is gone is left out until it is back.
+    pub fn mend(&mut self) -> Result<Vec<String>, OpenError> {
         let _lock = self.pins.lock()?;
-        links::ensure(&self.pins, &self.interfaces)
-    }
-
-    /// Interfaces that the program is meant to be attached to.
-    pub fn interfaces(&self) -> &[String] {
-        &self.interfaces
+        let there: Vec<_> = self.interfaces.iter().filter(|name| netdev::interface(name).is_ok()).cloned().collect();
+        let mended = links::ensure(&self.pins, &there)?;
+        self.attached = links::indices(&self.pins, &there)?;
+        Ok(mended)
     }
 
     /// Attaches the program to one more interface.
-    pub fn attach(&mut self, interface: &str) -> Result<(), OpenError> {
-        let mut all = self.interfaces.clone();
-        all.push(interface.to_owned());
-        let _lock = self.pins.lock()?;
-        links::ensure(&self.pins, &all)?;
-        self.interfaces = all;
+    pub fn attach(&mut self, index: u32) -> Result<(), OpenError> {
+        if self.attached.contains(&index) {
+            return Ok(());
+        }
+        let name = netdev::name(index)
+            .map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })?;
+        if !self.interfaces.contains(&name) {
+            self.interfaces.push(name.clone());
+        }
+        let failed = self.mend().err();
+        if let Some(error) = failed {
+            self.interfaces.retain(|other| *other != name);
+            return Err(error);
+        }
         Ok(())
+    }
+
+    /// Indices of the interfaces that it is attached to, as of the opening or the last mending.
+    pub fn attached(&self) -> &[u32] {
+        &self.attached
+    }
+
+    /// Where events come from. One taker at a time: two would each get a part.
+    pub fn events(&self) -> io::Result<Events> {
+        Events::open(&self.pins.path("events"))
+    }
+
+    /// Keeps something of a flow that its entries have no room for, beside them and as long.
+    pub fn keep_note(&self, flow: FlowId, note: &Note) -> io::Result<()> {
+        self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
+    }
+
+    pub fn note(&self, flow: FlowId) -> io::Result<Option<Note>> {
+        let mut note = Note::default();
+        Ok(self.notes.look_up(&flow.0.to_ne_bytes(), &mut note)?.then_some(note))
+    }
+
+    pub fn drop_note(&self, flow: FlowId) -> io::Result<bool> {
+        self.notes.delete(&flow.0.to_ne_bytes())
     }
 
     /// Flows that the map can hold.

@@ -12,7 +12,7 @@ pub const FLOWS_MAX_DEFAULT: u32 = 131_072;
 pub struct PathSettings {
     /// A directory of a BPF file system; made if it is absent.
     pub directory: PathBuf,
-    /// Names of the interfaces at whose ingress the program runs.
+    /// Names of the interfaces at whose ingress the program runs. None: those that it is attached to later, or was.
     pub interfaces: Vec<String>,
     /// Flows that can be graduated at once; two entries each. A map that is adopted keeps the size it has.
     pub flows_max: u32,

@@ -7,7 +7,6 @@ use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase};
 use super::graduate::patience_ns;
 use super::plane::FrontendPlane;
 use super::worker::Worker;
-use crate::addr::{BackendAddr, VipAddr};
 use crate::table::backend::BackendEntry;
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
 use crate::table::graduation::{Found, Request, SocketlessHold};
@@ -17,7 +16,7 @@ impl Worker {
     pub(super) fn adopt_found(&mut self, found: Found) {
         let id = found.id;
         let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
-        let Some((frontend, backend)) = self.known_by_address(found.vip, found.backend) else {
+        let Some((frontend, backend)) = self.known_by_key(found.record.backend_key) else {
             let unknown = refuse("its backend is not in the configuration any more");
             return self.table.graduation.ask(unknown);
         };
@@ -69,14 +68,10 @@ impl Worker {
         self.table.graduation.ask(Request::Claim { ticket, patience_ns });
     }
 
-    /// The frontend that listens where the client came to, and its backend of that address.
-    fn known_by_address(&self, vip: VipAddr, backend: BackendAddr) -> Option<(Arc<FrontendPlane>, Arc<BackendEntry>)> {
-        let listens = |frontend: &&Arc<FrontendPlane>| {
-            frontend.settings.listen.iter().any(|address| *address == vip || address.overlaps(vip))
-        };
-        let frontends = self.plane.frontends.iter().filter(listens);
-        let mut pairs = frontends.flat_map(|frontend| frontend.backends.iter().map(move |entry| (frontend, entry)));
-        let (frontend, entry) = pairs.find(|(_, entry)| entry.address() == Some(backend))?;
+    fn known_by_key(&self, key: u64) -> Option<(Arc<FrontendPlane>, Arc<BackendEntry>)> {
+        let all = self.plane.frontends.iter();
+        let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |entry| (frontend, entry)));
+        let (frontend, entry) = pairs.find(|(_, entry)| entry.hash_key == key)?;
         Some((frontend.clone(), entry.clone()))
     }
 }

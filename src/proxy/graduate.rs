@@ -140,6 +140,7 @@ impl Worker {
             record: Record {
                 accepted_at_ns: flow.accepted_at_ns,
                 connect_us: word(Field::ConnectUs),
+                backend_key: place.0.hash_key,
                 client: flow.client_addr,
             },
             bytes_up: word(Field::BytesUp),

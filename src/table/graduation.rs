@@ -67,6 +67,8 @@ pub struct Sockets {
 pub struct Record {
     pub accepted_at_ns: u64,
     pub connect_us: u64,
+    /// `BackendEntry::hash_key`: names frontend and backend.
+    pub backend_key: u64,
     /// As it is shown and counted; another than the connection's own if a PROXY header said so.
     pub client: ClientAddr,
 }

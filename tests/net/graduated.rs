@@ -1,6 +1,8 @@
 //! Graduated flows: what users and operators notice of them, which is nothing but their speed and their long life.
 
 mod basics;
+mod faults;
+mod process;
 
 use crate::lab::*;
 

@@ -43,6 +43,8 @@ pub struct LegState {
     pub urgent: bool,
     /// The interface of the cached route to the peer; `None`: no route is cached.
     pub interface: Option<u32>,
+    /// The interface that the peer's segments come by; `None`: the kernel has not kept it.
+    pub receives_by: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

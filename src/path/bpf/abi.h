@@ -38,6 +38,7 @@ enum {
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_F_NO_PREALLOC = 1,
 };
 
@@ -151,6 +152,7 @@ static long (*bpf_sk_release)(void *sk) = (void *)86;
 static struct bpf_sock *(*bpf_skc_lookup_tcp)(void *ctx, struct bpf_sock_tuple *, __u32 size, __u64 netns,
 					      __u64 flags) = (void *)99;
 static long (*bpf_tcp_check_syncookie)(void *sk, void *ip, __u32 ip_len, void *tcp, __u32 tcp_len) = (void *)100;
+static long (*bpf_ringbuf_output)(void *ringbuf, void *data, __u64 size, __u64 flags) = (void *)130;
 static void *(*bpf_skc_to_tcp_sock)(void *sk) = (void *)137;
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u64 (*bpf_ktime_get_coarse_ns)(void) = (void *)160;

@@ -60,9 +60,9 @@ struct entry {
 	__u32 ifindex;
 	__u16 backend;
 	__u16 zero;
-	/* For user space only: what must outlive it. */
+	/* For user space only: what must outlive it. The two directions share the room. */
 	__u64 flow_id;
-	__u64 accepted_ns;
+	__u64 share; /* up: when it was accepted, ns; down: its backend's key */
 	__u64 bytes_before;
 	__u32 connect_us;
 	__u32 start_position;
@@ -135,6 +135,26 @@ struct fragment {
 	__u32 flags;
 };
 
+/* Told to user space when it happens, for as long as there is room; the entry says the same to whoever scans. */
+enum event_kind {
+	EVENT_FIN = 1,
+	EVENT_RST = 2,
+	EVENT_REUSED = 3,
+	EVENT_OVERSIZED = 4,
+};
+
+struct event {
+	struct key key;
+	__u64 flow_id;
+	__u32 kind;
+	__u32 down;
+};
+
+/* What user space wants to find again of a flow and finds no room for in its entries; by the flow's id. */
+struct note {
+	__u64 word[4];
+};
+
 struct meta {
 	__u64 magic;
 	__u32 layout;
@@ -187,3 +207,24 @@ struct {
 	__type(key, __u32);
 	__type(value, struct meta);
 } meta SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct note);
+} notes SEC(".maps");
+
+__function void tell(const struct entry *entry, const struct key *key, __u32 kind)
+{
+	struct event event = { .key = *key, .flow_id = entry->flow_id, .kind = kind };
+
+	event.down = entry->flags & FLAG_DOWN;
+	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
+}

@@ -54,9 +54,9 @@ __inline int linear(struct __sk_buff *skb, __u32 length)
  * Whether a SYN may begin a new connection: the one that the entry belongs to is over, though its record lives on until
  * user space has read it. From then on packets of its client's pass, and its backend gets RST.
  */
-__function int begins_anew(struct entry *entry, __u8 family)
+__function int begins_anew(struct entry *entry, const struct key *key)
 {
-	struct entry *other = partner(entry, family);
+	struct entry *other = partner(entry, key->family);
 
 	if (!entry->rst_ns && !(other && other->rst_ns) && !(entry->fin_ns && other && other->fin_ns))
 		return 0;
@@ -64,6 +64,7 @@ __function int begins_anew(struct entry *entry, __u8 family)
 	entry->action = ACTION_PASS;
 	if (other)
 		other->action = ACTION_RESET;
+	tell(entry, key, EVENT_REUSED);
 	return 1;
 }
 
@@ -83,7 +84,8 @@ __function int ends_flow(const struct entry *entry, __u32 seq, __u8 family)
 }
 
 /* What was seen, for user space. Two CPUs that race here lose a packet of the count, and nothing else for long. */
-__inline void note(struct __sk_buff *skb, struct entry *entry, const struct segment *segment, __u8 family)
+__inline void note(struct __sk_buff *skb, struct entry *entry, const struct segment *segment,
+			 const struct key *key)
 {
 	__u32 slot = entry->backend, behind = segment->seq + segment->payload + !!(segment->flags & TCP_FIN);
 	__u64 now = bpf_ktime_get_coarse_ns();
@@ -96,8 +98,10 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	if (segment->payload)
 		entry->last_data_ns = now;
 	if (unlikely(segment->flags & (TCP_SYN | TCP_RST))) {
-		if (segment->flags & TCP_RST && !entry->rst_ns && ends_flow(entry, segment->seq, family))
+		if (segment->flags & TCP_RST && !entry->rst_ns && ends_flow(entry, segment->seq, key->family)) {
 			entry->rst_ns = now;
+			tell(entry, key, EVENT_RST);
+		}
 	} else {
 		/* Data, FIN, and a probe, which lies before what was sent. */
 		demands = behind != segment->seq || (__s32)(segment->seq - (__u32)entry->sent) < 0;
@@ -107,8 +111,10 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 		ahead = segment->ack - (__u32)entry->acked;
 		if (segment->flags & TCP_ACK && ahead > 0)
 			entry->acked += ahead;
-		if (unlikely(segment->flags & TCP_FIN && !entry->fin_ns))
+		if (unlikely(segment->flags & TCP_FIN && !entry->fin_ns)) {
 			entry->fin_ns = now;
+			tell(entry, key, EVENT_FIN);
+		}
 	}
 	evidence = bpf_map_lookup_elem(&backends, &slot);
 	if (!evidence)
@@ -202,6 +208,7 @@ __function int end_both(struct __sk_buff *skb, const struct packet *packet, stru
 	count(OVERSIZED);
 	entry->action = ACTION_RESET;
 	entry->rst_ns = bpf_ktime_get_coarse_ns();
+	tell(entry, &packet->key, EVENT_OVERSIZED);
 	other = partner(entry, packet->key.family);
 	rst.seq = entry->sent;
 	if (other) {
@@ -275,7 +282,7 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 	segment.payload = packet->end - at - length;
 	segment.options = length - TCP_LEN;
 	segment.down = !!(entry->flags & FLAG_DOWN);
-	if (unlikely((segment.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) && !segment.down && begins_anew(entry, family)) {
+	if (unlikely((segment.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) && !segment.down && begins_anew(entry, &packet->key)) {
 		count(REUSED);
 		return NEXT;
 	}
@@ -352,7 +359,7 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 			return drop(DROP_ERROR);
 		sum += options;
 	}
-	note(skb, entry, &segment, family);
+	note(skb, entry, &segment, &packet->key);
 	/* What is left to the interface (CHECKSUM_PARTIAL) needs the pseudo header only; the kernel tells these apart. */
 	if (bpf_l4_csum_replace(skb, at + CHECK_OFFSET, 0, fold32(sum), 0) ||
 	    bpf_l4_csum_replace(skb, at + CHECK_OFFSET, 0, fold32(pseudo), BPF_F_PSEUDO_HDR))

@@ -25,12 +25,12 @@ struct leg {
 	__u16 peer_mss, own_mss;
 	__u32 path_mtu;
 	__u32 ts_own, ts_recent, ts_per_second; /* 0 a second: no timestamps */
-	__u32 ifindex;
+	__u32 ifindex, rx_ifindex;
 	__u8 peer_scale, own_scale, sack, ecn;
 	__u8 out_of_order, urgent, zero[2];
 };
 
-_Static_assert(sizeof(struct leg) == 40 + 72, "probe.rs: LEG_SIZE");
+_Static_assert(sizeof(struct leg) == 40 + 76, "probe.rs: LEG_SIZE");
 
 /*
  * The kernel's structures, by the names of their fields; the loader finds where they are on the kernel that runs
@@ -53,6 +53,7 @@ struct dst_entry {
 struct sock {
 	struct sock_common __sk_common;
 	struct dst_entry *sk_dst_cache;
+	int sk_rx_dst_ifindex;
 } KERNEL;
 
 struct inet_sock {
@@ -139,6 +140,7 @@ __inline void describe(struct leg *leg, struct tcp_sock *tp)
 	leg->peer_mss = tp->rx_opt.mss_clamp;
 	leg->path_mtu = tp->inet_conn.icsk_pmtu_cookie;
 	leg->ifindex = sk->sk_dst_cache->dev->ifindex;
+	leg->rx_ifindex = sk->sk_rx_dst_ifindex;
 	leg->peer_scale = BITS(tp, rx_opt.snd_wscale);
 	leg->own_scale = BITS(tp, rx_opt.rcv_wscale);
 	leg->sack = BITS(tp, rx_opt.sack_ok) != 0;

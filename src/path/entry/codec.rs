@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::{Action, Egress, Entry, Identity, Key, Seen};
+use super::{Action, Egress, Entry, Key, Seen, Share};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, Rewrite};
 
@@ -65,10 +65,14 @@ impl Entry {
         raw.put(&interface.to_ne_bytes());
         raw.put(&self.backend_slot.to_ne_bytes());
         raw.put(&[0; 2]);
-        for word in [self.identity.id.0, self.identity.accepted_at_ns, self.bytes_before] {
+        let (share, connect_us) = match self.share {
+            Share::Up { accepted_at_ns, connect_us } => (accepted_at_ns, connect_us),
+            Share::Down { backend_key } => (backend_key, 0),
+        };
+        for word in [self.id.0, share, self.bytes_before] {
             raw.put(&word.to_ne_bytes());
         }
-        raw.put(&self.identity.connect_us.to_ne_bytes());
+        raw.put(&connect_us.to_ne_bytes());
         raw.put(&self.start_position.to_ne_bytes());
         let seen = &self.seen;
         for word in [seen.sent, seen.acked, seen.packets, seen.last_ns, seen.last_data_ns, seen.fin_ns, seen.rst_ns] {
@@ -87,18 +91,23 @@ impl Entry {
         let interface = raw.u32();
         let backend_slot = u16::from_ne_bytes(raw.take());
         let _: [u8; 2] = raw.take();
-        let [id, accepted_at_ns, bytes_before] = [raw.u64(), raw.u64(), raw.u64()];
+        let [id, share, bytes_before] = [raw.u64(), raw.u64(), raw.u64()];
         let [connect_us, start_position] = [raw.u32(), raw.u32()];
         let clear_ecn = flags & FLAG_CLEAR_ECN != 0;
+        let direction = if flags & FLAG_DOWN != 0 { Direction::Down } else { Direction::Up };
         Self {
             action: Action::decode(action),
-            direction: if flags & FLAG_DOWN != 0 { Direction::Down } else { Direction::Up },
+            direction,
             onward,
             rewrite: Rewrite { seq, ack, tsval, tsecr, window_shift: window_shift as i8, clear_ecn },
             egress: if flags & FLAG_LOCAL != 0 { Egress::Local } else { Egress::Interface(interface) },
             committed: flags & FLAG_COMMITTED != 0,
             backend_slot,
-            identity: Identity { id: FlowId(id), accepted_at_ns, connect_us },
+            id: FlowId(id),
+            share: match direction {
+                Direction::Up => Share::Up { accepted_at_ns: share, connect_us },
+                Direction::Down => Share::Down { backend_key: share },
+            },
             start_position,
             bytes_before,
             seen: Seen {

@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Path;
 use super::carried::{Carried, Look, Step};
-use crate::addr::ClientAddr;
+use super::{Path, note};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
-use crate::path::entry::{Action, Ends, Entry};
+use crate::path::entry::{Action, Ends, Entry, Identity};
 use crate::path::program::Cursor;
 use crate::table::graduation::{Answer, Progress, Record, Ticket};
 use crate::table::journal::What;
@@ -43,6 +42,7 @@ impl Path {
 
     /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
     pub(super) fn adopt(&mut self) {
+        self.listens = true;
         let pairs = match self.pairs() {
             Ok(pairs) => pairs,
             Err(error) => return tracing::error!(%error, "the flows of an earlier process cannot be read"),
@@ -56,10 +56,10 @@ impl Path {
                 (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
             );
             self.flows.insert(id, carried(id, ends, &pair));
-            match pair.up.or(pair.down) {
+            match pair.up {
                 Some(entry) if whole => {
                     self.slots.keep(entry.backend_slot, ends.backend);
-                    self.offer(id, &entry);
+                    self.offer(id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;
                 }
                 _ => {
@@ -91,12 +91,17 @@ impl Path {
         self.reset(id);
     }
 
-    fn offer(&mut self, id: FlowId, entry: &Entry) {
+    fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
+        let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
+            return self.refuse(id, "its entries do not say whose it is");
+        };
         let Some(flow) = self.flows.get(&id) else { return };
+        let note = self.program.note(id).ok().flatten();
         let record = Record {
-            accepted_at_ns: entry.identity.accepted_at_ns,
-            connect_us: entry.identity.connect_us.into(),
-            client: ClientAddr::new(flow.ends.client.socket_addr()),
+            accepted_at_ns: identity.accepted_at_ns,
+            connect_us: identity.connect_us.into(),
+            backend_key: identity.backend_key,
+            client: note.as_ref().map_or(flow.ends.client, note::client),
         };
         let found = Box::new(flow.found(record));
         let worker = (id.0 % self.touched.len() as u64) as usize;
@@ -110,7 +115,7 @@ impl Path {
             let mut seen = Vec::new();
             let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
             for (key, entry) in seen.into_iter().filter(|(_, entry)| entry.action != Action::Forward) {
-                let pair = pairs.entry(entry.identity.id).or_default();
+                let pair = pairs.entry(entry.id).or_default();
                 pair.ends = Some(entry.ends(key));
                 match entry.direction {
                     Direction::Up => pair.up = Some(entry),

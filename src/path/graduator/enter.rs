@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::Path;
 use super::carried::{Carried, Lent, Limbo, Look, Step};
+use super::{Path, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::splice::{Held, LegState, Terms, terms};
 use crate::path::entry::{Egress, Ends, Identity, Splice, Start};
@@ -76,6 +76,7 @@ impl Path {
                 id: candidate.ticket.id,
                 accepted_at_ns: candidate.record.accepted_at_ns,
                 connect_us: candidate.record.connect_us.try_into().unwrap_or(u32::MAX),
+                backend_key: candidate.record.backend_key,
             },
             up: Start {
                 egress: towards_backend,
@@ -89,6 +90,12 @@ impl Path {
             },
             backend_slot: slot,
         };
+        if candidate.record.client != ends.client {
+            let kept = self.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
+            if let Err(error) = kept {
+                return self.fail(candidate, &error);
+            }
+        }
         // Before the sockets are gone, so that the port is never free.
         self.table.graduation.reserve(ends.local, ends.backend);
         match self.program.install(&splice) {
@@ -126,8 +133,6 @@ impl Path {
             patience_ns,
         };
         flow.up.last_data_ns = record.accepted_at_ns;
-        self.table.graduation.census.graduated.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.answer(ticket.worker, Answer::Graduated(ticket));
         self.flows.insert(ticket.id, flow);
         match self.drain(ticket.id) {
             Ok(()) => self.await_grace.push(ticket.id),
@@ -142,23 +147,22 @@ impl Path {
 
     /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
     fn egress(&mut self, leg: &LegState) -> Result<Egress, Stays> {
-        let Some(index) = leg.interface else { return Err(Stays::Busy) };
-        if index == LOOPBACK {
+        let (Some(leaves_by), Some(comes_by)) = (leg.interface, leg.receives_by) else { return Err(Stays::Busy) };
+        if leaves_by == LOOPBACK || comes_by == LOOPBACK {
             return Err(Stays::Local);
         }
-        let name = netdev::name(index).map_err(|_| Stays::Interface)?;
-        if !self.program.interfaces().contains(&name) {
+        if !self.program.attached().contains(&comes_by) {
             if !self.on_demand {
                 return Err(Stays::Interface);
             }
-            if let Err(error) = self.program.attach(&name) {
-                tracing::warn!(interface = name, %error, "flows that use it stay proxied");
+            if let Err(error) = self.program.attach(comes_by) {
+                tracing::warn!(interface = comes_by, %error, "flows that use it stay proxied");
                 return Err(Stays::Interface);
             }
-            tracing::info!(interface = name, "the path looks at its packets from now on");
+            tracing::info!(interface = netdev::name(comes_by).ok(), "the path looks at its packets from now on");
             self.show();
         }
-        Ok(Egress::Interface(index))
+        Ok(Egress::Interface(leaves_by))
     }
 
     fn give_back(&mut self, candidate: Candidate, why: Stays) {

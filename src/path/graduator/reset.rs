@@ -127,7 +127,7 @@ impl Path {
     /// Takes the entries out and lets the port be used again.
     pub(super) fn remove(&mut self, id: FlowId) {
         let Some(flow) = self.flows.remove(&id) else { return };
-        if let Err(error) = self.program.remove(&flow.ends) {
+        if let Err(error) = self.program.remove(&flow.ends).and_then(|_| self.program.drop_note(id)) {
             tracing::error!(%error, "the entries of a flow cannot be removed");
         }
         self.table.graduation.release(flow.ends.local, flow.ends.backend);

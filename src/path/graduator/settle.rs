@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Path;
@@ -14,6 +15,7 @@ use crate::path::entry::Entry;
 use crate::path::probe::Change;
 use crate::sys::clock::now_ns;
 use crate::sys::{silence, socket};
+use crate::table::graduation::Answer;
 
 /// How often acknowledgements are looked for.
 pub const RETRY: Duration = Duration::from_millis(5);
@@ -119,9 +121,17 @@ impl Path {
             Ok(2) => {}
             found => {
                 tracing::error!(flow = id.0, ?found, "the entries of a flow cannot be marked");
-                self.reset(id);
+                self.over(id, EndReason::Internal);
+                return self.reset(id);
             }
         }
+        self.table.graduation.census.graduated.fetch_add(1, Relaxed);
+        if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
+            self.answer(ticket.worker, Answer::Graduated(ticket));
+        }
+        // It may have ended while it had sockets, and then nothing comes any more that tells.
+        self.look(id);
+        self.has_moved(id);
     }
 
     /// A leg broke after the entries were made: its flow cannot go on either way.

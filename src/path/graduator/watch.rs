@@ -12,6 +12,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::path::program::Evidence;
 use crate::sys::clock::now_ns;
+use crate::sys::netdev;
 use crate::table::backend::Suspicion;
 use crate::table::graduation::PathView;
 use crate::table::journal::What;
@@ -22,6 +23,9 @@ const SCAN_SHARE: u64 = 50;
 
 /// Entries of one call.
 const SCAN_STEP: usize = 2048;
+
+/// Events that are taken before others have their turn.
+const EVENTS: usize = 1024;
 
 /// A backend that was asked and has not answered for so long is suspect.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -58,6 +62,18 @@ impl Path {
         }
     }
 
+    /// Takes note of flows that something has just happened to.
+    pub(super) fn take_events(&mut self) {
+        if !self.listens || self.is_frozen() {
+            return;
+        }
+        let happened: Vec<_> = self.events.by_ref().map(|event| event.id).take(EVENTS).collect();
+        for id in happened {
+            self.look(id);
+            self.has_moved(id);
+        }
+    }
+
     /// Takes note of every flow that something has passed of.
     fn scan(&mut self) {
         let mut seen = Vec::with_capacity(SCAN_STEP);
@@ -69,7 +85,7 @@ impl Path {
                 Err(error) => return tracing::error!(%error, "the map of flows cannot be read"),
             };
             for (_, entry) in &seen {
-                if let Some(flow) = self.flows.get_mut(&entry.identity.id)
+                if let Some(flow) = self.flows.get_mut(&entry.id)
                     && flow.take_note(entry)
                 {
                     changed.push(flow.id);
@@ -99,17 +115,15 @@ impl Path {
             self.lists.entry(progress.ticket.worker).or_default().push(progress);
         }
         let Some(flow) = self.flows.get(&id) else { return };
-        if matches!(flow.step, Step::Alone)
-            && let Some(reason) = flow.ended()
-        {
-            match reason {
-                // An RST may be lost on its last way, and an idle end would never know.
-                EndReason::ClientReset | EndReason::BackendReset => {
-                    self.over(id, reason);
-                    self.reset(id);
-                }
-                _ => self.fade(id, reason),
+        match (flow.ended(), &flow.step) {
+            // An RST may be lost on its last way, and an idle end would never know.
+            (Some(reason @ (EndReason::ClientReset | EndReason::BackendReset)), _) => {
+                self.over(id, reason);
+                self.reset(id);
             }
+            // With sockets, it is looked at once more when they are gone.
+            (Some(reason), Step::Alone) => self.fade(id, reason),
+            _ => {}
         }
     }
 
@@ -174,7 +188,7 @@ impl Path {
         let census = &self.table.graduation.census;
         census.show(PathView {
             why_not: None,
-            interfaces: self.program.interfaces().to_vec(),
+            interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
             flows_max: self.program.flows_max().into(),
             flows_held: self.flows.len() as u64,
             packets: self.program.counters().map(|counters| counters.labelled().to_vec()).unwrap_or_default(),

@@ -36,6 +36,22 @@ pub fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, OpenErr
     Ok(attached)
 }
 
+/// Interfaces that a link is pinned for and that there are still.
+pub fn alive(pins: &Pins) -> io::Result<Vec<String>> {
+    let mut links = pins.links()?;
+    links.retain(|name| netdev::interface(name).is_ok());
+    Ok(links)
+}
+
+/// Indices of those of `interfaces` that the program runs on.
+pub fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>> {
+    let mut indices = Vec::new();
+    for interface in interfaces {
+        indices.extend(state(pins, interface)?.map(|link| link.ifindex).filter(|index| *index != 0));
+    }
+    Ok(indices)
+}
+
 /// What the kernel says of the link that is pinned for `interface`.
 pub fn state(pins: &Pins, interface: &str) -> io::Result<Option<TcxLinkInfo>> {
     match bpf::open_pinned(&pins.link_path(interface)) {

@@ -47,7 +47,10 @@ pub fn replace(pins: &Pins, meta: Meta) -> Result<(), OpenError> {
 /// The programs that are run by hand, in this process only: probe and amend.
 pub fn tools(pins: &Pins) -> Result<[OwnedFd; 2], OpenError> {
     let mut loader = EbpfLoader::new();
-    let mut tools = loader.map_pin_path("flows", pins.path("flows")).load(TOOLS_OBJECT).map_err(OpenError::load)?;
+    for name in MAPS {
+        loader.map_pin_path(name, pins.path(name));
+    }
+    let mut tools = loader.load(TOOLS_OBJECT).map_err(OpenError::load)?;
     let mut fd = |name| {
         let program = classifier(&mut tools, name)?;
         Ok::<_, OpenError>(program.fd().map_err(OpenError::program)?.as_fd().try_clone_to_owned()?)
@@ -62,7 +65,7 @@ fn load(pins: &Pins, flows_max: Option<u32>) -> Result<Ebpf, OpenError> {
         loader.map_pin_path(name, pins.path(name));
     }
     if let Some(flows_max) = flows_max {
-        loader.map_max_entries("flows", flows_max.saturating_mul(2));
+        loader.map_max_entries("flows", flows_max.saturating_mul(2)).map_max_entries("notes", flows_max);
     }
     loader.load(PATH_OBJECT).map_err(OpenError::load)
 }

@@ -1,7 +1,7 @@
 //! What is pinned, and where: the maps, the program, and a link for each interface.
 //!
 //! ```text
-//!   DIRECTORY/flows counters backends services fragments    maps
+//!   DIRECTORY/flows notes counters backends ...             maps
 //!             program                                       what the links run
 //!             link-eth0 ...                                 each attaches it to one interface, and detaches it when removed
 //!             meta                                          a map of one element, made last: the rest is whole
@@ -21,7 +21,7 @@ use crate::sys::bpffs;
 pub const LAYOUT: u32 = 1;
 
 /// The maps of `bpf/entry.h`.
-pub const MAPS: [&str; 6] = ["flows", "counters", "backends", "services", "fragments", "meta"];
+pub const MAPS: [&str; 8] = ["flows", "notes", "counters", "backends", "services", "fragments", "events", "meta"];
 
 /// The program, and the next one while it takes the place of the other.
 const PROGRAMS: [&str; 2] = ["program", "program-next"];

@@ -23,7 +23,7 @@ fn flow(number: u32) -> Splice {
             backend: BackendAddr::new((std::net::Ipv4Addr::from_bits(0x0b00_0000 + number / 60_000), 6443).into()),
         },
         terms: Terms::default(),
-        identity: Identity { id: FlowId(number.into()), accepted_at_ns: 5, connect_us: 6 },
+        identity: Identity { id: FlowId(number.into()), accepted_at_ns: 5, connect_us: 6, backend_key: 8 },
         up: start,
         down: start,
         backend_slot: 0,

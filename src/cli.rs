@@ -4,10 +4,14 @@
 
 pub mod check;
 pub mod demo;
+mod drill;
+mod duration;
 mod events;
 mod flows;
 mod grid;
 mod kill;
+pub mod kubelet;
+mod lease;
 pub mod logging;
 mod orders;
 mod output;
@@ -17,6 +21,7 @@ mod service;
 mod shell;
 mod socket;
 mod status;
+pub mod tls;
 mod upgrade;
 
 use std::net::IpAddr;
@@ -66,6 +71,8 @@ enum Command {
     Check,
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
     Demo(demo::command::DemoArgs),
+    /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
+    Drill(drill::DrillArgs),
     /// How the instance, its frontends and its backends are.
     Status,
     /// Lists flows.
@@ -122,7 +129,7 @@ enum Command {
     StandIn(demo::stand_in::StandInArgs),
     /// A kubelet-like client, for the demo and the tests.
     #[command(hide = true)]
-    Kubelet(demo::kubelet::command::KubeletArgs),
+    Kubelet(kubelet::command::KubeletArgs),
 }
 
 #[derive(Debug, Args)]
@@ -193,10 +200,11 @@ pub fn main() -> ExitCode {
         Command::HandoffVersion => upgrade::handoff_version(),
         Command::Check => check::run(&config()),
         Command::Demo(demo) => demo::command::run(demo),
+        Command::Drill(drill) => drill::run(&drill, arguments.json),
         Command::Completion { shell } => shell::completion::<Arguments>(shell),
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
-        Command::Kubelet(kubelet) => demo::kubelet::command::run(kubelet),
+        Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
@@ -238,6 +246,7 @@ fn talk(
         | Command::HandoffVersion
         | Command::Check
         | Command::Demo(_)
+        | Command::Drill(_)
         | Command::Completion { .. }
         | Command::Man
         | Command::StandIn(_)

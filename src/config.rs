@@ -8,6 +8,7 @@
 
 mod backend;
 mod certificate;
+mod cluster;
 mod diagnostic;
 mod document;
 mod duration;
@@ -44,6 +45,7 @@ pub struct Config {
     pub process: Process,
     pub log: Log,
     pub path: PathSettings,
+    pub cluster: Cluster,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
 }
@@ -72,6 +74,27 @@ pub struct Process {
     pub reset_within: Duration,
     /// ... and never exceed this many a second.
     pub reset_rate: u32,
+}
+
+/// `[cluster]`: what the clients' cluster expects of them. Only `baton check` computes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// A node whose lease was not renewed for this long is NotReady.
+    pub node_monitor_grace_period: Duration,
+    /// Between two renewals.
+    pub lease_renew: Duration,
+    /// keepalived's advert_int, if a VIP moves between instances.
+    pub vrrp_advert_interval: Option<Duration>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            node_monitor_grace_period: Duration::from_secs(40),
+            lease_renew: Duration::from_secs(10),
+            vrrp_advert_interval: None,
+        }
+    }
 }
 
 /// `[log]`.

@@ -334,7 +334,7 @@ fn file(top: &str, frontend: &str, backend: &str) -> String {
 }
 
 fn has_no_default(line: &str) -> bool {
-    ["host", "server_name", "client_cert_file", "client_key_file", "health_address"]
+    ["host", "server_name", "client_cert_file", "client_key_file", "health_address", "vrrp_advert_interval"]
         .iter()
         .any(|key| line.starts_with(&format!("{key} = ")))
 }

@@ -324,6 +324,7 @@ mod tests {
             },
             log: log(FlowLog::Off, 1),
             path: crate::config::PathSettings::default(),
+            cluster: crate::config::Cluster::default(),
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

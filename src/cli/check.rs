@@ -3,8 +3,10 @@
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use crate::config::{self, Config};
+use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
+use crate::model::budget::{Fault, Timers, longest_gap};
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
 pub fn run(path: &Path) -> ExitCode {
@@ -23,6 +25,7 @@ fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> i
                 writeln!(findings, "{warning}")?;
             }
             writeln!(verdict, "ok: {}{}", contents(&loaded.config), warned(loaded.warnings.len()))?;
+            write!(verdict, "\n{}", budget(&loaded.config))?;
             Ok(true)
         }
         Err(rejected) => {
@@ -34,6 +37,44 @@ fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> i
             Ok(false)
         }
     }
+}
+
+/// What each fault may cost the nodes, by the file's own timers.
+fn budget(config: &Config) -> String {
+    let Cluster { node_monitor_grace_period: grace, lease_renew, vrrp_advert_interval } = config.cluster;
+    let mut text = format!(
+        "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
+        seconds(lease_renew),
+        seconds(grace)
+    );
+    for frontend in &config.frontends {
+        let timers = Timers {
+            lease_renew,
+            reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
+            probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
+            vrrp_advert_interval,
+        };
+        let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
+        for fault in Fault::ALL {
+            let (gap, verdict) = match longest_gap(fault, &timers) {
+                None => ("?".to_owned(), "depends on what moves the VIP: set cluster.vrrp_advert_interval"),
+                Some(gap) if gap <= grace => (seconds(gap), "ok"),
+                Some(gap) if fault == Fault::ApiserverHung && !timers.probes_ask_the_process => {
+                    (seconds(gap), "NotReady: kind = \"tcp\" asks the kernel only; kind = \"https\" sees it")
+                }
+                Some(gap) => (seconds(gap), "NotReady: shorten the timers"),
+            };
+            text += format!("  {title:<12} {:<22} {gap:>7}  {verdict}\n", fault.label())
+                .trim_start_matches("             ");
+        }
+    }
+    text
+}
+
+/// Two digits behind the point where they say something.
+fn seconds(time: Duration) -> String {
+    let text = format!("{:.2}", time.as_secs_f64());
+    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn contents(config: &Config) -> String {
@@ -68,8 +109,24 @@ mod tests {
         let text = "[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n[[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.1:1\"";
         let (taken, verdict, findings) = check(text);
         assert!(taken);
-        assert_eq!(verdict, "ok: 1 frontend, 1 backend, 1 warning\n");
+        assert!(verdict.starts_with("ok: 1 frontend, 1 backend, 1 warning\n"), "{verdict}");
         assert!(findings.starts_with("baton.toml:4: frontend[0].backend: read one backend, advised: "), "{findings}");
+    }
+
+    #[test]
+    fn the_budget_is_computed_from_the_files_own_timers() {
+        let file = |cluster: &str, health: &str| {
+            format!(
+                "[cluster]\n{cluster}\n[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n[frontend.health]\n{health}\n\
+                 [[frontend.backend]]\nname = \"a\"\naddress = \"10.0.0.1:1\"\n\
+                 [[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.2:1\"\n"
+            )
+        };
+        let (_, defaults, _) = check(&file("", ""));
+        insta::assert_snapshot!(defaults);
+        let fast = "profile = \"fast\"\nvrrp_advert_interval = \"2s\"";
+        let (_, tuned, _) = check(&file(fast, "kind = \"http\"\ninterval = \"500ms\""));
+        insta::assert_snapshot!(tuned);
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
         path: PathSettings::default(),
+        cluster: crate::config::Cluster::default(),
         frontends: frontends.into_iter().map(Arc::new).collect(),
     })
 }

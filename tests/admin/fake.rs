@@ -287,6 +287,7 @@ fn config(directory: &Path) -> Config {
             flows_per_second: 100,
         },
         path: config::PathSettings::default(),
+        cluster: config::Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

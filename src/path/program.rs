@@ -5,9 +5,11 @@ mod links;
 mod load;
 mod pins;
 mod status;
+mod unknown;
 
 pub use error::{InstallError, OpenError};
 pub use status::{Link, Removal, Status, remove, status};
+pub use unknown::{Owner, Unknown};
 
 use std::io;
 use std::net::SocketAddr;
@@ -262,6 +264,17 @@ impl Program {
     /// Forgets what is known of a slot, for the next backend that gets it.
     pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
         self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; 16], Update::Any)
+    }
+
+    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports that have no rule of
+    /// their own. `None`: they pass to the kernel.
+    pub fn set_unknown(&self, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
+        unknown::set(&self.pins, vip, unknown)
+    }
+
+    /// Sends packets of `key` on to the instance that has their flow.
+    pub fn forward(&self, key: &Key, owner: &Owner) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::OnlyNew)?)
     }
 
     fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {

@@ -96,6 +96,11 @@ __function int put_rst(struct __sk_buff *skb, __u32 tcp, const struct rst *rst)
 
 		if ((void *)(ip + 1) > end)
 			return -1;
+		/* Neither its class nor its flow label is ours. */
+		ip->head[0] = 0x60;
+		ip->head[1] = 0;
+		ip->head[2] = 0;
+		ip->head[3] = 0;
 		ip->payload_length = htons(tcp - ETH_LEN - IPV6_LEN + TCP_LEN);
 		ip->hop_limit = RST_TTL;
 		ip->src = rst->src;

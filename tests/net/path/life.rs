@@ -12,7 +12,7 @@ use baton::path::program::{self, Cursor, InstallError, Leg, OpenError, Origin, P
 use crate::lab::Pinned;
 
 /// A flow whose client has this number.
-fn flow(number: u32) -> Splice {
+pub fn flow(number: u32) -> Splice {
     let client = std::net::Ipv4Addr::from_bits(0x0a00_0000 + number);
     let start = Start { egress: Egress::Interface(1), bytes_before: 7, position: 1000 };
     Splice {

@@ -15,6 +15,7 @@ mod lease;
 pub mod logging;
 mod orders;
 mod output;
+mod path;
 mod ready;
 mod reload;
 pub mod run;
@@ -117,6 +118,8 @@ enum Command {
         #[arg(long)]
         dry_run: bool,
     },
+    /// What is pinned in the kernel for graduated flows; needs no running instance.
+    Path(path::PathArguments),
     /// The versions of this command and of the instance.
     Version,
     /// Which versions of the handoff this binary speaks.
@@ -208,6 +211,10 @@ pub fn main() -> ExitCode {
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
         Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
+        Command::Path(path) => {
+            let output = Output::new(arguments.json);
+            path::run(&path, &output).unwrap_or_else(|error| output.fail(&error))
+        }
         command => {
             let output = Output::new(arguments.json);
             match talk(command, arguments.socket, arguments.config.as_deref(), &output) {
@@ -251,6 +258,7 @@ fn talk(
         Command::Run { .. }
         | Command::HandoffVersion
         | Command::Check
+        | Command::Path(_)
         | Command::Demo(_)
         | Command::Drill(_)
         | Command::Completion { .. }

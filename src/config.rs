@@ -14,6 +14,7 @@ mod document;
 mod duration;
 mod file;
 mod frontend;
+mod graduation;
 mod health;
 mod kind;
 mod load;
@@ -28,7 +29,7 @@ pub use frontend::by_default as frontend_by_default;
 pub use health::reset_after_silence;
 pub use load::{load, parse};
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,7 @@ pub struct Config {
     pub admin: Admin,
     pub process: Process,
     pub log: Log,
+    pub path: PathSettings,
     pub cluster: Cluster,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
@@ -129,6 +131,43 @@ pub enum FlowLog {
     Off,
 }
 
+/// `[path]`: flows that leave the proxy for the kernel's packet path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathSettings {
+    pub graduate: Graduate,
+    /// Interfaces whose packets are looked at. Empty: those that hold the frontends' and the backends' routes.
+    pub interfaces: Vec<Arc<str>>,
+    /// Graduated flows at once. What is pinned keeps its size until it is removed.
+    pub max_flows: u32,
+    /// Requests that were answered before a flow may graduate ...
+    pub after_round_trips: u32,
+    /// ... unless it has reached this age.
+    pub after: Duration,
+    /// The folder in a BPF file system where program and maps outlive the process.
+    pub pins: PathBuf,
+}
+
+/// Whether flows graduate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Graduate {
+    /// Where the host allows it; else they stay proxied.
+    Auto,
+    Off,
+    /// Where the host does not allow it, Baton does not start.
+    Require,
+}
+
+/// `[[frontend]] source`: the source address of a backend leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The address that the client asked for, where flows may graduate; else the route's.
+    Auto,
+    /// The kernel chooses by the route to the backend.
+    Route,
+    /// This one, towards backends of its family; the route's for others.
+    Address(IpAddr),
+}
+
 /// `[[frontend]]`: a set of listening addresses and the backends behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frontend {
@@ -136,6 +175,7 @@ pub struct Frontend {
     /// At least one, no address twice in the whole file.
     pub listen: Vec<VipAddr>,
     pub balance: Balance,
+    pub source: Source,
     /// One connect attempt gets this long.
     pub connect_timeout: Duration,
     /// A second, parallel attempt starts when the first has not answered after this. `None`: never.

@@ -11,6 +11,7 @@ pub mod handoff;
 pub mod health;
 pub mod metrics;
 pub mod model;
+pub mod path;
 pub mod proxy;
 pub mod rebalance;
 pub mod sys;

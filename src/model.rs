@@ -10,3 +10,5 @@ pub mod ids;
 pub mod pacing;
 pub mod proxy_protocol;
 pub mod rebalance;
+pub mod segment;
+pub mod splice;

@@ -1,11 +1,17 @@
 //! System calls as safe functions: the only module that may hold `unsafe`.
 
+pub mod bpf;
+pub mod bpffs;
 pub mod clock;
 pub mod epoll;
 pub mod eventfd;
 pub mod fd_passing;
 pub mod inherited;
+pub mod netdev;
 pub mod pipe;
 pub mod process;
+pub mod raw;
+pub mod silence;
 pub mod socket;
+pub mod source;
 pub mod tcp_info;

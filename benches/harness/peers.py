@@ -216,6 +216,8 @@ class Before(Baton):
 def baton_config(stage, http="127.0.0.1:9470"):
     """Baton as it would be run: table, probes, metrics and the flow log are on."""
     return f"""
+[path]
+graduate = "off"
 [admin]
 http = "{http}"
 socket = "{stage.directory}/admin.sock"

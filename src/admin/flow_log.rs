@@ -323,6 +323,7 @@ mod tests {
                 reset_rate: 1,
             },
             log: log(FlowLog::Off, 1),
+            path: crate::config::PathSettings::default(),
             cluster: crate::config::Cluster::default(),
             frontends: Vec::new(),
         };

@@ -73,6 +73,8 @@ impl Giver for InstanceGiver {
     type Parcel = Carried;
 
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
+        // What graduates from here on would be found by the new process in the middle of it.
+        self.core.path.pause();
         let listeners = self.core.proxy.lend_listeners()?.into_iter();
         let admin = self.reloader.lend_doors()?.into_iter().map(|lent| match lent {
             Lent::Http(address, fd) => (Door::AdminHttp(address), fd),
@@ -90,7 +92,7 @@ impl Giver for InstanceGiver {
         }
         Ok(State {
             next_flow_id: table.flows.next_id() + kept,
-            flows: table.flows.len() as u64,
+            flows: table.flows_with_sockets() as u64,
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of(&table.registry),
             carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
@@ -123,15 +125,17 @@ impl Giver for InstanceGiver {
     }
 
     fn left(&self) -> usize {
-        self.core.table.flows.len()
+        self.core.table.flows_with_sockets()
     }
 
     fn end_the_rest(&mut self) {
-        let (selector, reason) = (Selector::All, EndReason::NotHandedOver);
+        let (selector, reason) = (Selector::WithSockets, EndReason::NotHandedOver);
         self.core.table.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
     }
 
     fn last_word(&self) -> LastWord {
+        // The new process adopts what is graduated as soon as it hears this.
+        self.core.path.freeze();
         let table = &self.core.table;
         let (sources, _) = self.core.proxy.save_sources();
         let totals = Totals::of(&table.registry);

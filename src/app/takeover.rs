@@ -13,7 +13,7 @@ use super::reload::Reloader;
 use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, Lent, Waiting};
-use crate::config::Config;
+use crate::config::{Config, Graduate};
 use crate::drain::Phase;
 use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, Arrived, Outcome, Taker};
@@ -122,6 +122,10 @@ impl Taker for Newcomer {
             }
         }
         self.tell(last);
+        self.core.path.adopt();
+        if self.config.path.graduate != Graduate::Off {
+            self.core.path.serve();
+        }
         self.core.drain.advance(Phase::Serving);
     }
 
@@ -134,7 +138,7 @@ impl Taker for Newcomer {
         if let Some(doors) = self.reloader.take_doors() {
             doors.leave();
         }
-        self.core.table.flows.len() as u64
+        self.core.table.flows_with_sockets() as u64
     }
 
     fn other_has_ended(&mut self) -> bool {

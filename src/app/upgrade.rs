@@ -112,6 +112,7 @@ impl Upgrader {
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
+                self.core.path.resume();
                 tracing::error!(
                     moved = failed.moved,
                     "the upgrade came to nothing, this process goes on: {}",

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -22,10 +22,21 @@ pub enum CliError {
     /// Nothing can be written: the reader of a pipe has gone, or the disk is full.
     #[error("writing the output: {0}")]
     Output(#[from] io::Error),
+    #[error("{path}: {source}", path = .path.display())]
+    Path { path: PathBuf, source: io::Error },
+    #[error("{0} would be reset at the next packet; repeat it with --yes")]
+    FlowsInPath(String),
     #[error("flow {0} was ordered to end but is still there")]
     StillThere(crate::model::ids::FlowId),
     #[error("{0} is no longer draining: somebody took the order back")]
     OrderGone(String),
+}
+
+impl CliError {
+    /// What is pinned at `path` cannot be looked at or taken away.
+    pub fn path(path: &Path, source: io::Error) -> Self {
+        Self::Path { path: path.to_path_buf(), source }
+    }
 }
 
 /// Standard output, as the user wants it.

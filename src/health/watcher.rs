@@ -22,7 +22,6 @@ use crate::model::ids::BackendId;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
-use crate::table::flows::FlowState;
 use crate::table::journal::What;
 use crate::table::orders::Pace;
 
@@ -394,8 +393,12 @@ async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: Back
 /// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of
 /// milliseconds, which must not hold up this runtime.
 async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
+    let heard = |table: &Table| table.registry.find_backend(id).is_some_and(|it| it.heard_ns.load(Relaxed) >= since_ns);
+    if heard(&table) {
+        return true;
+    }
     let walk = move || {
-        let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state == FlowState::Proxied);
+        let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state.is_served());
         mine.any(|flow| flow.last_down_ns >= since_ns)
     };
     tokio::task::spawn_blocking(walk).await.unwrap_or(false)

@@ -32,8 +32,9 @@ impl Drop for FrontendHold {
 
 /// Counts a flow in for the process and its frontend.
 pub fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
-    let elsewhere: u32 = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum();
-    if table.flows.len() + elsewhere as usize >= plane.max_connections {
+    let elsewhere = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum::<u32>() as usize;
+    let too_many = plane.max_connections.is_some_and(|max| table.flows.len() + elsewhere >= max);
+    if too_many || table.flows_with_sockets() + elsewhere >= plane.carried {
         return Err(EndReason::LimitTotal);
     }
     let before = frontend.entry.active.fetch_add(1, Relaxed) + frontend.entry.elsewhere.count();

@@ -89,9 +89,9 @@ impl Parcel {
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let backend = match &self.flow.phase {
             Phase::Relaying(relaying) => Some(relaying.backend.as_fd()),
-            Phase::Header | Phase::Connecting(_) => None,
+            _ => None,
         };
-        [self.flow.client.as_fd()].into_iter().chain(backend)
+        self.flow.client().into_iter().chain(backend)
     }
 }
 
@@ -101,7 +101,7 @@ impl Proxy {
     }
 
     /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows that
-    /// were ordered to end stay until they have.
+    /// were ordered to end stay until they have, and so do those that the path has.
     pub fn take(&self, worker: usize, flows_max: usize, bytes_max: usize) -> Result<Departure, StuckWorker> {
         self.ask(worker, |answer| Message::Take { flows_max, bytes_max, answer })
     }

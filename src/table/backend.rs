@@ -118,6 +118,8 @@ pub struct BackendEntry {
     /// Flows now, connecting ones included.
     pub active: AtomicU32,
     pub elsewhere: Elsewhere,
+    /// Monotonic ns of the last packet that came from it to a graduated flow; 0: none.
+    pub heard_ns: AtomicU64,
     /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
     pub suspicion: Suspicion,
     /// One per worker, and a last one for what an earlier process counted.
@@ -324,6 +326,7 @@ impl Registry {
             }),
             active: AtomicU32::new(0),
             elsewhere: Elsewhere::default(),
+            heard_ns: AtomicU64::new(0),
             suspicion: Suspicion::default(),
             lanes: (0..=self.workers).map(|_| BackendLane::default()).collect(),
         });

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
 use serde::{Deserialize, Serialize};
 
+use super::graduation::Stays;
 use super::slot::{Copied, IDENTITY_WORDS, LIVE_WORDS, Slot};
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::ids::{BackendId, FlowId, FrontendId};
@@ -39,20 +40,28 @@ pub enum FlowState {
     Connecting,
     /// Both legs are established.
     Proxied,
+    /// Both legs are established, and its packets pass the proxy by.
+    Graduated,
     /// Chosen to be reset; waits for its turn in the pace.
     Ending,
 }
 
 impl FlowState {
-    pub const ALL: [FlowState; 4] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Ending];
+    pub const ALL: [FlowState; 5] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Graduated, Self::Ending];
 
     pub fn label(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
             Self::Connecting => "connecting",
             Self::Proxied => "proxied",
+            Self::Graduated => "graduated",
             Self::Ending => "ending",
         }
+    }
+
+    /// Both legs are established, and nobody has ordered its end.
+    pub fn is_served(self) -> bool {
+        matches!(self, Self::Proxied | Self::Graduated)
     }
 }
 
@@ -84,6 +93,8 @@ pub enum Field {
     ConnectUs,
     /// Source port of the backend leg (low 16 bits); 0 until connected.
     LocalPort,
+    /// Why it was not graduated when that was last tried; see [`Stays::pack`].
+    Stays,
 }
 
 /// A copy of one flow's entry.
@@ -101,6 +112,8 @@ pub struct FlowView {
     pub last_up_ns: u64,
     pub last_down_ns: u64,
     pub connect_us: u64,
+    /// Why it was not graduated when that was last tried.
+    pub stays: Option<Stays>,
 }
 
 impl FlowView {
@@ -136,7 +149,7 @@ pub struct ShardWriter {
 }
 
 /// A place in its owner's shard; the owner keeps the flow's sockets at the same index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey(u32);
 
 impl FlowKey {
@@ -222,6 +235,11 @@ impl FlowTable {
         let (row, place) = (flow.key.0 as usize / ROW, flow.key.0 as usize % ROW);
         let row = self.shards[flow.worker].rows[row].get();
         row.and_then(|row| row[place].copy()).is_some_and(|copied| copied.identity[0] == flow.id.0)
+    }
+
+    /// Whose the owner's slot for `key` is now.
+    pub fn id_at(&self, writer: &ShardWriter, key: FlowKey) -> Option<FlowId> {
+        self.slot(writer, key).copy().map(|copied| FlowId(copied.identity[0]))
     }
 
     /// The owner's slot for `key`.
@@ -337,6 +355,7 @@ fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
         last_up_ns: word(Field::LastUpNs),
         last_down_ns: word(Field::LastDownNs),
         connect_us: word(Field::ConnectUs),
+        stays: Stays::unpack(word(Field::Stays)),
     }
 }
 

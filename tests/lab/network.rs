@@ -98,7 +98,7 @@ impl Lab {
 }
 
 /// Says that a test did not run, to people and to `tests/run`.
-fn skip(test: &str, reason: &str) {
+pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped: {test}: {reason}");
     if let Some(file) = std::env::var_os("BATON_TESTS_SKIPPED") {
         let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file).expect("the list of skipped");

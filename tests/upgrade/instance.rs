@@ -271,7 +271,7 @@ fn text_of(directory: &Path, frontend: SocketAddr, backends: &[SocketAddr], work
         .map(|(number, address)| format!("\n[[frontend.backend]]\nname = \"b{number}\"\naddress = \"{address}\"\n"))
         .collect();
     format!(
-        "[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
+        "[path]\ngraduate = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
          [log]\nflows = \"errors\"\n[[frontend]]\nname = \"api\"\nlisten = [\"{frontend}\"]\n\
          {settings}\n\
          [frontend.health]\nkind = \"tcp\"\n{backends}",

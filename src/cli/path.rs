@@ -1,0 +1,110 @@
+//! `baton path`: what is pinned in the kernel, with or without an instance, and taking it away.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::grid::{Align::*, Grid};
+use super::output::{CliError, Output};
+use crate::admin::humane::{count, plural};
+use crate::admin::words::Weight;
+use crate::path::program::{self, Status};
+use crate::path::settings::DIRECTORY_DEFAULT;
+
+#[derive(Debug, Args)]
+pub struct PathArguments {
+    /// Where the program is pinned.
+    #[arg(long, global = true, value_name = "PATH", default_value = DIRECTORY_DEFAULT)]
+    pins: PathBuf,
+    #[command(subcommand)]
+    command: PathCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum PathCommand {
+    /// The program, its interfaces, its flows and what it did with packets.
+    Status,
+    /// Takes the program and its maps out of the kernel. The flows in them are reset at their next packet.
+    Remove {
+        /// Yes, although there are flows in it.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+pub fn run(arguments: &PathArguments, output: &Output) -> Result<ExitCode, CliError> {
+    match arguments.command {
+        PathCommand::Status => status(&arguments.pins, output),
+        PathCommand::Remove { yes } => remove(&arguments.pins, yes, output),
+    }
+}
+
+fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {
+    let found = program::status(pins).map_err(|error| CliError::path(pins, error))?;
+    if output.json {
+        output.document(&found)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(status) = found else {
+        output.line(format!("no path: nothing is pinned in {}", pins.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    output.line(format!("{}  {}", output.bold(&status.directory.display().to_string()), version(&status, output)))?;
+    let flows = match status.entries {
+        Some(entries) => format!("{} of at most {}", count(entries.div_ceil(2).into()), count(status.flows_max.into())),
+        None => format!("at most {}", count(status.flows_max.into())),
+    };
+    output.line(format!("flows       {flows}"))?;
+    for link in &status.links {
+        let state = match link.attached {
+            true => output.paint(Weight::Good, "attached"),
+            false => output
+                .paint(Weight::Bad, "detached: packets of its flows get RST; a running instance attaches it again"),
+        };
+        output.line(format!("interface   {}  {state}", link.interface))?;
+    }
+    let mut grid = Grid::new(&[("PACKETS", Left), ("", Right)]);
+    for (label, number) in status.counters.iter().flat_map(|counters| counters.labelled()) {
+        grid.row([label.to_owned().into(), count(number).into()]);
+    }
+    output.text(&grid.render(output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn version(status: &Status, output: &Output) -> String {
+    match (status.adoptable, status.current) {
+        (true, true) => output.paint(Weight::Good, "of this version"),
+        (true, false) => output.paint(Weight::Notice, "of another version; an instance of this one takes it over"),
+        (false, _) => {
+            let text = format!("of another layout ({}); no instance of this version can adopt it", status.layout);
+            output.paint(Weight::Bad, &text)
+        }
+    }
+}
+
+fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError> {
+    let fail = |error| CliError::path(pins, error);
+    let entries = program::status(pins).ok().flatten().and_then(|status| status.entries);
+    if let Some(entries) = entries.filter(|entries| *entries > 0 && !yes) {
+        return Err(CliError::FlowsInPath(plural(entries.div_ceil(2).into(), "flow")));
+    }
+    let removal = program::remove(pins).map_err(fail)?;
+    if output.json {
+        output.document(&removal)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match removal {
+        None => output.line(format!("nothing is pinned in {}", pins.display()))?,
+        Some(removal) => {
+            let flows = removal.flows.map(|flows| format!(", {} in it", plural(flows.into(), "flow")));
+            output.line(format!(
+                "removed: {}, {}{}",
+                removal.directory.display(),
+                plural(removal.interfaces.len() as u64, "interface"),
+                flows.unwrap_or_default()
+            ))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,109 @@
+//! The arithmetic of a graduated flow: how a packet of one leg becomes a packet of the other.
+//!
+//! A relay never alters a byte, so a byte's position in one leg's stream differs from its position in the other's by
+//! a constant, which holds from the moment on in which both legs are at rest. The same goes for acknowledgements, for
+//! SACK blocks, and for timestamps, whose clocks both tick on.
+//!
+//! ```text
+//!  client's stream   ... copied by the relay | held | unread in the socket | what comes next
+//!  backend's stream  ... written to the backend     | <- the limbo goes here |   seq + terms.up.seq
+//! ```
+
+mod leg;
+mod obstacle;
+
+pub use leg::{Ecn, LegState, SocketState, Timestamps};
+pub use obstacle::{Direction, Obstacle, Side};
+
+/// What is added to the header fields of every packet of one direction, modulo 2^32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rewrite {
+    /// To the sequence number.
+    pub seq: u32,
+    /// To the acknowledgement number and to both edges of each SACK block.
+    pub ack: u32,
+    /// To the timestamp value; 0 without timestamps.
+    pub tsval: u32,
+    /// To the timestamp echo; 0 without timestamps.
+    pub tsecr: u32,
+    /// The window is shifted left by this many bits, right if negative; it saturates at 65,535.
+    pub window_shift: i8,
+    /// Only the sender's leg negotiated ECN (RFC 3168): its marks mean nothing to the receiver.
+    pub clear_ecn: bool,
+}
+
+/// Both directions of one flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Client to backend.
+    pub up: Rewrite,
+    /// Backend to client.
+    pub down: Rewrite,
+    /// Bytes of the client's that its socket has acknowledged and the backend's has not been given.
+    pub limbo_up: u32,
+    /// The same, from the backend to the client.
+    pub limbo_down: u32,
+    /// Once the backend acknowledges this position of its leg, the limbo has arrived (as its packets show it).
+    pub backend_must_ack: u32,
+    /// The same for the client.
+    pub client_must_ack: u32,
+}
+
+/// Bytes that were read from one leg and not yet written to the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub up: u32,
+    pub down: u32,
+}
+
+/// Works out the terms of a flow whose legs were probed, or what stands against its graduation at this moment.
+pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms, Obstacle> {
+    obstacle::find(client, backend, held)?;
+    let seq_up = backend.write_seq.wrapping_sub(client.copied_seq.wrapping_sub(held.up));
+    let seq_down = client.write_seq.wrapping_sub(backend.copied_seq.wrapping_sub(held.down));
+    let (tsval_up, tsval_down) = match (&client.timestamps, &backend.timestamps) {
+        (Some(client), Some(backend)) => (clock_delta(client, backend), clock_delta(backend, client)),
+        _ => (0, 0),
+    };
+    let limbo_up = client.unread() + held.up;
+    let limbo_down = backend.unread() + held.down;
+    Ok(Terms {
+        up: Rewrite {
+            seq: seq_up,
+            ack: seq_down.wrapping_neg(),
+            tsval: tsval_up,
+            tsecr: tsval_down.wrapping_neg(),
+            window_shift: window_shift(client, backend),
+            clear_ecn: client.ecn != Ecn::Off && backend.ecn == Ecn::Off,
+        },
+        down: Rewrite {
+            seq: seq_down,
+            ack: seq_up.wrapping_neg(),
+            tsval: tsval_down,
+            tsecr: tsval_up.wrapping_neg(),
+            window_shift: window_shift(backend, client),
+            clear_ecn: backend.ecn != Ecn::Off && client.ecn == Ecn::Off,
+        },
+        limbo_up,
+        limbo_down,
+        backend_must_ack: backend.write_seq.wrapping_add(limbo_up),
+        client_must_ack: client.write_seq.wrapping_add(limbo_down),
+    })
+}
+
+/// How far the timestamps that came on `from` lag behind those that this host sent on `to`.
+///
+/// Ahead by [`TIMESTAMP_SLACK_MS`], so that no packet that passes through is older to the receiver (PAWS, RFC 7323
+/// section 5) than what the socket itself sends until it is closed: the limbo and what slipped in.
+fn clock_delta(from: &Timestamps, to: &Timestamps) -> u32 {
+    let slack = u64::from(to.per_second) * TIMESTAMP_SLACK_MS / 1000;
+    to.own.wrapping_add(slack as u32).wrapping_sub(from.recent)
+}
+
+/// From the scale that the sender announced to the scale that this host announced to the receiver.
+fn window_shift(sender: &LegState, receiver: &LegState) -> i8 {
+    sender.peer_window_scale as i8 - receiver.own_window_scale as i8
+}
+
+/// More than the time between the installing of an entry and the closing of its sockets.
+const TIMESTAMP_SLACK_MS: u64 = 100;

@@ -1,0 +1,100 @@
+//! What the kernel knows of one leg.
+
+/// One leg's socket, as its kernel structure shows it at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegState {
+    pub state: SocketState,
+    pub ipv6: bool,
+    /// The oldest byte that was sent and not acknowledged.
+    pub snd_una: u32,
+    /// Behind the last byte that was sent.
+    pub snd_nxt: u32,
+    /// Behind the last byte that was written to the socket.
+    pub write_seq: u32,
+    /// Behind the last byte that came in order.
+    pub rcv_nxt: u32,
+    /// Behind the last byte that was read from the socket.
+    pub copied_seq: u32,
+    /// The window that the peer announced last, in bytes.
+    pub snd_wnd: u32,
+    /// Congestion window, in segments.
+    pub cwnd: u32,
+    /// Segments in flight.
+    pub in_flight: u32,
+    /// Bytes of payload in a segment that this host sends.
+    pub mss: u32,
+    /// The MSS that the peer announced.
+    pub peer_mss: u16,
+    /// The MSS that this host announced.
+    pub own_mss: u16,
+    /// Of the route to the peer, in bytes of the IP packet.
+    pub path_mtu: u32,
+    /// The shift for windows that the peer announces.
+    pub peer_window_scale: u8,
+    /// The shift for windows that this host announces.
+    pub own_window_scale: u8,
+    pub sack: bool,
+    pub ecn: Ecn,
+    /// `None`: not negotiated.
+    pub timestamps: Option<Timestamps>,
+    /// Segments wait behind a gap.
+    pub out_of_order: bool,
+    /// Urgent data is pending.
+    pub urgent: bool,
+    /// The interface of the cached route to the peer; `None`: no route is cached.
+    pub interface: Option<u32>,
+    /// The interface that the peer's segments come by; `None`: the kernel has not kept it.
+    pub receives_by: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timestamps {
+    /// What this host would send now.
+    pub own: u32,
+    /// The last that the peer sent.
+    pub recent: u32,
+    /// Ticks of this host's clock.
+    pub per_second: u32,
+}
+
+/// Explicit congestion notification as negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ecn {
+    Off,
+    /// RFC 3168.
+    Classic,
+    /// AccECN, whose counters belong to one connection.
+    Accurate,
+}
+
+/// As include/net/tcp_states.h numbers them, as far as they differ for a graduation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketState {
+    Established,
+    /// Any other.
+    Other(u8),
+}
+
+impl LegState {
+    /// Bytes that came and were not read.
+    pub fn unread(&self) -> u32 {
+        self.rcv_nxt.wrapping_sub(self.copied_seq)
+    }
+
+    /// Bytes that were written and are not acknowledged.
+    pub fn unacknowledged(&self) -> u32 {
+        self.write_seq.wrapping_sub(self.snd_una)
+    }
+
+    /// Bytes of an IP and a TCP header without options on this leg.
+    pub fn headers(&self) -> u32 {
+        if self.ipv6 { 60 } else { 40 }
+    }
+
+    /// Bytes that can be sent at once: by the peer's window and by the congestion window.
+    pub fn room(&self) -> u32 {
+        let window = self.snd_wnd.saturating_sub(self.snd_nxt.wrapping_sub(self.snd_una));
+        let congestion = u64::from(self.cwnd.saturating_sub(self.in_flight)) * u64::from(self.mss);
+        window.min(congestion.min(u64::from(u32::MAX)) as u32)
+    }
+}

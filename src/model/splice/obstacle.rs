@@ -1,0 +1,161 @@
+//! What stands against a graduation, for now or for good.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::Held;
+use super::leg::{Ecn, LegState, SocketState};
+
+/// A direction of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Client to backend.
+    Up,
+    /// Backend to client.
+    Down,
+}
+
+/// A leg of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    Client,
+    Backend,
+}
+
+/// Why a flow cannot leave user space, for now ([`Obstacle::passes`]) or ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Obstacle {
+    #[error("the {0} leg is not established")]
+    NotEstablished(Side),
+    #[error("one leg is IPv4 and the other IPv6")]
+    Families,
+    #[error("{bytes} bytes to the {side} are not acknowledged yet")]
+    Unacknowledged { side: Side, bytes: u32 },
+    #[error("segments of the {0} came out of order")]
+    OutOfOrder(Side),
+    #[error("urgent data of the {0} is pending")]
+    Urgent(Side),
+    #[error("{bytes} bytes {direction} are in between and only {room} can be sent at once")]
+    Limbo { direction: Direction, bytes: u32, room: u32 },
+    #[error("only the {0} uses timestamps")]
+    Timestamps(Side),
+    #[error("only the {0} uses SACK")]
+    Sack(Side),
+    #[error("segments {direction} may be {sent} bytes long and only {taken} are taken")]
+    Mss { direction: Direction, sent: u32, taken: u32 },
+    #[error("the {0} uses accurate ECN")]
+    AccurateEcn(Side),
+}
+
+/// The most that may be in limbo, in bytes of one direction: what a burst through a socket may be.
+pub const LIMBO_MAX: u32 = 64 * 1024;
+
+impl Obstacle {
+    /// It may be gone the next time; otherwise the flow stays proxied for good.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Unacknowledged { .. } | Self::OutOfOrder(_) | Self::Urgent(_) | Self::Limbo { .. } => true,
+            Self::NotEstablished(_)
+            | Self::Families
+            | Self::Timestamps(_)
+            | Self::Sack(_)
+            | Self::Mss { .. }
+            | Self::AccurateEcn(_) => false,
+        }
+    }
+
+    /// One word, for lists and metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::NotEstablished(_) => "half_closed",
+            Self::Families => "families",
+            Self::Unacknowledged { .. } => "unacknowledged",
+            Self::OutOfOrder(_) => "out_of_order",
+            Self::Urgent(_) => "urgent",
+            Self::Limbo { .. } => "in_between",
+            Self::Timestamps(_) => "timestamps",
+            Self::Sack(_) => "sack",
+            Self::Mss { .. } => "mss",
+            Self::AccurateEcn(_) => "ecn",
+        }
+    }
+}
+
+/// The first obstacle, those for good before those that pass.
+pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<(), Obstacle> {
+    let legs = [(Side::Client, client), (Side::Backend, backend)];
+    for (side, leg) in legs {
+        if leg.state != SocketState::Established {
+            return Err(Obstacle::NotEstablished(side));
+        }
+        if leg.ecn == Ecn::Accurate {
+            return Err(Obstacle::AccurateEcn(side));
+        }
+    }
+    if client.ipv6 != backend.ipv6 {
+        return Err(Obstacle::Families);
+    }
+    // A receiver may drop segments that lack an option it was promised (RFC 7323 section 3.2), so timestamps are
+    // neither stripped nor left out.
+    if let Some(side) = only_one(client.timestamps.is_some(), backend.timestamps.is_some()) {
+        return Err(Obstacle::Timestamps(side));
+    }
+    if let Some(side) = only_one(client.sack, backend.sack) {
+        return Err(Obstacle::Sack(side));
+    }
+    fits(Direction::Up, client, backend)?;
+    fits(Direction::Down, backend, client)?;
+    for (side, leg) in legs {
+        if leg.unacknowledged() > 0 {
+            return Err(Obstacle::Unacknowledged { side, bytes: leg.unacknowledged() });
+        }
+        if leg.out_of_order {
+            return Err(Obstacle::OutOfOrder(side));
+        }
+        if leg.urgent {
+            return Err(Obstacle::Urgent(side));
+        }
+    }
+    limbo(Direction::Up, client, held.up, backend)?;
+    limbo(Direction::Down, backend, held.down, client)
+}
+
+fn only_one(client: bool, backend: bool) -> Option<Side> {
+    match (client, backend) {
+        (true, false) => Some(Side::Client),
+        (false, true) => Some(Side::Backend),
+        _ => None,
+    }
+}
+
+/// Whether every segment that `from` may send is one that `to` takes and its path carries.
+fn fits(direction: Direction, from: &LegState, to: &LegState) -> Result<(), Obstacle> {
+    let payload = to.path_mtu.saturating_sub(to.headers());
+    let (sent, taken) = (u32::from(from.own_mss), u32::from(to.peer_mss).min(payload));
+    if sent > taken { Err(Obstacle::Mss { direction, sent, taken }) } else { Ok(()) }
+}
+
+fn limbo(direction: Direction, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
+    let bytes = from.unread().saturating_add(held);
+    let room = to.room().min(LIMBO_MAX);
+    if bytes > room { Err(Obstacle::Limbo { direction, bytes, room }) } else { Ok(()) }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up => "to the backend",
+            Self::Down => "to the client",
+        })
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Client => "client",
+            Self::Backend => "backend",
+        })
+    }
+}

@@ -1,0 +1,17 @@
+//! Graduated flows: packets rewritten by a BPF program between client and backend, with no socket on this host.
+//!
+//! ```text
+//!   bpf/*.c -> object in the binary -> program: load or adopt, attach, pin      /sys/fs/bpf/baton
+//!                                        entries: one per direction of a flow   entry
+//!                                        probe:   what the kernel knows of a leg
+//!                                        counters: every action, every drop with its reason
+//! ```
+//! The program, its maps and its links are pinned: they outlive the process, and the next one adopts them.
+
+pub mod counters;
+pub mod entry;
+pub mod events;
+pub mod graduator;
+pub mod probe;
+pub mod program;
+pub mod settings;

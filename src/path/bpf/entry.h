@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps, and what is in them. src/path/entry/codec.rs, counters.rs and maps.rs have the same layouts in Rust. A change
+ * of one of them is a change of LAYOUT in maps.rs, or a process of another version would misread what is pinned.
+ */
+#pragma once
+#include "abi.h"
+
+/* Addresses are those of IPv6, IPv4 ones mapped; ports and addresses in network order, all else in the host's. */
+struct address {
+	__u32 word[4];
+};
+
+/* How a packet shows itself on arrival. The family keeps an IPv6 packet with a mapped source from meaning an IPv4 flow. */
+struct key {
+	struct address src, dst;
+	__u16 sport, dport;
+	__u8 family; /* 4 or 6 */
+	__u8 zero[3];
+};
+
+enum action {
+	ACTION_PASS = 0,
+	ACTION_SPLICE = 1,
+	ACTION_FORWARD = 2,
+	ACTION_GUARD = 3,
+	ACTION_RESET = 4,
+};
+
+enum flag {
+	FLAG_DOWN = 1,	    /* from the backend to the client */
+	FLAG_CLEAR_ECN = 2, /* the receiver's leg has not negotiated ECN */
+	FLAG_LOCAL = 4,	    /* to a socket on this host */
+	FLAG_COMMITTED = 8, /* the sockets are gone; for user space only */
+};
+
+enum mark {
+	MARK_REUSED = 1,
+};
+
+/*
+ * One direction of a flow. What the program writes fills the last of the four cache lines that the element has in the
+ * kernel: header 56 bytes, key 40, entry 160.
+ */
+struct entry {
+	/* How the packet shows itself when it leaves. ACTION_FORWARD: dst is the next hop. */
+	struct address src, dst;
+	__u16 sport, dport;
+	union {
+		/* Added modulo 2^32; ack also to SACK blocks. */
+		struct {
+			__u32 seq, ack, tsval, tsecr;
+		};
+		/* ACTION_FORWARD: what comes from there is not sent back. Zero: not known. */
+		__u8 owner_mac[6];
+	};
+	__u8 action;
+	__s8 window_shift; /* left; right if negative */
+	__u16 flags;
+	__u32 ifindex;
+	__u16 backend;
+	__u16 zero;
+	/* For user space only: what must outlive it. The two directions share the room. */
+	__u64 flow_id;
+	__u64 share; /* up: when it was accepted, ns; down: its backend's key */
+	__u64 bytes_before;
+	__u32 connect_us;
+	__u32 start_position;
+
+	/* Positions as 64 bits, the low half of which is the number in the packet. */
+	__u64 sent;
+	__u64 acked;
+	__u64 packets;
+	/* On CLOCK_MONOTONIC, exact to a tick of the kernel. */
+	__u64 last_ns;
+	__u64 last_data_ns;
+	__u64 fin_ns;
+	__u64 rst_ns;
+	__u32 marks;
+	__u32 zero_too;
+};
+
+_Static_assert(sizeof(struct key) == 40, "codec.rs: KEY_SIZE");
+_Static_assert(sizeof(struct entry) == 160, "codec.rs: ENTRY_SIZE");
+
+enum counter {
+	SPLICED,
+	FORWARDED,
+	GUARDED,
+	RESET,
+	REUSED,
+	FRAGMENT,
+	ICMP,
+	LOOP,
+	BAD_OPTIONS,
+	OVERSIZED,
+	DROP_TTL,
+	DROP_SHORT,
+	DROP_ECN,
+	DROP_ERROR,
+	DROP_RST,
+	COUNTERS,
+};
+
+/* What a backend was asked and whether it answered, over all its flows. */
+struct evidence {
+	__u64 asked_ns;	   /* first packet that demands an answer since the last one from the backend */
+	__u64 answered_ns; /* last packet from the backend */
+};
+
+/* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any. */
+struct service {
+	__u64 guard_until_ns; /* until then they are dropped */
+	__u32 then_reset;     /* after that they are answered with RST; 0: passed */
+	__u32 zero;
+};
+
+struct place {
+	struct address address;
+	__u16 port;
+	__u8 family;
+	__u8 zero;
+};
+
+/* Where later fragments of a packet go. */
+struct fragment_key {
+	struct address src, dst;
+	__u32 id;
+	__u32 family;
+};
+
+struct fragment {
+	struct address src, dst;
+	__u32 ifindex;
+	__u32 flags;
+};
+
+/* Told to user space when it happens, for as long as there is room; the entry says the same to whoever scans. */
+enum event_kind {
+	EVENT_FIN = 1,
+	EVENT_RST = 2,
+	EVENT_REUSED = 3,
+	EVENT_OVERSIZED = 4,
+};
+
+struct event {
+	struct key key;
+	__u64 flow_id;
+	__u32 kind;
+	__u32 down;
+};
+
+/* What user space wants to find again of a flow and finds no room for in its entries; by the flow's id. */
+struct note {
+	__u64 word[4];
+};
+
+struct meta {
+	__u64 magic;
+	__u32 layout;
+	__u32 services; /* how many there are: none costs no look-up */
+	__u8 program[16]; /* digest of the object */
+};
+
+/* The loader sets max_entries. Memory is taken as entries come. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct key);
+	__type(value, struct entry);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct evidence);
+} backends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct place);
+	__type(value, struct service);
+} services SEC(".maps");
+
+/* The oldest may go: a packet whose later fragments are lost is sent again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment);
+} fragments SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct meta);
+} meta SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct note);
+} notes SEC(".maps");
+
+__function void tell(const struct entry *entry, const struct key *key, __u32 kind)
+{
+	struct event event = { .key = *key, .flow_id = entry->flow_id, .kind = kind };
+
+	event.down = entry->flags & FLAG_DOWN;
+	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
+}

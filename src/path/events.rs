@@ -1,0 +1,87 @@
+//! What the program tells when it happens. Events that nobody takes are lost once 256 KiB of them wait; the entries say
+//! the same to whoever scans.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use aya::maps::{Map, MapData, RingBuf};
+
+use super::entry::{KEY_SIZE, Key};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+
+/// Something happened to a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub key: Key,
+    pub id: FlowId,
+    pub direction: Direction,
+    pub what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The direction's first FIN passed.
+    Fin,
+    /// The direction's first RST that its receiver has to take passed.
+    Rst,
+    /// Its ends have begun another connection, whose packets pass to the kernel.
+    Reused,
+    /// A packet fitted no interface; both ends were reset.
+    Oversized,
+}
+
+/// Where events come from; readable when there is one.
+pub struct Events(RingBuf<MapData>);
+
+impl Events {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let map = MapData::from_pin(path).and_then(Map::from_map_data).map_err(io::Error::other)?;
+        Ok(Self(RingBuf::try_from(map).map_err(io::Error::other)?))
+    }
+}
+
+impl Iterator for Events {
+    type Item = Event;
+
+    /// The next event that waits.
+    fn next(&mut self) -> Option<Event> {
+        loop {
+            let item = self.0.next()?;
+            if let Some(event) = decode(&item) {
+                return Some(event);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Events").field(&self.0.as_fd()).finish()
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// `struct event` of `bpf/entry.h`; `None`: of a kind that this version does not know.
+fn decode(raw: &[u8]) -> Option<Event> {
+    let (key, rest) = raw.split_first_chunk::<KEY_SIZE>()?;
+    let (id, rest) = rest.split_first_chunk()?;
+    let (kind, rest) = rest.split_first_chunk()?;
+    let (down, _) = rest.split_first_chunk()?;
+    let what = match u32::from_ne_bytes(*kind) {
+        1 => What::Fin,
+        2 => What::Rst,
+        3 => What::Reused,
+        4 => What::Oversized,
+        _ => return None,
+    };
+    let direction = if u32::from_ne_bytes(*down) != 0 { Direction::Down } else { Direction::Up };
+    Some(Event { key: Key::decode(key), id: FlowId(u64::from_ne_bytes(*id)), direction, what })
+}

@@ -1,0 +1,299 @@
+//! The loaded program: opened once, used by one thread, outliving the process.
+
+mod error;
+mod links;
+mod load;
+mod pins;
+mod status;
+mod unknown;
+
+pub use error::{InstallError, OpenError};
+pub use status::{Link, Removal, Status, remove, status};
+pub use unknown::{Owner, Unknown};
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use self::pins::{LAYOUT, Pins};
+use super::counters::Counters;
+use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
+use super::events::Events;
+use super::probe::{self, Change};
+use super::settings::PathSettings;
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::ids::FlowId;
+use crate::model::splice::{Direction, LegState};
+use crate::sys::bpf::{Map, Update};
+use crate::sys::netdev;
+
+/// The program on its interfaces, with its maps. Dropping it detaches nothing.
+#[derive(Debug)]
+pub struct Program {
+    pins: Pins,
+    interfaces: Vec<String>,
+    /// Their indices.
+    attached: Vec<u32>,
+    origin: Origin,
+    flows: Map,
+    counters: Map,
+    backends: Map,
+    notes: Map,
+    probe: OwnedFd,
+    amend: OwnedFd,
+}
+
+/// Where the program came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing was pinned.
+    Fresh,
+    /// It was pinned, with whatever flows it had.
+    Adopted,
+    /// As `Adopted`, but the program was another version's and was replaced, from one packet to the next.
+    Replaced,
+}
+
+/// A connected socket of this host, by its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leg {
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+/// Both entries of a flow that was removed, with their last counters. `None`: there was none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    pub up: Option<Entry>,
+    pub down: Option<Entry>,
+}
+
+/// Where a scan goes on, and its buffers.
+#[derive(Clone, Debug, Default)]
+pub struct Cursor {
+    /// The kernel's own mark; `None`: at the beginning.
+    mark: Option<u32>,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+/// What a backend was asked and whether it answered, over all its graduated flows. Nanoseconds on the monotonic clock,
+/// exact to a tick of the kernel (1 to 10 ms); 0: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// The first packet that demands an answer (data, FIN, a probe) since the backend's last packet.
+    pub asked_ns: u64,
+    /// The backend's last packet.
+    pub answered_ns: u64,
+}
+
+/// What user space keeps of a flow, in its own layout.
+pub type Note = [u8; 32];
+
+/// Backends that there can be evidence of: slots are below.
+pub const BACKEND_SLOTS: u16 = 4096;
+
+impl Program {
+    /// Loads the program, or adopts the one that is pinned, and attaches it to its interfaces in this thread's network
+    /// namespace. Flows of an adopted program have gone on all the while.
+    pub fn open(settings: &PathSettings) -> Result<Self, OpenError> {
+        let pins = Pins::prepare(&settings.directory)?;
+        let _lock = pins.lock()?;
+        let origin = match pins.meta()? {
+            None => {
+                // What somebody who died in the middle left: no interface runs it.
+                pins.clear()?;
+                load::fresh(&pins, settings.flows_max)?;
+                Origin::Fresh
+            }
+            Some(meta) if meta.layout != LAYOUT => {
+                let path = settings.directory.clone();
+                return Err(OpenError::Layout { path, found: meta.layout, wanted: LAYOUT });
+            }
+            Some(meta) if meta.digest != load::digest() => {
+                load::replace(&pins, meta)?;
+                Origin::Replaced
+            }
+            Some(_) => Origin::Adopted,
+        };
+        let interfaces = match settings.interfaces.as_slice() {
+            [] => links::alive(&pins)?,
+            named => named.to_vec(),
+        };
+        links::ensure(&pins, &interfaces)?;
+        let [probe, amend] = load::tools(&pins)?;
+        Ok(Self {
+            flows: pins.map("flows")?,
+            counters: pins.map("counters")?,
+            backends: pins.map("backends")?,
+            notes: pins.map("notes")?,
+            attached: links::indices(&pins, &interfaces)?,
+            interfaces,
+            origin,
+            probe,
+            amend,
+            pins,
+        })
+    }
+
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces. An
+    /// interface that is gone is left out until it is back.
+    pub fn mend(&mut self) -> Result<Vec<String>, OpenError> {
+        let _lock = self.pins.lock()?;
+        let there: Vec<_> = self.interfaces.iter().filter(|name| netdev::interface(name).is_ok()).cloned().collect();
+        let mended = links::ensure(&self.pins, &there)?;
+        self.attached = links::indices(&self.pins, &there)?;
+        Ok(mended)
+    }
+
+    /// Attaches the program to one more interface.
+    pub fn attach(&mut self, index: u32) -> Result<(), OpenError> {
+        if self.attached.contains(&index) {
+            return Ok(());
+        }
+        let name = netdev::name(index)
+            .map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })?;
+        if !self.interfaces.contains(&name) {
+            self.interfaces.push(name.clone());
+        }
+        let failed = self.mend().err();
+        if let Some(error) = failed {
+            self.interfaces.retain(|other| *other != name);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Indices of the interfaces that it is attached to, as of the opening or the last mending.
+    pub fn attached(&self) -> &[u32] {
+        &self.attached
+    }
+
+    /// Where events come from. One taker at a time: two would each get a part.
+    pub fn events(&self) -> io::Result<Events> {
+        Events::open(&self.pins.path("events"))
+    }
+
+    /// Keeps something of a flow that its entries have no room for, beside them and as long.
+    pub fn keep_note(&self, flow: FlowId, note: &Note) -> io::Result<()> {
+        self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
+    }
+
+    pub fn note(&self, flow: FlowId) -> io::Result<Option<Note>> {
+        let mut note = Note::default();
+        Ok(self.notes.look_up(&flow.0.to_ne_bytes(), &mut note)?.then_some(note))
+    }
+
+    pub fn drop_note(&self, flow: FlowId) -> io::Result<bool> {
+        self.notes.delete(&flow.0.to_ne_bytes())
+    }
+
+    /// Flows that the map can hold.
+    pub fn flows_max(&self) -> u32 {
+        self.flows.max_entries() / 2
+    }
+
+    /// What the kernel knows of each leg; `None`: there is no such socket in this thread's network namespace.
+    pub fn probe(&self, legs: &[Leg]) -> io::Result<Vec<Option<LegState>>> {
+        let keys: Vec<_> = legs.iter().map(|leg| Key { from: leg.remote, to: leg.local }).collect();
+        probe::probe(&self.probe, &keys)
+    }
+
+    /// Enters both directions, or neither. Never evicts, never replaces.
+    pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
+        self.enter(flow, Direction::Down)?;
+        self.enter(flow, Direction::Up).inspect_err(|_| {
+            // It was there a moment ago; if it is gone, so much the better.
+            let _ = self.flows.delete(&flow.ends.key(Direction::Down).encode());
+        })
+    }
+
+    /// Changes entries in place; returns how many were there.
+    pub fn change(&self, keys: &[Key], change: Change) -> io::Result<usize> {
+        probe::amend(&self.amend, keys, change)
+    }
+
+    /// Takes out both directions; their last counters.
+    pub fn remove(&self, flow: &Ends) -> io::Result<Removed> {
+        let up = self.take_out(&flow.key(Direction::Up))?;
+        let down = self.take_out(&flow.key(Direction::Down))?;
+        Ok(Removed { up, down })
+    }
+
+    /// Takes out one entry.
+    pub fn take_out(&self, key: &Key) -> io::Result<Option<Entry>> {
+        let mut raw = [0; ENTRY_SIZE];
+        Ok(self.flows.take_out(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
+    }
+
+    pub fn entry(&self, key: &Key) -> io::Result<Option<Entry>> {
+        let mut raw = [0; ENTRY_SIZE];
+        Ok(self.flows.look_up(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
+    }
+
+    /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
+    /// that come or go meanwhile may be missed or seen twice.
+    pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
+        let room = most.max(SCAN_MIN);
+        cursor.keys.resize(room * KEY_SIZE, 0);
+        cursor.values.resize(room * ENTRY_SIZE, 0);
+        let (count, mark) = self.flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
+        cursor.mark = mark;
+        let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
+        let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
+        out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
+        Ok(mark.is_some())
+    }
+
+    pub fn counters(&self) -> io::Result<Counters> {
+        Counters::read(&self.counters)
+    }
+
+    /// Of the backend in `slot`, which is below [`BACKEND_SLOTS`].
+    pub fn evidence(&self, slot: u16) -> io::Result<Evidence> {
+        let mut raw = [0; 16];
+        self.backends.look_up(&u32::from(slot).to_ne_bytes(), &mut raw)?;
+        let word = |at: usize| u64::from_ne_bytes(raw[at..][..8].try_into().expect("eight bytes"));
+        Ok(Evidence { asked_ns: word(0), answered_ns: word(8) })
+    }
+
+    /// Forgets what is known of a slot, for the next backend that gets it.
+    pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
+        self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; 16], Update::Any)
+    }
+
+    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports that have no rule of
+    /// their own. `None`: they pass to the kernel.
+    pub fn set_unknown(&self, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
+        unknown::set(&self.pins, vip, unknown)
+    }
+
+    /// Sends packets of `key` on to the instance that has their flow.
+    pub fn forward(&self, key: &Key, owner: &Owner) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::OnlyNew)?)
+    }
+
+    fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {
+        let raw: RawEntry = flow.entry(direction).encode();
+        Ok(self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::OnlyNew)?)
+    }
+}
+
+impl Leg {
+    /// The socket that was accepted.
+    pub fn client(client: ClientAddr, vip: VipAddr) -> Self {
+        Self { local: vip.socket_addr(), remote: client.socket_addr() }
+    }
+
+    /// The socket that was connected.
+    pub fn backend(local: LocalAddr, backend: BackendAddr) -> Self {
+        Self { local: local.socket_addr(), remote: backend.socket_addr() }
+    }
+}
+
+/// Far more than one bucket of the hash table ever holds, so that a scan always moves on.
+const SCAN_MIN: usize = 256;

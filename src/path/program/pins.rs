@@ -1,0 +1,151 @@
+//! What is pinned, and where: the maps, the program, and a link for each interface.
+//!
+//! ```text
+//!   DIRECTORY/flows notes counters backends ...             maps
+//!             program                                       what the links run
+//!             link-eth0 ...                                 each attaches it to one interface, and detaches it when removed
+//!             meta                                          a map of one element, made last: the rest is whole
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::error::OpenError;
+use crate::sys::bpf::{Map, Update};
+use crate::sys::bpffs;
+
+/// Of all that is pinned: another number, another meaning. See `bpf/entry.h`.
+pub const LAYOUT: u32 = 1;
+
+/// The maps of `bpf/entry.h`.
+pub const MAPS: [&str; 8] = ["flows", "notes", "counters", "backends", "services", "fragments", "events", "meta"];
+
+/// The program, and the next one while it takes the place of the other.
+const PROGRAMS: [&str; 2] = ["program", "program-next"];
+
+const LINK_PREFIX: &str = "link-";
+
+/// The directory.
+#[derive(Clone, Debug)]
+pub struct Pins {
+    directory: PathBuf,
+}
+
+/// Who made what is pinned: `struct meta` of `bpf/entry.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    pub layout: u32,
+    /// Entries of the map of services.
+    pub services: u32,
+    /// Of the program's object.
+    pub digest: u128,
+}
+
+/// Held while something is pinned or taken away.
+#[derive(Debug)]
+pub struct Lock(#[allow(dead_code)] File);
+
+impl Pins {
+    /// Names a directory without looking at it.
+    pub fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_path_buf() }
+    }
+
+    /// Makes the directory, on a BPF file system that is mounted if need be.
+    pub fn prepare(directory: &Path) -> Result<Self, OpenError> {
+        let fail = |source| OpenError::Directory { path: directory.to_path_buf(), source };
+        if !bpffs::holds(directory).map_err(fail)? && directory.starts_with(bpffs::MOUNT_POINT) {
+            bpffs::mount_usual().map_err(OpenError::Mount)?;
+        }
+        if !bpffs::holds(directory).map_err(fail)? {
+            return Err(OpenError::NotBpffs { path: directory.to_path_buf() });
+        }
+        std::fs::create_dir_all(directory).map_err(fail)?;
+        Ok(Self::at(directory))
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    pub fn link_path(&self, interface: &str) -> PathBuf {
+        self.path(&format!("{LINK_PREFIX}{interface}"))
+    }
+
+    /// Waits for other processes that pin or remove here.
+    pub fn lock(&self) -> io::Result<Lock> {
+        let directory = File::open(&self.directory)?;
+        flock(&directory, FlockOperation::LockExclusive)?;
+        Ok(Lock(directory))
+    }
+
+    pub fn map(&self, name: &str) -> io::Result<Map> {
+        Map::open(&self.path(name))
+    }
+
+    /// Interfaces that a link is pinned for, attached or not.
+    pub fn links(&self) -> io::Result<Vec<String>> {
+        let names = bpffs::names(&self.directory)?.into_iter();
+        let name = |path: PathBuf| Some(path.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?.to_owned());
+        let mut links: Vec<_> = names.filter_map(name).collect();
+        links.sort();
+        Ok(links)
+    }
+
+    /// `None`: nothing whole is pinned here.
+    pub fn meta(&self) -> io::Result<Option<Meta>> {
+        match self.map("meta") {
+            Ok(map) => Meta::read(&map),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is in the directory and is none of Baton's.
+    pub fn strangers(&self) -> io::Result<Vec<PathBuf>> {
+        let ours = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            MAPS.contains(&name) || PROGRAMS.contains(&name) || name.starts_with(LINK_PREFIX)
+        };
+        Ok(bpffs::names(&self.directory)?.into_iter().filter(|path| !ours(path)).collect())
+    }
+
+    /// Takes everything away: the links first, so that no packet meets a program without its maps.
+    pub fn clear(&self) -> io::Result<()> {
+        let mut paths = bpffs::names(&self.directory)?;
+        paths.sort_by_key(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK_PREFIX)));
+        paths.iter().try_for_each(std::fs::remove_file)
+    }
+}
+
+impl Meta {
+    const SIZE: usize = 32;
+    const MAGIC: u64 = u64::from_be_bytes(*b"baton/p\n");
+
+    /// `None`: nobody has written it yet.
+    pub fn read(map: &Map) -> io::Result<Option<Self>> {
+        let mut raw = [0; Self::SIZE];
+        if map.value_size() != Self::SIZE {
+            // Whatever it is, it is not of this layout.
+            return Ok(Some(Self { layout: 0, services: 0, digest: 0 }));
+        }
+        map.look_up(&0u32.to_ne_bytes(), &mut raw)?;
+        let (magic, rest) = raw.split_at(8);
+        let word = |at: usize| u32::from_ne_bytes(rest[at..][..4].try_into().expect("four bytes"));
+        let digest = u128::from_ne_bytes(rest[8..].try_into().expect("sixteen bytes"));
+        let written = magic == Self::MAGIC.to_ne_bytes();
+        Ok(written.then(|| Self { layout: word(0), services: word(4), digest }))
+    }
+
+    pub fn write(&self, map: &Map) -> io::Result<()> {
+        let mut raw = [0; Self::SIZE];
+        raw[..8].copy_from_slice(&Self::MAGIC.to_ne_bytes());
+        raw[8..12].copy_from_slice(&self.layout.to_ne_bytes());
+        raw[12..16].copy_from_slice(&self.services.to_ne_bytes());
+        raw[16..].copy_from_slice(&self.digest.to_ne_bytes());
+        map.update(&0u32.to_ne_bytes(), &raw, Update::Any)
+    }
+}

@@ -1,0 +1,348 @@
+//! bpf(2) for maps, links and test runs. The loader (aya) brings programs into the kernel; what is done with their maps
+//! afterwards needs batches, flags and an atomic take-out, on bytes whose layout the caller knows.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Commands of `enum bpf_cmd` (include/uapi/linux/bpf.h).
+#[derive(Clone, Copy, Debug)]
+enum Command {
+    LookUp = 1,
+    Update = 2,
+    Delete = 3,
+    Get = 7,
+    TestRun = 10,
+    Info = 15,
+    TakeOut = 21,
+    LookUpBatch = 24,
+}
+
+/// What an update may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    Any = 0,
+    /// Fails with `AlreadyExists`.
+    OnlyNew = 1,
+}
+
+/// A map. Keys and values are bytes, as long as the map's own; a value of a per-CPU map has one part for each CPU.
+#[derive(Debug)]
+pub struct Map {
+    fd: OwnedFd,
+    key_size: usize,
+    value_size: usize,
+    max_entries: u32,
+}
+
+/// What the kernel says of a TCX link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcxLinkInfo {
+    pub program_id: u32,
+    /// 0: detached, because its interface is gone or somebody detached it.
+    pub ifindex: u32,
+}
+
+/// What a test run gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TestRun {
+    /// What the program returned.
+    pub verdict: i32,
+    /// Length of the packet afterwards.
+    pub length: usize,
+    /// Of one run, on average.
+    pub duration_ns: u32,
+}
+
+/// The head of `struct __sk_buff` as a test run takes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Context {
+    pub ifindex: u32,
+    pub gso_segs: u32,
+    pub gso_size: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Element {
+    map: u32,
+    zero: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
+    at: u64,
+    next: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Run {
+    program: u32,
+    verdict: u32,
+    size_in: u32,
+    size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    /// The kernel looks at what would be padding.
+    zero: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Object {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// Length and offsets of `struct __sk_buff`.
+const CONTEXT_SIZE: usize = 192;
+const CONTEXT_IFINDEX: usize = 40;
+const CONTEXT_GSO_SEGS: usize = 164;
+const CONTEXT_GSO_SIZE: usize = 176;
+
+/// Opens what is pinned at `path`: a map, a program or a link.
+pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = Object { path: path.as_ptr() as u64, ..Object::default() };
+    // SAFETY: `path` is a string that ends in NUL and outlives the call.
+    let fd = unsafe { call(Command::Get, &mut attr) }?;
+    // SAFETY: the kernel has just made this descriptor for us, close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Where a TCX link is attached; `InvalidInput` if it is a link of another kind.
+pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
+    // struct bpf_link_info: type, id, prog_id, padding, then for TCX: ifindex, attach_type.
+    let words = info::<6>(link)?;
+    if words[0] != BPF_LINK_TYPE_TCX {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(TcxLinkInfo { program_id: words[2], ifindex: words[4] })
+}
+
+/// The kernel's number of a program.
+pub fn program_id(program: impl AsFd) -> io::Result<u32> {
+    // struct bpf_prog_info: type, id ...
+    Ok(info::<2>(program)?[1])
+}
+
+impl Map {
+    /// Opens the map that is pinned at `path`.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let fd = open_pinned(path)?;
+        // struct bpf_map_info: type, id, key_size, value_size, max_entries ...
+        let [kind, _, key_size, value_size, max_entries] = info::<5>(&fd)?;
+        let value_size = match kind {
+            BPF_MAP_TYPE_PERCPU_ARRAY => value_size.next_multiple_of(8) as usize * possible_cpus()?,
+            _ => value_size as usize,
+        };
+        Ok(Self { fd, key_size: key_size as usize, value_size, max_entries })
+    }
+
+    pub fn key_size(&self) -> usize {
+        self.key_size
+    }
+
+    /// Of all CPUs together.
+    pub fn value_size(&self) -> usize {
+        self.value_size
+    }
+
+    pub fn max_entries(&self) -> u32 {
+        self.max_entries
+    }
+
+    /// Copies the value at `key`; false: there is none.
+    pub fn look_up(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+        self.fits(key, value)?;
+        // SAFETY: the kernel reads a key and writes a value, whose lengths were compared.
+        found(unsafe { self.element(Command::LookUp, key, value.as_mut_ptr(), 0) })
+    }
+
+    /// As [`Map::look_up`], and the entry is gone afterwards: nothing was counted in between.
+    pub fn take_out(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+        self.fits(key, value)?;
+        // SAFETY: the kernel reads a key and writes a value, whose lengths were compared.
+        found(unsafe { self.element(Command::TakeOut, key, value.as_mut_ptr(), 0) })
+    }
+
+    /// Enters `value`. `StorageFull`: there is no room for another entry.
+    pub fn update(&self, key: &[u8], value: &[u8], how: Update) -> io::Result<()> {
+        self.fits(key, value)?;
+        // SAFETY: the kernel reads a key and a value, whose lengths were compared, and writes neither.
+        let result = unsafe { self.element(Command::Update, key, value.as_ptr().cast_mut(), how as u64) };
+        result.map_err(|error| match error.raw_os_error() {
+            Some(libc::E2BIG | libc::ENOMEM) => io::ErrorKind::StorageFull.into(),
+            _ => error,
+        })
+    }
+
+    /// Deletes the entry at `key`; false: there was none.
+    pub fn delete(&self, key: &[u8]) -> io::Result<bool> {
+        if key.len() != self.key_size {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the kernel reads a key, whose length was compared.
+        found(unsafe { self.element(Command::Delete, key, std::ptr::null_mut(), 0) })
+    }
+
+    /// Copies entries of a hash map, bucket by bucket, into `keys` and `values`, as many as fit. Returns how many came
+    /// and where to go on; `None`: that was the last. `StorageFull`: one bucket has more entries than fit.
+    pub fn look_up_batch(
+        &self,
+        from: Option<u32>,
+        keys: &mut [u8],
+        values: &mut [u8],
+    ) -> io::Result<(usize, Option<u32>)> {
+        let room = (keys.len() / self.key_size).min(values.len() / self.value_size);
+        let (mut at, mut next) = (from.unwrap_or(0), 0u32);
+        let mut attr = Batch {
+            at: if from.is_some() { &raw mut at as u64 } else { 0 },
+            next: &raw mut next as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: room as u32,
+            map: self.fd.as_raw_fd() as u32,
+            ..Batch::default()
+        };
+        // SAFETY: `at` and `next` are the 32 bits that a hash map's mark has (kernel/bpf/hashtab.c), and both slices
+        // have room for `room` keys and values of this map.
+        let result = unsafe { call(Command::LookUpBatch, &mut attr) };
+        match result {
+            Ok(_) => Ok((attr.count as usize, Some(next))),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok((attr.count as usize, None)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(io::ErrorKind::StorageFull.into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fits(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        let fits = key.len() == self.key_size && value.len() == self.value_size;
+        if fits { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
+
+    /// # Safety
+    /// `key` and `value` must point to as many bytes as `command` reads and writes of this map's elements.
+    unsafe fn element(&self, command: Command, key: &[u8], value: *mut u8, flags: u64) -> io::Result<()> {
+        let mut attr = Element {
+            map: self.fd.as_raw_fd() as u32,
+            key: key.as_ptr() as u64,
+            value: value as u64,
+            flags,
+            ..Element::default()
+        };
+        // SAFETY: the caller's promise.
+        unsafe { call(command, &mut attr) }.map(drop)
+    }
+}
+
+impl AsFd for Map {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Runs a program of a packet `repeat` times on a copy of `packet` (BPF_PROG_TEST_RUN), in this thread's network
+/// namespace; what it made of the copy comes into `out`. `StorageFull`: `out` is too short.
+pub fn test_run(
+    program: impl AsFd,
+    packet: &[u8],
+    out: &mut [u8],
+    context: Context,
+    repeat: u32,
+) -> io::Result<TestRun> {
+    let mut raw = [0; CONTEXT_SIZE];
+    for (offset, word) in
+        [(CONTEXT_IFINDEX, context.ifindex), (CONTEXT_GSO_SEGS, context.gso_segs), (CONTEXT_GSO_SIZE, context.gso_size)]
+    {
+        raw[offset..][..4].copy_from_slice(&word.to_ne_bytes());
+    }
+    let given = context != Context::default();
+    let mut attr = Run {
+        program: program.as_fd().as_raw_fd() as u32,
+        size_in: packet.len() as u32,
+        size_out: out.len() as u32,
+        data_in: packet.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
+        repeat,
+        context_size_in: if given { CONTEXT_SIZE as u32 } else { 0 },
+        context_in: if given { raw.as_ptr() as u64 } else { 0 },
+        ..Run::default()
+    };
+    // SAFETY: the kernel reads `size_in` bytes of `packet` and the context, and writes at most `size_out` to `out`.
+    match unsafe { call(Command::TestRun, &mut attr) } {
+        Ok(_) => {
+            Ok(TestRun { verdict: attr.verdict as i32, length: attr.size_out as usize, duration_ns: attr.duration })
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(io::ErrorKind::StorageFull.into()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The first words of what BPF_OBJ_GET_INFO_BY_FD says.
+fn info<const N: usize>(fd: impl AsFd) -> io::Result<[u32; N]> {
+    let mut words = [0u32; N];
+    let mut attr =
+        Info { fd: fd.as_fd().as_raw_fd() as u32, length: size_of_val(&words) as u32, info: words.as_mut_ptr() as u64 };
+    // SAFETY: the kernel writes at most `length` bytes to `words`.
+    unsafe { call(Command::Info, &mut attr) }?;
+    Ok(words)
+}
+
+/// # Safety
+/// Every pointer in `attr`, which must be what `command` takes, must hold for as many bytes as the command uses.
+unsafe fn call<T>(command: Command, attr: &mut T) -> io::Result<i64> {
+    // SAFETY: the caller's promise; the kernel takes a shorter `bpf_attr` for one that ends in zeros.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_long, &raw mut *attr, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn found(result: io::Result<()>) -> io::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// CPUs that this machine may ever have: a per-CPU value has a part for each (`num_possible_cpus`).
+fn possible_cpus() -> io::Result<usize> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = text.trim().rsplit([',', '-']).next().and_then(|last| last.parse::<usize>().ok());
+    last.map(|last| last + 1).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+const BPF_LINK_TYPE_TCX: u32 = 11;

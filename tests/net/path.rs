@@ -1,0 +1,9 @@
+//! The path: the BPF program's life in the kernel, its packets against a reference, and whole connections through it.
+
+mod actions;
+mod by_hand;
+mod command;
+mod life;
+mod packets;
+mod reference;
+mod whole;

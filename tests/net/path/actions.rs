@@ -1,0 +1,291 @@
+//! What the program does besides splicing, one packet at a time.
+
+use ::baton::addr::VipAddr;
+use ::baton::model::splice::Direction;
+use ::baton::path::entry::{Action, Key};
+use ::baton::path::events::What;
+use ::baton::path::probe::Change;
+use ::baton::path::program::{Owner, Unknown};
+use ::baton::sys::clock::now_ns;
+use fastrand::Rng;
+
+use super::packets::{Bench, DROP, NEXT, REDIRECT, flow, packet};
+use super::reference::*;
+
+/// The RST that a sender of `packet` must get.
+fn reset_for(packet: &Packet) -> Vec<u8> {
+    let mut rst = Packet::new(packet.ends.reversed());
+    let acknowledges = packet.flags & ACK != 0;
+    let length = packet.payload.len() as u32 + u32::from(packet.flags & FIN != 0) + u32::from(packet.flags & SYN != 0);
+    rst.seq = if acknowledges { packet.ack } else { 0 };
+    rst.ack = if acknowledges { 0 } else { packet.seq.wrapping_add(length) };
+    rst.flags = if acknowledges { RST } else { RST | ACK };
+    (rst.window, rst.id, rst.between, rst.next) = (0, 0, packet.between.clone(), packet.next);
+    let mut frame = rst.frame();
+    if packet.ends.from.is_ipv6() {
+        frame[ETH..ETH + 4].copy_from_slice(&[0x60, 0, 0, 0]);
+    }
+    frame[..6].copy_from_slice(&[6, 5, 4, 3, 2, 1]);
+    frame
+}
+
+/// A frame whose sender has a name.
+fn from_somebody(packet: &Packet) -> Vec<u8> {
+    let mut frame = packet.frame();
+    frame[6..12].copy_from_slice(&[6, 5, 4, 3, 2, 1]);
+    frame
+}
+
+#[test]
+fn a_reset_entry_answers_with_the_rst_that_its_sender_must_take() {
+    let Some(bench) = Bench::load() else { return };
+    let mut rng = Rng::with_seed(1);
+    for round in 0..500 {
+        let flow = flow(&mut rng, round % 2 == 1);
+        bench.install(&flow);
+        let key = flow.ends.key(Direction::Down);
+        bench.program.change(&[key], Change::Reset).unwrap();
+        let mut packet = packet(&mut rng, key);
+        if round % 7 == 0 {
+            packet.flags |= SYN;
+        }
+        let (verdict, out) = bench.run(&from_somebody(&packet));
+        assert_eq!((verdict, &out), (REDIRECT, &reset_for(&packet)), "{packet:?}");
+        packet.flags |= RST;
+        assert_eq!(bench.run(&packet.frame()).0, DROP, "an RST has no answer");
+        bench.program.remove(&flow.ends).unwrap();
+    }
+    let counters = bench.program.counters().unwrap();
+    assert_eq!((counters.reset, counters.drop_rst), (500, 500));
+}
+
+#[test]
+fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
+    let Some(bench) = Bench::load() else { return };
+    for (vip, client) in [("192.0.2.5:6443", "198.51.100.1:7"), ("[2001:db8::5]:6443", "[2001:db8::9]:7")] {
+        let vip = VipAddr::new(vip.parse().unwrap());
+        let stray = Packet::new(Key { from: client.parse().unwrap(), to: vip.socket_addr() });
+        let run = || bench.run(&from_somebody(&stray));
+        assert_eq!(run().0, NEXT);
+        let any_port = VipAddr::new((vip.ip(), 0).into());
+        for place in [vip, any_port] {
+            let guard = Unknown { guard_until_ns: now_ns() + 3_600_000_000_000, then_reset: true };
+            bench.program.set_unknown(place, Some(guard)).unwrap();
+            assert_eq!(run().0, DROP);
+            bench.program.set_unknown(place, Some(Unknown { guard_until_ns: now_ns(), ..guard })).unwrap();
+            // The program's clock is exact to a tick.
+            crate::lab::eventually(crate::lab::LONG, "the guard ends", || run() == (REDIRECT, reset_for(&stray)));
+            for flags in [SYN, RST, RST | ACK] {
+                let mut passing = stray.clone();
+                passing.flags = flags;
+                assert_eq!(bench.run(&passing.frame()).0, NEXT);
+            }
+            bench.program.set_unknown(place, None).unwrap();
+            assert_eq!(run().0, NEXT);
+        }
+    }
+    // A connection that the kernel has passes.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let vip = VipAddr::new(listener.local_addr().unwrap());
+    let client = std::net::TcpStream::connect(vip.socket_addr()).unwrap();
+    bench.program.set_unknown(vip, Some(Unknown { guard_until_ns: 0, then_reset: true })).unwrap();
+    let mut key = Key { from: client.local_addr().unwrap(), to: vip.socket_addr() };
+    assert_eq!(bench.run(&Packet::new(key).frame()).0, NEXT);
+    key.from.set_port(1);
+    assert_eq!(bench.run(&Packet::new(key).frame()).0, REDIRECT);
+}
+
+#[test]
+fn a_flow_of_another_instance_goes_there_and_not_back() {
+    let Some(bench) = Bench::load() else { return };
+    let owner = Owner { ip: "192.0.2.9".parse().unwrap(), mac: Some([6, 5, 4, 3, 2, 1]), interface: 1 };
+    for (from, to) in [("198.51.100.1:7", "192.0.2.5:6443"), ("[2001:db8::9]:7", "[2001:db8::5]:6443")] {
+        let key = Key { from: from.parse().unwrap(), to: to.parse().unwrap() };
+        bench.program.forward(&key, &owner).unwrap();
+        let packet = Packet::new(key);
+        let mut expected = packet.clone();
+        expected.hops -= 1;
+        assert_eq!(bench.run(&packet.frame()), (REDIRECT, expected.frame()));
+        let looping = from_somebody(&packet);
+        assert_eq!(bench.run(&looping), (NEXT, looping));
+    }
+    let counters = bench.program.counters().unwrap();
+    assert_eq!((counters.forwarded, counters.loops), (2, 2));
+}
+
+#[test]
+fn a_client_that_uses_its_port_again_gets_a_new_connection() {
+    let Some(bench) = Bench::load() else { return };
+    let mut rng = Rng::with_seed(2);
+    let mut events = bench.program.events().unwrap();
+    for (round, over) in [RST, FIN].into_iter().enumerate() {
+        let flow = flow(&mut rng, round == 1);
+        bench.install(&flow);
+        let [up, down] = [Direction::Up, Direction::Down].map(|direction| flow.ends.key(direction));
+        let mut syn = Packet::new(up);
+        syn.flags = SYN;
+        assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "while it lives, its backend challenges the SYN");
+        for (key, start, acked) in [
+            (up, flow.up.position, flow.terms.client_must_ack),
+            (down, flow.down.position, flow.terms.backend_must_ack),
+        ] {
+            let mut end = Packet::new(key);
+            (end.seq, end.ack, end.flags) = (start, acked, ACK | over);
+            assert_eq!(bench.run(&end.frame()).0, REDIRECT);
+        }
+        assert_eq!(bench.run(&syn.frame()), (NEXT, syn.frame()));
+        let entry = bench.program.entry(&up).unwrap().unwrap();
+        assert_eq!((entry.action, entry.seen.reused), (Action::Pass, true));
+        assert_eq!(bench.program.entry(&down).unwrap().unwrap().action, Action::Reset);
+        assert_eq!(bench.run(&Packet::new(up).frame()).0, NEXT, "the new connection's packets pass");
+        let told: Vec<_> = events.by_ref().map(|event| event.what).collect();
+        let end = if over == RST { What::Rst } else { What::Fin };
+        assert_eq!(told, [end, end, What::Reused]);
+    }
+}
+
+#[test]
+fn fragments_follow_their_first_one() {
+    let Some(bench) = Bench::load() else { return };
+    let mut rng = Rng::with_seed(3);
+    for round in 0..100 {
+        let ipv6 = round % 2 == 1;
+        let flow = flow(&mut rng, ipv6);
+        bench.install(&flow);
+        let mut whole = packet(&mut rng, flow.ends.key(Direction::Up));
+        (whole.between, whole.next, whole.padding, whole.fragment) = (Vec::new(), 6, 0, 0);
+        whole.traffic_class &= !3;
+        whole.payload = (0..1440).map(|_| rng.u8(..)).collect();
+        let pieces = cut(&whole, 720, rng.u32(..));
+        let lost = bench.run(&pieces[1]);
+        assert_eq!(lost, (NEXT, pieces[1].clone()), "its first one was not seen");
+        let out: Vec<_> = pieces
+            .iter()
+            .map(|piece| {
+                let (verdict, out) = bench.run(piece);
+                assert_eq!(verdict, REDIRECT);
+                out
+            })
+            .collect();
+        let entry = flow.entry(Direction::Up);
+        let expected = whole.spliced(entry.onward, &entry.rewrite);
+        let frame = expected.frame();
+        let (at, head) = (expected.tcp_at(), out[0].len() - 720);
+        let payload = [&out[0][head..], &out[1][head..]].concat();
+        assert_eq!(payload[..720], frame[at..at + 720], "the first piece of round {round}");
+        assert_eq!(payload[720..], frame[at + 720..]);
+        for piece in &out {
+            if !ipv6 {
+                assert_eq!(checksum(&[&piece[ETH..ETH + 20]]), 0);
+            }
+            let addresses = if ipv6 { ETH + 8..ETH + 40 } else { ETH + 12..ETH + 20 };
+            assert_eq!(piece[addresses.clone()], frame[addresses]);
+        }
+        bench.program.remove(&flow.ends).unwrap();
+    }
+    assert_eq!(bench.program.counters().unwrap().fragments, 100);
+}
+
+/// The packet as two IP fragments, the first with `first` bytes of its TCP segment.
+fn cut(whole: &Packet, first: usize, id: u32) -> [Vec<u8>; 2] {
+    let frame = whole.frame();
+    let segment = &frame[whole.tcp_at()..];
+    let piece = |from: usize, to: usize, more: bool| {
+        let mut head = frame[..whole.tcp_at()].to_vec();
+        let offset = (from / 8) as u16;
+        if whole.ends.from.is_ipv6() {
+            head[ETH + 6] = 44;
+            head[ETH + 4..ETH + 6].copy_from_slice(&((to - from + 8) as u16).to_be_bytes());
+            head.extend([6, 0]);
+            head.extend((offset << 3 | u16::from(more)).to_be_bytes());
+            head.extend(id.to_be_bytes());
+        } else {
+            head[ETH + 2..ETH + 4].copy_from_slice(&((to - from + 20) as u16).to_be_bytes());
+            head[ETH + 4..ETH + 6].copy_from_slice(&(id as u16).to_be_bytes());
+            head[ETH + 6..ETH + 8].copy_from_slice(&(offset | u16::from(more) << 13).to_be_bytes());
+            head[ETH + 10..ETH + 12].fill(0);
+            let check = checksum(&[&head[ETH..ETH + 20]]);
+            head[ETH + 10..ETH + 12].copy_from_slice(&check.to_be_bytes());
+        }
+        head.extend(&segment[from..to]);
+        head
+    };
+    [piece(0, first, true), piece(first, segment.len(), false)]
+}
+
+#[test]
+fn too_big_is_told_to_the_sender_in_its_own_numbers() {
+    let Some(bench) = Bench::load() else { return };
+    let mut rng = Rng::with_seed(4);
+    for round in 0..200 {
+        let ipv6 = round % 2 == 1;
+        let flow = flow(&mut rng, ipv6);
+        bench.install(&flow);
+        // The client sends; what leaves here is too big for a router, which quotes it.
+        let mut sent = packet(&mut rng, flow.ends.key(Direction::Up));
+        (sent.between, sent.next, sent.padding) = (Vec::new(), 6, 0);
+        sent.traffic_class &= !3;
+        let entry = flow.entry(Direction::Up);
+        let left = sent.spliced(entry.onward, &entry.rewrite);
+        let router = if ipv6 { "[2001:db8::77]:0" } else { "203.0.113.1:0" }.parse().unwrap();
+        let error = too_big(Key { from: router, to: entry.onward.from }, &left.frame());
+        let (verdict, out) = bench.run(&error);
+        assert_eq!(verdict, REDIRECT);
+
+        let vip = flow.ends.vip.socket_addr();
+        let head = ETH + if ipv6 { 40 } else { 20 };
+        let addresses = out[if ipv6 { ETH + 8..ETH + 40 } else { ETH + 12..ETH + 20 }].to_vec();
+        let outer = Key { from: vip, to: flow.ends.client.socket_addr() };
+        assert_eq!(addresses, outer_addresses(&outer));
+        // What it quotes is what the client has sent, as far as TCP looks: addresses, ports, sequence number.
+        let quoted = &out[head + 8..];
+        let original = sent.frame();
+        let ip = if ipv6 { 8..40 } else { 12..20 };
+        assert_eq!(quoted[ip.clone()], original[ETH..][ip]);
+        let tcp = if ipv6 { 40 } else { 20 };
+        assert_eq!(quoted[tcp..tcp + 8], original[ETH + tcp..][..8]);
+        assert_eq!(out[head + 4..head + 8], error[head + 4..head + 8], "the MTU");
+        if ipv6 {
+            assert_eq!(checksum(&[&pseudo(&outer, 58, out.len() - head), &out[head..]]), 0);
+        } else {
+            assert_eq!(checksum(&[&out[ETH..head]]), 0);
+            assert_eq!(checksum(&[&quoted[..20]]), 0, "the quoted header");
+            assert_eq!(checksum(&[&out[head..]]), 0);
+        }
+        bench.program.remove(&flow.ends).unwrap();
+        assert_eq!(bench.run(&error), (NEXT, error), "nobody's: for the kernel");
+    }
+    assert_eq!(bench.program.counters().unwrap().icmp, 200);
+}
+
+fn outer_addresses(ends: &Key) -> Vec<u8> {
+    let pseudo = pseudo(ends, 0, 0);
+    pseudo[..pseudo.len() - 8].to_vec()
+}
+
+/// A router's "packet too big" that quotes `frame`'s IP packet.
+fn too_big(ends: Key, frame: &[u8]) -> Vec<u8> {
+    let ipv6 = ends.from.is_ipv6();
+    let quoted = &frame[ETH..frame.len().min(ETH + if ipv6 { 40 } else { 20 } + 28)];
+    let mut icmp = if ipv6 { vec![2, 0, 0, 0, 0, 0, 5, 0] } else { vec![3, 4, 0, 0, 0, 0, 5, 0] };
+    icmp.extend(quoted);
+    let check = if ipv6 { checksum(&[&pseudo(&ends, 58, icmp.len()), &icmp]) } else { checksum(&[&icmp]) };
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    // A frame of these ends, with another payload under the header.
+    let mut outer = Packet::new(ends);
+    outer.next = 58;
+    let mut out = outer.frame();
+    out.truncate(outer.tcp_at());
+    let length = icmp.len() as u16;
+    if ipv6 {
+        out[ETH + 4..ETH + 6].copy_from_slice(&length.to_be_bytes());
+    } else {
+        out[ETH + 2..ETH + 4].copy_from_slice(&(length + 20).to_be_bytes());
+        out[ETH + 9] = 1;
+        out[ETH + 10..ETH + 12].fill(0);
+        let check = checksum(&[&out[ETH..ETH + 20]]);
+        out[ETH + 10..ETH + 12].copy_from_slice(&check.to_be_bytes());
+    }
+    out.extend(icmp);
+    out
+}

@@ -10,6 +10,7 @@
 mod changes;
 mod control;
 mod giver;
+mod path;
 mod reload;
 mod stop;
 mod takeover;
@@ -33,17 +34,19 @@ use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::{flow_log, watchdog};
-use crate::config::Config;
+use crate::config::{Config, Graduate};
 use crate::drain::{Drain, DrainWatch, Phase};
 use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
 use crate::handoff::message::State;
 use crate::health::Checker;
 use crate::metrics::Metrics;
+use crate::path::program::OpenError;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::process;
 use crate::table::Table;
+use crate::table::flows::IdShare;
 use crate::table::journal::What;
 use control::Wiring;
 use takeover::Newcomer;
@@ -63,6 +66,8 @@ pub enum StartError {
     Proxy(#[from] ProxyError),
     #[error(transparent)]
     Door(#[from] OpenDoorError),
+    #[error("flows cannot graduate, as path.graduate = \"require\" wants: {0}")]
+    Path(#[source] OpenError),
     #[error("cannot take over: {0}")]
     NoOffer(#[from] NoOffer),
 }
@@ -86,6 +91,7 @@ pub struct Bound {
 /// The parts of a running instance.
 pub struct Core {
     table: Arc<Table>,
+    path: path::Path,
     proxy: Proxy,
     checker: Checker,
     config: Arc<ArcSwap<Config>>,
@@ -118,6 +124,10 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
     parts.reloader.adopt_doors(doors);
+    parts.core.path.adopt();
+    if parts.config.path.graduate != Graduate::Off {
+        parts.core.path.serve();
+    }
     parts.core.proxy.reconfigure(&parts.config, parts.bindings);
     let core = parts.core.clone();
     let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
@@ -133,7 +143,13 @@ pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<
     let Offer { welcome, doors, state } = offer?;
     let old = process::Other::open(welcome.pid).ok();
     let (listeners, lent) = takeover::sort(doors);
-    let assembled = assemble(config, path, listeners, state);
+    let carried = state.carried.clone();
+    let assembled = assemble(config, path, listeners, state).inspect(|parts| {
+        parts.core.proxy.recall(&parts.config, &carried);
+        if welcome.protocol > 1 {
+            parts.core.table.flows.share_ids(IdShare::Odd);
+        }
+    });
     let ready = assembled.and_then(|parts| Ok((Doors::wait(&parts.config.admin, lent)?, parts)));
     let (waiting, parts) = match ready {
         Ok(ready) => ready,
@@ -174,11 +190,13 @@ fn assemble(
     table.flows.begin_ids_at(state.next_flow_id);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
+    let graduated = path::Path::open(&config, &table)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
     state.totals.carry_into(&table.registry);
     let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),
+        path: graduated,
         proxy,
         checker,
         config: Arc::new(ArcSwap::new(config.clone())),
@@ -276,7 +294,11 @@ impl Bound {
         self.tasks.shutdown().await;
         let core = self.core.clone();
         // Joining threads may take a moment, which is not this runtime's to wait.
-        let _ = tokio::task::spawn_blocking(move || core.proxy.exit()).await;
+        let exit = move || {
+            core.proxy.exit();
+            core.path.stop();
+        };
+        let _ = tokio::task::spawn_blocking(exit).await;
         let _ = self.end_flow_log.send(());
         let _ = self.flow_log.await;
         drop(self.reloader.take_doors());

@@ -4,20 +4,26 @@
 
 pub mod check;
 pub mod demo;
+mod drill;
+mod duration;
 mod events;
 mod flows;
 mod grid;
 mod kill;
+pub mod kubelet;
+mod lease;
 pub mod logging;
 mod orders;
 mod output;
 mod path;
+mod ready;
 mod reload;
 pub mod run;
 mod service;
 mod shell;
 mod socket;
 mod status;
+pub mod tls;
 mod upgrade;
 
 use std::net::IpAddr;
@@ -71,8 +77,12 @@ enum Command {
     },
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
     Demo(demo::command::DemoArgs),
+    /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
+    Drill(drill::DrillArgs),
     /// How the instance, its frontends and its backends are.
     Status,
+    /// Whether this host should have the VIP: exit code 0 if the instance serves. For scripts that move a VIP.
+    Ready(ready::ReadyArguments),
     /// Lists flows.
     Flows(FlowsArguments),
     /// Lists backends with their probes, connects and bytes.
@@ -129,7 +139,7 @@ enum Command {
     StandIn(demo::stand_in::StandInArgs),
     /// A kubelet-like client, for the demo and the tests.
     #[command(hide = true)]
-    Kubelet(demo::kubelet::command::KubeletArgs),
+    Kubelet(kubelet::command::KubeletArgs),
 }
 
 #[derive(Debug, Args)]
@@ -200,10 +210,11 @@ pub fn main() -> ExitCode {
         Command::HandoffVersion => upgrade::handoff_version(),
         Command::Check { host } => check::run(&config(), host, arguments.json),
         Command::Demo(demo) => demo::command::run(demo),
+        Command::Drill(drill) => drill::run(&drill, arguments.json),
         Command::Completion { shell } => shell::completion::<Arguments>(shell),
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
-        Command::Kubelet(kubelet) => demo::kubelet::command::run(kubelet),
+        Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
         Command::Path(path) => {
             let output = Output::new(arguments.json);
             path::run(&path, &output).unwrap_or_else(|error| output.fail(&error))
@@ -232,6 +243,9 @@ fn talk(
     if let Command::Version = command {
         return reload::version(Client::connect(&socket), output);
     }
+    if let Command::Ready(arguments) = &command {
+        return ready::ready(&socket, arguments, output);
+    }
     let mut client = Client::connect(&socket)?;
     match command {
         Command::Status => status::status(&mut client, output),
@@ -250,10 +264,12 @@ fn talk(
         | Command::Check { .. }
         | Command::Path(_)
         | Command::Demo(_)
+        | Command::Drill(_)
         | Command::Completion { .. }
         | Command::Man
         | Command::StandIn(_)
         | Command::Kubelet(_)
+        | Command::Ready(_)
         | Command::Version => unreachable!("these ask no running instance, or were answered above"),
     }
 }

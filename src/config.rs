@@ -8,11 +8,13 @@
 
 mod backend;
 mod certificate;
+mod cluster;
 mod diagnostic;
 mod document;
 mod duration;
 mod file;
 mod frontend;
+mod graduation;
 mod health;
 mod kind;
 mod load;
@@ -23,10 +25,11 @@ mod tls;
 
 pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
 pub use file::{FileFault, read as read_file};
+pub use frontend::by_default as frontend_by_default;
 pub use health::reset_after_silence;
 pub use load::{load, parse};
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +45,8 @@ pub struct Config {
     pub admin: Admin,
     pub process: Process,
     pub log: Log,
+    pub path: PathSettings,
+    pub cluster: Cluster,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
 }
@@ -70,6 +75,27 @@ pub struct Process {
     pub reset_within: Duration,
     /// ... and never exceed this many a second.
     pub reset_rate: u32,
+}
+
+/// `[cluster]`: what the clients' cluster expects of them. Only `baton check` computes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// A node whose lease was not renewed for this long is NotReady.
+    pub node_monitor_grace_period: Duration,
+    /// Between two renewals.
+    pub lease_renew: Duration,
+    /// keepalived's advert_int, if a VIP moves between instances.
+    pub vrrp_advert_interval: Option<Duration>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            node_monitor_grace_period: Duration::from_secs(40),
+            lease_renew: Duration::from_secs(10),
+            vrrp_advert_interval: None,
+        }
+    }
 }
 
 /// `[log]`.
@@ -105,6 +131,43 @@ pub enum FlowLog {
     Off,
 }
 
+/// `[path]`: flows that leave the proxy for the kernel's packet path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathSettings {
+    pub graduate: Graduate,
+    /// Interfaces whose packets are looked at. Empty: those that hold the frontends' and the backends' routes.
+    pub interfaces: Vec<Arc<str>>,
+    /// Graduated flows at once. What is pinned keeps its size until it is removed.
+    pub max_flows: u32,
+    /// Requests that were answered before a flow may graduate ...
+    pub after_round_trips: u32,
+    /// ... unless it has reached this age.
+    pub after: Duration,
+    /// The folder in a BPF file system where program and maps outlive the process.
+    pub pins: PathBuf,
+}
+
+/// Whether flows graduate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Graduate {
+    /// Where the host allows it; else they stay proxied.
+    Auto,
+    Off,
+    /// Where the host does not allow it, Baton does not start.
+    Require,
+}
+
+/// `[[frontend]] source`: the source address of a backend leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The address that the client asked for, where flows may graduate; else the route's.
+    Auto,
+    /// The kernel chooses by the route to the backend.
+    Route,
+    /// This one, towards backends of its family; the route's for others.
+    Address(IpAddr),
+}
+
 /// `[[frontend]]`: a set of listening addresses and the backends behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frontend {
@@ -112,6 +175,7 @@ pub struct Frontend {
     /// At least one, no address twice in the whole file.
     pub listen: Vec<VipAddr>,
     pub balance: Balance,
+    pub source: Source,
     /// One connect attempt gets this long.
     pub connect_timeout: Duration,
     /// A second, parallel attempt starts when the first has not answered after this. `None`: never.

@@ -2,6 +2,7 @@
 //! can be tested at any instant.
 
 pub mod balance;
+pub mod budget;
 pub mod end_reason;
 pub mod health;
 pub mod histogram;
@@ -9,4 +10,5 @@ pub mod ids;
 pub mod pacing;
 pub mod proxy_protocol;
 pub mod rebalance;
+pub mod segment;
 pub mod splice;

@@ -6,12 +6,16 @@
 mod accept;
 mod admission;
 mod adopt;
+mod carried;
 mod connect;
 mod ending;
 mod evidence;
 mod export;
 mod flow;
+mod found;
+mod graduate;
 mod handover;
+mod legs;
 mod pipes;
 mod plane;
 mod ports;

@@ -20,7 +20,7 @@ use crate::model::rebalance::{self, Allowance, Load};
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
-use crate::table::flows::{FlowState, FlowView};
+use crate::table::flows::FlowView;
 use crate::table::journal::What;
 
 const STEP: Duration = Duration::from_secs(1);
@@ -159,7 +159,7 @@ fn pick(table: &Table, moves: &[Move], most: u32, idle_since_ns: u64, asked: &Ha
         moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
     for flow in table.flows.iter() {
         let Some((cap, heap)) = flow.backend.and_then(|id| idle.get_mut(&id)) else { continue };
-        if flow.state == FlowState::Proxied && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
+        if flow.state.is_served() && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
             heap.push(Idle(flow));
             if heap.len() > *cap {
                 heap.pop();

@@ -11,6 +11,8 @@ pub mod netdev;
 pub mod netlink;
 pub mod pipe;
 pub mod process;
+pub mod raw;
 pub mod silence;
 pub mod socket;
+pub mod source;
 pub mod tcp_info;

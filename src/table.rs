@@ -4,8 +4,11 @@
 //! each counter. Everyone else reads snapshots.
 
 pub mod backend;
+pub mod carried;
 pub mod count;
+pub mod elsewhere;
 pub mod flows;
+pub mod graduation;
 pub mod journal;
 pub mod orders;
 pub mod passport;
@@ -21,6 +24,7 @@ use std::sync::Arc;
 
 use backend::Registry;
 use flows::FlowTable;
+use graduation::Graduation;
 use journal::Journal;
 use orders::Orders;
 use worker::WorkerState;
@@ -31,18 +35,25 @@ pub struct Table {
     pub flows: FlowTable,
     pub registry: Registry,
     pub orders: Orders,
+    pub graduation: Graduation,
     pub journal: Journal,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
 
 impl Table {
+    /// Flows that end with this process: all but those that the path carries.
+    pub fn flows_with_sockets(&self) -> usize {
+        self.flows.len().saturating_sub(self.graduation.without_sockets())
+    }
+
     /// An empty table for `workers` worker threads.
     pub fn new(workers: usize) -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             flows: FlowTable::new(workers),
             registry: Registry::new(workers),
             orders: Orders::new(workers)?,
+            graduation: Graduation::new(workers)?,
             journal: Journal::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))

@@ -117,6 +117,14 @@ fn unwise_settings_are_warned_of_and_taken() {
         ("", "deny = [\"::/0\"]", "", "frontend[0].deny[0]: read \"::/0\""),
         ("[process]\nstop_timeout = \"0s\"", "", "", "process.stop_timeout: read 0s"),
         ("[admin]\nhttp = \"0.0.0.0:9470\"", "", "", "admin.http: read \"0.0.0.0:9470\""),
+        ("[path]\ngraduate = \"off\"\nafter = \"1s\"", "", "", "path.after: read after with graduate = \"off\""),
+        (
+            "[process]\nmax_connections = 100\n[path]\nmax_flows = 99",
+            "",
+            "",
+            "path.max_flows: read 99 with process.max_connections = 100",
+        ),
+        ("", "source = \"2001:db8::1\"", "", "frontend[0].source: read \"2001:db8::1\", with backend \"cp1\""),
         (
             "",
             "[frontend.health]\ninterval = \"5s\"\ntimeout = \"5s\"",
@@ -326,7 +334,7 @@ fn file(top: &str, frontend: &str, backend: &str) -> String {
 }
 
 fn has_no_default(line: &str) -> bool {
-    ["host", "server_name", "client_cert_file", "client_key_file", "health_address"]
+    ["host", "server_name", "client_cert_file", "client_key_file", "health_address", "vrrp_advert_interval"]
         .iter()
         .any(|key| line.starts_with(&format!("{key} = ")))
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use baton::addr::{BackendAddr, VipAddr};
 use baton::cli::demo::certs::{Authority, CertFiles, Flaw};
-use baton::cli::demo::kubelet::{Event, Kubelet, Observed, Settings};
 use baton::cli::demo::process::{Condition, Recipe, StandInProcess};
-use baton::cli::demo::tls;
+use baton::cli::kubelet::{Event, Kubelet, Observed, Settings};
+use baton::cli::tls;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 struct Scene {
@@ -224,4 +224,69 @@ async fn a_bad_certificate_is_refused_by_name() {
         let summary = kubelet.stop();
         assert_eq!((summary.connections, summary.renewals), (0, 0));
     }
+}
+
+/// Runs `baton drill` beside `meanwhile`, which is told when every kubelet has had its heartbeat; its verdict and exit code.
+async fn drill(
+    scene: &Scene,
+    server: BackendAddr,
+    seconds: &str,
+    meanwhile: impl AsyncFnOnce(),
+) -> (serde_json::Value, i32) {
+    let arguments =
+        ["drill", "--kubelets", "50", "--every", "200ms", "--grace", "1500ms", "--timeout", "500ms", "--json"];
+    let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(arguments)
+        .args(["--for", seconds, "--ca"])
+        .arg(&scene.ca)
+        .args(["--watch", "/api/v1/nodes?watch=true", &server.to_string()])
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    meanwhile().await;
+    let output = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.unwrap().unwrap();
+    (serde_json::from_slice(&output.stdout).expect("a verdict"), output.status.code().unwrap())
+}
+
+#[tokio::test]
+async fn a_drill_without_a_fault_passes() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    // Far beyond the grace period even for a machine that is late with everything.
+    let (verdict, code) = drill(&scene, stand_in.address(), "3s", async || {}).await;
+    assert_eq!((verdict["kubelets"].as_u64(), verdict["never"].as_u64()), (Some(50), Some(0)), "{verdict}");
+    assert!(verdict["heartbeats"].as_u64() > Some(100), "{verdict}");
+    assert_eq!(code == 0, verdict["not_ready"] == 0, "{verdict}");
+}
+
+#[tokio::test]
+async fn a_drill_counts_the_nodes_that_a_hung_server_would_have_cost() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let address = stand_in.address();
+    let hang = async || {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        stand_in.hang().unwrap();
+    };
+    let (verdict, code) = drill(&scene, address, "6s", hang).await;
+    assert_eq!((verdict["not_ready"].as_u64(), code), (Some(50), 1), "{verdict}");
+    assert!(verdict["gap_ms_max"].as_u64() > Some(1500), "{verdict}");
+}
+
+#[tokio::test]
+async fn a_drill_against_nobody_has_no_heartbeat_and_says_why_it_cannot_begin() {
+    let scene = Scene::new();
+    let (verdict, code) = drill(&scene, BackendAddr::new("127.0.0.1:9".parse().unwrap()), "2s", async || {}).await;
+    assert_eq!((verdict["never"].as_u64(), code), (Some(50), 1), "{verdict}");
+    let refused = |arguments: &[&str]| {
+        let output =
+            std::process::Command::new(env!("CARGO_BIN_EXE_baton")).arg("drill").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let ca = scene.ca.to_str().unwrap();
+    assert!(refused(&["--ca", "/nowhere/ca.crt", "127.0.0.1:9"]).contains("reading /nowhere/ca.crt"));
+    assert!(refused(&["--ca", ca, "127.0.0.1"]).contains("127.0.0.1 is not HOST:PORT"));
+    assert!(refused(&["--ca", ca, "--path", "readyz", "127.0.0.1:9"]).contains("must begin with a slash"));
 }

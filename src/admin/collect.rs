@@ -19,6 +19,7 @@ use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry};
 use crate::table::flows::FlowState;
+use crate::table::graduation::Stays;
 use crate::table::worker::WorkerState;
 
 /// Makes `metrics` show what `table` counts. Call it once for each pair.
@@ -38,6 +39,7 @@ impl Collector for TableCollector {
         families.info("build", "The version that runs", &[("version", env!("CARGO_PKG_VERSION"))])?;
         self.encode_frontends(&mut families)?;
         self.encode_backends(&mut families)?;
+        self.encode_path(&mut families)?;
         self.encode_workers(&mut families)
     }
 }
@@ -127,6 +129,33 @@ impl TableCollector {
         let mut family = families.histogram("connect_duration", "From the first attempt to a connected backend")?;
         for backend in &backends {
             family.encode_family(&labels(backend))?.latency(&backend.connect_latency())?;
+        }
+        Ok(())
+    }
+
+    fn encode_path(&self, families: &mut Families<'_>) -> fmt::Result {
+        let census = &self.table.graduation.census;
+        let view = census.view();
+        let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
+        gauge("path_open", "1 if flows may graduate", view.why_not.is_none().into())?;
+        gauge("path_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
+        gauge("path_flows_max", "Flows that the path's map can hold", view.flows_max)?;
+        let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
+        counter("flows_graduated", "Flows that left the proxy", census.graduated.load(Relaxed))?;
+        counter(
+            "flows_adopted",
+            "Graduated flows of an earlier process that were adopted",
+            census.adopted.load(Relaxed),
+        )?;
+        let help = "Times that a flow was tried and stayed proxied, by reason";
+        let mut family = families.counter("flows_stayed", help, None)?;
+        for why in Stays::ALL {
+            family.encode_family(&[("reason", why.label())])?.counter(census.stayed(*why))?;
+        }
+        let help = "Packets of graduated flows, by what was done with them";
+        let mut family = families.counter("path_packets", help, None)?;
+        for (what, count) in &view.packets {
+            family.encode_family(&[("action", *what)])?.counter(*count)?;
         }
         Ok(())
     }

@@ -323,6 +323,8 @@ mod tests {
                 reset_rate: 1,
             },
             log: log(FlowLog::Off, 1),
+            path: crate::config::PathSettings::default(),
+            cluster: crate::config::Cluster::default(),
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

@@ -134,6 +134,9 @@ pub struct FlowRow {
     pub bytes_down: u64,
     /// 0 until connected.
     pub connect_us: u64,
+    /// Why it is not graduated, when that was last tried; see the README.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stays: Option<String>,
     pub worker: usize,
 }
 

@@ -22,6 +22,8 @@ pub struct Status {
     pub at_unix_ms: u64,
     pub instance: Instance,
     pub totals: Totals,
+    #[serde(default)]
+    pub path: PathStatus,
     /// In the order of the configuration; removed ones that still have flows come last.
     pub frontends: Vec<FrontendStatus>,
     /// The last events, oldest first, ended flows left out.
@@ -81,12 +83,34 @@ pub struct Totals {
     pub rates: Rate,
 }
 
+/// How flows graduate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// Why flows stay proxied; `None`: they graduate.
+    pub why_not: Option<String>,
+    /// Whose packets the program looks at.
+    pub interfaces: Vec<String>,
+    /// Flows that the map holds, those included that ended a moment ago, and can hold.
+    pub flows_held: u64,
+    pub flows_max: u64,
+    pub graduated_total: u64,
+    /// Flows of an earlier process that were adopted.
+    pub adopted_total: u64,
+    /// Times that a flow was tried and stayed proxied, by reason; those that never occurred are left out.
+    pub stayed_total: BTreeMap<String, u64>,
+    /// Packets by what was done with them, since the program was loaded.
+    pub packets_total: BTreeMap<String, u64>,
+}
+
 /// Flows by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowCounts {
     pub accepted: u64,
     pub connecting: u64,
     pub proxied: u64,
+    /// Their packets pass the proxy by.
+    #[serde(default)]
+    pub graduated: u64,
     pub ending: u64,
 }
 
@@ -152,7 +176,7 @@ pub struct BackendStatus {
 
 impl FlowCounts {
     pub fn sum(&self) -> u64 {
-        self.accepted + self.connecting + self.proxied + self.ending
+        self.accepted + self.connecting + self.proxied + self.graduated + self.ending
     }
 
     pub fn add(&mut self, state: FlowState) {
@@ -164,6 +188,7 @@ impl FlowCounts {
             FlowState::Accepted => self.accepted,
             FlowState::Connecting => self.connecting,
             FlowState::Proxied => self.proxied,
+            FlowState::Graduated => self.graduated,
             FlowState::Ending => self.ending,
         }
     }
@@ -173,6 +198,7 @@ impl FlowCounts {
             FlowState::Accepted => &mut self.accepted,
             FlowState::Connecting => &mut self.connecting,
             FlowState::Proxied => &mut self.proxied,
+            FlowState::Graduated => &mut self.graduated,
             FlowState::Ending => &mut self.ending,
         }
     }

@@ -74,6 +74,19 @@ pub fn event(what: &What) -> String {
         What::Inherited { from_pid, flows } => {
             format!("process {from_pid} died while it handed over; {} had come", plural(*flows, "flow"))
         }
+        What::PathOpened { interfaces } if interfaces.is_empty() => "flows may graduate".to_owned(),
+        What::PathOpened { interfaces } => format!("flows may graduate, by {}", interfaces.join(", ")),
+        What::PathShut { why } => format!("flows stay proxied: {why}"),
+        What::PathAdopted { flows, reset: 0 } => {
+            format!("adopted {} that an earlier process had graduated", plural(*flows, "flow"))
+        }
+        What::PathAdopted { flows, reset } => {
+            let flows = plural(*flows, "flow");
+            format!("adopted {flows} that an earlier process had graduated; reset {reset} that it was about to")
+        }
+        What::PathMended { interfaces } => {
+            format!("somebody had detached the path from {}; it is attached again", interfaces.join(", "))
+        }
         What::FlowEnded {
             flow,
             frontend,
@@ -114,6 +127,11 @@ pub fn weight(what: &What) -> Weight {
         What::UpgradeFailed { .. } | What::Inherited { .. } => Weight::Bad,
         What::TookOver { not_moved, .. } if *not_moved > 0 => Weight::Notice,
         What::TookOver { .. } => Weight::Good,
+        What::PathMended { .. } => Weight::Bad,
+        What::PathShut { .. } => Weight::Notice,
+        What::PathOpened { .. } => Weight::Good,
+        What::PathAdopted { reset, .. } if *reset > 0 => Weight::Notice,
+        What::PathAdopted { .. } => Weight::Good,
         What::ReloadRefused { .. } | What::AcceptPaused { .. } | What::WorkerStuck { .. } => Weight::Bad,
         What::AcceptResumed { .. } | What::WorkerMoves { .. } => Weight::Good,
         What::BackendAdded { .. }

@@ -18,6 +18,13 @@ pub fn between(old: &Config, new: &Config) -> Vec<String> {
     if old.log != new.log {
         changes.push("log settings changed".to_owned());
     }
+    if old.path != new.path {
+        changes.push(
+            "path settings changed: whether and when flows graduate takes effect at once, the rest when the process \
+             is next started"
+                .to_owned(),
+        );
+    }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());
     }

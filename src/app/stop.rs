@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Takes the instance through all phases of a stop. Each wait ends early when the stop is hastened.
 pub async fn run(core: &Core) {
     let process = core.config.load().process.clone();
-    let flows = core.table.flows.len();
+    let flows = core.table.flows_with_sockets();
     tracing::info!(flows, stop_timeout = ?process.stop_timeout, "stopping");
     core.table.journal.record(What::Stopping { flows, timeout_ms: process.stop_timeout.as_millis() as u64 });
 
@@ -43,25 +43,26 @@ pub async fn run(core: &Core) {
     }
 
     core.drain.advance(Phase::Forced);
-    let left = core.table.flows.len();
+    let left = core.table.flows_with_sockets();
     if left > 0 {
         tracing::warn!(flows = left, "resetting the flows that are left");
         let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
-        let order = EndOrder { selector: Selector::All, reason: EndReason::Shutdown, pace, only_idle_for: None };
+        let order =
+            EndOrder { selector: Selector::WithSockets, reason: EndReason::Shutdown, pace, only_idle_for: None };
         core.table.orders.end(order);
         let longest = process.reset_within.max(Duration::from_secs_f64(left as f64 / f64::from(process.reset_rate)));
         let _ = tokio::time::timeout(longest + GRACE, gone(core)).await;
     }
 }
 
-/// Returns when no flow is left and no listener can bring one.
+/// Returns when no flow is left that needs this process, and no listener can bring one.
 pub async fn gone(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
     // The first tick is at once, when a worker may not yet have taken what its backlog holds.
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        if core.table.flows.is_empty() {
+        if core.table.flows_with_sockets() == 0 {
             return;
         }
     }

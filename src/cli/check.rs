@@ -1,22 +1,22 @@
 //! `baton check`: everything that is wrong with a configuration file, from the daemon's own loader.
 
+mod host;
+
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use crate::config::{self, Config, Target};
-use crate::path::preflight::{self, Verdict};
-use crate::path::settings::DIRECTORY_DEFAULT;
+use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
+use crate::model::budget::{Fault, Timers, longest_gap};
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
 /// With `host`, this host is looked at too; what hinders graduation is no error, for flows stay proxied then.
 pub fn run(path: &Path, host: bool, json: bool) -> ExitCode {
     let report = report(path, &mut io::stdout().lock(), &mut io::stderr().lock());
-    let report = report.and_then(|taken| {
-        if taken && host {
-            report_host(path, json, &mut io::stdout().lock())?;
-        }
-        Ok(taken)
+    let report = report.and_then(|taken| match config::load(path) {
+        Ok(loaded) if taken && host => host::report(&loaded.config, json, &mut io::stdout().lock()).map(|()| taken),
+        _ => Ok(taken),
     });
     match report {
         Ok(true) => ExitCode::SUCCESS,
@@ -33,6 +33,7 @@ fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> i
                 writeln!(findings, "{warning}")?;
             }
             writeln!(verdict, "ok: {}{}", contents(&loaded.config), warned(loaded.warnings.len()))?;
+            write!(verdict, "\n{}", budget(&loaded.config))?;
             Ok(true)
         }
         Err(rejected) => {
@@ -46,37 +47,42 @@ fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> i
     }
 }
 
-/// Writes what was found of this host.
-fn report_host(path: &Path, json: bool, out: &mut impl Write) -> io::Result<()> {
-    let Ok(loaded) = config::load(path) else { return Ok(()) };
-    let frontends = &loaded.config.frontends;
-    let addresses: Vec<_> =
-        frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr()).collect();
-    let backends = frontends.iter().flat_map(|frontend| &frontend.backends);
-    let backends: Vec<_> = backends
-        .filter_map(|backend| match backend.address {
-            Target::Address(address) => Some(address.socket_addr()),
-            Target::Name { .. } => None,
-        })
-        .collect();
-    let findings = preflight::look(Path::new(DIRECTORY_DEFAULT), &addresses, &backends, &[]);
-    if json {
-        return writeln!(out, "{}", serde_json::to_string_pretty(&findings)?);
-    }
-    for finding in &findings {
-        let word = match finding.verdict {
-            Verdict::Good => "ok",
-            Verdict::Advice => "note",
-            Verdict::Hindrance => "hinders",
+/// What each fault may cost the nodes, by the file's own timers.
+fn budget(config: &Config) -> String {
+    let Cluster { node_monitor_grace_period: grace, lease_renew, vrrp_advert_interval } = config.cluster;
+    let mut text = format!(
+        "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
+        seconds(lease_renew),
+        seconds(grace)
+    );
+    for frontend in &config.frontends {
+        let timers = Timers {
+            lease_renew,
+            reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
+            probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
+            vrrp_advert_interval,
         };
-        writeln!(out, "{word:8} {}: {}", finding.topic, finding.read)?;
-        if !finding.why.is_empty() {
-            writeln!(out, "         why:  {}\n         mend: {}", finding.why, finding.mend)?;
+        let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
+        for fault in Fault::ALL {
+            let (gap, verdict) = match longest_gap(fault, &timers) {
+                None => ("?".to_owned(), "depends on what moves the VIP: set cluster.vrrp_advert_interval"),
+                Some(gap) if gap <= grace => (seconds(gap), "ok"),
+                Some(gap) if fault == Fault::ApiserverHung && !timers.probes_ask_the_process => {
+                    (seconds(gap), "NotReady: kind = \"tcp\" asks the kernel only; kind = \"https\" sees it")
+                }
+                Some(gap) => (seconds(gap), "NotReady: shorten the timers"),
+            };
+            text += format!("  {title:<12} {:<22} {gap:>7}  {verdict}\n", fault.label())
+                .trim_start_matches("             ");
         }
     }
-    let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
-    let verdict = if hindered { "flows stay proxied on this host" } else { "flows can graduate on this host" };
-    writeln!(out, "{verdict}")
+    text
+}
+
+/// Two digits behind the point where they say something.
+fn seconds(time: Duration) -> String {
+    let text = format!("{:.2}", time.as_secs_f64());
+    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn contents(config: &Config) -> String {
@@ -111,8 +117,24 @@ mod tests {
         let text = "[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n[[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.1:1\"";
         let (taken, verdict, findings) = check(text);
         assert!(taken);
-        assert_eq!(verdict, "ok: 1 frontend, 1 backend, 1 warning\n");
+        assert!(verdict.starts_with("ok: 1 frontend, 1 backend, 1 warning\n"), "{verdict}");
         assert!(findings.starts_with("baton.toml:4: frontend[0].backend: read one backend, advised: "), "{findings}");
+    }
+
+    #[test]
+    fn the_budget_is_computed_from_the_files_own_timers() {
+        let file = |cluster: &str, health: &str| {
+            format!(
+                "[cluster]\n{cluster}\n[[frontend]]\nname = \"f\"\nlisten = [\"127.0.0.1:1\"]\n[frontend.health]\n{health}\n\
+                 [[frontend.backend]]\nname = \"a\"\naddress = \"10.0.0.1:1\"\n\
+                 [[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.2:1\"\n"
+            )
+        };
+        let (_, defaults, _) = check(&file("", ""));
+        insta::assert_snapshot!(defaults);
+        let fast = "profile = \"fast\"\nvrrp_advert_interval = \"2s\"";
+        let (_, tuned, _) = check(&file(fast, "kind = \"http\"\ninterval = \"500ms\""));
+        insta::assert_snapshot!(tuned);
     }
 
     #[test]

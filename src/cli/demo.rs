@@ -11,17 +11,13 @@ mod baton;
 pub mod bind;
 pub mod certs;
 pub mod command;
-pub mod duration;
 mod guard;
-pub mod kubelet;
-pub mod lease;
 mod live;
 mod log;
 pub mod process;
 mod screen;
 mod stage;
 pub mod stand_in;
-pub mod tls;
 mod tour;
 mod view;
 

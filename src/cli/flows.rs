@@ -61,10 +61,11 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         ("UP", Right),
         ("DOWN", Right),
         ("CONNECT", Right),
+        ("STAYS", Left),
     ]);
     for row in rows {
         let weight = match row.state {
-            FlowState::Proxied => Weight::Plain,
+            FlowState::Proxied | FlowState::Graduated => Weight::Plain,
             FlowState::Accepted | FlowState::Connecting => Weight::Notice,
             FlowState::Ending => Weight::Bad,
         };
@@ -80,6 +81,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
             bytes(row.bytes_up as f64).into(),
             bytes(row.bytes_down as f64).into(),
             if row.connect_us > 0 { duration_us(row.connect_us) } else { "-".to_owned() }.into(),
+            row.stays.as_deref().unwrap_or("").into(),
         ]);
     }
     let mut text = grid.render(output);

@@ -8,7 +8,7 @@ use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::admin::protocol::{BackendName, Command};
-use crate::admin::status::{BackendStatus, FrontendStatus, Instance, Status, WorkerCondition};
+use crate::admin::status::{BackendStatus, FrontendStatus, Instance, PathStatus, Status, WorkerCondition};
 use crate::admin::words::{self, Weight};
 
 /// Events at the end of `baton status`.
@@ -80,6 +80,7 @@ fn in_words(status: &Status, output: &Output) -> String {
         bytes(totals.rates.bytes_down_per_s),
         count(totals.accepted_total),
     );
+    text += &path(&status.path, totals.flows.graduated);
     for frontend in &status.frontends {
         text += "\n";
         text += &frontend_in_words(frontend, output);
@@ -99,6 +100,18 @@ fn in_words(status: &Status, output: &Output) -> String {
         }
     }
     text
+}
+
+fn path(path: &PathStatus, graduated: u64) -> String {
+    match &path.why_not {
+        Some(why) => format!("Flows stay proxied: {why}\n"),
+        None => format!(
+            "{} graduated, room for {}; by {}\n",
+            plural(graduated, "flow"),
+            count(path.flows_max),
+            if path.interfaces.is_empty() { "no interface yet".to_owned() } else { path.interfaces.join(", ") },
+        ),
+    }
 }
 
 fn instance(instance: &Instance, output: &Output) -> String {

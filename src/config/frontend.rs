@@ -1,13 +1,17 @@
 //! `[[frontend]]`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use toml::de::DeTable;
+
+use super::document::Document;
 use super::duration::display;
-use super::kind::{Kind, Listen, Name, Network, OneOf, Time, Truth, Whole, time, whole};
+use super::kind::{Kind, Listen, Name, Network, OneOf, SourcePlace, Time, Truth, Whole, time, whole};
 use super::process::cap;
 use super::section::{Element, Section};
-use super::{Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, backend, health};
+use super::{Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, Source, Target, backend, health};
 use crate::addr::{SourceMask, VipAddr};
 use crate::model::balance::Balance;
 
@@ -26,10 +30,11 @@ pub fn read(section: &Section, reset_within: Duration) -> Read {
         section.warn("drain_timeout", "0s", "some seconds: without them a draining backend's flows are reset at once");
     }
     let (connect_timeout, hedge_after, connect_attempts) = connect(section);
-    let frontend = Frontend {
+    let mut frontend = Frontend {
         name: Arc::from(name),
         listen: listen.iter().map(|element| element.value).collect(),
         balance: section.read_or("balance", &BALANCE, Balance::LeastConn).value,
+        source: Source::Auto,
         connect_timeout,
         hedge_after,
         connect_attempts,
@@ -44,7 +49,16 @@ pub fn read(section: &Section, reset_within: Duration) -> Read {
         health: health::read(&section.table("health"), reset_within),
         backends: backend::read_all(section),
     };
+    frontend.source = source(section, &frontend.backends);
     Read { frontend, listen }
+}
+
+/// A frontend as it is when the file says nothing of it: for the last flows of one that the file no longer has.
+pub fn by_default(name: &str) -> Frontend {
+    let document = Document::new(Path::new("defaults"), "");
+    let nothing = DeTable::new();
+    let read = read(&Section::root(&document, &nothing), Duration::ZERO);
+    Frontend { name: Arc::from(name), ..read.frontend }
 }
 
 fn listen(section: &Section) -> Vec<Element<VipAddr>> {
@@ -58,6 +72,21 @@ fn listen(section: &Section) -> Vec<Element<VipAddr>> {
         section.document.warning(element.line, &element.key, format!("{:?}", element.value.to_string()), advised);
     }
     listen
+}
+
+fn source(section: &Section, backends: &[Backend]) -> Source {
+    let source = section.read_or("source", &SourcePlace, Source::Auto).value;
+    if let Source::Address(ip) = source {
+        let other_family = |backend: &&Backend| match backend.address {
+            Target::Address(address) => address.ip().is_ipv4() != ip.is_ipv4(),
+            Target::Name { .. } => false,
+        };
+        if let Some(backend) = backends.iter().find(other_family) {
+            let read = format!("{:?}, with backend {:?} of the other family", ip.to_string(), &*backend.name);
+            section.warn("source", read, "an address of the backends' family: the route's is used towards others");
+        }
+    }
+    source
 }
 
 fn connect(section: &Section) -> (Duration, Option<Duration>, u32) {

@@ -2,7 +2,7 @@
 
 mod address;
 
-pub use address::{Host, Listen, Network, Place, ProbePlace, path_text};
+pub use address::{Host, Listen, Network, Place, ProbePlace, SourcePlace, path_text};
 
 use std::time::Duration;
 

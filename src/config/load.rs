@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::document::Document;
 use super::section::{Element, Section};
-use super::{Config, Diagnostic, Loaded, Rejected, Severity, Target, file, frontend, process};
+use super::{Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, file, frontend, graduation, process};
 use crate::addr::VipAddr;
 
 /// Reads and checks the file at `path`, and the certificate files that it names.
@@ -44,6 +44,8 @@ fn read(document: &Document) -> Option<Config> {
     let admin = process::admin(&root.table("admin"));
     let process = process::process(&root.table("process"));
     let log = process::log(&root.table("log"));
+    let path = graduation::read(&root.table("path"), process.max_connections);
+    let cluster = cluster::read(&root.table("cluster"));
     let mut names = HashMap::new();
     let mut listen = Vec::new();
     let mut frontends = Vec::new();
@@ -60,7 +62,7 @@ fn read(document: &Document) -> Option<Config> {
     }
     refuse_twice(document, &listen, admin.http);
     root.refuse_unknown_keys();
-    Some(Config { admin, process, log, frontends })
+    Some(Config { admin, process, log, path, cluster, frontends })
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.

@@ -40,6 +40,7 @@ pub(super) fn frontend(name: &str, health: Health, backends: Vec<Backend>) -> Fr
         name: name.into(),
         listen: vec![VipAddr::new("127.0.0.1:6443".parse().unwrap())],
         balance: Balance::LeastConn,
+        source: Source::Route,
         connect_timeout: Duration::from_secs(1),
         hedge_after: None,
         connect_attempts: 3,
@@ -78,6 +79,8 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
             reset_rate: 5000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        path: PathSettings::default(),
+        cluster: crate::config::Cluster::default(),
         frontends: frontends.into_iter().map(Arc::new).collect(),
     })
 }

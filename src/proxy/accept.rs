@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::admission;
-use super::flow::{Arrival, Flow};
+use super::flow::{Arrival, Flow, Phase};
 use super::plane::FrontendPlane;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
@@ -153,8 +153,9 @@ impl Worker {
 
     /// Reads the PROXY header if it is complete, and goes on to connect.
     pub(super) fn header_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
+        let Phase::Header(client) = &flow.phase else { return Verdict::Keep };
         let mut header = [0; HEADER_MAX];
-        let length = match socket::peek(&flow.client, &mut header) {
+        let length = match socket::peek(client, &mut header) {
             Ok(0) => return Verdict::End(EndReason::BadProxyHeader, 0),
             Ok(length) => length,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Verdict::Keep,
@@ -164,7 +165,7 @@ impl Worker {
             Parse::Incomplete if length < HEADER_MAX => return Verdict::Keep,
             Parse::Incomplete | Parse::Invalid(_) => return Verdict::End(EndReason::BadProxyHeader, 0),
             Parse::Header { length, source } => {
-                let _ = socket::read(&flow.client, &mut header[..length]);
+                let _ = socket::read(client, &mut header[..length]);
                 if let Some((client, vip)) = source {
                     flow.client_addr = client;
                     flow.vip = vip;
@@ -246,7 +247,8 @@ impl Worker {
         let at = self.occupy_place(key);
         let watched = self.epoll.watch_flow(&client, Token::Client(at).pack());
         let now_ns = self.now_ns;
-        let arrival = Arrival { id, at, client, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
+        let phase = Phase::Header(client);
+        let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
         self.places[index].flow = Some(Flow::new(arrival));
         self.with_flow(at, |worker, flow| match watched {
             Err(error) => Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),

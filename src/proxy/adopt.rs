@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::admission::{FrontendHold, count_source};
-use super::flow::{Arrival, BackendHold, Connecting, Flow, Phase, Relaying, Side};
+use super::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
 use super::handover::{AdoptError, Arriving};
 use super::plane::FrontendPlane;
 use super::relay::Direction;
@@ -25,15 +25,17 @@ impl Worker {
         let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
         let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
         let (phase, words) = match (stage, backend) {
-            (Stage::Header, None) => (Phase::Header, vec![(Field::Place, pack_place(FlowState::Accepted, None))]),
-            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(self.now_ns)), Vec::new()),
+            (Stage::Header, None) => {
+                (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))])
+            }
+            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, self.now_ns)), Vec::new()),
             (Stage::Relaying(relayed), Some(socket)) => {
                 let entry = self.backend_called(&frontend, &relayed.backend).ok_or_else(|| {
                     let frontend = frontend.entry.name.to_string();
                     AdoptError::UnknownBackend { frontend, backend: relayed.backend.clone() }
                 })?;
                 let words = words_of(&relayed, &entry);
-                (Phase::Relaying(relaying(*relayed, socket, entry)), words)
+                (Phase::Relaying(relaying(*relayed, client, socket, entry)), words)
             }
             _ => return Err(wrong),
         };
@@ -42,17 +44,16 @@ impl Worker {
         words.into_iter().for_each(|(field, word)| self.slot(key).set(field as usize, word));
         let frontend_hold = FrontendHold::count_in(&frontend);
         let source_hold = match phase {
-            Phase::Header => None,
+            Phase::Header(_) => None,
             _ => count_source(&frontend, &self.shared.sources, client_addr, self.now_ns),
         };
         let now_ns = accepted_at_ns;
-        let mut flow =
-            Flow::new(Arrival { id, at, client, client_addr, vip, now_ns, frontend, frontend_hold, source_hold });
-        flow.phase = phase;
+        let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
+        let mut flow = Flow::new(arrival);
         flow.shared = true;
         if let Err(error) = self.watch_again(&flow) {
             // The other process's descriptor would keep the registration alive.
-            let _ = self.epoll.forget(&flow.client);
+            let _ = flow.client().map(|client| self.epoll.forget(client));
             self.vacate(key);
             return Err(AdoptError::Watch(error));
         }
@@ -61,8 +62,16 @@ impl Worker {
         Ok(())
     }
 
-    fn frontend_called(&self, name: &str) -> Option<Arc<FrontendPlane>> {
-        self.plane.frontends.iter().find(|frontend| &*frontend.entry.name == name).cloned()
+    /// Also one that the configuration no longer has, as long as somebody watches over its end.
+    fn frontend_called(&mut self, name: &str) -> Option<Arc<FrontendPlane>> {
+        let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
+        let known = self.plane.frontends.iter().chain(&self.gone_frontends).find(called).cloned();
+        known.or_else(|| {
+            let entry = self.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
+            let gone = Arc::new(FrontendPlane::gone(entry));
+            self.gone_frontends.push(gone.clone());
+            Some(gone)
+        })
     }
 
     /// Also one that the configuration no longer has, as long as somebody watches over its end.
@@ -79,9 +88,10 @@ impl Worker {
     }
 }
 
-fn relaying(relayed: Relayed, backend: OwnedFd, entry: Arc<BackendEntry>) -> Relaying {
+fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, entry: Arc<BackendEntry>) -> Relaying {
     entry.count_in();
     Relaying {
+        client,
         backend,
         backend_addr: relayed.backend_addr,
         place: BackendHold(entry),
@@ -93,9 +103,10 @@ fn relaying(relayed: Relayed, backend: OwnedFd, entry: Arc<BackendEntry>) -> Rel
             FirstFin::Client => Side::Client,
             FirstFin::Backend => Side::Backend,
         }),
-        unanswered_since_ns: 0,
+        unanswered_since_ns: relayed.unanswered_since_ns,
         watched: false,
         waits_for_turn: false,
+        leaving: Leaving::default(),
     }
 }
 

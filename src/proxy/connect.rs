@@ -4,16 +4,16 @@
 //! nothing but time.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::mem;
 use std::time::Duration;
 
-use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
-use super::ports::Ports;
+use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
+use super::legs::Leg;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker};
-use crate::addr::BackendAddr;
+use crate::addr::VipAddr;
 use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
@@ -27,11 +27,19 @@ use crate::table::flows::{Field, FlowState, pack_place};
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Starts the first attempt. `client` is an event of the client's socket that was not acted upon.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, client: Option<Ready>) -> Verdict {
-        let mut connecting = Connecting::new(self.now_ns);
-        connecting.client_readable = client.is_some_and(Ready::readable);
-        connecting.client_ends = client.is_some_and(Ready::ends);
+    /// Starts the first attempt. `ready` is an event of the client's socket that was not acted upon.
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, ready: Option<Ready>) -> Verdict {
+        let client = match mem::replace(&mut flow.phase, Phase::Between) {
+            Phase::Header(client) => client,
+            Phase::Connecting(connecting) => connecting.client,
+            other => {
+                flow.phase = other;
+                return Verdict::Keep;
+            }
+        };
+        let mut connecting = Connecting::new(client, self.now_ns);
+        connecting.client_readable = ready.is_some_and(Ready::readable);
+        connecting.client_ends = ready.is_some_and(Ready::ends);
         flow.phase = Phase::Connecting(connecting);
         self.next_attempt(flow)
     }
@@ -65,18 +73,19 @@ impl Worker {
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = open_leg(&mut self.ports, address, self.now_ns).and_then(|(socket, source_port)| {
-                self.epoll.watch_flow(&socket, token)?;
-                Ok((socket, source_port))
+            let started = self.open_leg(flow, address).and_then(|leg| {
+                self.epoll.watch_flow(&leg.socket, token)?;
+                Ok(leg)
             });
             match started {
-                Ok((socket, source_port)) => {
+                Ok(Leg { socket, source_port }) => {
                     let deadline_ns = self.now_ns + nanos(settings.connect_timeout);
                     let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.now_ns + nanos(after));
                     self.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
                     let started_at_ns = self.now_ns;
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
+                    let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
                     self.slot(flow.at.key()).set(Field::Place as usize, word);
@@ -85,6 +94,7 @@ impl Worker {
                 Err(error) => {
                     let failure = classify(&error);
                     self.account_failure(&place.0, failure);
+                    let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
                     current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
                     if failure == ConnectFailure::OutOfFiles {
                         // This flow's own descriptor is about to be free again: without a pause the next client would
@@ -217,7 +227,7 @@ impl Worker {
             false => Direction::default(),
         };
         let mut down = Direction::default();
-        let Phase::Connecting(connecting) = &flow.phase else { return Verdict::Keep };
+        let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else { return Verdict::Keep };
         match connecting.client_readable {
             true => up.source_ready(connecting.client_ends),
             // A backend that speaks first is not to wait for the client's first byte.
@@ -227,6 +237,7 @@ impl Worker {
             down.source_ready(ready.ends());
         }
         flow.phase = Phase::Relaying(Relaying {
+            client: connecting.client,
             backend: winner.socket,
             backend_addr: winner.address,
             place: winner.place,
@@ -238,16 +249,18 @@ impl Worker {
             unanswered_since_ns: 0,
             watched: false,
             waits_for_turn: false,
+            leaving: Leaving::default(),
         });
         self.settle_later(flow.at);
+        self.ripen_later(flow);
         self.pump_both(flow)
     }
 
     /// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
     fn proxy_header(&self, flow: &Flow) -> Vec<u8> {
-        let local = socket::local_addr(&flow.client).map(|local| crate::addr::VipAddr::new(local.socket_addr()));
+        let local = || Some(VipAddr::new(socket::local_addr(flow.client()?).ok()?.socket_addr()));
         let vip = match flow.vip.ip().is_unspecified() {
-            true => local.unwrap_or(flow.vip),
+            true => local().unwrap_or(flow.vip),
             false => flow.vip,
         };
         proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()
@@ -258,7 +271,7 @@ impl Worker {
         let now_ns = self.now_ns;
         self.candidates.clear();
         self.candidates.extend(flow.frontend.backends.iter().map(|entry| {
-            let active = entry.active.load(std::sync::atomic::Ordering::Relaxed);
+            let active = entry.load();
             Candidate {
                 preference: entry.preference(),
                 weight: entry.weight().saturating_mul(entry.share(now_ns)),
@@ -277,19 +290,6 @@ impl Worker {
         };
         balance::pick(policy, &self.candidates, turns, draw)
     }
-}
-
-/// Starts a connect, from a port that waits to be used again if there is one. Returns that port, or 0.
-fn open_leg(ports: &mut Ports, address: BackendAddr, now_ns: u64) -> io::Result<(OwnedFd, u16)> {
-    if let Some(port) = ports.take(address, now_ns) {
-        // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
-        let socket = socket::connect_from(address, Some(port));
-        ports.learn(address, socket.is_ok(), now_ns);
-        if let Ok(socket) = socket {
-            return Ok((socket, port));
-        }
-    }
-    Ok((socket::connect(address)?, 0))
 }
 
 /// What an error of connect(2) or SO_ERROR means.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::flow::{Flow, PendingEnd, Phase};
+use super::flow::{Connecting, Flow, PendingEnd, Phase};
 use super::timers::Due;
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::socket;
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
+use crate::table::graduation::{Request, Ticket};
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::worker::EndedFlow;
 
@@ -47,10 +48,11 @@ impl Worker {
 
     /// A flow's turn to end has come.
     pub(super) fn end_due(&mut self, flow: &mut Flow) -> Verdict {
-        let Some(pending) = flow.pending_end.take() else { return Verdict::Keep };
+        let Some(pending) = flow.pending_end else { return Verdict::Keep };
         if let Some(idle) = pending.only_idle_for {
             let quiet_ns = self.now_ns.saturating_sub(self.last_byte_ns(flow));
             if flow.holds_bytes() || quiet_ns < idle.as_nanos() as u64 {
+                flow.pending_end = None;
                 self.show_state(flow);
                 return Verdict::Keep;
             }
@@ -77,16 +79,17 @@ impl Worker {
         };
         if flow.shared && reason.client_saw() != ClientSaw::Fin {
             // While another process has descriptors too, closing ours resets nothing.
-            socket::disconnect(&flow.client);
+            let _ = flow.client().map(socket::disconnect);
             if let Phase::Relaying(relaying) = &flow.phase {
                 socket::disconnect(&relaying.backend);
             }
         }
-        let phase = std::mem::replace(&mut flow.phase, Phase::Header);
-        match phase {
-            Phase::Header => {}
+        let client = match std::mem::replace(&mut flow.phase, Phase::Between) {
+            Phase::Header(client) => Some(client),
             Phase::Connecting(connecting) => {
-                connecting.attempts.into_iter().for_each(|attempt| socket::reset(attempt.socket));
+                let Connecting { client, attempts, .. } = *connecting;
+                attempts.into_iter().for_each(|attempt| socket::reset(attempt.socket));
+                Some(client)
             }
             Phase::Relaying(mut relaying) => {
                 ended.backend_addr = Some(relaying.backend_addr.socket_addr());
@@ -95,21 +98,26 @@ impl Worker {
                 match closes_cleanly(reason) {
                     true => {
                         drop(relaying.backend);
-                        if reason == EndReason::ClientClosed && relaying.source_port != 0 {
-                            self.ports.give(relaying.backend_addr, relaying.source_port, self.now_ns);
+                        let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
+                        if waits && !self.table.graduation.keeps_ports() {
+                            self.legs.waiting.give(relaying.backend_addr, relaying.source_port, self.now_ns);
                         }
                     }
                     false => socket::reset(relaying.backend),
                 }
+                Some(relaying.client)
             }
-        }
-        let frontend = flow.frontend.clone();
-        let Flow { client, .. } = *flow;
+            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => {
+                ended.backend_addr = Some(lent.backend_addr.socket_addr());
+                None
+            }
+            Phase::Between => None,
+        };
         match reason.client_saw() {
-            ClientSaw::Rst => socket::reset(client),
+            ClientSaw::Rst => client.into_iter().for_each(socket::reset),
             ClientSaw::Fin | ClientSaw::Nothing => drop(client),
         }
-        frontend.entry.lanes[self.number].ended[reason as usize].add(1);
+        flow.frontend.entry.lanes[self.number].ended[reason as usize].add(1);
         self.vacate(key);
         self.state().report_ended(ended);
     }
@@ -122,6 +130,15 @@ impl Worker {
         self.writer.remove(&self.table.flows, key);
     }
 
+    /// Frees the place of a flow that was lost with a panic. If the path has it, it is to be reset there.
+    pub(super) fn give_up(&mut self, key: FlowKey) {
+        if let Some(id) = self.table.flows.id_at(&self.writer, key) {
+            let ticket = Ticket { worker: self.number, key, id };
+            self.table.graduation.ask(Request::End { ticket, unless_moved_since_ns: None });
+        }
+        self.vacate(key);
+    }
+
     fn set_pending(&mut self, at: super::token::FlowRef, order: EndOrder) {
         self.with_flow(at, |worker, flow| {
             flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
@@ -132,11 +149,13 @@ impl Worker {
     }
 
     /// Shows again what a flow is doing after its end was called off.
-    fn show_state(&self, flow: &Flow) {
+    pub(super) fn show_state(&self, flow: &Flow) {
         let (state, backend) = match &flow.phase {
-            Phase::Header => (FlowState::Accepted, None),
+            Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
             Phase::Connecting(_) => (FlowState::Connecting, None),
             Phase::Relaying(relaying) => (FlowState::Proxied, Some(relaying.place.0.id)),
+            Phase::Graduating(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
+            Phase::Graduated { lent, .. } => (FlowState::Graduated, Some(lent.place.0.id)),
         };
         self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
     }
@@ -158,6 +177,7 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
         Selector::Backend(id) => flow.uses_backend(id),
         Selector::Frontend(id) => flow.frontend.entry.id == id,
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
+        Selector::WithSockets => !flow.is_lent(),
         Selector::All => true,
     }
 }

@@ -5,6 +5,7 @@ use std::mem;
 use super::flow::{Flow, Phase, Relaying, Side};
 use super::handover::{Departure, Parcel};
 use super::relay::Tools;
+use super::sources::SourceHold;
 use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
@@ -24,7 +25,7 @@ impl Worker {
             }
             let place = &mut self.places[self.departing];
             self.departing += 1;
-            if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none()) {
+            if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none() && !flow.is_lent()) {
                 let parcel = self.pack(flow);
                 bytes += parcel.as_ref().map_or(0, |parcel| parcel.passport.held_bytes());
                 parcels.extend(parcel);
@@ -54,6 +55,10 @@ impl Worker {
     /// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
     pub(super) fn let_go(&mut self, flow: Box<Flow>) {
         if self.keeps_place_of(flow.at) {
+            // It counts towards limits still, until the handoff is over.
+            flow.frontend.entry.elsewhere.leave();
+            flow.source_hold.iter().for_each(SourceHold::leave);
+            flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
             self.vacate(flow.at.key());
         }
     }
@@ -69,7 +74,7 @@ impl Worker {
     /// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
     pub(super) fn go_on(&mut self, flow: &mut Flow) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => {
+            Phase::Header(_) => {
                 self.expect_header(flow, flow.accepted_at_ns);
                 Verdict::Keep
             }
@@ -79,15 +84,23 @@ impl Worker {
                 if relaying.waits_for_turn {
                     self.again.push(flow.at);
                 }
+                if relaying.unanswered_since_ns != 0 {
+                    relaying.watched = true;
+                    self.watch_unanswered(flow.at);
+                }
                 self.settle_later(flow.at);
+                self.ripen_later(flow);
                 Verdict::Keep
             }
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
         }
     }
 
     /// Watches a flow's sockets, edge-triggered: what they are ready for now is told first (epoll(7)).
     pub(super) fn watch_again(&mut self, flow: &Flow) -> std::io::Result<()> {
-        self.epoll.watch_flow(&flow.client, Token::Client(flow.at).pack())?;
+        if let Some(client) = flow.client() {
+            self.epoll.watch_flow(client, Token::Client(flow.at).pack())?;
+        }
         if let Phase::Relaying(relaying) = &flow.phase {
             let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
             self.epoll.watch_flow(&relaying.backend, token.pack())?;
@@ -98,10 +111,11 @@ impl Worker {
     /// Makes a parcel of a flow; ends it if that fails.
     fn pack(&mut self, mut flow: Box<Flow>) -> Option<Parcel> {
         // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
-        let _ = self.epoll.forget(&flow.client);
+        let _ = flow.client().map(|client| self.epoll.forget(client));
         let slot = self.table.flows.slot(&self.writer, flow.at.key());
         let stage = match &mut flow.phase {
-            Phase::Header => Stage::Header,
+            Phase::Header(_) => Stage::Header,
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => return None,
             Phase::Connecting(connecting) => {
                 mem::take(&mut connecting.attempts).into_iter().for_each(|attempt| socket::reset(attempt.socket));
                 Stage::Connecting
@@ -138,7 +152,6 @@ impl Worker {
 fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::Result<Relayed> {
     // The list of those that wait for an answer drops a flow that it does not find.
     relaying.watched = false;
-    relaying.unanswered_since_ns = 0;
     let word = |field: Field| slot.word(field as usize);
     Ok(Relayed {
         backend: relaying.place.0.name.to_string(),
@@ -154,12 +167,15 @@ fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::
         last_up_ns: word(Field::LastUpNs),
         last_down_ns: word(Field::LastDownNs),
         connect_us: word(Field::ConnectUs),
+        unanswered_since_ns: relaying.unanswered_since_ns,
     })
 }
 
 fn reset_both(flow: Flow) {
-    socket::reset(flow.client);
-    if let Phase::Relaying(relaying) = flow.phase {
-        socket::reset(relaying.backend);
+    match flow.phase {
+        Phase::Header(client) => socket::reset(client),
+        Phase::Connecting(connecting) => socket::reset(connecting.client),
+        Phase::Relaying(Relaying { client, backend, .. }) => [client, backend].into_iter().for_each(socket::reset),
+        Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => {}
     }
 }

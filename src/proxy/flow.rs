@@ -4,12 +4,16 @@
 //!             header, or none expected        a backend answered
 //!   Header ──────────────────────▶ Connecting ─────────────────▶ Relaying
 //!      │                               │                            │
-//!      └──────────────┬────────────────┴────────────────────────────┘
-//!                     ▼
+//!      ├───────────────────────────────┴────────────────────────────┤
+//!      │                              the sockets stay    the path asks for them
+//!      │                                  Relaying ◀─── Graduating ◀┘
+//!      │                                                    │ the sockets are gone
+//!      ├──────────────────────────────────────── Graduated ◀┘
+//!      ▼
 //!                  ended, with one EndReason
 //! ```
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,12 +26,12 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::table::backend::{BackendEntry, ConnectFailure};
+use crate::table::graduation::SocketlessHold;
 
 #[derive(Debug)]
 pub struct Flow {
     pub id: FlowId,
     pub at: FlowRef,
-    pub client: OwnedFd,
     pub client_addr: ClientAddr,
     pub vip: VipAddr,
     pub accepted_at_ns: u64,
@@ -49,17 +53,28 @@ pub struct PendingEnd {
     pub only_idle_for: Option<Duration>,
 }
 
+/// Each holds the sockets that a flow has then.
 #[derive(Debug)]
 pub enum Phase {
-    /// Waits for the client's PROXY header.
-    Header,
+    /// Waits for the PROXY header on the client's socket.
+    Header(OwnedFd),
     Connecting(Box<Connecting>),
     Relaying(Relaying),
+    /// The path has both sockets and has not answered yet.
+    Graduating(Lent),
+    /// The path carries its packets; there are no sockets.
+    Graduated {
+        lent: Lent,
+        _hold: SocketlessHold,
+    },
+    /// Its sockets are on their way from one phase to the next; never seen outside of one function.
+    Between,
 }
 
 /// A flow between accept and its backend's answer.
 #[derive(Debug)]
 pub struct Connecting {
+    pub client: OwnedFd,
     pub started_at_ns: u64,
     /// Attempts under way: one, or two while hedging.
     pub attempts: Vec<Attempt>,
@@ -99,6 +114,7 @@ impl Drop for BackendHold {
 /// A flow with both legs established.
 #[derive(Debug)]
 pub struct Relaying {
+    pub client: OwnedFd,
     pub backend: OwnedFd,
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
@@ -118,6 +134,43 @@ pub struct Relaying {
     pub watched: bool,
     /// It is in the worker's list of flows that had their fair share and want more.
     pub waits_for_turn: bool,
+    pub leaving: Leaving,
+}
+
+/// What is left of a flow whose sockets the path has.
+#[derive(Debug)]
+pub struct Lent {
+    pub backend_addr: BackendAddr,
+    pub place: BackendHold,
+    /// As in [`Relaying`], for when the sockets come back.
+    pub source_port: u16,
+    pub attempt: u8,
+    pub leaving: Leaving,
+    /// What the path was asked for.
+    pub ending: Option<Asked>,
+}
+
+/// The path was asked to end a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub reason: EndReason,
+    /// Unless it moved a byte lately.
+    pub only_if_idle: bool,
+}
+
+/// When a flow may graduate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Leaving {
+    /// Requests of the client's that were answered.
+    pub round_trips: u32,
+    /// Monotonic ns before which it is not tried; [`Leaving::NEVER`].
+    pub not_before_ns: u64,
+    /// Times in a row that it was tried and was busy.
+    pub tries: u8,
+}
+
+impl Leaving {
+    pub const NEVER: u64 = u64::MAX;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +183,7 @@ pub enum Side {
 pub struct Arrival {
     pub id: FlowId,
     pub at: FlowRef,
-    pub client: OwnedFd,
+    pub phase: Phase,
     pub client_addr: ClientAddr,
     pub vip: VipAddr,
     pub now_ns: u64,
@@ -140,17 +193,16 @@ pub struct Arrival {
 }
 
 impl Flow {
-    /// A flow that waits for its PROXY header.
+    /// A flow in the phase that it arrives in.
     pub fn new(arrival: Arrival) -> Box<Self> {
         Box::new(Self {
             id: arrival.id,
             at: arrival.at,
-            client: arrival.client,
             client_addr: arrival.client_addr,
             vip: arrival.vip,
             accepted_at_ns: arrival.now_ns,
             frontend: arrival.frontend,
-            phase: Phase::Header,
+            phase: arrival.phase,
             pending_end: None,
             _frontend_hold: arrival.frontend_hold,
             source_hold: arrival.source_hold,
@@ -158,10 +210,21 @@ impl Flow {
         })
     }
 
+    /// The client's socket, if the flow has it.
+    pub fn client(&self) -> Option<BorrowedFd<'_>> {
+        match &self.phase {
+            Phase::Header(client) => Some(client.as_fd()),
+            Phase::Connecting(connecting) => Some(connecting.client.as_fd()),
+            Phase::Relaying(relaying) => Some(relaying.client.as_fd()),
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => None,
+        }
+    }
+
     /// The backend that has the flow, if one has answered.
     pub fn backend(&self) -> Option<&Arc<BackendEntry>> {
         match &self.phase {
             Phase::Relaying(relaying) => Some(&relaying.place.0),
+            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => Some(&lent.place.0),
             _ => None,
         }
     }
@@ -169,10 +232,16 @@ impl Flow {
     /// Whether its backend, or one that it tries to reach, is `id`.
     pub fn uses_backend(&self, id: BackendId) -> bool {
         match &self.phase {
-            Phase::Header => false,
+            Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
             Phase::Relaying(relaying) => relaying.place.0.id == id,
+            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => lent.place.0.id == id,
         }
+    }
+
+    /// The path has its sockets, or has closed them.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.phase, Phase::Graduating(_) | Phase::Graduated { .. })
     }
 
     /// Holds bytes that were read and not yet delivered.
@@ -182,8 +251,9 @@ impl Flow {
 }
 
 impl Connecting {
-    pub fn new(now_ns: u64) -> Box<Self> {
+    pub fn new(client: OwnedFd, now_ns: u64) -> Box<Self> {
         Box::new(Self {
+            client,
             started_at_ns: now_ns,
             attempts: Vec::with_capacity(2),
             begun: 0,

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::graduate::LeavePolicy;
 use crate::addr::VipAddr;
-use crate::config::{Config, Frontend, Keepalive};
+use crate::config::{self, Config, Frontend, Graduate, Keepalive};
 use crate::sys::process::file_limit;
 use crate::sys::socket::Liveness;
 use crate::table::Table;
@@ -18,8 +19,12 @@ pub struct Plane {
     pub frontends: Vec<Arc<FrontendPlane>>,
     /// Grows with each reconfiguration.
     pub version: u64,
-    /// Flows at once, all frontends together.
-    pub max_connections: usize,
+    /// Flows at once, all frontends together. `None`: no cap.
+    pub max_connections: Option<usize>,
+    /// Flows with sockets at once, as many as the process may have descriptors for.
+    pub carried: usize,
+    /// `None`: every flow stays proxied.
+    pub leave: Option<LeavePolicy>,
 }
 
 /// One frontend: what its flows need to know.
@@ -35,7 +40,7 @@ impl Plane {
     /// Joins `config` with the entries of `table`: makes those that are new, and gives all their weights and caps.
     pub fn new(config: &Config, table: &Table, version: u64) -> Self {
         let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
-        let max_connections = config.process.max_connections.map_or(carried, |max| carried.min(max as usize));
+        let max_connections = config.process.max_connections.map(|max| max as usize);
         let frontends = config.frontends.iter().map(|settings| {
             let entry = table.registry.frontend(&settings.name);
             let backends = settings.backends.iter().map(|backend| {
@@ -50,12 +55,24 @@ impl Plane {
                 entry,
             })
         });
-        Self { frontends: frontends.collect(), version, max_connections }
+        let leave = (config.path.graduate != Graduate::Off).then_some(LeavePolicy {
+            round_trips: config.path.after_round_trips,
+            after_ns: config.path.after.as_nanos() as u64,
+        });
+        Self { frontends: frontends.collect(), version, max_connections, carried, leave }
     }
 
     /// The frontend that listens on `address`.
     pub fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
+    }
+}
+
+impl FrontendPlane {
+    /// One that the configuration no longer has: for its last flows.
+    pub fn gone(entry: Arc<FrontendEntry>) -> Self {
+        let settings = Arc::new(config::frontend_by_default(&entry.name));
+        Self { entry, liveness: liveness(&settings.keepalive), settings, backends: Vec::new() }
     }
 }
 

@@ -105,6 +105,11 @@ impl Direction {
         Self { held: Held::Bytes { bytes: first.into_boxed_slice(), written: 0 }, ..Self::default() }
     }
 
+    /// An open direction that holds `bytes`, perhaps none. What its sockets are ready for is told by epoll anew.
+    pub fn holding(bytes: Vec<u8>) -> Self {
+        if bytes.is_empty() { Self::default() } else { Self::beginning_with(bytes) }
+    }
+
     /// The source became readable; `end_behind` if an EOF or error is among what can be read.
     pub fn source_ready(&mut self, end_behind: bool) {
         self.readable = true;
@@ -124,6 +129,32 @@ impl Direction {
     /// Its FIN was passed on.
     pub fn is_done(&self) -> bool {
         self.stage == Stage::Done
+    }
+
+    /// Has nothing to do: no byte is held, none waits to be read, and its source goes on.
+    pub fn is_quiet(&self) -> bool {
+        self.reads() && !self.readable
+    }
+
+    /// Reads once and holds what came, so that it can leave with the flow. True: that was all, and no end is behind it.
+    pub fn read_ahead(&mut self, source: impl AsFd, tools: &mut Tools, pumped: &mut Pumped) -> Result<bool, Broken> {
+        let Some(count) = self.read(source.as_fd(), tools)? else { return Ok(false) };
+        pumped.read += count as u64;
+        self.held = Held::Bytes { bytes: tools.buffer[..count].into(), written: 0 };
+        Ok(!self.readable)
+    }
+
+    /// What it holds, to leave with the flow. Not from a pipe: that is bulk, which does not leave.
+    pub fn take_held(&mut self) -> Vec<u8> {
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::Bytes { bytes, written: 0 } => bytes.into_vec(),
+            Held::Bytes { bytes, written } => bytes[written..].to_vec(),
+            Held::Nothing => Vec::new(),
+            Held::Pipe(pipe) => {
+                self.held = Held::Pipe(pipe);
+                Vec::new()
+            }
+        }
     }
 
     /// Whether a pump could do anything.
@@ -254,25 +285,8 @@ impl Direction {
         {
             return self.splice(pipe, source, destination, tools, pumped);
         }
-        let count = match settle(socket::read(source, &mut tools.buffer)) {
-            Ok(Some(0)) => {
-                self.end();
-                return Ok(());
-            }
-            Ok(Some(count)) => count,
-            Ok(None) => {
-                self.run_dry();
-                return Ok(());
-            }
-            Err(error) => return Err(Broken { end: End::Source, error }),
-        };
+        let Some(count) = self.read(source, tools)? else { return Ok(()) };
         pumped.read += count as u64;
-        self.large_reads = if count >= LARGE { self.large_reads.saturating_add(1) } else { 0 };
-        if count < tools.buffer.len() {
-            // A short read has emptied the socket, so asking again would be a wasted call; the next segment makes a
-            // new edge. Not so when an end is behind it: that edge has already come.
-            self.readable = self.end_behind;
-        }
         let bytes = &tools.buffer[..count];
         match settle(socket::write(destination, bytes)) {
             Ok(written) => {
@@ -285,6 +299,29 @@ impl Direction {
             }
             Err(error) => Err(Broken { end: End::Destination, error }),
         }
+    }
+
+    /// Reads once into the buffer; `None` at the source's end, or if it is dry.
+    fn read(&mut self, source: BorrowedFd<'_>, tools: &mut Tools) -> Result<Option<usize>, Broken> {
+        let count = match settle(socket::read(source, &mut tools.buffer)) {
+            Ok(Some(0)) => {
+                self.end();
+                return Ok(None);
+            }
+            Ok(Some(count)) => count,
+            Ok(None) => {
+                self.run_dry();
+                return Ok(None);
+            }
+            Err(error) => return Err(Broken { end: End::Source, error }),
+        };
+        self.large_reads = if count >= LARGE { self.large_reads.saturating_add(1) } else { 0 };
+        if count < tools.buffer.len() {
+            // A short read has emptied the socket, so asking again would be a wasted call; the next segment makes a
+            // new edge. Not so when an end is behind it: that edge has already come.
+            self.readable = self.end_behind;
+        }
+        Ok(Some(count))
     }
 
     /// Moves bulk through `pipe` until the source is dry, the destination full, or a fair share is done.

@@ -14,10 +14,10 @@ use crate::table::flows::Field;
 impl Worker {
     pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => self.header_ready(flow, ready),
+            Phase::Header(_) => self.header_ready(flow, ready),
             Phase::Connecting(connecting) => {
                 if ready.failed() || ready.hung_up() {
-                    let errno = errno(socket::take_error(&flow.client).as_ref());
+                    let errno = errno(socket::take_error(&connecting.client).as_ref());
                     return Verdict::End(EndReason::ClientLeft, errno);
                 }
                 connecting.client_readable |= ready.readable();
@@ -30,7 +30,7 @@ impl Worker {
                 }
                 // A direction that reads would find the error itself, behind the bytes that came before it.
                 if ready.failed() && !relaying.up.reads() {
-                    let error = socket::take_error(&flow.client);
+                    let error = socket::take_error(&relaying.client);
                     return ended_by(Side::Client, errno(error.as_ref()));
                 }
                 let answer_wanted = ready.writable() && relaying.down.is_blocked();
@@ -40,12 +40,14 @@ impl Worker {
                     verdict => verdict,
                 }
             }
+            // What it has is the path's to see.
+            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
         }
     }
 
     pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header => Verdict::Keep,
+            Phase::Header(_) | Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
             Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
             Phase::Relaying(relaying) => {
@@ -89,11 +91,16 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.up.pump(&flow.client, &relaying.backend, &mut self.tools, &mut moved);
+        let left = self.read_and_leave(flow, &mut moved);
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let result = match left {
+            Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved),
+            Err(broken) => Err(broken),
+        };
         if relaying.up.owes_fin() {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
-            if to_be_shared && self.ports.wants(relaying.backend_addr, self.now_ns) {
+            if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             let fin = fin(flow.shared, &relaying.down);
@@ -122,13 +129,15 @@ impl Worker {
             return Verdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+        let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
         if relaying.down.owes_fin() {
             let fin = fin(flow.shared, &relaying.up);
-            relaying.down.pass_fin(&flow.client, fin);
+            relaying.down.pass_fin(&relaying.client, fin);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
+            // Several requests answered at once count as one.
+            relaying.leaving.round_trips += u32::from(relaying.unanswered_since_ns != 0);
             relaying.unanswered_since_ns = 0;
         }
         self.account_down(flow, moved);
@@ -145,7 +154,7 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
-            let _ = relaying.down.pump(&relaying.backend, &flow.client, &mut self.tools, &mut moved);
+            let _ = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
             self.account_down(flow, moved);
         }
         let slot = self.slot(flow.at.key());
@@ -154,7 +163,7 @@ impl Worker {
             && fin_came(&relaying.backend, slot.word(Field::BytesDown as usize))
         {
             // The write took the error away, so that the read found an EOF either way.
-            relaying.down.pass_fin(&flow.client, Fin::ByShutdown);
+            relaying.down.pass_fin(&relaying.client, Fin::ByShutdown);
         }
         ended_by(Side::Backend, errno(Some(error)))
     }

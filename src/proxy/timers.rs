@@ -19,6 +19,8 @@ pub enum Due {
     End(FlowRef),
     /// Flows that wait for an answer should be looked at.
     Evidence,
+    /// A flow should be tried again to graduate.
+    Leave(FlowRef),
     /// Paused listeners may try again.
     Accept,
 }

@@ -14,9 +14,9 @@ use super::Shared;
 use super::accept::Listeners;
 use super::flow::{Flow, Phase};
 use super::handover;
+use super::legs::Legs;
 use super::pipes::PipePool;
-use super::plane::Plane;
-use super::ports::Ports;
+use super::plane::{FrontendPlane, Plane};
 use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
@@ -35,6 +35,10 @@ const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Deadlines handled before events get their turn again.
 const DUE_PER_TURN: usize = 256;
+
+/// Events that say that a socket ends, handled in one turn at least, and as many as there were others. A backend that
+/// dies ends thousands of flows at once, and what the others send must not wait behind those.
+const ENDINGS_PER_TURN: usize = 32;
 
 /// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
 const PANICS_MAX: u32 = 5;
@@ -77,14 +81,18 @@ pub struct Worker {
     pub(super) places: Vec<Place>,
     pub(super) listeners: Listeners,
     pub(super) timers: Timers,
-    pub(super) ports: Ports,
+    pub(super) legs: Legs,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
+    /// Flows too young to graduate, oldest first, with the time when they are looked at.
+    pub(super) ripening: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend were not answered yet.
     pub(super) unanswered: Vec<FlowRef>,
     pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
+    /// Events that say that a socket ends, which wait for their turn; oldest first.
+    endings: VecDeque<Ready>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
     pub(super) random: fastrand::Rng,
@@ -92,6 +100,8 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
+    /// Frontends of adopted flows that the configuration no longer has.
+    pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
     /// Cleared for good by a stop: a reload after it must not listen again.
@@ -112,6 +122,7 @@ impl Worker {
     pub fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
+        let legs = Legs::new(number, table.workers.len());
         let pipes_max = (crate::sys::process::file_limit() / 16) as usize / table.workers.len();
         Ok(Self {
             number,
@@ -123,16 +134,19 @@ impl Worker {
             places: Vec::new(),
             listeners: Listeners::new()?,
             timers: Timers::default(),
-            ports: Ports::default(),
+            legs,
             settling: VecDeque::new(),
+            ripening: VecDeque::new(),
             unanswered: Vec::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
+            endings: VecDeque::new(),
             candidates: Vec::new(),
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
             departing: 0,
+            gone_frontends: Vec::new(),
             idle_walk_set: false,
             accepts: true,
             exiting: false,
@@ -169,10 +183,20 @@ impl Worker {
             let count = self.epoll.wait(&mut events, timeout)?;
             self.now_ns = now_ns();
             state.mark_busy(self.now_ns);
-            for index in 0..count {
-                self.dispatch(events.event(index));
+            let mut others = 0;
+            for event in (0..count).map(|index| events.event(index)) {
+                if event.ends() {
+                    self.endings.push_back(event);
+                } else {
+                    self.dispatch(event);
+                    others += 1;
+                }
             }
             self.pump_again();
+            for _ in 0..others.max(ENDINGS_PER_TURN) {
+                let Some(event) = self.endings.pop_front() else { break };
+                self.dispatch(event);
+            }
             self.fire_deadlines();
             state.pipes_in_use.store(self.tools.pipes.lent() as u64, Relaxed);
             let began_ns = std::mem::replace(&mut self.now_ns, now_ns());
@@ -182,11 +206,11 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Option<Duration> {
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || !self.endings.is_empty() {
             return Some(Duration::ZERO);
         }
-        let settling = self.settling.front().map(|(at_ns, _)| *at_ns);
-        let next = [self.timers.next_ns(), settling].into_iter().flatten().min()?;
+        let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
+        let next = [self.timers.next_ns(), first(&self.settling), first(&self.ripening)].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(self.now_ns)))
     }
 
@@ -218,6 +242,7 @@ impl Worker {
                 Message::Exit => self.exiting = true,
             }
         }
+        self.take_answers();
         while let Some(order) = self.table.orders.take(self.number) {
             self.carry_out(order);
         }
@@ -225,14 +250,15 @@ impl Worker {
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
         self.plane = plane;
+        self.gone_frontends.clear();
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
-        self.ports.retain(|address| addresses.contains(&address));
+        self.legs.retain(|address| addresses.contains(&address));
         self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
-            let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
+            let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
             if let Some(frontend) = self.plane.frontends.iter().find(same) {
                 flow.frontend = frontend.clone();
             }
@@ -246,24 +272,23 @@ impl Worker {
                 None => break,
                 Some(Due::Connect(at)) => self.with_flow(at, Self::connect_due),
                 Some(Due::Header(at)) => self.with_flow(at, |_, flow| match flow.phase {
-                    Phase::Header => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
+                    Phase::Header(_) => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
                     _ => Verdict::Keep,
                 }),
                 Some(Due::Idle) => self.end_idle(),
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
                 Some(Due::Evidence) => self.look_at_unanswered(),
+                Some(Due::Leave(at)) => self.with_flow(at, Self::leave_due),
                 Some(Due::Accept) => self.resume_accepting(),
             }
         }
         for _ in 0..DUE_PER_TURN {
-            match self.settling.front() {
-                Some((at_ns, at)) if *at_ns <= self.now_ns => {
-                    let at = *at;
-                    self.settling.pop_front();
-                    self.with_flow(at, |worker, flow| worker.settle(flow));
-                }
-                _ => break,
-            }
+            let Some((_, at)) = self.settling.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
+            self.with_flow(at, |worker, flow| worker.settle(flow));
+        }
+        for _ in 0..DUE_PER_TURN {
+            let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
+            self.with_flow(at, Self::leave_due);
         }
     }
 
@@ -311,9 +336,11 @@ impl Worker {
         }
         let Some(mut flow) = place.flow.take() else { return };
         match act(self, &mut flow) {
-            Verdict::Keep => self.places[at.index as usize].flow = Some(flow),
-            Verdict::End(reason, errno) => self.finish(flow, reason, errno),
+            Verdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
+            Verdict::End(reason, errno) => return self.finish(flow, reason, errno),
+            Verdict::Keep => {}
         }
+        self.places[at.index as usize].flow = Some(flow);
     }
 
     /// Monotonic ns of the flow's last byte, or of its accept.
@@ -331,13 +358,16 @@ impl Worker {
         &self.table.workers[self.number]
     }
 
-    /// Resets every flow, after a panic also the one that was in hand.
+    /// Resets every flow that has sockets here, after a panic also the one that was in hand.
     fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
             match place.flow.take() {
+                // The path carries it on, whatever becomes of this worker, or of this process.
+                Some(flow) if flow.is_lent() && reason == EndReason::Shutdown => self.vacate(flow.at.key()),
+                Some(flow) if flow.is_lent() => place.flow = Some(flow),
                 Some(flow) => self.finish(flow, reason, 0),
-                None if place.occupied => self.vacate(FlowKey::new(index as u32)),
+                None if place.occupied => self.give_up(FlowKey::new(index as u32)),
                 None => {}
             }
         }

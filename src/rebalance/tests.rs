@@ -4,7 +4,7 @@ use crate::config::*;
 use crate::drain::Drain;
 use crate::model::balance::Preference;
 use crate::table::backend::HealthView;
-use crate::table::flows::{Field, FlowKey, FlowOrigin, ShardWriter, pack_place};
+use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
 use crate::table::orders::{EndOrder, Selector};
 
 const S: u64 = 1_000_000_000;
@@ -98,6 +98,7 @@ fn frontend(names: Vec<Arc<str>>) -> Frontend {
         name: "apiserver".into(),
         listen: vec![],
         balance: Balance::LeastConn,
+        source: Source::Route,
         connect_timeout: second,
         hedge_after: None,
         connect_attempts: 3,
@@ -146,6 +147,8 @@ fn config(frontend: Frontend) -> Arc<Config> {
             reset_rate: 1000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        path: PathSettings::default(),
+        cluster: crate::config::Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     })
 }

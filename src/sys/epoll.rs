@@ -64,6 +64,12 @@ impl Epoll {
         Ok(epoll::add(&self.0, socket, EventData::new_u64(token), flags)?)
     }
 
+    /// As [`Epoll::watch_flow`], for a socket that is watched already: what it is ready for now is told once more.
+    pub fn watch_flow_again(&self, socket: impl AsFd, token: u64) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::modify(&self.0, socket, EventData::new_u64(token), flags)?)
+    }
+
     /// Watches a listener or a wake descriptor, level-triggered.
     pub fn watch_level(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, EventData::new_u64(token), EventFlags::IN)?)

@@ -67,6 +67,16 @@ pub fn wait_readable(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     wait(fd, PollFlags::IN, limit)
 }
 
+/// Waits until one of `fds` can be read, but no longer than `limit`.
+pub fn wait_readable_any(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
+    let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    match poll(&mut polled, Some(&limit)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Waits until `fd` can be written (or its peer is gone); false: not within `limit`.
 pub fn wait_writable(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     wait(fd, PollFlags::OUT, limit)

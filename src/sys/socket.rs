@@ -9,10 +9,14 @@ use rustix::io::retry_on_intr;
 use rustix::net::{self, RecvFlags, SendFlags, SocketAddrAny, SocketFlags, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::source;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 
 /// Connections that the kernel may hold for one listener; net.core.somaxconn caps it.
 const BACKLOG: i32 = 65_535;
+
+/// Of the TCP option, padded.
+const TIMESTAMPS_LENGTH: u32 = 12;
 
 /// How a vanished far host is noticed (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,33 +79,85 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, ClientAddr)> {
 /// Starts a non-blocking connect. The socket is writable without error once connected. The last ACK of the handshake
 /// then waits for the first bytes to go with, so write some or call [`acknowledge_now`].
 pub fn connect(address: BackendAddr) -> io::Result<OwnedFd> {
-    connect_from(address, None)
+    connect_from(address, From::default()).map_err(io::Error::from)
 }
 
-/// As [`connect`], but from source port `port`, also if that is in TIME_WAIT towards `address`.
-/// `AddrInUse` or `AddrNotAvailable`: the port cannot be had, others may.
-pub fn connect_from(address: BackendAddr, port: Option<u16>) -> io::Result<OwnedFd> {
+/// What is asked of a connection's near end; `None` leaves it to the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct From {
+    pub ip: Option<IpAddr>,
+    pub port: Option<u16>,
+    /// The longest segment that the far end shall send (TCP_MAXSEG), where the route allows no longer one anyway.
+    pub mss: Option<u32>,
+}
+
+/// Why a connect did not even begin.
+#[derive(Debug, thiserror::Error)]
+pub enum NoStart {
+    /// The port cannot be had; others may.
+    #[error("the source port cannot be had: {0}")]
+    Port(#[source] io::Error),
+    /// The address is not this host's.
+    #[error("the source address cannot be had: {0}")]
+    Address(#[source] io::Error),
+    #[error(transparent)]
+    Other(io::Error),
+}
+
+impl std::convert::From<NoStart> for io::Error {
+    fn from(no_start: NoStart) -> Self {
+        match no_start {
+            NoStart::Port(error) | NoStart::Address(error) | NoStart::Other(error) => error,
+        }
+    }
+}
+
+/// As [`connect`], but from the near end that is asked for, also if that is in TIME_WAIT towards `address`.
+pub fn connect_from(address: BackendAddr, from: From) -> Result<OwnedFd, NoStart> {
     let address = address.socket_addr();
+    let socket = leg_socket(address, from).map_err(NoStart::Other)?;
+    if from.ip.is_some() || from.port.is_some() {
+        let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let near = SocketAddr::new(from.ip.unwrap_or(any), from.port.unwrap_or(0));
+        net::bind(&socket, &near).map_err(|error| match error {
+            rustix::io::Errno::ADDRINUSE => NoStart::Port(error.into()),
+            rustix::io::Errno::ADDRNOTAVAIL => NoStart::Address(error.into()),
+            other => NoStart::Other(other.into()),
+        })?;
+    }
+    match net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Err(error @ (rustix::io::Errno::ADDRINUSE | rustix::io::Errno::ADDRNOTAVAIL)) => {
+            Err(NoStart::Port(error.into()))
+        }
+        Err(error) => Err(NoStart::Other(error.into())),
+    }
+}
+
+fn leg_socket(address: SocketAddr, from: From) -> io::Result<OwnedFd> {
     let domain = if address.is_ipv6() { net::AddressFamily::INET6 } else { net::AddressFamily::INET };
-    let socket = net::socket_with(
-        domain,
-        net::SocketType::STREAM,
-        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-        Some(net::ipproto::TCP),
-    )?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(domain, net::SocketType::STREAM, flags, Some(net::ipproto::TCP))?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     // A packet less per connection. For how long it waits otherwise: TCP_DELACK_MAX, 200 ms
     // (net/ipv4/tcp_input.c, tcp_rcv_synsent_state_process).
     sockopt::set_tcp_quickack(&socket, false)?;
-    if let Some(port) = port {
-        let any: IpAddr = if address.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        net::bind(&socket, &SocketAddr::new(any, port))?;
+    if let Some(mss) = from.mss {
+        // Refused beyond what fits into a window, as on loopback, where it does not matter.
+        let _ = socket2::SockRef::from(&socket).set_tcp_mss(mss);
     }
-    match net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
-        Err(error) => Err(error.into()),
+    match (from.ip, from.port) {
+        (_, Some(_)) => sockopt::set_socket_reuseaddr(&socket, true)?,
+        (Some(_), None) => source::leave_port_to_connect(&socket)?,
+        (None, None) => {}
     }
+    Ok(socket)
+}
+
+/// The longest segment that the far end of a connection takes, as it announced it, or as the way there allows.
+pub fn segment_max(socket: impl AsFd) -> io::Result<u32> {
+    // The kernel has taken off what timestamps need (net/ipv4/tcp_output.c, tcp_current_mss).
+    Ok(socket2::SockRef::from(&socket.as_fd()).tcp_mss()? + TIMESTAMPS_LENGTH)
 }
 
 /// Sends an ACK that waits for company.
@@ -120,6 +176,12 @@ pub fn take_error(socket: impl AsFd) -> Option<io::Error> {
 /// The local end of a connected socket.
 pub fn local_addr(socket: impl AsFd) -> io::Result<LocalAddr> {
     Ok(LocalAddr::new(plain(net::getsockname(socket)?)?))
+}
+
+/// The far end of a connected socket.
+pub fn peer_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
+    let address = net::getpeername(socket)?.ok_or(io::ErrorKind::NotConnected)?;
+    plain(address)
 }
 
 /// Tells a socket from all others, however many descriptors it has.

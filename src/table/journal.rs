@@ -113,6 +113,23 @@ pub enum What {
         from_pid: u32,
         flows: u64,
     },
+    /// Flows may graduate from now on.
+    PathOpened {
+        interfaces: Vec<String>,
+    },
+    /// Flows stay proxied.
+    PathShut {
+        why: String,
+    },
+    /// Flows of an earlier process go on here; those that it was about to graduate were reset.
+    PathAdopted {
+        flows: u64,
+        reset: u64,
+    },
+    /// Somebody had detached the program from these.
+    PathMended {
+        interfaces: Vec<String>,
+    },
     FlowEnded {
         flow: FlowId,
         frontend: String,

@@ -15,10 +15,15 @@ use crate::sys::eventfd::EventFd;
 /// Which flows an order means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
-    Flow { id: FlowId, key: FlowKey },
+    Flow {
+        id: FlowId,
+        key: FlowKey,
+    },
     Backend(BackendId),
     Frontend(FrontendId),
     Client(IpNet),
+    /// All but those that the path carries, or is about to.
+    WithSockets,
     All,
 }
 

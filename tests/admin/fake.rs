@@ -203,7 +203,7 @@ async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Li
                             Selector::Flow { id, .. } => flow.id == id,
                             Selector::Backend(id) => flow.backend == id,
                             Selector::Client(network) => network.contains(&flow.client.ip()),
-                            Selector::Frontend(_) | Selector::All => true,
+                            Selector::Frontend(_) | Selector::WithSockets | Selector::All => true,
                         };
                     if meant {
                         writer.remove(&table.flows, flow.key);
@@ -245,6 +245,7 @@ fn config(directory: &Path) -> Config {
         name: "apiserver".into(),
         listen: vec![VipAddr::new("10.0.0.100:6443".parse().unwrap()), VipAddr::new("[::]:6443".parse().unwrap())],
         balance: Balance::LeastConn,
+        source: config::Source::Route,
         connect_timeout: Duration::from_secs(1),
         hedge_after: None,
         connect_attempts: 3,
@@ -285,6 +286,8 @@ fn config(directory: &Path) -> Config {
             flows: config::FlowLog::All,
             flows_per_second: 100,
         },
+        path: config::PathSettings::default(),
+        cluster: config::Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

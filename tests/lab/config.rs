@@ -13,6 +13,7 @@ pub struct Config {
     admin: Table,
     process: Table,
     log: Table,
+    path: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -25,6 +26,8 @@ impl Config {
             admin: Table::new(),
             process: Table::new(),
             log: Table::new(),
+            // Proxied, unless a test says otherwise.
+            path: with(Table::new(), "graduate", "off"),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -46,6 +49,15 @@ impl Config {
 
     pub fn log(self, key: &str, value: impl Into<Value>) -> Self {
         Self { log: with(self.log, key, value), ..self }
+    }
+
+    pub fn path(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { path: with(self.path, key, value), ..self }
+    }
+
+    /// Flows graduate, with what is pinned in `directory`.
+    pub fn graduating(self, directory: &Path) -> Self {
+        self.path("graduate", "require").path("pins", directory.to_str().expect("UTF-8")).path("max_flows", 20_000)
     }
 
     pub fn frontend(self, key: &str, value: impl Into<Value>) -> Self {
@@ -111,6 +123,7 @@ impl Config {
         file.insert("admin".to_owned(), admin.into());
         file.insert("process".to_owned(), self.process.clone().into());
         file.insert("log".to_owned(), self.log.clone().into());
+        file.insert("path".to_owned(), self.path.clone().into());
         file.insert("frontend".to_owned(), vec![frontend].into());
         toml::to_string(&file).expect("plain values")
     }

@@ -110,6 +110,8 @@ pub fn config(frontend: Frontend) -> Config {
             reset_rate: 50_000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
+        path: PathSettings::default(),
+        cluster: Cluster::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }
@@ -126,6 +128,7 @@ pub fn frontend(vip: SocketAddr, backends: &[SocketAddr]) -> Frontend {
         name: "test".into(),
         listen: vec![VipAddr::new(vip)],
         balance: Balance::RoundRobin,
+        source: Source::Route,
         connect_timeout: Duration::from_secs(1),
         hedge_after: Some(Duration::from_millis(200)),
         connect_attempts: 3,

@@ -126,6 +126,7 @@ impl Names {
             bytes_up: flow.bytes_up,
             bytes_down: flow.bytes_down,
             connect_us: flow.connect_us,
+            stays: flow.stays.filter(|_| flow.state == FlowState::Proxied).map(|why| why.label().to_owned()),
             worker: flow.worker,
         }
     }

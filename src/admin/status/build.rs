@@ -12,6 +12,7 @@ use crate::admin::watchdog;
 use crate::config;
 use crate::model::end_reason::EndReason;
 use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry};
+use crate::table::graduation::Stays;
 use crate::table::worker::WorkerState;
 
 /// Events on the page.
@@ -51,6 +52,7 @@ impl Status {
             at_unix_ms: unix_ms(),
             instance: instance(admin, now_ns),
             totals: totals(&gathering, &frontends),
+            path: path(admin),
             frontends,
             events,
         }
@@ -89,6 +91,22 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
         rates: Rate::default(),
         last_probe: health.last_probe.clone(),
         last_probe_us: health.last_probe_us,
+    }
+}
+
+fn path(admin: &Admin) -> PathStatus {
+    let census = &admin.table.graduation.census;
+    let view = census.view();
+    let stayed = Stays::ALL.iter().map(|why| (why.label().to_owned(), census.stayed(*why)));
+    PathStatus {
+        why_not: view.why_not.clone(),
+        interfaces: view.interfaces.clone(),
+        flows_held: view.flows_held,
+        flows_max: view.flows_max,
+        graduated_total: census.graduated.load(Relaxed),
+        adopted_total: census.adopted.load(Relaxed),
+        stayed_total: stayed.filter(|(_, count)| *count > 0).collect(),
+        packets_total: view.packets.iter().map(|(what, count)| ((*what).to_owned(), *count)).collect(),
     }
 }
 

@@ -138,7 +138,10 @@ fn configuration(places: &Places, ca: &Path, stand_ins: &[StandInProcess]) -> St
         .collect();
     let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
     format!(
-        r#"[admin]
+        r#"[path]
+graduate = "off"
+
+[admin]
 http = "{http}"
 socket = {socket}
 

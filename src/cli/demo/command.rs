@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use super::live::LiveError;
 use super::stage::{Stage, StageError};
 use super::tour::TourError;
-use super::{duration, guard, live, log, tour};
+use super::{guard, live, log, tour};
+use crate::cli::duration;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct DemoArgs {

@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table};
 
 use super::BUDGET;
-use super::kubelet::Summary;
 use super::process::Condition;
 use super::view::{BackendRow, View};
+use crate::cli::kubelet::Summary;
 use crate::model::health::Standing;
 
 /// Fills the frame. `selected` is the place of the backend that keys act on.

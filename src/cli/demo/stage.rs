@@ -14,10 +14,10 @@ use super::baton::{Baton, OrderError, Places, StartError};
 use super::bind;
 use super::certs::{Authority, CertError, Flaw};
 use super::guard::{DIR_PREFIX, Guard};
-use super::kubelet::{Kubelet, Observed, Settings, Summary};
 use super::process::{Condition, ProcessError, Recipe, StandInProcess};
-use super::tls::{self, TlsFileError};
 use crate::addr::VipAddr;
+use crate::cli::kubelet::{Kubelet, Observed, Settings, Summary};
+use crate::cli::tls::{self, TlsFileError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {

@@ -23,9 +23,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use super::bind;
 use super::certs::{Authority, CertError};
-use super::tls::{self, TlsFileError};
-use super::{bind, duration};
+use crate::cli::duration;
+use crate::cli::tls::{self, TlsFileError};
 use api::StandIn;
 
 #[derive(clap::Args, Clone, Debug)]

@@ -3,9 +3,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use super::kubelet::{Event, Summary};
 use super::process::Condition;
 use super::stage::Stage;
+use crate::cli::kubelet::{Event, Summary};
 use crate::model::health::Standing;
 use crate::sys::clock::now_ns;
 

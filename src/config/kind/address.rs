@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::Kind;
 use crate::addr::{BackendAddr, VipAddr};
-use crate::config::Target;
+use crate::config::{Source, Target};
 
 /// An address to listen on. Port 0 lets the kernel choose.
 #[derive(Debug)]
@@ -21,6 +21,10 @@ pub struct Place;
 /// An address that probes go to.
 #[derive(Debug)]
 pub struct ProbePlace;
+
+/// Where backend legs come from.
+#[derive(Debug)]
+pub struct SourcePlace;
 
 /// A network, or a single address.
 #[derive(Debug)]
@@ -78,6 +82,26 @@ impl Kind for Place {
     fn allowed(&self) -> String {
         "an address or DNS name with its port, such as \"10.0.0.11:6443\", \"[2001:db8::11]:6443\" or \"cp1.example.com:6443\""
             .into()
+    }
+}
+
+impl Kind for SourcePlace {
+    type Value = Source;
+
+    fn read(&self, value: &DeValue) -> Option<Source> {
+        match value.as_str()? {
+            "auto" => Some(Source::Auto),
+            "route" => Some(Source::Route),
+            text => {
+                let ip = text.parse::<IpAddr>().ok()?.to_canonical();
+                let usable = is_plain(&SocketAddr::new(ip, 0)) && !ip.is_unspecified();
+                usable.then_some(Source::Address(ip))
+            }
+        }
+    }
+
+    fn allowed(&self) -> String {
+        "\"auto\", \"route\", or an address of this host without a port, such as \"10.0.0.100\"".into()
     }
 }
 
@@ -197,6 +221,15 @@ mod tests {
         assert_eq!(read(&Network, "::/0"), Some("::/0".parse().unwrap()));
         for text in ["10.0.0.7/8", "10.0.0.0/33", "10.0.0.0:1", "all", ""] {
             assert_eq!(read(&Network, text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_a_word_or_an_address_without_a_port() {
+        assert_eq!(read(&SourcePlace, "route"), Some(Source::Route));
+        assert_eq!(read(&SourcePlace, "::ffff:10.0.0.7"), Some(Source::Address("10.0.0.7".parse().unwrap())));
+        for text in ["", "Auto", "any", "0.0.0.0", "::", "224.0.0.1", "fe80::1", "10.0.0.7:1", "cp1", "10.0.0.0/8"] {
+            assert_eq!(read(&SourcePlace, text), None, "{text}");
         }
     }
 

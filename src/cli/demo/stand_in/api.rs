@@ -12,7 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
 use super::watch_body::WatchBody;
-use crate::cli::demo::lease::{LEASES_PATH, Lease, NAME_HEADER};
+use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER};
 
 pub type Answer = Response<Either<Full<Bytes>, WatchBody>>;
 

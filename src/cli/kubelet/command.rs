@@ -13,8 +13,8 @@ use tokio::time::sleep;
 
 use super::{Event, Kubelet, Settings, Summary};
 use crate::addr::VipAddr;
-use crate::cli::demo::duration;
-use crate::cli::demo::tls::{self, TlsFileError};
+use crate::cli::duration;
+use crate::cli::tls::{self, TlsFileError};
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct KubeletArgs {
@@ -98,7 +98,7 @@ fn settings(args: &KubeletArgs) -> Result<Settings, KubeletError> {
     }
     settings.renew_every = args.renew_every;
     settings.request_timeout = args.request_timeout;
-    settings.watch = args.watch;
+    settings.watch = settings.watch.filter(|_| args.watch);
     settings.ping_after = Some(args.ping_after).filter(|after| !after.is_zero());
     settings.ping_timeout = args.ping_timeout;
     settings.source = args.source;

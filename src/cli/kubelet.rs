@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::addr::VipAddr;
+use crate::cli::lease::WATCH_PATH;
 use crate::sys::clock::now_ns;
 use gap::GapMeter;
 
@@ -36,10 +37,15 @@ pub struct Settings {
     pub tls: Arc<rustls::ClientConfig>,
     /// The node's name.
     pub name: String,
+    pub heartbeat: Heartbeat,
     pub renew_every: Duration,
+    pub retries: Retries,
     /// For a renewal, and for a connection to be ready for requests.
     pub request_timeout: Duration,
-    pub watch: bool,
+    /// What it watches on the same connection.
+    pub watch: Option<String>,
+    /// Sent with every request, as the value of `authorization`.
+    pub authorization: Option<String>,
     /// A ping is sent after this long without a frame from the server. `None`: never.
     pub ping_after: Option<Duration>,
     /// A ping unanswered for this long ends the connection.
@@ -55,15 +61,54 @@ impl Settings {
             server_name: ServerName::IpAddress(server.ip().into()),
             tls,
             name: name.into(),
+            heartbeat: Heartbeat::Lease,
             renew_every: Duration::from_secs(1),
+            retries: Retries::NONE,
             request_timeout: Duration::from_secs(10),
-            watch: true,
+            watch: Some(WATCH_PATH.to_owned()),
+            authorization: None,
             ping_after: Some(Duration::from_secs(30)),
             ping_timeout: Duration::from_secs(15),
             source: None,
         }
     }
 }
+
+/// What a renewal is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heartbeat {
+    /// PUT of the node's lease.
+    Lease,
+    /// GET of this path, which changes nothing on the server.
+    Get(String),
+}
+
+/// How a failed renewal is tried again before the next is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retries {
+    /// So many times at once, then after growing pauses.
+    pub at_once: u32,
+    /// The longest pause; `None`: it is not tried again.
+    pub pause_max: Option<Duration>,
+}
+
+impl Retries {
+    pub const NONE: Retries = Retries { at_once: 0, pause_max: None };
+
+    /// What a kubelet does (k8s.io/component-helpers, apimachinery/lease/controller.go).
+    pub const KUBELET: Retries = Retries { at_once: 4, pause_max: Some(Duration::from_secs(7)) };
+
+    /// Pause before try `number`, counted from 1 for the first retry; `None`: give up until the next renewal is due.
+    fn pause(&self, number: u32) -> Option<Duration> {
+        if number <= self.at_once {
+            return Some(Duration::ZERO);
+        }
+        let doublings = (number - self.at_once).min(16);
+        self.pause_max.map(|longest| longest.min(RETRY_PAUSE * 2u32.pow(doublings)))
+    }
+}
+
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Something the client noticed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,15 +185,21 @@ impl Kubelet {
     /// Starts it on the current tokio runtime. The receiver yields what it notices; it may be dropped.
     pub fn start(settings: Settings) -> (Self, mpsc::UnboundedReceiver<Observed>) {
         let (events, observed) = mpsc::unbounded_channel();
+        (Self::start_into(settings, events), observed)
+    }
+
+    /// As [`Kubelet::start`], for many whose events come together.
+    pub fn start_into(settings: Settings, events: mpsc::UnboundedSender<Observed>) -> Self {
         let now = now_ns();
         let counters = Counters {
             summary: Summary { name: settings.name.clone(), ..Summary::default() },
             whole: GapMeter::new(now),
             window: GapMeter::new(now),
+            failed_in_a_row: 0,
         };
         let progress = Arc::new(Progress { start_ns: now, counters: Mutex::new(counters), events });
         let task = tokio::spawn(live(settings, progress.clone()));
-        (Self { progress, task }, observed)
+        Self { progress, task }
     }
 
     /// The figures so far.
@@ -191,6 +242,8 @@ struct Counters {
     summary: Summary,
     whole: GapMeter,
     window: GapMeter,
+    /// Renewals that failed since the last that succeeded.
+    failed_in_a_row: u32,
 }
 
 impl Progress {
@@ -205,9 +258,27 @@ impl Progress {
             let gap_ms = counters.whole.open_ns(now) / 1_000_000;
             counters.whole.success(now);
             counters.window.success(now);
+            counters.failed_in_a_row = 0;
             gap_ms
         };
         self.note(Event::Renewed { latency_ms: latency.as_millis() as u64, gap_ms });
+    }
+
+    fn failed(&self) {
+        self.counters().failed_in_a_row += 1;
+    }
+
+    fn failed_in_a_row(&self) -> u32 {
+        self.counters().failed_in_a_row
+    }
+
+    /// Time until the next renewal is due; the first is due at once.
+    fn next_due(&self, every: Duration) -> Duration {
+        let counters = self.counters();
+        match counters.summary.renewals {
+            0 => Duration::ZERO,
+            _ => every.saturating_sub(Duration::from_nanos(counters.whole.open_ns(now_ns()))),
+        }
     }
 
     /// Counts an event and passes it on.
@@ -263,9 +334,21 @@ async fn live(settings: Settings, progress: Arc<Progress>) {
             Err(error) => progress.note(Event::Failed { error: error.to_string() }),
         }
         sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        pause = (pause * 2).min(settings.retries.pause_max.unwrap_or(PAUSE_MAX));
     }
 }
 
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubelet_tries_at_once_and_then_after_pauses_that_grow_to_seven_seconds() {
+        let ms = |number| Retries::KUBELET.pause(number).unwrap().as_millis();
+        assert_eq!([1, 4, 5, 6, 7, 8, 9, 10, 11, 100].map(ms), [0, 0, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+        assert_eq!(Retries::NONE.pause(1), None);
+    }
+}

@@ -9,16 +9,16 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2::{self, SendRequest};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Event, Progress, Settings};
-use crate::cli::demo::lease::{LEASES_PATH, Lease, NAME_HEADER, WATCH_PATH};
+use super::{Event, Heartbeat, Progress, Settings};
+use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER};
 use crate::sys::clock::now_ns;
 
 /// Why no connection came about.
@@ -129,15 +129,27 @@ async fn renew(
     hello: Hello,
 ) -> String {
     let mut hello = Some(hello);
-    let mut ticks = interval(settings.renew_every);
+    // Another connection changes nothing about when the next one is due.
+    let mut ticks = interval_at(Instant::now() + progress.next_due(settings.renew_every), settings.renew_every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        let failed = progress.failed_in_a_row();
+        match failed {
+            0 => drop(ticks.tick().await),
+            _ => match settings.retries.pause(failed) {
+                Some(pause) => sleep(pause).await,
+                None => drop(ticks.tick().await),
+            },
+        }
         let start_ns = now_ns();
         let attempt = timeout(settings.request_timeout, renew_once(&mut requests, settings));
         let timed_out = RequestError::TimedOut { after_ms: settings.request_timeout.as_millis() };
         match attempt.await.unwrap_or(Err(timed_out)) {
             Ok(stand_in) => {
+                // The next one is due an interval after this one, however late this one came.
+                if failed > 0 {
+                    ticks.reset();
+                }
                 if let Some(Hello { local, start_ns }) = hello.take() {
                     let took_ms = (now_ns() - start_ns) / 1_000_000;
                     progress.note(Event::Connected { stand_in, local, took_ms });
@@ -145,6 +157,7 @@ async fn renew(
                 progress.renewed(Duration::from_nanos(now_ns() - start_ns));
             }
             Err(error) => {
+                progress.failed();
                 progress.note(Event::Failed { error: format!("renewing the lease: {error}") });
                 if requests.is_closed() {
                     return error.to_string();
@@ -159,9 +172,14 @@ async fn renew_once(
     requests: &mut SendRequest<Full<Bytes>>,
     settings: &Settings,
 ) -> Result<Option<String>, RequestError> {
-    let lease = serde_json::to_vec(&Lease::renewed_now(&settings.name))?;
-    let path = format!("{LEASES_PATH}/{}", settings.name);
-    let answer = send(requests, settings, Method::PUT, &path, lease.into()).await?;
+    let answer = match &settings.heartbeat {
+        Heartbeat::Lease => {
+            let lease = serde_json::to_vec(&Lease::renewed_now(&settings.name))?;
+            let path = format!("{LEASES_PATH}/{}", settings.name);
+            send(requests, settings, Method::PUT, &path, lease.into()).await?
+        }
+        Heartbeat::Get(path) => send(requests, settings, Method::GET, path, Bytes::new()).await?,
+    };
     let stand_in = answer.headers().get(NAME_HEADER).and_then(|name| name.to_str().ok()).map(str::to_owned);
     let code = answer.status();
     answer.into_body().collect().await?;
@@ -170,11 +188,9 @@ async fn renew_once(
 
 /// Holds a watch for ever, opening a new one whenever it ends. What ends it for good is that the connection ends.
 async fn watch(mut requests: SendRequest<Full<Bytes>>, settings: &Settings, progress: &Progress) -> String {
-    if !settings.watch {
-        return std::future::pending().await;
-    }
+    let Some(path) = &settings.watch else { return std::future::pending().await };
     loop {
-        let error = watch_once(&mut requests, settings, progress).await.err().map(|error| error.to_string());
+        let error = watch_once(&mut requests, path, settings, progress).await.err().map(|error| error.to_string());
         progress.note(Event::WatchEnded { error: error.clone() });
         if requests.is_closed() {
             return error.unwrap_or_else(|| "the connection was closed".to_owned());
@@ -185,10 +201,11 @@ async fn watch(mut requests: SendRequest<Full<Bytes>>, settings: &Settings, prog
 
 async fn watch_once(
     requests: &mut SendRequest<Full<Bytes>>,
+    path: &str,
     settings: &Settings,
     progress: &Progress,
 ) -> Result<(), RequestError> {
-    let answer = send(requests, settings, Method::GET, WATCH_PATH, Bytes::new()).await?;
+    let answer = send(requests, settings, Method::GET, path, Bytes::new()).await?;
     if !answer.status().is_success() {
         return Err(RequestError::Status(answer.status()));
     }
@@ -210,11 +227,14 @@ async fn send(
     path: &str,
     body: Bytes,
 ) -> Result<Response<Incoming>, RequestError> {
-    let request = Request::builder()
+    let mut request = Request::builder()
         .method(method)
         .uri(format!("https://{}{path}", settings.server))
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(body))?;
+        .header(CONTENT_TYPE, "application/json");
+    if let Some(authorization) = &settings.authorization {
+        request = request.header(AUTHORIZATION, authorization);
+    }
+    let request = request.body(Full::new(body))?;
     requests.ready().await?;
     Ok(requests.send_request(request).await?)
 }

@@ -1,0 +1,269 @@
+//! `baton drill`: many kubelet-like clients against any address, and the question that counts: how many nodes would have
+//! gone NotReady?
+//!
+//! ```text
+//! tally    every gap between two heartbeats, and the verdict      screen   what is shown meanwhile
+//! ```
+
+mod screen;
+mod tally;
+
+use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustls_pki_types::ServerName;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::duration;
+use super::kubelet::{Heartbeat, Kubelet, Observed, Retries, Settings, Summary};
+use super::tls::{self, TlsFileError};
+use crate::addr::VipAddr;
+use crate::sys::clock::now_ns;
+use crate::sys::process;
+use screen::{Moment, seconds};
+use tally::{Tally, Verdict};
+
+/// How often the picture is drawn, and how often a line is printed where nothing can be drawn.
+const DRAW_EVERY: Duration = Duration::from_secs(1);
+const LINES_EVERY: u32 = 5;
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct DrillArgs {
+    /// What kubelets would connect to: the control plane's endpoint, HOST:PORT.
+    #[arg(value_name = "SERVER")]
+    pub server: String,
+    /// Certificates to trust, PEM.
+    #[arg(long, value_name = "FILE", default_value = "/etc/kubernetes/pki/ca.crt")]
+    pub ca: PathBuf,
+    /// The name its certificate must have, instead of the host of SERVER.
+    #[arg(long, value_name = "NAME")]
+    pub server_name: Option<String>,
+    /// How many kubelets there are, each with one connection.
+    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub kubelets: u16,
+    /// The heartbeat: a GET of this path, which changes nothing.
+    #[arg(long, value_name = "PATH", default_value = "/readyz")]
+    pub path: String,
+    /// Holds a watch of this path on each connection, such as '/api/v1/nodes?watch=true'.
+    #[arg(long, value_name = "PATH")]
+    pub watch: Option<String>,
+    /// A bearer token, for paths that need one.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Time between heartbeats: the kubelet's nodeLeaseDurationSeconds / 4.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    pub every: Duration,
+    /// For one heartbeat.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    pub timeout: Duration,
+    /// An HTTP/2 ping is sent after this long without a frame; 0: never.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    pub ping_after: Duration,
+    /// A ping unanswered for this long ends the connection.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
+    pub ping_timeout: Duration,
+    /// The controller-manager's --node-monitor-grace-period: 40s up to Kubernetes 1.31, 50s from 1.32.
+    #[arg(long, value_name = "DURATION", default_value = "40s", value_parser = duration::parse)]
+    pub grace: Duration,
+    /// Ends after this long; otherwise on SIGINT or SIGTERM.
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
+    pub run_for: Option<Duration>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DrillError {
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
+    #[error("{server} is not HOST:PORT, or cannot be resolved: {source}")]
+    Server { server: String, source: io::Error },
+    #[error("{server} has no address")]
+    NoAddress { server: String },
+    #[error("{name:?} is neither a DNS name nor an address")]
+    ServerName { name: String },
+    #[error("--every must be longer than 0")]
+    Every,
+    #[error("--path and --watch must begin with a slash")]
+    Path,
+    #[error("reading {}: {source}", path.display())]
+    Token { path: PathBuf, source: io::Error },
+    #[error("{0} kubelets need {0} descriptors and some more, and the limit is {1}: raise it with ulimit -n")]
+    Files(u16, u64),
+    #[error("starting: {0}")]
+    Start(#[from] io::Error),
+}
+
+/// Runs the drill to its end. Exit code 1: a node would have gone NotReady.
+pub fn run(args: &DrillArgs, json: bool) -> ExitCode {
+    process::raise_file_limit();
+    // One thread on purpose: what the clients cost must not be taken for what the server costs.
+    let ended = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(DrillError::from)
+        .and_then(|runtime| runtime.block_on(drill(args, json)));
+    match ended {
+        Ok(verdict) => {
+            tell(&verdict, json);
+            if verdict.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("baton drill: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn drill(args: &DrillArgs, json: bool) -> Result<Verdict, DrillError> {
+    let settings = settings(args).await?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut over = std::pin::pin!(async {
+        match args.run_for {
+            Some(run_for) => sleep(run_for).await,
+            None => std::future::pending().await,
+        }
+    });
+    let (events, mut observed) = mpsc::unbounded_channel();
+    let mut fleet = Fleet { settings, events, kubelets: Vec::with_capacity(args.kubelets.into()) };
+    // Spread over one interval, as the nodes of a cluster are.
+    let mut births = interval((args.every / u32::from(args.kubelets)).max(Duration::from_micros(100)));
+    births.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut draws = interval(DRAW_EVERY);
+    let mut picture = Picture::new(json);
+    let mut tally = Tally::default();
+    let start_ns = now_ns();
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut over => break,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = draws.tick() => picture.draw(&Moment {
+                server: &args.server,
+                elapsed: Duration::from_nanos(now_ns() - start_ns),
+                every: args.every,
+                grace: args.grace,
+                nodes: &fleet.summaries(),
+                tally: &tally,
+            }),
+            Some(seen) = observed.recv() => tally.note(&seen.event),
+            _ = births.tick(), if fleet.kubelets.len() < usize::from(args.kubelets) => fleet.grow(),
+        }
+    }
+    Ok(tally.verdict(&fleet.summaries(), args.grace))
+}
+
+async fn settings(args: &DrillArgs) -> Result<Settings, DrillError> {
+    if args.every.is_zero() {
+        return Err(DrillError::Every);
+    }
+    if !args.path.starts_with('/') || args.watch.as_ref().is_some_and(|path| !path.starts_with('/')) {
+        return Err(DrillError::Path);
+    }
+    let limit = process::file_limit();
+    if u64::from(args.kubelets) + SPARE_FILES > limit {
+        return Err(DrillError::Files(args.kubelets, limit));
+    }
+    let server = resolve(&args.server).await?;
+    let host = args.server.rsplit_once(':').map_or(args.server.as_str(), |(host, _)| host);
+    let name = args.server_name.as_deref().unwrap_or(host.trim_start_matches('[').trim_end_matches(']'));
+    let authorization = args.token_file.as_ref().map(|path| match std::fs::read_to_string(path) {
+        Ok(token) => Ok(format!("Bearer {}", token.trim())),
+        Err(source) => Err(DrillError::Token { path: path.clone(), source }),
+    });
+    Ok(Settings {
+        server_name: ServerName::try_from(name.to_owned())
+            .map_err(|_| DrillError::ServerName { name: name.to_owned() })?,
+        heartbeat: Heartbeat::Get(args.path.clone()),
+        renew_every: args.every,
+        retries: Retries::KUBELET,
+        request_timeout: args.timeout,
+        watch: args.watch.clone(),
+        authorization: authorization.transpose()?,
+        ping_after: Some(args.ping_after).filter(|after| !after.is_zero()),
+        ping_timeout: args.ping_timeout,
+        ..Settings::new(VipAddr::new(server), tls::client_config(&args.ca)?, "node")
+    })
+}
+
+async fn resolve(server: &str) -> Result<SocketAddr, DrillError> {
+    let found = tokio::net::lookup_host(server).await;
+    let mut addresses = found.map_err(|source| DrillError::Server { server: server.to_owned(), source })?;
+    addresses.next().ok_or_else(|| DrillError::NoAddress { server: server.to_owned() })
+}
+
+/// The kubelets so far.
+struct Fleet {
+    settings: Settings,
+    events: mpsc::UnboundedSender<Observed>,
+    kubelets: Vec<Kubelet>,
+}
+
+impl Fleet {
+    fn grow(&mut self) {
+        let settings = Settings { name: format!("node-{}", self.kubelets.len() + 1), ..self.settings.clone() };
+        self.kubelets.push(Kubelet::start_into(settings, self.events.clone()));
+    }
+
+    fn summaries(&self) -> Vec<Summary> {
+        self.kubelets.iter().map(Kubelet::summary).collect()
+    }
+}
+
+/// Draws over what it drew before, where the output is a terminal; else prints a line now and then.
+struct Picture {
+    quiet: bool,
+    terminal: bool,
+    drawn: usize,
+    draws: u32,
+}
+
+impl Picture {
+    fn new(quiet: bool) -> Self {
+        Self { quiet, terminal: io::stdout().is_terminal(), drawn: 0, draws: 0 }
+    }
+
+    /// Whoever reads may have gone; the exit code still counts then.
+    fn draw(&mut self, moment: &Moment<'_>) {
+        self.draws += 1;
+        let mut out = io::stdout().lock();
+        if self.quiet {
+        } else if self.terminal {
+            let mut lines = moment.lines();
+            // A line that the terminal breaks would count as two.
+            let width = ratatui::crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
+            lines.iter_mut().for_each(|line| *line = line.chars().take(width).collect());
+            // Cursor up by what was drawn, then each line with the rest of its old text erased (ECMA-48 CUU, EL, ED).
+            let up = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
+            let text: String = lines.iter().map(|line| format!("{line}\x1b[K\n")).collect();
+            let _ = write!(out, "{up}{text}\x1b[J").and_then(|()| out.flush());
+            self.drawn = lines.len();
+        } else if self.draws % LINES_EVERY == 1 {
+            let _ = writeln!(out, "{}", moment.line()).and_then(|()| out.flush());
+        }
+    }
+}
+
+fn tell(verdict: &Verdict, json: bool) {
+    let mut out = io::stdout().lock();
+    let text = match json {
+        true => serde_json::to_string(verdict).unwrap_or_default(),
+        false => format!(
+            "\n{} of {} nodes would have gone NotReady; the longest time without a heartbeat was {} of {} allowed{}",
+            verdict.not_ready,
+            verdict.kubelets,
+            seconds(Duration::from_millis(verdict.gap_ms_max)),
+            seconds(Duration::from_millis(verdict.grace_ms)),
+            if verdict.never > 0 { format!("; {} never had one", verdict.never) } else { String::new() },
+        ),
+    };
+    let _ = writeln!(out, "{text}");
+}
+
+/// Descriptors for anything but connections.
+const SPARE_FILES: u64 = 64;

@@ -1,0 +1,156 @@
+//! What a drill has seen: every gap between two heartbeats, and the verdict over them.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::cli::kubelet::{Event, Summary};
+
+/// Gaps of up to a day, in ms, to three digits.
+const GAP_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+
+/// Gaps that ended, and what went wrong.
+#[derive(Debug)]
+pub struct Tally {
+    gaps_ms: Histogram<u64>,
+    pub failures: u64,
+    pub disconnections: u64,
+    pub last_error: Option<String>,
+}
+
+/// The drill in figures. Times are ms.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    pub kubelets: usize,
+    /// Heartbeats that succeeded.
+    pub heartbeats: u64,
+    /// Heartbeats and connects that failed.
+    pub failures: u64,
+    pub disconnections: u64,
+    pub gap_ms_p50: u64,
+    pub gap_ms_p99: u64,
+    /// Gaps that have not ended are included.
+    pub gap_ms_max: u64,
+    pub grace_ms: u64,
+    /// Nodes that went without a heartbeat for longer than the grace period.
+    pub not_ready: usize,
+    /// Nodes that never had one.
+    pub never: usize,
+}
+
+/// One bar: gaps up to `up_to` (`None`: all above), and how many there were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bar {
+    pub up_to: Option<Duration>,
+    pub gaps: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let gaps_ms = Histogram::new_with_bounds(1, GAP_MS_MAX, 3).expect("the bounds are valid");
+        Self { gaps_ms, failures: 0, disconnections: 0, last_error: None }
+    }
+}
+
+impl Tally {
+    pub fn note(&mut self, event: &Event) {
+        match event {
+            Event::Renewed { gap_ms, .. } => self.gaps_ms.saturating_record(*gap_ms),
+            Event::Failed { error } => {
+                self.failures += 1;
+                self.last_error = Some(error.clone());
+            }
+            Event::Disconnected { .. } => self.disconnections += 1,
+            Event::Connected { .. } | Event::Watched { .. } | Event::WatchEnded { .. } => {}
+        }
+    }
+
+    /// Heartbeats that succeeded.
+    pub fn heartbeats(&self) -> u64 {
+        self.gaps_ms.len()
+    }
+
+    pub fn percentile(&self, percent: f64) -> Duration {
+        Duration::from_millis(self.gaps_ms.value_at_percentile(percent))
+    }
+
+    /// Gaps by length, between the heartbeat's interval and the grace period.
+    pub fn bars(&self, every: Duration, grace: Duration) -> Vec<Bar> {
+        let mut edges = vec![every.mul_f64(1.1), every.mul_f64(1.5), every * 2, grace.mul_f64(0.75), grace];
+        edges.retain(|edge| *edge <= grace);
+        edges.sort_unstable();
+        edges.dedup();
+        let mut bars: Vec<_> = edges.into_iter().map(Some).chain([None]).map(|up_to| Bar { up_to, gaps: 0 }).collect();
+        for step in self.gaps_ms.iter_recorded() {
+            // The histogram keeps three digits: the lowest value that it cannot tell from this one.
+            let gap = Duration::from_millis(self.gaps_ms.lowest_equivalent(step.value_iterated_to()));
+            if let Some(bar) = bars.iter_mut().find(|bar| bar.up_to.is_none_or(|up_to| gap <= up_to)) {
+                bar.gaps += step.count_at_value();
+            }
+        }
+        bars
+    }
+
+    /// `nodes` as they are now.
+    pub fn verdict(&self, nodes: &[Summary], grace: Duration) -> Verdict {
+        let grace_ms = grace.as_millis() as u64;
+        Verdict {
+            kubelets: nodes.len(),
+            heartbeats: self.heartbeats(),
+            failures: self.failures,
+            disconnections: self.disconnections,
+            gap_ms_p50: self.gaps_ms.value_at_percentile(50.0),
+            gap_ms_p99: self.gaps_ms.value_at_percentile(99.0),
+            gap_ms_max: nodes.iter().map(|node| node.longest_gap_ms).max().unwrap_or(0),
+            grace_ms,
+            not_ready: nodes.iter().filter(|node| node.longest_gap_ms > grace_ms).count(),
+            never: nodes.iter().filter(|node| node.renewals == 0).count(),
+        }
+    }
+}
+
+impl Verdict {
+    /// Every node had heartbeats, and none waited for too long.
+    pub fn passed(&self) -> bool {
+        self.not_ready == 0 && self.never == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn renewed(gap_ms: u64) -> Event {
+        Event::Renewed { latency_ms: 1, gap_ms }
+    }
+
+    fn node(renewals: u64, longest_gap_ms: u64) -> Summary {
+        Summary { renewals, longest_gap_ms, ..Summary::default() }
+    }
+
+    #[test]
+    fn a_node_is_lost_beyond_the_grace_period_or_if_it_never_came() {
+        let mut tally = Tally::default();
+        [10_000, 10_100, 41_000].map(renewed).iter().for_each(|event| tally.note(event));
+        tally.note(&Event::Failed { error: "refused".to_owned() });
+        let grace = Duration::from_secs(40);
+        let verdict = tally.verdict(&[node(2, 40_000), node(1, 41_000), node(0, 5_000)], grace);
+        assert_eq!((verdict.not_ready, verdict.never, verdict.failures, verdict.gap_ms_max), (1, 1, 1, 41_000));
+        assert!(!verdict.passed());
+        assert!(tally.verdict(&[node(2, 40_000)], grace).passed());
+    }
+
+    #[test]
+    fn every_gap_is_in_one_bar() {
+        let mut tally = Tally::default();
+        for gap_ms in [9_000, 11_000, 12_000, 19_000, 25_000, 35_000, 40_000, 40_100, 90_000] {
+            tally.note(&renewed(gap_ms));
+        }
+        let bars = tally.bars(Duration::from_secs(10), Duration::from_secs(40));
+        assert_eq!(bars.iter().map(|bar| bar.gaps).sum::<u64>(), 9);
+        assert_eq!(bars.last().map(|bar| (bar.up_to, bar.gaps)), Some((None, 2)));
+        // A grace period shorter than the interval leaves one edge.
+        assert_eq!(tally.bars(Duration::from_secs(10), Duration::from_secs(5)).len(), 3);
+    }
+}

@@ -1,0 +1,34 @@
+//! `[cluster]`.
+
+use std::time::Duration;
+
+use super::Cluster;
+use super::kind::{OneOf, Time, time};
+use super::section::Section;
+
+pub fn read(section: &Section) -> Cluster {
+    let profile = section.read_or("profile", &PROFILE, Cluster::default().node_monitor_grace_period);
+    let grace = section.read_or("node_monitor_grace_period", &SECONDS, profile.value);
+    let lease_renew = section.read_or("lease_renew", &SECONDS, Cluster::default().lease_renew);
+    if lease_renew.value >= grace.value && !lease_renew.is_refused() && !grace.is_refused() {
+        let read = format!("lease_renew = {:?} with {:?} until NotReady", lease_renew.value, grace.value);
+        let key = if lease_renew.is_given() { "lease_renew" } else { "node_monitor_grace_period" };
+        section.refuse(key, read, "lease_renew below node_monitor_grace_period: nodes would never be Ready");
+    }
+    Cluster {
+        node_monitor_grace_period: grace.value,
+        lease_renew: lease_renew.value,
+        vrrp_advert_interval: section.read("vrrp_advert_interval", &ADVERT).value,
+    }
+}
+
+/// The grace periods of Kubernetes' defaults and of the three profiles of Kubespray's reliability guide.
+const PROFILE: OneOf<Duration> = OneOf(&[
+    ("default", Duration::from_secs(40)),
+    ("since_1_32", Duration::from_secs(50)),
+    ("fast", Duration::from_secs(20)),
+    ("medium", Duration::from_secs(120)),
+    ("slow", Duration::from_secs(300)),
+]);
+const SECONDS: Time = time(Duration::from_secs(1), Duration::from_secs(3600));
+const ADVERT: Time = time(Duration::from_millis(10), Duration::from_secs(255));

@@ -1,0 +1,111 @@
+//! `[path]`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::kind::{Kind, OneOf, Time, path_text, time, whole};
+use super::section::Section;
+use super::{Graduate, PathSettings};
+
+impl Default for PathSettings {
+    fn default() -> Self {
+        Self {
+            graduate: Graduate::Auto,
+            interfaces: Vec::new(),
+            max_flows: 65_536,
+            after_round_trips: 2,
+            after: Duration::from_millis(20),
+            pins: PathBuf::from("/sys/fs/bpf/baton"),
+        }
+    }
+}
+
+/// Reads `[path]`. `max_connections` is `[process]`'s.
+pub fn read(section: &Section, max_connections: Option<u32>) -> PathSettings {
+    let default = PathSettings::default();
+    let graduate = section.read_or("graduate", &GRADUATE, default.graduate);
+    let max_flows = section.read_or("max_flows", &whole(1, FLOWS_MAX), default.max_flows);
+    let settings = PathSettings {
+        graduate: graduate.value,
+        interfaces: interfaces(section),
+        max_flows: max_flows.value,
+        after_round_trips: section.read_or("after_round_trips", &whole(1, 1000), default.after_round_trips).value,
+        after: section.read_or("after", &AFTER, default.after).value,
+        pins: section.read_or("pins", &Pins, default.pins).value,
+    };
+    if graduate.value == Graduate::Off && graduate.is_given() {
+        for key in KEYS.iter().filter(|key| section.has(key)) {
+            section.warn(key, format!("{key} with graduate = \"off\""), "nothing: it has no effect then");
+        }
+    }
+    if let Some(connections) = max_connections.filter(|connections| *connections > max_flows.value)
+        && max_flows.is_given()
+        && graduate.value != Graduate::Off
+    {
+        let read = format!("{} with process.max_connections = {connections}", max_flows.value);
+        section.warn("max_flows", read, "as many as max_connections, or those beyond stay proxied");
+    }
+    settings
+}
+
+fn interfaces(section: &Section) -> Vec<Arc<str>> {
+    let mut first = HashMap::new();
+    let mut names = Vec::new();
+    for element in section.list("interfaces", &Interface) {
+        let before = first.entry(element.value.clone()).or_insert_with(|| element.key.clone());
+        if *before != element.key {
+            let read = format!("{:?}, which is {before} too", element.value);
+            section.document.error(element.line, &element.key, read, "each interface once");
+        }
+        names.push(Arc::from(element.value));
+    }
+    names
+}
+
+/// The name of a network interface (net/core/dev.c, dev_valid_name).
+struct Interface;
+
+impl Kind for Interface {
+    type Value = String;
+
+    fn read(&self, value: &DeValue) -> Option<String> {
+        let text = value.as_str()?;
+        let fits = (1..=INTERFACE_LENGTH_MAX).contains(&text.len()) && text != "." && text != "..";
+        let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':');
+        (fits && plain).then(|| text.to_owned())
+    }
+
+    fn allowed(&self) -> String {
+        format!("the name of a network interface, such as \"eth0\", of at most {INTERFACE_LENGTH_MAX} bytes")
+    }
+}
+
+/// A folder of its own in a BPF file system, made if need be.
+struct Pins;
+
+impl Kind for Pins {
+    type Value = PathBuf;
+
+    fn read(&self, value: &DeValue) -> Option<PathBuf> {
+        let path = Path::new(path_text(value)?);
+        let plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+        (path.is_absolute() && plain && path.file_name().is_some()).then(|| path.to_path_buf())
+    }
+
+    fn allowed(&self) -> String {
+        "an absolute path in a BPF file system, such as \"/sys/fs/bpf/baton\"".into()
+    }
+}
+
+const GRADUATE: OneOf<Graduate> =
+    OneOf(&[("auto", Graduate::Auto), ("off", Graduate::Off), ("require", Graduate::Require)]);
+/// Without effect while nothing graduates.
+const KEYS: [&str; 5] = ["interfaces", "max_flows", "after_round_trips", "after", "pins"];
+const FLOWS_MAX: u32 = 4_000_000;
+/// IFNAMSIZ is 16, with the NUL.
+const INTERFACE_LENGTH_MAX: usize = 15;
+const AFTER: Time = Time { zero: Some("at once"), ..time(Duration::from_millis(1), Duration::from_secs(3600)) };

@@ -1,0 +1,263 @@
+//! The thread that graduates flows, watches over them, and ends them.
+//!
+//! ```text
+//!   workers ──▶ requests ──▶ │ entering: probe, terms, entries, limbo          step
+//!                            │ grace: no packet is on its way into a socket    grace (a thread of its own)
+//!                            │ closing: drained, acknowledged, closed          step
+//!                            │ watching: ends, silence, bytes                  watch
+//!   workers ◀── answers ◀─── │ ending: both ends reset                         reset
+//! ```
+//! Nothing here makes a worker wait, and no flow waits for the grace of another: only sockets do.
+
+mod adopt;
+mod carried;
+mod enter;
+mod grace;
+mod note;
+mod reset;
+mod settle;
+mod slots;
+mod watch;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::counters::Counters;
+use super::events::Events;
+use super::program::{Cursor, Program};
+use crate::model::ids::FlowId;
+use crate::sys::clock::now_ns;
+use crate::sys::fd_passing::{wait_readable, wait_readable_any};
+use crate::sys::raw::RawSender;
+use crate::table::Table;
+use crate::table::graduation::{Answer, Request};
+use carried::Carried;
+use grace::Grace;
+use slots::Slots;
+
+/// How often what is carried is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Requests that are taken before answers go out.
+const BURST: usize = 64;
+
+/// How long a stop waits for flows that are between two steps.
+const STOP_WAIT: Duration = Duration::from_secs(1);
+
+/// The running thread. Dropped without [`Graduator::stop`], it goes on until the process ends.
+#[derive(Debug)]
+pub struct Graduator {
+    table: Arc<Table>,
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the control side wants of the thread.
+#[derive(Debug, Default)]
+struct Orders {
+    /// Nothing in the map is to be changed on this thread's own account: another process is about to take it over.
+    frozen: AtomicBool,
+    adopt: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Graduator {
+    /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
+    /// [`Graduator::adopt`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
+    pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> io::Result<Self> {
+        let grace = Grace::start(table.clone())?;
+        let program_events = program.events()?;
+        let orders = Arc::new(Orders::default());
+        let mut path = Path {
+            raw: RawSender::open()?,
+            program,
+            on_demand,
+            grace,
+            orders: orders.clone(),
+            flows: HashMap::new(),
+            await_grace: Vec::new(),
+            in_grace: Vec::new(),
+            unsettled: Vec::new(),
+            later: VecDeque::new(),
+            events: program_events,
+            listens: false,
+            slots: Slots::default(),
+            waiting: HashSet::new(),
+            cursor: Cursor::default(),
+            counters: Counters::default(),
+            scan_at_ns: 0,
+            mend_at_ns: 0,
+            lists: HashMap::new(),
+            touched: vec![false; table.workers.len()],
+            table: table.clone(),
+        };
+        path.keep_names()?;
+        let thread = std::thread::Builder::new().name("path".to_owned()).spawn(move || path.run())?;
+        Ok(Self { table, orders, thread: Some(thread) })
+    }
+
+    /// Gives the flows of an earlier process their places, and resets those that it was about to graduate when it died.
+    pub fn adopt(&self) {
+        self.orders.adopt.store(true, Release);
+        self.table.graduation.wake();
+    }
+
+    /// Leaves the map alone, or (not `frozen`) goes on. Flows that are between two steps are finished.
+    pub fn freeze(&self, frozen: bool) {
+        self.orders.frozen.store(frozen, Release);
+        self.table.graduation.wake();
+    }
+
+    /// Ends the thread; what is carried goes on without it.
+    pub fn stop(&mut self) {
+        self.orders.stop.store(true, Release);
+        self.table.graduation.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Everything that the thread has.
+struct Path {
+    program: Program,
+    table: Arc<Table>,
+    orders: Arc<Orders>,
+    raw: RawSender,
+    grace: Grace,
+    on_demand: bool,
+    flows: HashMap<FlowId, Carried>,
+    /// Entered since the last grace began, and those that it is for.
+    await_grace: Vec<FlowId>,
+    in_grace: Vec<FlowId>,
+    /// Their grace is over, and something is not acknowledged yet.
+    unsettled: Vec<FlowId>,
+    /// What is to be done with flows that are over, soonest first.
+    later: VecDeque<(u64, FlowId)>,
+    events: Events,
+    /// Events are taken: nobody else takes them, and the flows are known.
+    listens: bool,
+    slots: Slots,
+    /// Flows of which one side waits for the other.
+    waiting: HashSet<FlowId>,
+    cursor: Cursor,
+    counters: Counters,
+    scan_at_ns: u64,
+    mend_at_ns: u64,
+    /// Progress that is about to go to each worker.
+    lists: HashMap<usize, Vec<crate::table::graduation::Progress>>,
+    touched: Vec<bool>,
+}
+
+impl Path {
+    fn run(&mut self) {
+        self.show();
+        loop {
+            let wait = self.time_to_wait();
+            if let Err(error) = self.wait(wait) {
+                tracing::error!(%error, "the path cannot wait for requests");
+                std::thread::sleep(TICK);
+            }
+            self.table.graduation.clear_wake();
+            if self.orders.stop.load(Acquire) {
+                return self.leave();
+            }
+            self.turn();
+        }
+    }
+
+    fn wait(&self, limit: Duration) -> io::Result<()> {
+        let wake = self.table.graduation.wake_fd();
+        match self.listens && !self.is_frozen() {
+            true => wait_readable_any(&[wake, self.events.as_fd()], limit),
+            false => wait_readable(wake, limit).map(drop),
+        }
+    }
+
+    fn turn(&mut self) {
+        while self.take_requests() {
+            self.wake_workers();
+        }
+        self.settle();
+        self.do_what_is_due();
+        if self.orders.adopt.swap(false, AcqRel) {
+            self.adopt();
+        }
+        self.take_events();
+        self.watch();
+        self.wake_workers();
+    }
+
+    /// Takes some requests; true if there may be more.
+    fn take_requests(&mut self) -> bool {
+        let mut candidates = Vec::new();
+        let mut taken = 0;
+        while taken < BURST
+            && let Some(request) = self.table.graduation.next_request()
+        {
+            taken += 1;
+            match request {
+                Request::Graduate(candidate) => candidates.push(*candidate),
+                Request::End { ticket, unless_moved_since_ns } => {
+                    // It may be among those that have just come.
+                    self.enter(std::mem::take(&mut candidates));
+                    self.end(ticket, unless_moved_since_ns);
+                }
+                Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
+                Request::Refuse { id, why } => self.refuse(id, &why),
+            }
+        }
+        self.enter(candidates);
+        taken == BURST
+    }
+
+    fn time_to_wait(&self) -> Duration {
+        let now_ns = now_ns();
+        if !self.unsettled.is_empty() {
+            return settle::RETRY;
+        }
+        let next_ns = self.later.front().filter(|_| !self.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
+    }
+
+    /// Finishes what is between two steps, as far as that goes in a moment, and resets the rest.
+    fn leave(&mut self) {
+        let until_ns = now_ns() + STOP_WAIT.as_nanos() as u64;
+        while now_ns() < until_ns && self.table.graduation.in_flight() > 0 {
+            self.take_requests();
+            self.settle();
+            let _ = wait_readable(self.table.graduation.wake_fd(), settle::RETRY);
+            self.table.graduation.clear_wake();
+        }
+        let unfinished: Vec<_> = self.flows.values().filter(|flow| flow.has_sockets()).map(|flow| flow.id).collect();
+        for id in unfinished {
+            self.reset(id);
+        }
+    }
+
+    fn answer(&mut self, worker: usize, answer: Answer) {
+        self.table.graduation.answer(worker, answer);
+        self.touched[worker] = true;
+    }
+
+    fn wake_workers(&mut self) {
+        for (worker, list) in self.lists.drain() {
+            self.table.graduation.answer(worker, Answer::Progress(list));
+            self.touched[worker] = true;
+        }
+        for (worker, touched) in self.touched.iter_mut().enumerate() {
+            if std::mem::take(touched) {
+                self.table.orders.wake(worker);
+            }
+        }
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.orders.frozen.load(Acquire)
+    }
+}

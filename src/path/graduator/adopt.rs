@@ -1,0 +1,144 @@
+//! Flows that an earlier process left in the map.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::carried::{Carried, Look, Step};
+use super::{Path, note};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::path::entry::{Action, Ends, Entry, Identity};
+use crate::path::program::Cursor;
+use crate::table::graduation::{Answer, Progress, Record, Ticket};
+use crate::table::journal::What;
+
+/// Entries of one call.
+const STEP: usize = 4096;
+
+/// Until its worker says more, a silent end of a flow is given up after this.
+const PATIENCE_NS: u64 = 30_000_000_000;
+
+/// Both directions of one flow, as far as they are there.
+#[derive(Debug, Default)]
+struct Pair {
+    ends: Option<Ends>,
+    up: Option<Entry>,
+    down: Option<Entry>,
+}
+
+impl Path {
+    /// Never gives a new flow the id of one that is in the map, nor its port.
+    pub(super) fn keep_names(&self) -> io::Result<()> {
+        let pairs = self.pairs()?;
+        for ends in pairs.values().filter_map(|pair| pair.ends) {
+            self.table.graduation.reserve(ends.local, ends.backend);
+        }
+        let highest = pairs.into_keys().max();
+        self.table.flows.begin_ids_at(highest.map_or(0, |id| id.0 + 1));
+        Ok(())
+    }
+
+    /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
+    pub(super) fn adopt(&mut self) {
+        self.listens = true;
+        let pairs = match self.pairs() {
+            Ok(pairs) => pairs,
+            Err(error) => return tracing::error!(%error, "the flows of an earlier process cannot be read"),
+        };
+        let (mut found, mut unfinished) = (0, 0);
+        for (id, pair) in pairs {
+            let Some(ends) = pair.ends.filter(|_| !self.flows.contains_key(&id)) else { continue };
+            self.table.graduation.reserve(ends.local, ends.backend);
+            let whole = matches!(
+                (&pair.up, &pair.down),
+                (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
+            );
+            self.flows.insert(id, carried(id, ends, &pair));
+            match pair.up {
+                Some(entry) if whole => {
+                    self.slots.keep(entry.backend_slot, ends.backend);
+                    self.offer(id, pair.up.as_ref(), pair.down.as_ref());
+                    found += 1;
+                }
+                _ => {
+                    self.reset(id);
+                    unfinished += 1;
+                }
+            }
+        }
+        self.table.graduation.census.adopted.fetch_add(found, Relaxed);
+        if found + unfinished > 0 {
+            tracing::info!(flows = found, reset = unfinished, "adopted the flows that an earlier process graduated");
+            self.table.journal.record(What::PathAdopted { flows: found, reset: unfinished });
+        }
+    }
+
+    pub(super) fn claim(&mut self, ticket: Ticket, patience_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&ticket.id) else {
+            let reason = Some(EndReason::Internal);
+            return self.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
+        };
+        flow.ticket = Some(ticket);
+        flow.patience_ns = patience_ns;
+        // It may have ended before it had a worker.
+        self.has_moved(ticket.id);
+    }
+
+    pub(super) fn refuse(&mut self, id: FlowId, why: &str) {
+        tracing::warn!(flow = id.0, "a flow of an earlier process is reset: {why}");
+        self.reset(id);
+    }
+
+    fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
+        let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
+            return self.refuse(id, "its entries do not say whose it is");
+        };
+        let Some(flow) = self.flows.get(&id) else { return };
+        let note = self.program.note(id).ok().flatten();
+        let record = Record {
+            accepted_at_ns: identity.accepted_at_ns,
+            connect_us: identity.connect_us.into(),
+            backend_key: identity.backend_key,
+            client: note.as_ref().map_or(flow.ends.client, note::client),
+        };
+        let found = Box::new(flow.found(record));
+        let worker = (id.0 % self.touched.len() as u64) as usize;
+        self.answer(worker, Answer::Found(found));
+    }
+
+    fn pairs(&self) -> io::Result<HashMap<FlowId, Pair>> {
+        let mut pairs: HashMap<FlowId, Pair> = HashMap::new();
+        let mut cursor = Cursor::default();
+        loop {
+            let mut seen = Vec::new();
+            let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
+            for (key, entry) in seen.into_iter().filter(|(_, entry)| entry.action != Action::Forward) {
+                let pair = pairs.entry(entry.id).or_default();
+                pair.ends = Some(entry.ends(key));
+                match entry.direction {
+                    Direction::Up => pair.up = Some(entry),
+                    Direction::Down => pair.down = Some(entry),
+                }
+            }
+            if !more {
+                return Ok(pairs);
+            }
+        }
+    }
+}
+
+fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
+    let look = |entry: &Option<Entry>| entry.as_ref().map(Look::at).unwrap_or_default();
+    Carried {
+        id,
+        ticket: None,
+        ends,
+        step: Step::Alone,
+        up: look(&pair.up),
+        down: look(&pair.down),
+        unanswered: None,
+        patience_ns: PATIENCE_NS,
+    }
+}

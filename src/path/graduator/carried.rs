@@ -1,0 +1,153 @@
+//! One flow that the path has: how far its graduation has come, and what was last seen of it.
+//!
+//! ```text
+//!            entered, limbo written        every CPU knows it         acknowledged
+//!   (worker) ───────────────────▶ Entered ────────────────▶ Filling ────────────▶ Alone
+//!                                    │                         │                    │
+//!                                    └─────────────┬───────────┴────────────────────┤
+//!                                           by order, or an error            FIN both ways, or RST
+//!                                                  ▼                                ▼
+//!                                              Resetting ──▶ removed            Over ──▶ removed
+//! ```
+//! What a kill of the process leaves behind, and what the next one makes of it:
+//! ```text
+//!   before Entered      two sockets, which the kernel closes: both ends see FIN or RST
+//!   Entered, Filling    the same, and entries without the mark: removed, and both ends are reset once more
+//!   Alone               entries with the mark: adopted
+//!   Resetting           entries that answer RST: adopted, and reset again when their worker asks for it
+//!   Over                entries with the mark and FIN or RST: found to be over at the first look
+//! ```
+
+use crate::model::ids::FlowId;
+use crate::path::entry::{Ends, Entry};
+use crate::table::graduation::{Found, Progress, Record, Sockets, Ticket};
+
+/// A flow whose entries are in the map.
+#[derive(Debug)]
+pub struct Carried {
+    pub id: FlowId,
+    /// `None`: it was found, and no worker has claimed it yet.
+    pub ticket: Option<Ticket>,
+    pub ends: Ends,
+    pub step: Step,
+    pub up: Look,
+    pub down: Look,
+    /// One side has sent something, and since then nothing has come from the other.
+    pub unanswered: Option<Unanswered>,
+    /// Silence that ends it.
+    pub patience_ns: u64,
+}
+
+#[derive(Debug)]
+pub enum Step {
+    /// Packets may still be on their way into the sockets.
+    Entered(Lent),
+    /// No packet can reach the sockets any more, but what went through them has not been acknowledged.
+    Filling(Lent),
+    /// The sockets are gone.
+    Alone,
+    /// Both ends are being reset; so many times so far.
+    Resetting { rounds: u8 },
+    /// It has ended by itself; its entries serve what is still on its way.
+    Over,
+}
+
+/// Sockets on their last way.
+#[derive(Debug)]
+pub struct Lent {
+    pub sockets: Sockets,
+    pub up: Limbo,
+    pub down: Limbo,
+    pub since_ns: u64,
+}
+
+/// What goes through the sockets in one direction while the entries are there already.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limbo {
+    /// Where the receiving leg began.
+    pub base: u32,
+    pub written: u32,
+    pub fin: bool,
+}
+
+/// What was last seen of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    pub packets: u64,
+    pub bytes: u64,
+    pub last_ns: u64,
+    pub last_data_ns: u64,
+    pub fin_ns: u64,
+    pub rst_ns: u64,
+    pub reused: bool,
+    /// Numbers of the sender's last packet.
+    pub sent: u32,
+    pub acked: u32,
+}
+
+/// A silence that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    pub by_client: bool,
+    pub since_ns: u64,
+    /// The silent side's last packet.
+    pub last_ns: u64,
+}
+
+impl Look {
+    pub fn at(entry: &Entry) -> Self {
+        let seen = &entry.seen;
+        Self {
+            packets: seen.packets,
+            bytes: entry.bytes(),
+            last_ns: seen.last_ns,
+            last_data_ns: seen.last_data_ns,
+            fin_ns: seen.fin_ns,
+            rst_ns: seen.rst_ns,
+            reused: seen.reused,
+            sent: seen.sent as u32,
+            acked: seen.acked as u32,
+        }
+    }
+}
+
+impl Limbo {
+    /// What the receiver must acknowledge before the socket may go.
+    pub fn end(&self) -> u32 {
+        self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.written == 0 && !self.fin
+    }
+}
+
+impl Carried {
+    pub fn has_sockets(&self) -> bool {
+        matches!(self.step, Step::Entered(_) | Step::Filling(_))
+    }
+
+    pub fn progress(&self) -> Option<Progress> {
+        Some(Progress {
+            ticket: self.ticket?,
+            bytes_up: self.up.bytes,
+            bytes_down: self.down.bytes,
+            last_up_ns: self.up.last_data_ns,
+            last_down_ns: self.down.last_data_ns,
+        })
+    }
+
+    pub fn found(&self, record: Record) -> Found {
+        Found {
+            id: self.id,
+            record,
+            vip: self.ends.vip,
+            backend: self.ends.backend,
+            local: self.ends.local,
+            bytes_up: self.up.bytes,
+            bytes_down: self.down.bytes,
+            last_up_ns: self.up.last_data_ns,
+            last_down_ns: self.down.last_data_ns,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! From a worker's flow to entries in the map: what it is, whether it may, what its terms are.
+
+use std::io;
+
+use super::carried::{Carried, Lent, Limbo, Look, Step};
+use super::{Path, note};
+use crate::addr::{BackendAddr, ClientAddr, VipAddr};
+use crate::model::splice::{Held, LegState, Terms, terms};
+use crate::path::entry::{Egress, Ends, Identity, Splice, Start};
+use crate::path::program::{InstallError, Leg};
+use crate::sys::clock::now_ns;
+use crate::sys::{netdev, socket};
+use crate::table::graduation::{Answer, Candidate, Stays};
+
+/// The interface of connections of this host with itself; the first in every network namespace.
+const LOOPBACK: u32 = 1;
+
+impl Path {
+    /// Enters what may graduate; the others go back.
+    pub(super) fn enter(&mut self, candidates: Vec<Candidate>) {
+        if candidates.is_empty() {
+            return;
+        }
+        let mut named = Vec::new();
+        for candidate in candidates {
+            match ends(&candidate) {
+                Ok(ends) => named.push((candidate, ends)),
+                Err(error) => self.fail(candidate, &error),
+            }
+        }
+        let legs = named
+            .iter()
+            .flat_map(|(_, ends)| [Leg::client(ends.client, ends.vip), Leg::backend(ends.local, ends.backend)]);
+        let states = match self.program.probe(&legs.collect::<Vec<_>>()) {
+            Ok(states) => states,
+            Err(error) => return named.into_iter().for_each(|(candidate, _)| self.fail(candidate, &error)),
+        };
+        for ((candidate, ends), pair) in named.into_iter().zip(states.chunks(2)) {
+            match pair {
+                [Some(client), Some(backend)] => self.enter_one(candidate, ends, client, backend),
+                // Closed under our hands: the worker finds out what came.
+                _ => self.give_back(candidate, Stays::Busy),
+            }
+        }
+        if self.in_grace.is_empty() && !self.await_grace.is_empty() {
+            self.begin_grace();
+        }
+    }
+
+    fn enter_one(&mut self, candidate: Candidate, ends: Ends, client: &LegState, backend: &LegState) {
+        if self.is_frozen() || !self.table.graduation.is_open() {
+            return self.give_back(candidate, Stays::Busy);
+        }
+        let held = Held { up: candidate.sockets.held_up.len() as u32, down: candidate.sockets.held_down.len() as u32 };
+        let terms = match terms(client, backend, held) {
+            Ok(terms) => terms,
+            Err(obstacle) => return self.give_back(candidate, obstacle.into()),
+        };
+        let (towards_client, towards_backend) = match (self.egress(client), self.egress(backend)) {
+            (Ok(client), Ok(backend)) => (client, backend),
+            (Err(why), _) | (_, Err(why)) => return self.give_back(candidate, why),
+        };
+        let (slot, is_new) = self.slots.of(ends.backend);
+        if is_new {
+            let _ = self.program.forget_evidence(slot);
+        }
+        if terms.limbo_up + terms.limbo_down == 0 {
+            // An ACK that our kernel still owes would never be sent, and the far end would send its bytes again.
+            socket::acknowledge_now(&candidate.sockets.client);
+            socket::acknowledge_now(&candidate.sockets.backend);
+        }
+        let splice = Splice {
+            ends,
+            terms,
+            identity: Identity {
+                id: candidate.ticket.id,
+                accepted_at_ns: candidate.record.accepted_at_ns,
+                connect_us: candidate.record.connect_us.try_into().unwrap_or(u32::MAX),
+                backend_key: candidate.record.backend_key,
+            },
+            up: Start {
+                egress: towards_backend,
+                bytes_before: candidate.bytes_up + u64::from(terms.limbo_up),
+                position: client.rcv_nxt,
+            },
+            down: Start {
+                egress: towards_client,
+                bytes_before: candidate.bytes_down + u64::from(terms.limbo_down),
+                position: backend.rcv_nxt,
+            },
+            backend_slot: slot,
+        };
+        if candidate.record.client != ends.client {
+            let kept = self.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
+            if let Err(error) = kept {
+                return self.fail(candidate, &error);
+            }
+        }
+        // Before the sockets are gone, so that the port is never free.
+        self.table.graduation.reserve(ends.local, ends.backend);
+        match self.program.install(&splice) {
+            Ok(()) => self.entered(candidate, &splice),
+            Err(error) => {
+                self.table.graduation.release(ends.local, ends.backend);
+                match error {
+                    InstallError::Full => self.give_back(candidate, Stays::MapFull),
+                    InstallError::Exists => self.give_back(candidate, Stays::AddressInUse),
+                    InstallError::Io(error) => self.fail(candidate, &error),
+                }
+            }
+        }
+    }
+
+    /// Passes on what was held, now that it can be no other's way: packets behind it go by the entries.
+    fn entered(&mut self, candidate: Candidate, splice: &Splice) {
+        let Candidate { ticket, sockets, bytes_up, bytes_down, patience_ns, record } = candidate;
+        let Terms { limbo_up, limbo_down, backend_must_ack, client_must_ack, .. } = splice.terms;
+        let now_ns = now_ns();
+        let look = |start: &Start, bytes: u64| Look { bytes, sent: start.position, ..Look::default() };
+        let mut flow = Carried {
+            id: ticket.id,
+            ticket: Some(ticket),
+            ends: splice.ends,
+            step: Step::Entered(Lent {
+                sockets,
+                up: Limbo { base: backend_must_ack.wrapping_sub(limbo_up), ..Limbo::default() },
+                down: Limbo { base: client_must_ack.wrapping_sub(limbo_down), ..Limbo::default() },
+                since_ns: now_ns,
+            }),
+            up: look(&splice.up, bytes_up),
+            down: look(&splice.down, bytes_down),
+            unanswered: None,
+            patience_ns,
+        };
+        flow.up.last_data_ns = record.accepted_at_ns;
+        self.flows.insert(ticket.id, flow);
+        match self.drain(ticket.id) {
+            Ok(()) => self.await_grace.push(ticket.id),
+            Err(broken) => self.broken(ticket.id, broken),
+        }
+    }
+
+    pub(super) fn begin_grace(&mut self) {
+        std::mem::swap(&mut self.await_grace, &mut self.in_grace);
+        self.grace.begin();
+    }
+
+    /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
+    fn egress(&mut self, leg: &LegState) -> Result<Egress, Stays> {
+        let (Some(leaves_by), Some(comes_by)) = (leg.interface, leg.receives_by) else { return Err(Stays::Busy) };
+        if leaves_by == LOOPBACK || comes_by == LOOPBACK {
+            return Err(Stays::Local);
+        }
+        if !self.program.attached().contains(&comes_by) {
+            if !self.on_demand {
+                return Err(Stays::Interface);
+            }
+            if let Err(error) = self.program.attach(comes_by) {
+                tracing::warn!(interface = comes_by, %error, "flows that use it stay proxied");
+                return Err(Stays::Interface);
+            }
+            tracing::info!(interface = netdev::name(comes_by).ok(), "the path looks at its packets from now on");
+            self.show();
+        }
+        Ok(Egress::Interface(leaves_by))
+    }
+
+    fn give_back(&mut self, candidate: Candidate, why: Stays) {
+        let Candidate { ticket, sockets, .. } = candidate;
+        self.table.graduation.census.count_stayed(why);
+        self.table.graduation.count_out();
+        self.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
+    }
+
+    fn fail(&mut self, candidate: Candidate, error: &io::Error) {
+        tracing::warn!(flow = candidate.ticket.id.0, %error, "a flow could not be graduated");
+        self.give_back(candidate, Stays::Failed);
+    }
+}
+
+/// As the kernel has them: a PROXY header may have given the flow other names.
+fn ends(candidate: &Candidate) -> io::Result<Ends> {
+    let (client, backend) = (&candidate.sockets.client, &candidate.sockets.backend);
+    Ok(Ends {
+        client: ClientAddr::new(socket::peer_addr(client)?),
+        vip: VipAddr::new(socket::local_addr(client)?.socket_addr()),
+        local: socket::local_addr(backend)?,
+        backend: BackendAddr::new(socket::peer_addr(backend)?),
+    })
+}

@@ -1,0 +1,164 @@
+//! Ending graduated flows by order: the entries answer RST to whatever comes, and both ends are made to say something.
+//!
+//! RST with the number that an end last acknowledged ends it if nothing was on its way (RFC 5961). A bare ACK one below
+//! that makes it answer with its own numbers, to which the program sends RST. Each is lost in silence where the other
+//! works, so both are sent, and once more after the time for which kernels hold such answers back
+//! (tcp_invalid_ratelimit, 500 ms).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::Path;
+use super::carried::{Carried, Look, Step};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::segment::{Flags, Segment};
+use crate::model::splice::Direction;
+use crate::path::probe::Change;
+use crate::sys::clock::now_ns;
+use crate::sys::socket;
+use crate::table::graduation::{Answer, Progress, Ticket};
+
+/// From the first round to the second, and from there to the removal of the entries.
+const ROUND: Duration = Duration::from_millis(700);
+
+const ROUNDS: u8 = 2;
+
+/// How long entries outlive a flow that has ended by itself, for what is still on its way.
+const LINGER: Duration = Duration::from_secs(2);
+
+impl Path {
+    /// An order of the flow's worker.
+    pub(super) fn end(&mut self, ticket: Ticket, unless_moved_since_ns: Option<u64>) {
+        self.look(ticket.id);
+        let Some(flow) = self.flows.get_mut(&ticket.id) else {
+            // It stayed, and its worker knows by now, or it has ended, and its worker is about to know.
+            return;
+        };
+        flow.ticket = Some(ticket);
+        if matches!(flow.step, Step::Over | Step::Resetting { .. }) {
+            return;
+        }
+        let last = flow.progress();
+        let moved_ns = flow.up.last_data_ns.max(flow.down.last_data_ns);
+        if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
+            && moved_ns >= since_ns
+        {
+            return self.answer(ticket.worker, Answer::Moves(last));
+        }
+        self.reset(ticket.id);
+        if let Some(last) = last {
+            self.answer(ticket.worker, Answer::Ended { last, reason: None });
+        }
+    }
+
+    /// Resets both ends, and the sockets if there are any.
+    pub(super) fn reset(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0 });
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        // First the entries: what the ends answer to the segments below must find them.
+        if let Err(error) = self.program.change(&keys, Change::Reset) {
+            tracing::error!(%error, "the entries of a flow cannot be changed");
+        }
+        if let Step::Entered(lent) | Step::Filling(lent) = before {
+            socket::reset(lent.sockets.client);
+            socket::reset(lent.sockets.backend);
+            self.table.graduation.count_out();
+        }
+        self.reset_round(id);
+    }
+
+    /// A flow has ended by itself; its worker is told.
+    pub(super) fn over(&mut self, id: FlowId, reason: EndReason) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        if let Some(ticket) = flow.ticket {
+            let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
+            self.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
+        }
+    }
+
+    /// As [`Path::over`]; its entries serve what is still on its way.
+    pub(super) fn fade(&mut self, id: FlowId, reason: EndReason) {
+        self.over(id, reason);
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.step = Step::Over;
+            self.later.push_back((now_ns() + LINGER.as_nanos() as u64, id));
+        }
+    }
+
+    /// What was set for now.
+    pub(super) fn do_what_is_due(&mut self) {
+        let now_ns = now_ns();
+        // Two waits differ in length, so the queue is in order but for that: nothing is due long before its turn.
+        while self.later.front().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.is_frozen() {
+            let Some((_, id)) = self.later.pop_front() else { break };
+            match self.flows.get(&id).map(|flow| &flow.step) {
+                Some(Step::Resetting { rounds }) if *rounds < ROUNDS => self.reset_round(id),
+                Some(Step::Resetting { .. } | Step::Over) => self.remove(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Makes both ends of the flow take an RST.
+    fn reset_round(&mut self, id: FlowId) {
+        self.look(id);
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        if let Step::Resetting { rounds } = &mut flow.step {
+            *rounds += 1;
+        }
+        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        self.tickle(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
+        self.tickle(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        self.later.push_back((now_ns() + ROUND.as_nanos() as u64, id));
+    }
+
+    /// `look` is at what `to` has sent.
+    fn tickle(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck };
+        let below = Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact };
+        for packet in [exact, below].iter().filter_map(Segment::packet) {
+            // A host that cannot be reached needs no RST.
+            let _ = self.raw.send(&packet, to.ip());
+        }
+    }
+
+    /// Takes the entries out and lets the port be used again.
+    pub(super) fn remove(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.remove(&id) else { return };
+        if let Err(error) = self.program.remove(&flow.ends).and_then(|_| self.program.drop_note(id)) {
+            tracing::error!(%error, "the entries of a flow cannot be removed");
+        }
+        self.table.graduation.release(flow.ends.local, flow.ends.backend);
+    }
+
+    /// Takes note of what the entries hold now.
+    pub(super) fn look(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let see = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
+        let (up, down) = (see(Direction::Up), see(Direction::Down));
+        if let Some(flow) = self.flows.get_mut(&id) {
+            for entry in up.iter().chain(&down) {
+                flow.take_note(entry);
+            }
+        }
+    }
+}
+
+impl Carried {
+    /// Takes note of one direction; true if anything has passed since the last time.
+    pub fn take_note(&mut self, entry: &crate::path::entry::Entry) -> bool {
+        let look = match entry.direction {
+            Direction::Up => &mut self.up,
+            Direction::Down => &mut self.down,
+        };
+        let now = Look::at(entry);
+        // Before the first packet the entry knows less than the relay did.
+        let last_data_ns = now.last_data_ns.max(look.last_data_ns);
+        let changed =
+            (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);
+        *look = Look { last_data_ns, fin_ns: now.fin_ns.max(look.fin_ns), ..now };
+        changed
+    }
+}

@@ -1,0 +1,200 @@
+//! From entries to a flow without sockets: what slipped in is passed on, what was passed on is acknowledged, and the
+//! sockets close in silence.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::Path;
+use super::carried::{Carried, Lent, Limbo, Step};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::path::entry::Entry;
+use crate::path::probe::Change;
+use crate::sys::clock::now_ns;
+use crate::sys::{silence, socket};
+use crate::table::graduation::Answer;
+
+/// How often acknowledgements are looked for.
+pub const RETRY: Duration = Duration::from_millis(5);
+
+/// Bytes that are read from a socket at a time.
+const CHUNK: usize = 4096;
+
+/// A socket failed while its flow was between two steps.
+#[derive(Debug)]
+pub struct BrokenLeg {
+    pub by_client: bool,
+    pub error: io::Error,
+}
+
+impl Path {
+    /// Goes on with flows whose grace is over, and with those that wait for an acknowledgement.
+    pub(super) fn settle(&mut self) {
+        if self.grace.is_over() {
+            for id in std::mem::take(&mut self.in_grace) {
+                self.grace_over(id);
+            }
+            if !self.await_grace.is_empty() {
+                self.begin_grace();
+            }
+        }
+        for id in std::mem::take(&mut self.unsettled) {
+            self.close_if_acknowledged(id);
+        }
+    }
+
+    fn grace_over(&mut self, id: FlowId) {
+        // It was reset meanwhile.
+        if !matches!(self.flows.get(&id), Some(Carried { step: Step::Entered(_), .. })) {
+            return;
+        }
+        if let Err(broken) = self.drain(id) {
+            return self.broken(id, broken);
+        }
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.step = match std::mem::replace(&mut flow.step, Step::Over) {
+                Step::Entered(lent) => Step::Filling(lent),
+                other => other,
+            };
+        }
+        self.close_if_acknowledged(id);
+    }
+
+    /// Passes on what was held and what has come into the sockets.
+    pub(super) fn drain(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
+        let Some(Carried { step: Step::Entered(lent) | Step::Filling(lent), .. }) = self.flows.get_mut(&id) else {
+            return Ok(());
+        };
+        let Lent { sockets, up, down, .. } = lent;
+        pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
+            .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
+        pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
+            .map_err(|(source, error)| BrokenLeg { by_client: !source, error })
+    }
+
+    fn close_if_acknowledged(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let Step::Filling(lent) = &flow.step else { return };
+        let entry = |direction| self.program.entry(&flow.ends.key(direction));
+        let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
+        let acknowledged = match (whole, entry(Direction::Up), entry(Direction::Down)) {
+            (false, ..) => false,
+            (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down) && arrived(&lent.down, &up),
+            // Somebody has removed the entries: the sockets are all that is left of the flow.
+            (_, Ok(None), _) | (_, _, Ok(None)) => return self.lost(id),
+            (_, Err(error), _) | (_, _, Err(error)) => {
+                tracing::error!(%error, "the map of flows cannot be read");
+                false
+            }
+        };
+        let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
+        match acknowledged {
+            true => self.close(id),
+            false if overdue => self.silent(id),
+            false => match self.drain(id) {
+                Ok(()) => self.unsettled.push(id),
+                Err(broken) => self.broken(id, broken),
+            },
+        }
+    }
+
+    /// Closes both sockets, then marks the entries: from here on they are all there is of the flow.
+    fn close(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        // A FIN that went through the sockets is one that the entries never saw.
+        let fin = |limbo: &Limbo| if limbo.fin { now_ns() } else { 0 };
+        flow.up.fin_ns = flow.up.fin_ns.max(fin(&lent.up));
+        flow.down.fin_ns = flow.down.fin_ns.max(fin(&lent.down));
+        for socket in [lent.sockets.client, lent.sockets.backend] {
+            if let Err((socket, error)) = silence::close_silently(socket) {
+                tracing::error!(%error, "a socket cannot be closed in silence");
+                socket::reset(socket);
+            }
+        }
+        self.table.graduation.count_out();
+        match self.program.change(&keys, Change::Commit) {
+            Ok(2) => {}
+            found => {
+                tracing::error!(flow = id.0, ?found, "the entries of a flow cannot be marked");
+                self.over(id, EndReason::Internal);
+                return self.reset(id);
+            }
+        }
+        self.table.graduation.census.graduated.fetch_add(1, Relaxed);
+        if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
+            self.answer(ticket.worker, Answer::Graduated(ticket));
+        }
+        // It may have ended while it had sockets, and then nothing comes any more that tells.
+        self.look(id);
+        self.has_moved(id);
+    }
+
+    /// A leg broke after the entries were made: its flow cannot go on either way.
+    pub(super) fn broken(&mut self, id: FlowId, broken: BrokenLeg) {
+        let reason = match (broken.by_client, broken.error.kind()) {
+            (true, io::ErrorKind::TimedOut) => EndReason::ClientTimedOut,
+            (false, io::ErrorKind::TimedOut) => EndReason::BackendTimedOut,
+            (true, _) => EndReason::ClientReset,
+            (false, _) => EndReason::BackendReset,
+        };
+        self.over(id, reason);
+        self.reset(id);
+    }
+
+    fn lost(&mut self, id: FlowId) {
+        tracing::error!(flow = id.0, "the entries of a flow are gone");
+        self.over(id, EndReason::Internal);
+        self.reset(id);
+    }
+
+    fn silent(&mut self, id: FlowId) {
+        let Some(Carried { step: Step::Filling(lent), .. }) = self.flows.get(&id) else { return };
+        let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+        self.over(id, reason);
+        self.reset(id);
+    }
+}
+
+/// Whether the receiver has all of it; `entry` is that of the receiver's packets.
+fn arrived(limbo: &Limbo, entry: &Entry) -> bool {
+    limbo.is_empty() || entry.has_acked(limbo.end())
+}
+
+/// Writes `held`, then all that `source` has. An error tells whether it was the source's.
+fn pass(
+    source: &OwnedFd,
+    destination: &OwnedFd,
+    held: &mut Vec<u8>,
+    limbo: &mut Limbo,
+) -> Result<(), (bool, io::Error)> {
+    let mut buffer = [0; CHUNK];
+    loop {
+        while !held.is_empty() {
+            match socket::write(destination, held) {
+                Ok(written) => {
+                    held.drain(..written);
+                    limbo.written += written as u32;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err((false, error)),
+            }
+        }
+        if limbo.fin {
+            return Ok(());
+        }
+        match socket::read(source, &mut buffer) {
+            Ok(0) => {
+                limbo.fin = true;
+                let _ = socket::finish_writing(destination);
+            }
+            Ok(count) => held.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err((true, error)),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Watching over what is carried: who has ended, who is silent, how much has passed.
+//!
+//! While no packet passes, nothing is scanned: an idle flow costs nothing.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::Path;
+use super::carried::{Carried, Step, Unanswered};
+use crate::addr::BackendAddr;
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::path::program::Evidence;
+use crate::sys::clock::now_ns;
+use crate::sys::netdev;
+use crate::table::backend::Suspicion;
+use crate::table::graduation::PathView;
+use crate::table::journal::What;
+
+/// Between two scans at least, and in lengths of the last one: with many flows scanning must not fill a core.
+const SCAN_PAUSE: Duration = Duration::from_millis(250);
+const SCAN_SHARE: u64 = 50;
+
+/// Entries of one call.
+const SCAN_STEP: usize = 2048;
+
+/// Events that are taken before others have their turn.
+const EVENTS: usize = 1024;
+
+/// A backend that was asked and has not answered for so long is suspect.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// How often it is made sure that the program is still where it was put.
+const MEND_EVERY: Duration = Duration::from_secs(1);
+
+impl Path {
+    /// What is to be done at each turn.
+    pub(super) fn watch(&mut self) {
+        let now_ns = now_ns();
+        self.see_backends(now_ns);
+        if self.is_frozen() {
+            return;
+        }
+        if now_ns >= self.mend_at_ns {
+            self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
+            self.mend();
+            self.show();
+        }
+        if now_ns >= self.scan_at_ns && !self.flows.is_empty() {
+            self.scan_at_ns = now_ns + SCAN_PAUSE.as_nanos() as u64;
+            match self.program.counters() {
+                Ok(counters) if counters == self.counters => {}
+                Ok(counters) => {
+                    self.counters = counters;
+                    self.scan();
+                    let took_ns = crate::sys::clock::now_ns().saturating_sub(now_ns);
+                    self.scan_at_ns = self.scan_at_ns.max(now_ns + SCAN_SHARE * took_ns);
+                }
+                Err(error) => tracing::error!(%error, "the counters of the path cannot be read"),
+            }
+            self.end_silent(now_ns);
+        }
+    }
+
+    /// Takes note of flows that something has just happened to.
+    pub(super) fn take_events(&mut self) {
+        if !self.listens || self.is_frozen() {
+            return;
+        }
+        let happened: Vec<_> = self.events.by_ref().map(|event| event.id).take(EVENTS).collect();
+        for id in happened {
+            self.look(id);
+            self.has_moved(id);
+        }
+    }
+
+    /// Takes note of every flow that something has passed of.
+    fn scan(&mut self) {
+        let mut seen = Vec::with_capacity(SCAN_STEP);
+        let mut changed = Vec::new();
+        loop {
+            seen.clear();
+            let more = match self.program.scan(&mut self.cursor, SCAN_STEP, &mut seen) {
+                Ok(more) => more,
+                Err(error) => return tracing::error!(%error, "the map of flows cannot be read"),
+            };
+            for (_, entry) in &seen {
+                if let Some(flow) = self.flows.get_mut(&entry.id)
+                    && flow.take_note(entry)
+                {
+                    changed.push(flow.id);
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        changed.into_iter().for_each(|id| self.has_moved(id));
+    }
+
+    /// Tells the worker, and ends what is over.
+    pub(super) fn has_moved(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
+            return;
+        }
+        flow.count_silence();
+        match flow.unanswered {
+            Some(_) => self.waiting.insert(id),
+            None => self.waiting.remove(&id),
+        };
+        if let Some(progress) = flow.progress() {
+            self.lists.entry(progress.ticket.worker).or_default().push(progress);
+        }
+        let Some(flow) = self.flows.get(&id) else { return };
+        match (flow.ended(), &flow.step) {
+            // An RST may be lost on its last way, and an idle end would never know.
+            (Some(reason @ (EndReason::ClientReset | EndReason::BackendReset)), _) => {
+                self.over(id, reason);
+                self.reset(id);
+            }
+            // With sockets, it is looked at once more when they are gone.
+            (Some(reason), Step::Alone) => self.fade(id, reason),
+            _ => {}
+        }
+    }
+
+    /// Ends flows one side of which has been silent for too long though the other waits for it.
+    fn end_silent(&mut self, now_ns: u64) {
+        let flows = &self.flows;
+        self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
+        let too_long = |flow: &&Carried| {
+            let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
+            now_ns.saturating_sub(since_ns) > flow.patience_ns
+        };
+        let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
+        let silent: Vec<_> = waiting.filter(too_long).map(|flow| flow.id).collect();
+        for id in silent {
+            // The last scan may have been a while ago.
+            self.look(id);
+            let Some(flow) = self.flows.get_mut(&id) else { continue };
+            let before = flow.unanswered;
+            flow.count_silence();
+            if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
+                let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+                self.over(id, reason);
+                self.reset(id);
+            }
+        }
+    }
+
+    /// Tells of backends that were asked and do not answer.
+    fn see_backends(&mut self, now_ns: u64) {
+        let seen: Vec<_> = self
+            .slots
+            .iter()
+            .filter_map(|(slot, backend)| Some((backend, self.program.evidence(slot).ok()?)))
+            .collect();
+        for (address, Evidence { asked_ns, answered_ns }) in seen {
+            let silent = asked_ns > answered_ns && now_ns.saturating_sub(asked_ns) > PATIENCE.as_nanos() as u64;
+            for entry in self.table.registry.backends() {
+                if entry.address().is_some_and(|its: BackendAddr| its == address) {
+                    entry.heard_ns.store(answered_ns, Relaxed);
+                    if silent && entry.active.load(Relaxed) > 0 {
+                        entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the program back where somebody took it away.
+    fn mend(&mut self) {
+        match self.program.mend() {
+            Ok(interfaces) if interfaces.is_empty() => {}
+            Ok(interfaces) => {
+                tracing::warn!(?interfaces, "the path was detached by somebody else, and is attached again");
+                self.table.journal.record(What::PathMended { interfaces });
+            }
+            Err(error) => tracing::error!(%error, "the path cannot be attached again"),
+        }
+    }
+
+    /// Shows how the path stands.
+    pub(super) fn show(&self) {
+        let census = &self.table.graduation.census;
+        census.show(PathView {
+            why_not: None,
+            interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
+            flows_max: self.program.flows_max().into(),
+            flows_held: self.flows.len() as u64,
+            packets: self.program.counters().map(|counters| counters.labelled().to_vec()).unwrap_or_default(),
+        });
+    }
+}
+
+impl Carried {
+    /// Why it is over, if it is.
+    fn ended(&self) -> Option<EndReason> {
+        let (up, down) = (&self.up, &self.down);
+        if up.reused || down.reused {
+            return Some(EndReason::ClientReset);
+        }
+        if up.fin_ns != 0 && down.fin_ns != 0 {
+            let by_client = up.fin_ns <= down.fin_ns;
+            return Some(if by_client { EndReason::ClientClosed } else { EndReason::BackendClosed });
+        }
+        match (up.rst_ns, down.rst_ns) {
+            (0, 0) => None,
+            (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
+            _ => Some(EndReason::BackendReset),
+        }
+    }
+
+    /// Begins to count, or goes on, or stops: a side is silent while the other's bytes are newer than its last packet.
+    fn count_silence(&mut self) {
+        let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
+            .into_iter()
+            .find(|(_, silent, other)| other.packets > 0 && other.last_data_ns > silent.last_ns);
+        let before = self.unanswered;
+        self.unanswered = silent.map(|(by_client, silent, other)| match before {
+            Some(before) if (before.by_client, before.last_ns) == (by_client, silent.last_ns) => before,
+            _ => Unanswered { by_client, since_ns: other.last_data_ns, last_ns: silent.last_ns },
+        });
+    }
+}

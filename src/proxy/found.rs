@@ -1,0 +1,77 @@
+//! Graduated flows of an earlier process, which the path still carries.
+
+use std::sync::Arc;
+
+use super::admission::{FrontendHold, count_source};
+use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase};
+use super::graduate::patience_ns;
+use super::plane::FrontendPlane;
+use super::worker::Worker;
+use crate::table::backend::BackendEntry;
+use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
+use crate::table::graduation::{Found, Request, SocketlessHold};
+
+impl Worker {
+    /// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
+    pub(super) fn adopt_found(&mut self, found: Found) {
+        let id = found.id;
+        let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
+        let Some((frontend, backend)) = self.known_by_key(found.record.backend_key) else {
+            let unknown = refuse("its backend is not in the configuration any more");
+            return self.table.graduation.ask(unknown);
+        };
+        let Found { record, vip, .. } = found;
+        let origin = FlowOrigin {
+            accepted_at_ns: record.accepted_at_ns,
+            client: record.client,
+            vip,
+            frontend: frontend.entry.id,
+        };
+        let Some(key) = self.writer.insert_known(&self.table.flows, id, &origin) else {
+            return self.table.graduation.ask(refuse("the flow table is full"));
+        };
+        let at = self.occupy_place(key);
+        backend.count_in();
+        let slot = self.slot(key);
+        let words = [
+            (Field::Place, pack_place(FlowState::Graduated, Some(backend.id))),
+            (Field::BytesUp, found.bytes_up),
+            (Field::BytesDown, found.bytes_down),
+            (Field::LastUpNs, found.last_up_ns),
+            (Field::LastDownNs, found.last_down_ns),
+            (Field::ConnectUs, record.connect_us),
+            (Field::LocalPort, u64::from(found.local.port())),
+        ];
+        words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
+        let lent = Lent {
+            backend_addr: found.backend,
+            place: BackendHold(backend),
+            source_port: 0,
+            attempt: 0,
+            leaving: Leaving::default(),
+            ending: None,
+        };
+        let flow = Flow::new(Arrival {
+            id,
+            at,
+            phase: Phase::Graduated { lent, _hold: SocketlessHold::count_in(&self.table) },
+            client_addr: record.client,
+            vip,
+            now_ns: record.accepted_at_ns,
+            frontend_hold: FrontendHold::count_in(&frontend),
+            source_hold: count_source(&frontend, &self.shared.sources, record.client, self.now_ns),
+            frontend,
+        });
+        let ticket = self.ticket(&flow);
+        self.places[at.index as usize].flow = Some(flow);
+        let patience_ns = self.places[at.index as usize].flow.as_deref().map_or(0, patience_ns);
+        self.table.graduation.ask(Request::Claim { ticket, patience_ns });
+    }
+
+    fn known_by_key(&self, key: u64) -> Option<(Arc<FrontendPlane>, Arc<BackendEntry>)> {
+        let all = self.plane.frontends.iter();
+        let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |entry| (frontend, entry)));
+        let (frontend, entry) = pairs.find(|(_, entry)| entry.hash_key == key)?;
+        Some((frontend.clone(), entry.clone()))
+    }
+}

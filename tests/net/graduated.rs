@@ -1,0 +1,32 @@
+//! Graduated flows: what users and operators notice of them, which is nothing but their speed and their long life.
+
+mod basics;
+mod faults;
+mod process;
+
+use crate::lab::*;
+
+/// A lab whose flows graduate, and where their program is pinned. The lab's hosts go first, the pins last.
+pub struct Scene {
+    pub lab: Lab,
+    pub pinned: Pinned,
+}
+
+impl Scene {
+    /// `None` where this process may not load programs.
+    pub fn new(test: &str) -> Option<Self> {
+        let lab = Lab::new(test)?;
+        let pinned = Pinned::new();
+        match pinned.open(&[]) {
+            Ok(_) => Some(Self { lab, pinned }),
+            Err(error) => {
+                network::skip(test, &error.to_string());
+                None
+            }
+        }
+    }
+
+    pub fn config(&self) -> Config {
+        self.lab.config().graduating(&self.pinned.directory)
+    }
+}

@@ -1,0 +1,45 @@
+//! Bytes, states and ends of graduated flows without any fault.
+
+use super::Scene;
+use crate::lab::bytes::Tally;
+use crate::lab::*;
+
+#[test]
+fn a_flow_graduates_and_its_bytes_go_on_unharmed() {
+    let Some(scene) = Scene::new("graduated") else { return };
+    let _servers = scene.lab.echo_everywhere();
+    let baton = scene.lab.start(&scene.config());
+    let mut conn = scene.lab.client.connect(scene.lab.lb.v4(6443));
+    for round in 0..10 {
+        conn.echo(round, 100);
+    }
+    baton.wait_graduated(1);
+    conn.echo(50, 3_000_000);
+    conn.echo(51, 1);
+    let total = 10 * 100 + 3_000_000 + 1;
+    eventually(LONG, "its bytes are counted", || {
+        let flow = &baton.flows()[0];
+        flow["bytes_up"] == total && flow["bytes_down"] == total
+    });
+    drop(conn);
+    baton.wait_ended("client_closed", 1);
+    baton.rests();
+}
+
+#[test]
+fn an_answer_to_a_half_closed_client_comes_by_the_path() {
+    let Some(scene) = Scene::new("graduated") else { return };
+    let server = scene.lab.b1.serve(Behaviour::AnswerAfterFin { seed: 31, bytes: 5_000_000 });
+    let baton = scene.lab.start(&scene.config().only(&["b1"]));
+    let mut conn = scene.lab.client.connect(scene.lab.lb.v4(6443));
+    conn.send(30, 500).unwrap();
+    baton.wait_graduated(1);
+    conn.send(33, 1_000_000).unwrap();
+    conn.half_close();
+    let (end, tally, _) = conn.read_end(LONG);
+    assert_eq!((end, tally), (End::Fin, Tally::of_pattern(31, 5_000_000)));
+    eventually(LONG, "the server got it all", || server.ended().iter().any(|s| s.received.bytes == 1_000_500));
+    baton.wait_ended("client_closed", 1);
+    drop(conn);
+    baton.rests();
+}

@@ -1,0 +1,242 @@
+//! The fault matrix with graduated flows: rows 4, 7, 8, 12 to 14 and 34.
+
+use super::Scene;
+use crate::lab::bytes::Tally;
+use crate::lab::*;
+
+/// As for proxied flows: the promise is 2.5 s at the defaults, the rest is room for a machine under load.
+const SILENT_BACKEND: std::time::Duration = secs(4);
+
+/// A connection that has graduated.
+fn graduated(scene: &Scene, baton: &Baton, backend: &str) -> Conn {
+    let mut conn = baton.connect_to(&scene.lab.client, backend);
+    for round in 0..4 {
+        conn.echo(round, 100);
+    }
+    baton.wait_graduated(1);
+    conn
+}
+
+#[test]
+fn row04_clients_of_a_backend_host_that_died_see_rst_idle_or_not() {
+    let Some(scene) = Scene::new("row04") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config().only(&["b1", "b2"]));
+    let mut idle = baton.connect_to(&lab.client, "b1");
+    let mut busy = baton.connect_to(&lab.client, "b1");
+    for round in 0..4 {
+        idle.echo(round, 100);
+        busy.echo(round, 100);
+    }
+    baton.wait_graduated(2);
+    lab.b1.link_down();
+    let watch = Stopwatch::start();
+    busy.send(9, 1000).unwrap();
+    assert_eq!(busy.end(LONG), End::Rst);
+    println!("row 4: the client of a dead backend saw RST after {:?}", watch.elapsed());
+    assert_eq!(idle.end(LONG), End::Rst);
+    println!("row 4: an idle client of a dead backend saw RST after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
+    baton.wait_ended("backend_ejected", 2);
+    drop((idle, busy));
+    baton.rests();
+}
+
+#[test]
+fn row07_one_way_loss_towards_the_backend_is_detected_and_both_sides_are_reset() {
+    let Some(scene) = Scene::new("row07") else { return };
+    let lab = &scene.lab;
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&["b1"]));
+    let mut conn = graduated(&scene, &baton, "b1");
+    lab.b1.drop_packets("input", "tcp dport 6443");
+    let watch = Stopwatch::start();
+    conn.send(1, 1000).unwrap();
+    assert_eq!(conn.end(LONG), End::Rst);
+    println!("row 7: the client saw RST after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
+    lab.b1.nft_clear();
+    eventually(LONG, "the backend is rid of it", || server.open() == 0);
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn row08_a_fifth_of_the_packets_lost_corrupts_nothing() {
+    let Some(scene) = Scene::new("row08") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    for host in lab.backends() {
+        host.drop_packets("input", "numgen random mod 100 < 20");
+    }
+    std::thread::scope(|scope| {
+        for (seed, conn) in conns.iter_mut().enumerate() {
+            scope.spawn(move || (0..10).for_each(|round| conn.echo(seed as u64 * 100 + round, 8_000)));
+        }
+    });
+    lab.backends().iter().for_each(|host| host.nft_clear());
+    baton.wait_graduated(6);
+    assert!(baton.ended().is_empty(), "{:?}", baton.ended());
+    drop(conns);
+    baton.rests();
+}
+
+#[test]
+fn row12_a_client_s_rst_reaches_the_backend() {
+    let Some(scene) = Scene::new("row12") else { return };
+    let server = scene.lab.b1.serve(Behaviour::Echo);
+    let baton = scene.lab.start(&scene.config().only(&["b1"]));
+    let conn = graduated(&scene, &baton, "b1");
+    conn.reset();
+    let seen = || server.ended().iter().any(|served| served.received.bytes == 400 && served.end == End::Rst);
+    eventually(LONG, "the backend saw RST", seen);
+    baton.wait_ended("client_reset", 1);
+    baton.rests();
+}
+
+#[test]
+fn row12_a_backend_s_rst_reaches_the_client() {
+    let Some(scene) = Scene::new("row12") else { return };
+    let _server = scene.lab.b1.serve(Behaviour::ReadThenReset { bytes: 1000 });
+    let baton = scene.lab.start(&scene.config().only(&["b1"]));
+    let mut conn = scene.lab.client.connect(scene.lab.lb.v4(6443));
+    baton.wait_graduated(1);
+    conn.send(1, 1000).unwrap();
+    assert_eq!(conn.end(LONG), End::Rst);
+    baton.wait_ended("backend_reset", 1);
+    baton.rests();
+}
+
+#[test]
+fn row13_a_backend_that_half_closes_still_gets_the_whole_upload() {
+    let Some(scene) = Scene::new("row13") else { return };
+    let server = scene.lab.b1.serve(Behaviour::Stall { bytes: 100 });
+    let baton = scene.lab.start(&scene.config().only(&["b1"]));
+    let mut conn = scene.lab.client.connect(scene.lab.lb.v4(6443));
+    baton.wait_graduated(1);
+    conn.send(32, 100).unwrap();
+    server.resume();
+    conn.send(33, 3_000_000).unwrap();
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+    eventually(LONG, "the backend got every byte", || {
+        server.ended().iter().any(|served| served.received.bytes == 3_000_100)
+    });
+    baton.wait_ended("client_closed", 1);
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn row14_a_client_that_vanished_amid_a_download_is_reaped_and_its_backend_leg_freed() {
+    let Some(scene) = Scene::new("row14") else { return };
+    let lab = &scene.lab;
+    let server = lab.b1.serve(Behaviour::AnswerAfterFin { seed: 5, bytes: u64::MAX });
+    let config = scene.config().only(&["b1"]).frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s");
+    let baton = lab.start(&config.frontend("keepalive_count", 2).frontend("user_timeout", "2s"));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    baton.wait_graduated(1);
+    conn.half_close();
+    conn.read_tally(1_000_000).unwrap();
+    assert_eq!(conn.received_pattern(5), 1_000_000);
+    lab.client.link_down();
+    let watch = Stopwatch::start();
+    eventually(LONG, "the backend saw RST", || server.ended().iter().any(|s| s.sent > 1_000_000 && s.end == End::Rst));
+    println!("row 14: a client that vanished amid a download was reaped after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < secs(8), "{:?}", watch.elapsed());
+    baton.wait_ended("client_timed_out", 1);
+    baton.rests();
+}
+
+#[test]
+fn row34_a_full_map_keeps_flows_proxied_and_says_so() {
+    let Some(scene) = Scene::new("row34") else { return };
+    let lab = &scene.lab;
+    let _server = lab.b1.serve(Behaviour::Echo);
+    // The map is made by the first that opens it, for so many.
+    drop(::baton::path::program::remove(&scene.pinned.directory));
+    let baton = lab.start(&scene.config().only(&["b1"]).path("max_flows", 2));
+    let mut conns: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    for (seed, conn) in conns.iter_mut().enumerate() {
+        (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
+    }
+    eventually(LONG, "some say why they stay", || baton.flows().iter().any(|flow| flow["stays"] == "map_full"));
+    let graduated = baton.status()["totals"]["flows"]["graduated"].as_u64().unwrap();
+    assert!((1..6).contains(&graduated), "{graduated} of 6 graduated in a map for 2");
+    for (seed, conn) in conns.iter_mut().enumerate() {
+        conn.echo(seed as u64, 100_000);
+    }
+    assert!(baton.metric("baton_flows_stayed_total", &["reason=\"map_full\""]) >= 1.0);
+    drop(conns);
+    baton.rests();
+}
+
+#[test]
+fn row34_a_program_that_was_detached_by_somebody_is_attached_again() {
+    let Some(scene) = Scene::new("row34") else { return };
+    let lab = &scene.lab;
+    let _server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&["b1"]));
+    let mut conn = graduated(&scene, &baton, "b1");
+    // The last ACK must not come while it is away: the kernel would answer with RST.
+    eventually(LONG, "nothing is on its way", || baton.flows()[0]["idle_ms"].as_u64() > Some(500));
+    // As `bpftool link detach` does.
+    std::fs::remove_file(scene.pinned.directory.join("link-eth0")).unwrap();
+    eventually(LONG, "it is attached again", || !baton.events_of("path_mended").is_empty());
+    conn.echo(7, 1000);
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn an_operator_kills_drains_and_ejects_graduated_flows() {
+    let Some(scene) = Scene::new("kill") else { return };
+    let lab = &scene.lab;
+    let servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config().frontend("drain_timeout", "1s"));
+    let mut conn = graduated(&scene, &baton, "b1");
+    let id = baton.flows()[0]["id"].to_string();
+    baton.order(&["kill", &id]);
+    assert_eq!(conn.end(LONG), End::Rst);
+    baton.wait_ended("killed", 1);
+    eventually(LONG, "its backend is rid of it", || servers[0].open() == 0);
+
+    let mut conn = graduated(&scene, &baton, "b2");
+    baton.order(&["drain", "b2"]);
+    assert_eq!(conn.end(LONG), End::Rst);
+    baton.wait_ended("drain_deadline", 1);
+
+    let mut conn = graduated(&scene, &baton, "b3");
+    baton.order(&["eject", "b3"]);
+    assert_eq!(conn.end(LONG), End::Rst);
+    baton.wait_ended("ejected_by_operator", 1);
+    baton.rests();
+}
+
+#[test]
+fn a_graduated_flow_that_is_idle_for_too_long_is_reset_and_one_that_is_not_lives() {
+    let Some(scene) = Scene::new("idle") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config().frontend("idle_timeout", "2s"));
+    let mut idle = graduated(&scene, &baton, "b1");
+    let mut busy = lab.client.connect(lab.lb.v4(6443));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                busy.echo(1, 100);
+                std::thread::sleep(ms(100));
+            }
+        });
+        assert_eq!(idle.end(LONG), End::Rst);
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    baton.wait_ended("idle_timeout", 1);
+    busy.echo(2, 1000);
+    assert_eq!(Tally::of_pattern(1, 0), Tally::default());
+    drop(busy);
+}

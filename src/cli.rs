@@ -217,7 +217,7 @@ pub fn main() -> ExitCode {
         Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
         Command::Path(path) => {
             let output = Output::new(arguments.json);
-            path::run(&path, &output).unwrap_or_else(|error| output.fail(&error))
+            path::run(path, arguments.config.as_deref(), &output).unwrap_or_else(|error| output.fail(&error))
         }
         command => {
             let output = Output::new(arguments.json);

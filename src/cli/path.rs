@@ -9,14 +9,15 @@ use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use crate::admin::humane::{count, plural};
 use crate::admin::words::Weight;
+use crate::config;
 use crate::path::program::{self, Status};
 use crate::path::settings::DIRECTORY_DEFAULT;
 
 #[derive(Debug, Args)]
 pub struct PathArguments {
-    /// Where the program is pinned.
-    #[arg(long, global = true, value_name = "PATH", default_value = DIRECTORY_DEFAULT)]
-    pins: PathBuf,
+    /// Where the program is pinned [default: as -c FILE says, /sys/fs/bpf/baton].
+    #[arg(long, global = true, value_name = "PATH")]
+    pins: Option<PathBuf>,
     #[command(subcommand)]
     command: PathCommand,
 }
@@ -33,11 +34,25 @@ enum PathCommand {
     },
 }
 
-pub fn run(arguments: &PathArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub fn run(arguments: PathArguments, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
+    let pins = match (arguments.pins, config) {
+        (Some(pins), _) => pins,
+        (None, Some(path)) => pins_of(path)?,
+        (None, None) => DIRECTORY_DEFAULT.into(),
+    };
     match arguments.command {
-        PathCommand::Status => status(&arguments.pins, output),
-        PathCommand::Remove { yes } => remove(&arguments.pins, yes, output),
+        PathCommand::Status => status(&pins, output),
+        PathCommand::Remove { yes } => remove(&pins, yes, output),
     }
+}
+
+/// As the configuration file at `path` says.
+fn pins_of(path: &Path) -> Result<PathBuf, CliError> {
+    let loaded = config::load(path).map_err(|rejected| CliError::Config {
+        path: path.to_path_buf(),
+        reason: rejected.errors.first().map(ToString::to_string).unwrap_or_default(),
+    })?;
+    Ok(loaded.config.path.pins)
 }
 
 fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {

@@ -83,7 +83,9 @@ impl Path {
         self.over(id, reason);
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.step = Step::Over;
-            self.later.push_back((now_ns() + LINGER.as_nanos() as u64, id));
+            // From its last packet: it may have ended long before this process began.
+            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
+            self.later.push_back((last_ns + LINGER.as_nanos() as u64, id));
         }
     }
 

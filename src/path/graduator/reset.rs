@@ -118,7 +118,7 @@ impl Path {
 
     /// `look` is at what `to` has sent.
     fn tickle(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
-        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck };
+        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
         let below = Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact };
         for packet in [exact, below].iter().filter_map(Segment::packet) {
             // A host that cannot be reached needs no RST.

@@ -105,6 +105,13 @@ impl SourceMask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SourceNetwork(IpAddr);
 
+impl SourceNetwork {
+    /// Its lowest address.
+    pub fn base(self) -> IpAddr {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

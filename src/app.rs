@@ -46,6 +46,7 @@ use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::process;
 use crate::table::Table;
+use crate::table::flows::IdShare;
 use crate::table::journal::What;
 use control::Wiring;
 use takeover::Newcomer;
@@ -142,7 +143,13 @@ pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<
     let Offer { welcome, doors, state } = offer?;
     let old = process::Other::open(welcome.pid).ok();
     let (listeners, lent) = takeover::sort(doors);
-    let assembled = assemble(config, path, listeners, state);
+    let carried = state.carried.clone();
+    let assembled = assemble(config, path, listeners, state).inspect(|parts| {
+        parts.core.proxy.recall(&parts.config, &carried);
+        if welcome.protocol > 1 {
+            parts.core.table.flows.share_ids(IdShare::Odd);
+        }
+    });
     let ready = assembled.and_then(|parts| Ok((Doors::wait(&parts.config.admin, lent)?, parts)));
     let (waiting, parts) = match ready {
         Ok(ready) => ready,

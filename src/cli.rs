@@ -16,6 +16,7 @@ pub mod logging;
 mod orders;
 mod output;
 mod path;
+mod ready;
 mod reload;
 pub mod run;
 mod service;
@@ -76,6 +77,8 @@ enum Command {
     Drill(drill::DrillArgs),
     /// How the instance, its frontends and its backends are.
     Status,
+    /// Whether this host should have the VIP: exit code 0 if the instance serves. For scripts that move a VIP.
+    Ready(ready::ReadyArguments),
     /// Lists flows.
     Flows(FlowsArguments),
     /// Lists backends with their probes, connects and bytes.
@@ -236,6 +239,9 @@ fn talk(
     if let Command::Version = command {
         return reload::version(Client::connect(&socket), output);
     }
+    if let Command::Ready(arguments) = &command {
+        return ready::ready(&socket, arguments, output);
+    }
     let mut client = Client::connect(&socket)?;
     match command {
         Command::Status => status::status(&mut client, output),
@@ -259,6 +265,7 @@ fn talk(
         | Command::Man
         | Command::StandIn(_)
         | Command::Kubelet(_)
+        | Command::Ready(_)
         | Command::Version => unreachable!("these ask no running instance, or were answered above"),
     }
 }

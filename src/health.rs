@@ -110,7 +110,10 @@ impl Checker {
     ) -> Self {
         let shared = Arc::new(Shared { table, metrics, roster: Mutex::default() });
         let checker = Self { shared, runtime };
-        checker.welcome(config, &Newcomers::AtStart(saved));
+        let newcomers = Newcomers::AtStart(saved);
+        checker.welcome(config, &newcomers);
+        checker.see_off(config, &newcomers);
+        checker.dismiss(config);
         checker
     }
 
@@ -208,6 +211,21 @@ impl Checker {
                     }
                     None => self.watch(&mut roster, entry, spec, newcomers),
                 }
+            }
+        }
+    }
+
+    /// Watches also what `config` no longer has, until its last flow has ended: dismissed next, it drains as after a
+    /// reload.
+    fn see_off(&self, config: &Arc<Config>, newcomers: &Newcomers) {
+        let Newcomers::AtStart(saved) = newcomers else { return };
+        let registry = &self.shared.table.registry;
+        let mut roster = self.shared.roster();
+        for saved in saved {
+            let Some(spec) = Spec::gone(config, saved) else { continue };
+            let entry = registry.backend(&registry.frontend(&Arc::from(&*saved.frontend)), &Arc::from(&*saved.backend));
+            if !roster.watched.contains_key(&entry.id) {
+                self.watch(&mut roster, entry, spec, newcomers);
             }
         }
     }

@@ -6,6 +6,7 @@
 mod accept;
 mod admission;
 mod adopt;
+mod carried;
 mod connect;
 mod ending;
 mod evidence;

@@ -4,7 +4,9 @@
 //! each counter. Everyone else reads snapshots.
 
 pub mod backend;
+pub mod carried;
 pub mod count;
+pub mod elsewhere;
 pub mod flows;
 pub mod graduation;
 pub mod journal;

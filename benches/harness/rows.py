@@ -1,9 +1,9 @@
 """The rows of the comparison: what is measured, for how long, and what counts."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from . import noise
+from . import noise, table
 from .peers import family
 from .stage import Stage
 
@@ -22,7 +22,8 @@ class Row:
     without: tuple = ()
     # Rounds at most; the report says how many there were.
     rounds_max: int = 99
-    extra: dict = field(default_factory=dict)
+    # Has a second frontend, whose backend is a process of its own.
+    mortal: bool = False
 
 
 CPU_REQUEST = ("cpu_us_each", "CPU per request", "µs", 1, "lower")
@@ -49,6 +50,16 @@ def _bulk(way, flows):
                ("bulk", "--direction", way, "--flows", flows), values=BULK)
 
 
+def _death(name, title, arguments):
+    return Row(f"death-{name}", title, ("death", "--flows", 9500, *arguments), seconds=0, warmup=0, mortal=True,
+               without=("haproxy-splice",), values=(
+                   ("last_told_ms", "last client told", "ms", 1, "lower"),
+                   ("half_told_ms", "half of them told", "ms", 1, "lower"),
+                   ("p99_meanwhile_us", "other flows' p99 in that second", "ms", 1e-3, "lower"),
+                   ("p99_before_us", "in the second before", "ms", 1e-3, "lower"),
+                   ("resets", "told by RST", "", 1, "higher")))
+
+
 ROWS = {row.key: row for row in (
     *(_requests(name, size, c) for name, size in (("64", "64 B"), ("16k", "16 KiB")) for c in (1, 64, 1000)),
     Row("rate-10k", "10,000 requests a second, 64 B, C=64",
@@ -58,10 +69,17 @@ ROWS = {row.key: row for row in (
     *(_bulk(way, flows) for way in ("up", "down") for flows in (1, 8)),
     Row("idle", "9,500 idle flows", ("idle", "--flows", 9500), seconds=3, warmup=0, rounds_max=2, without=("direct", "haproxy-splice"),
         values=(("rss_per_flow_bytes", "resident memory per flow", "B", 1, "lower"),
-                ("cpu_percent", "CPU while idle", "%", 1, "lower"))),
+                ("cpu_percent", "CPU meanwhile", "% of a core", 1, "lower"),
+                ("cpu_without_percent", "CPU without flows", "% of a core", 1, "lower"))),
     Row("stall", "A stalled reader", ("stall",), seconds=4, warmup=0, rounds_max=1, without=("direct",),
         values=(("taken_bytes", "bytes taken from the backend", "MB", 1e-6, "lower"),
                 ("rss_grown_bytes", "memory grown", "MB", 1e-6, "lower"))),
+    _death("fin", "Death of a backend with 9,500 flows, FIN", ()),
+    _death("rst", "Death of a backend with 9,500 flows, RST", ("--unread",)),
+    Row("table", "Flow table, 1,000,000 entries", ("table",), without=("direct", "haproxy", "haproxy-splice", "nginx", "envoy"),
+        values=(("insert_and_remove_ns", "insert and remove", "µs", 1e-3, "lower"),
+                ("delay_p9999_ns", "the same while the table is listed, p99.99", "µs", 1e-3, "lower"),
+                ("delay_slowest_ns", "slowest", "µs", 1e-3, "lower"))),
     Row("behaviour", "Behaviour", ("behave",), seconds=20, warmup=0, rounds_max=1, without=("direct",)),
     Row("connections-two-minutes", "Connections between namespaces, two minutes", ("connect", "--connections", 64),
         seconds=120, hosts=3, rounds_max=1, without=("direct", "haproxy-splice")),
@@ -93,30 +111,35 @@ def measure(row, peer, seconds=None, calm=False):
 
 
 def measure_once(row, peer, seconds):
-    with Stage(row.hosts) as stage:
-        stage.serve()
+    if row.key == "table":
+        watch = noise.Watch()
+        return table.measure() | {"others": watch.others(), "at": round(time.time())}
+    with Stage(row.hosts, row.mortal) as stage:
+        last_server = stage.serve()
         process = peer.start(stage)
-        target = peer.target(stage)
-        stage.await_answers(target)
-        arguments = [*row.load, "--target", target]
-        if row.load[0] == "behave":
-            arguments += ["--witness", stage.backends[0]]
-        else:
-            arguments += ["--seconds", seconds]
-            if row.load[0] != "stall":
-                arguments += ["--warmup", row.warmup]
-            else:
+        targets = [peer.target(stage, number) for number in range(len(stage.frontends))]
+        for target in targets:
+            stage.await_answers(target)
+        arguments = [*row.load, "--target", targets[-1]]
+        match row.load[0]:
+            case "behave":
                 arguments += ["--witness", stage.backends[0]]
-            pids = family(process)
-            if pids:
-                arguments += ["--pids", ",".join(map(str, pids))]
+            case "stall":
+                arguments += ["--witness", stage.backends[0], "--seconds", seconds]
+            case "death":
+                arguments += ["--others", targets[0], "--victim", last_server.pid]
+            case _:
+                arguments += ["--seconds", seconds, "--warmup", row.warmup]
+        pids = family(process)
+        if pids and row.load[0] != "behave":
+            arguments += ["--pids", ",".join(map(str, pids))]
         watch = noise.Watch([pid for started in stage.processes for pid in family(started)])
         report = stage.load(*arguments, within_s=seconds + 40)
         return report | {"others": watch.others(), "at": round(time.time())}
 
 
 def value(report, key):
-    """`a.b` of a report."""
+    """`a.b` of a report, or None."""
     for part in key.split("."):
-        report = report[part]
+        report = (report or {}).get(part)
     return report

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -25,15 +26,26 @@ class Failed(Exception):
     """A measurement that could not be made."""
 
 
-class Stage:
-    """One host in a namespace of its own, or three in a row: clients, proxy, backends."""
+@dataclass(frozen=True)
+class Frontend:
+    name: str
+    vip: str
+    backends: list
 
-    def __init__(self, hosts=1):
+
+class Stage:
+    """One host in a namespace of its own, or three in a row: clients, proxy, backends. With `mortal` there is a second
+    frontend, with one backend, which is a process of its own."""
+
+    def __init__(self, hosts=1, mortal=False):
         self.processes = []
         self.namespaces = []
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="baton-bench-"))
         try:
             self._lay_out(hosts)
+            self.frontends = [Frontend("apiserver", self.vip, self.backends)]
+            if mortal:
+                self.frontends.append(Frontend("mortal", "127.0.1.2:6443", ["127.0.3.1:6443"]))
         except BaseException:
             self.close()
             raise
@@ -98,7 +110,10 @@ class Stage:
         return process
 
     def serve(self):
-        return self.start(self.server, LOAD, "serve", "--listen", ",".join(self.backends), wait_for="listening")
+        """Starts the backends, a process for each frontend; the last one's."""
+        for frontend in self.frontends:
+            process = self.start(self.server, LOAD, "serve", "--listen", ",".join(frontend.backends), wait_for="listening")
+        return process
 
     def load(self, *arguments, within_s):
         """Runs the load generator as a client; its report."""

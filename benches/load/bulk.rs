@@ -10,7 +10,7 @@ use crate::Common;
 use crate::net;
 use crate::pattern;
 use crate::script::{Act, Head};
-use crate::window::Bounds;
+use crate::window::{Bounds, sleep_until};
 
 const CHUNK: usize = 256 * 1024;
 
@@ -22,12 +22,16 @@ pub enum Way {
     Down,
 }
 
-pub fn run(common: &Common, flows: usize, way: Way) -> io::Result<Value> {
+/// Moves as much as goes, or at most `rate` bytes a second on each flow.
+pub fn run(common: &Common, flows: usize, way: Way, rate: Option<f64>) -> io::Result<Value> {
     let window = common.window();
     let act = if way == Way::Up { Act::Sink } else { Act::Source };
     let head = || Head { act, bytes: 0, id: net::new_id() };
-    let (moved, spent) =
-        window.run(flows, |_| net::open(common.target, head()), |stream, bounds| move_bytes(stream, way, bounds))?;
+    let (moved, spent) = window.run(
+        flows,
+        |_| net::open(common.target, head()),
+        |stream, bounds| move_bytes(stream, way, bounds, rate),
+    )?;
     let bytes = moved.into_iter().sum::<u64>();
     let mut report = json!({
         "bytes": bytes,
@@ -39,11 +43,15 @@ pub fn run(common: &Common, flows: usize, way: Way) -> io::Result<Value> {
 }
 
 /// Bytes moved in the window.
-fn move_bytes(mut stream: TcpStream, way: Way, (begins_ns, ends_ns): Bounds) -> io::Result<u64> {
+fn move_bytes(mut stream: TcpStream, way: Way, (begins_ns, ends_ns): Bounds, rate: Option<f64>) -> io::Result<u64> {
     let mut buffer = vec![0; CHUNK];
     buffer.copy_from_slice(&pattern::at(0, CHUNK)[..CHUNK]);
     let mut counted = 0;
+    let (first_ns, mut moved) = (now_ns(), 0.0);
     loop {
+        if let Some(rate) = rate {
+            sleep_until(first_ns + (moved / rate * 1e9) as u64);
+        }
         let count = match way {
             Way::Up => stream.write(&buffer)?,
             Way::Down => stream.read(&mut buffer)?,
@@ -51,6 +59,7 @@ fn move_bytes(mut stream: TcpStream, way: Way, (begins_ns, ends_ns): Bounds) -> 
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        moved += count as f64;
         let now_ns = now_ns();
         if now_ns >= ends_ns {
             return Ok(counted);

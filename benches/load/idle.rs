@@ -12,7 +12,13 @@ use crate::usage;
 use crate::window::sleep_until;
 use baton::sys::clock::now_ns;
 
+/// Time for a proxy to finish what it puts off.
+const SETTLE: Duration = Duration::from_millis(2500);
+
 pub fn run(common: &Common, flows: usize) -> io::Result<Value> {
+    // What the proxy does anyway: probes, timers.
+    sleep_for(SETTLE);
+    let without_percent = cpu_percent(common);
     let before = usage::of(&common.pids);
     let head = Head { act: Act::Echo, bytes: HEAD, id: 0 };
     let mut open = Vec::with_capacity(flows);
@@ -23,12 +29,9 @@ pub fn run(common: &Common, flows: usize) -> io::Result<Value> {
         open.push(stream);
     }
     // Work that a proxy puts off should be over before the quiet begins.
-    sleep_until(now_ns() + Duration::from_millis(2500).as_nanos() as u64);
-    let settled = usage::of(&common.pids);
-    let began_ns = now_ns();
-    sleep_until(began_ns + (common.seconds * 1e9) as u64);
+    sleep_for(SETTLE);
+    let with_percent = cpu_percent(common);
     let end = usage::of(&common.pids);
-    let quiet_s = (now_ns() - began_ns) as f64 / 1e9;
     let grown = end.rss_bytes.saturating_sub(before.rss_bytes);
     let alive = open.iter_mut().filter_map(|stream| answers(stream, head).ok()).count();
     Ok(json!({
@@ -37,8 +40,21 @@ pub fn run(common: &Common, flows: usize) -> io::Result<Value> {
         "rss_before_bytes": before.rss_bytes,
         "rss_bytes": end.rss_bytes,
         "rss_per_flow_bytes": grown as f64 / flows as f64,
-        "cpu_percent": (end.cpu_ns - settled.cpu_ns) as f64 / 1e7 / quiet_s,
+        "cpu_percent": with_percent,
+        "cpu_without_percent": without_percent,
     }))
+}
+
+/// CPU time of the proxy over the measured time, in percent of a core.
+fn cpu_percent(common: &Common) -> f64 {
+    let (before, began_ns) = (usage::of(&common.pids), now_ns());
+    sleep_for(Duration::from_secs_f64(common.seconds));
+    let quiet_s = (now_ns() - began_ns) as f64 / 1e9;
+    usage::of(&common.pids).cpu_ns.saturating_sub(before.cpu_ns) as f64 / 1e7 / quiet_s
+}
+
+fn sleep_for(time: Duration) {
+    sleep_until(now_ns() + time.as_nanos() as u64);
 }
 
 fn answers(stream: &mut std::net::TcpStream, head: Head) -> io::Result<()> {

@@ -4,6 +4,7 @@
 mod behave;
 mod bulk;
 mod connect;
+mod death;
 mod idle;
 mod net;
 mod pattern;
@@ -51,6 +52,21 @@ impl Common {
     }
 }
 
+#[derive(clap::Args)]
+struct Death {
+    #[arg(long)]
+    flows: usize,
+    /// Where flows of other backends connect.
+    #[arg(long)]
+    others: SocketAddr,
+    /// Process of the backend.
+    #[arg(long)]
+    victim: i32,
+    /// It has bytes that it did not read, so that its end is a reset instead of a FIN.
+    #[arg(long)]
+    unread: bool,
+}
+
 #[derive(Subcommand)]
 enum Mode {
     /// Backends, until killed.
@@ -90,6 +106,9 @@ enum Mode {
         flows: usize,
         #[arg(long, value_enum)]
         direction: bulk::Way,
+        /// Bytes a second of each flow at most.
+        #[arg(long)]
+        rate: Option<f64>,
     },
     /// Flows that do nothing.
     Idle {
@@ -105,6 +124,13 @@ enum Mode {
         /// A backend, which is asked what it sent.
         #[arg(long)]
         witness: SocketAddr,
+    },
+    /// Kills a backend that has all of these flows, and waits until each client is told.
+    Death {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        death: Death,
     },
     /// Whether bytes, FIN and RST get through as they are.
     Behave {
@@ -122,9 +148,10 @@ fn main() -> std::io::Result<()> {
         Mode::Serve { listen, threads } => return serve::run(&listen, threads),
         Mode::Requests { common, connections, bytes, rate } => requests::run(&common, connections, bytes, rate)?,
         Mode::Connect { common, connections, rate } => connect::run(&common, connections, rate)?,
-        Mode::Bulk { common, flows, direction } => bulk::run(&common, flows, direction)?,
+        Mode::Bulk { common, flows, direction, rate } => bulk::run(&common, flows, direction, rate)?,
         Mode::Idle { common, flows } => idle::run(&common, flows)?,
         Mode::Stall { common, witness } => stall::run(&common, witness)?,
+        Mode::Death { common, death } => death::run(&common, &death)?,
         Mode::Behave { target, witness } => behave::run(target, witness),
     };
     println!("{report}");

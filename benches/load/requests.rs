@@ -29,13 +29,14 @@ const SECOND_NS: u64 = 1_000_000_000;
 const LOOK_UP: Duration = Duration::from_millis(20);
 
 /// What one thread saw.
-struct Seen {
+pub struct Seen {
     latency: Histogram<u64>,
     /// The same, by second of the window.
-    by_second: Vec<Histogram<u64>>,
+    pub by_second: Vec<Histogram<u64>>,
     /// Connections that broke; each was made anew.
-    broken: u64,
-    late: u64,
+    pub broken: u64,
+    /// Requests at a fixed rate that were due for longer than 0.1 s at the end.
+    pub late: u64,
 }
 
 pub fn run(common: &Common, connections: usize, bytes: usize, rate: Option<f64>) -> io::Result<Value> {
@@ -72,7 +73,7 @@ pub fn run(common: &Common, connections: usize, bytes: usize, rate: Option<f64>)
 }
 
 /// The connections of one thread.
-struct Caller {
+pub struct Caller {
     target: SocketAddr,
     epoll: Epoll,
     connections: Vec<Connection>,
@@ -92,7 +93,7 @@ struct Connection {
 }
 
 impl Caller {
-    fn connect(target: SocketAddr, count: usize, bytes: usize) -> io::Result<Self> {
+    pub fn connect(target: SocketAddr, count: usize, bytes: usize) -> io::Result<Self> {
         let mut message = vec![b'.'; bytes];
         let head = Head { act: Act::Echo, bytes, id: 0 }.encode();
         message[..head.len()].copy_from_slice(&head);
@@ -104,8 +105,8 @@ impl Caller {
         Ok(Self { target, epoll, connections, message, buffer: vec![0; 64 * 1024] })
     }
 
-    /// Sends and receives until the window ends.
-    fn serve(mut self, (begins_ns, ends_ns): Bounds, rate: Option<f64>) -> io::Result<Seen> {
+    /// Sends and receives until the window ends, at `rate` a second or as fast as answers come.
+    pub fn serve(mut self, (begins_ns, ends_ns): Bounds, rate: Option<f64>) -> io::Result<Seen> {
         let seconds = ends_ns.saturating_sub(begins_ns).div_ceil(SECOND_NS) as usize;
         let by_second = vec![net::latencies(); seconds];
         let mut seen = Seen { latency: net::latencies(), by_second, broken: 0, late: 0 };

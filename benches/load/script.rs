@@ -25,6 +25,8 @@ pub enum Act {
     Reset = b'R',
     /// Answer one byte, then wait for how the connection ends.
     Watch = b'W',
+    /// Answer one byte and read nothing, ever: the end of the process then resets the connection.
+    Hold = b'H',
     /// Answer with the outcome of connection `id`, 16 bytes.
     Tell = b'T',
 }
@@ -64,7 +66,7 @@ impl Head {
 
     pub fn decode(head: [u8; HEAD]) -> Option<Self> {
         use Act::*;
-        let acts = [Echo, Sink, Source, ReplyAfterEof, ReadAfterFin, Reset, Watch, Tell];
+        let acts = [Echo, Sink, Source, ReplyAfterEof, ReadAfterFin, Reset, Watch, Hold, Tell];
         let act = acts.into_iter().find(|act| *act as u8 == head[0])?;
         let bytes = u32::from_le_bytes(head[4..8].try_into().ok()?) as usize;
         Some(Self { act, bytes, id: u64::from_le_bytes(head[8..].try_into().ok()?) })

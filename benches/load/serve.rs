@@ -68,6 +68,8 @@ struct Echo {
     length: usize,
     received: usize,
     unsent: usize,
+    /// Nothing more is read.
+    held: bool,
 }
 
 enum Next {
@@ -119,7 +121,7 @@ impl Server {
                 self.flows.len() - 1
             });
             if self.epoll.watch_flow(&socket, FLOWS_FROM + place as u64).is_ok() {
-                self.flows[place] = Some(Echo { socket, length: 0, received: 0, unsent: 0 });
+                self.flows[place] = Some(Echo { socket, length: 0, received: 0, unsent: 0, held: false });
             }
         }
     }
@@ -136,6 +138,9 @@ impl Server {
 
 impl Echo {
     fn ready(&mut self, readable: bool, buffer: &mut [u8], answer: &[u8]) -> Next {
+        if self.held {
+            return Next::Keep;
+        }
         if self.length == 0 {
             let mut head = [0; HEAD];
             match socket::peek(&self.socket, &mut head) {
@@ -146,6 +151,10 @@ impl Echo {
             }
             match Head::decode(head) {
                 Some(Head { act: Act::Echo, bytes, .. }) if bytes >= HEAD => self.length = bytes,
+                Some(Head { act: Act::Hold, .. }) => {
+                    self.held = true;
+                    return if socket::write(&self.socket, b"!").is_ok() { Next::Keep } else { Next::Close };
+                }
                 Some(other) => return Next::Leave(other),
                 None => return Next::Close,
             }
@@ -189,7 +198,7 @@ fn perform(stream: &mut TcpStream, head: Head) -> io::Result<()> {
     stream.read_exact(&mut [0; HEAD])?;
     let record = if head.act == Act::Tell { Arc::default() } else { record(head.id) };
     match head.act {
-        Act::Echo => Ok(()),
+        Act::Echo | Act::Hold => Ok(()),
         Act::Sink => {
             let mut buffer = vec![0; CHUNK];
             while stream.read(&mut buffer)? > 0 {}

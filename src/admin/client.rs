@@ -70,6 +70,13 @@ impl Client {
         }
     }
 
+    /// Waits for lines no longer than `limit`.
+    pub fn with_limit(self, limit: Duration) -> Result<Self, ClientError> {
+        self.stream.get_ref().set_read_timeout(Some(limit))?;
+        self.stream.get_ref().set_write_timeout(Some(limit))?;
+        Ok(self)
+    }
+
     /// Waits for lines without a limit, as one that follows events must.
     pub fn without_limit(self) -> Result<Self, ClientError> {
         self.stream.get_ref().set_read_timeout(None)?;

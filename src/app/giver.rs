@@ -13,10 +13,11 @@ use super::Core;
 use super::reload::Reloader;
 use crate::admin::doors::Lent;
 use crate::admin::upgrade::UpgradeProgress;
-use crate::handoff::message::{Door, State};
+use crate::handoff::message::{Door, LastWord, State};
 use crate::handoff::source::{Giver, Load, Progress, Taken};
 use crate::model::end_reason::EndReason;
 use crate::proxy::Parcel;
+use crate::table::flows::IdShare;
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::passport::Passport;
 use crate::table::totals::Totals;
@@ -26,8 +27,8 @@ const BATCH_FLOWS: usize = 64;
 /// A batch grows no more once its flows hold so much.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Ids that the old process may still give while it hands over.
-const IDS_KEPT: u64 = 1 << 20;
+/// Ids that a process may give that is not heard of any more, or that does not say which.
+pub const IDS_KEPT: u64 = 1 << 20;
 
 /// How often a killed process is looked at, and how many times.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -82,14 +83,20 @@ impl Giver for InstanceGiver {
         Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
     }
 
-    fn state(&self) -> State {
+    fn state(&self, protocol: u32) -> Result<State, String> {
         let table = &self.core.table;
-        State {
-            next_flow_id: table.flows.next_id() + IDS_KEPT,
+        // The first version knows no shares.
+        let kept = if protocol == 1 { IDS_KEPT } else { 0 };
+        if kept == 0 {
+            table.flows.share_ids(IdShare::Even);
+        }
+        Ok(State {
+            next_flow_id: table.flows.next_id() + kept,
             flows: table.flows_with_sockets() as u64,
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of(&table.registry),
-        }
+            carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
+        })
     }
 
     fn take(&mut self) -> Result<Taken<Carried>, String> {
@@ -126,10 +133,13 @@ impl Giver for InstanceGiver {
         self.core.table.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
     }
 
-    fn totals(&self) -> Totals {
-        // The new process adopts what is graduated as soon as it hears the last word.
+    fn last_word(&self) -> LastWord {
+        // The new process adopts what is graduated as soon as it hears this.
         self.core.path.freeze();
-        Totals::of(&self.core.table.registry)
+        let table = &self.core.table;
+        let (sources, _) = self.core.proxy.save_sources();
+        let totals = Totals::of(&table.registry);
+        LastWord { totals, next_flow_id: table.flows.next_id(), sources, ..LastWord::default() }
     }
 
     fn shut_doors(&mut self, shut: bool) {

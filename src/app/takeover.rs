@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::Core;
+use super::giver::IDS_KEPT;
 use super::reload::Reloader;
 use crate::addr::VipAddr;
 use crate::admin::Admin;
@@ -20,6 +21,7 @@ use crate::handoff::message::{Door, LastWord, Refused, Welcome};
 use crate::metrics::{HandoffLabels, Metrics};
 use crate::proxy::{Arriving, Bindings};
 use crate::sys::process::Other;
+use crate::table::flows::IdShare;
 use crate::table::journal::What;
 
 /// How long the old process may be silent. It gives up sooner itself, unless it hangs.
@@ -102,9 +104,17 @@ impl Taker for Newcomer {
 
     fn finish(&mut self, last: Option<&LastWord>) {
         let _runtime = self.runtime.enter();
-        if let Some(last) = last {
-            last.totals.carry_into(&self.core.table.registry);
+        let flows = &self.core.table.flows;
+        match last {
+            Some(last) => {
+                last.totals.carry_into(&self.core.table.registry);
+                self.core.proxy.recall_sources(&self.config, &last.sources, false);
+                flows.begin_ids_at(last.next_flow_id);
+            }
+            None => flows.begin_ids_at(flows.next_id() + IDS_KEPT),
         }
+        flows.share_ids(IdShare::All);
+        self.core.proxy.forget_elsewhere();
         if let Some(waiting) = self.waiting.take() {
             match Doors::serve(self.admin.clone(), waiting) {
                 Ok(doors) => self.reloader.adopt_doors(doors),
@@ -122,6 +132,7 @@ impl Taker for Newcomer {
     fn step_back(&mut self) -> u64 {
         let _runtime = self.runtime.enter();
         self.core.proxy.stop_accepting();
+        self.core.proxy.forget_elsewhere();
         self.bindings = None;
         self.waiting = None;
         if let Some(doors) = self.reloader.take_doors() {

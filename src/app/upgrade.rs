@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use super::Core;
-use super::giver::{InstanceGiver, kill};
+use super::giver::{IDS_KEPT, InstanceGiver, kill};
 use super::reload::Reloader;
 use crate::admin::upgrade::{
     Checking, NotMoved, Told, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
@@ -19,8 +19,9 @@ use crate::admin::upgrade::{
 use crate::drain::Phase;
 use crate::handoff::channel::Channel;
 use crate::handoff::message::Hello;
-use crate::handoff::source::{self, Deadlines, Failure, Other, Progress};
+use crate::handoff::source::{self, Deadlines, Failure, Other, Progress, Step};
 use crate::metrics::{HandoffLabels, Metrics};
+use crate::table::flows::IdShare;
 use crate::table::journal::What;
 
 /// A new process that has flows and does not answer is killed after this: its clients must not wait for it for ever.
@@ -149,6 +150,7 @@ impl Upgrader {
             Err(failure) => {
                 let Failure { progress, other, .. } = &*failure;
                 let (moved, why) = (progress.moved, explain(&failure, &mut giver.child));
+                self.core.go_on_alone(failure.step >= Step::Begin);
                 if *other != Other::Dead {
                     attend(channel, giver.child, *other);
                 }
@@ -191,6 +193,16 @@ impl Upgrader {
 }
 
 impl Core {
+    /// After a handoff that came to nothing. `begun`: the new process may have given ids to flows that it serves.
+    fn go_on_alone(&self, begun: bool) {
+        self.proxy.forget_elsewhere();
+        let flows = &self.table.flows;
+        if begun {
+            flows.begin_ids_at(flows.next_id() + 2 * IDS_KEPT);
+        }
+        flows.share_ids(IdShare::All);
+    }
+
     /// Whether orders would be lost between two processes.
     pub fn is_upgrading(&self) -> bool {
         self.upgrading.load(Acquire)

@@ -1,8 +1,12 @@
 //! `[[frontend]]`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use toml::de::DeTable;
+
+use super::document::Document;
 use super::duration::display;
 use super::kind::{Kind, Listen, Name, Network, OneOf, SourcePlace, Time, Truth, Whole, time, whole};
 use super::process::cap;
@@ -47,6 +51,14 @@ pub fn read(section: &Section, reset_within: Duration) -> Read {
     };
     frontend.source = source(section, &frontend.backends);
     Read { frontend, listen }
+}
+
+/// A frontend as it is when the file says nothing of it: for the last flows of one that the file no longer has.
+pub fn by_default(name: &str) -> Frontend {
+    let document = Document::new(Path::new("defaults"), "");
+    let nothing = DeTable::new();
+    let read = read(&Section::root(&document, &nothing), Duration::ZERO);
+    Frontend { name: Arc::from(name), ..read.frontend }
 }
 
 fn listen(section: &Section) -> Vec<Element<VipAddr>> {

@@ -5,13 +5,15 @@
 //!   | "BTNH" | frame 1  | kind  | length  | descriptors  | reserved  | CRC-32  | body ...
 //! ```
 //! Little-endian. The checksum covers the first 16 bytes and the body. Bodies are JSON, so that a release may add a
-//! key without a new version; batches of flows are postcard, for there are many, and their layout changes only with
-//! the protocol's version. Nothing is allocated before the length was found to be within [`BODY_MAX`].
+//! key without a new version; batches of flows are postcard, for there are many, and their layout is another in each
+//! version of the protocol. Nothing is allocated before the length was found to be within [`BODY_MAX`].
 
-use serde::Serialize;
+mod version_1;
+
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-use super::message::{Batch, Message};
+use super::message::{Kind, Message};
 use crate::sys::fd_passing::FDS_MAX;
 
 pub const HEADER_BYTES: usize = 20;
@@ -58,25 +60,6 @@ pub enum DecodeError {
 #[error("the message has {0} bytes; at most {BODY_MAX} are allowed")]
 pub struct TooLong(pub usize);
 
-macro_rules! kinds {
-    ($($kind:ident = $number:literal),* $(,)?) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        enum Kind { $($kind = $number,)* }
-
-        impl Kind {
-            fn from_number(number: u16) -> Option<Self> {
-                match number { $($number => Some(Self::$kind),)* _ => None }
-            }
-        }
-    };
-}
-
-// A number is never used again for something else.
-kinds! {
-    Hello = 1, Welcome = 2, Doors = 3, State = 4, Ready = 5, Begin = 6, Serving = 7, Batch = 8, Received = 9,
-    Commit = 10, Adopted = 11, Done = 12, Finished = 13, Refuse = 14, Abort = 15, Left = 16,
-}
-
 impl Header {
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
@@ -111,17 +94,17 @@ impl Header {
     }
 }
 
-/// The whole frame of `message`, which travels with so many `descriptors`.
-pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong> {
+/// The whole frame of `message`, which travels with so many `descriptors`, for a process that speaks `protocol`.
+pub fn encode(message: &Message, descriptors: usize, protocol: u32) -> Result<Vec<u8>, TooLong> {
     let mut frame = vec![0; HEADER_BYTES];
-    let kind = write_body(message, &mut frame);
+    write_body(message, &mut frame, protocol);
     let length = frame.len() - HEADER_BYTES;
     if length > BODY_MAX {
         return Err(TooLong(length));
     }
     frame[..4].copy_from_slice(&MAGIC);
     frame[4..6].copy_from_slice(&FRAME.to_le_bytes());
-    frame[6..8].copy_from_slice(&(kind as u16).to_le_bytes());
+    frame[6..8].copy_from_slice(&(message.kind() as u16).to_le_bytes());
     frame[8..12].copy_from_slice(&(length as u32).to_le_bytes());
     frame[12..14].copy_from_slice(&(descriptors as u16).to_le_bytes());
     let checksum = checksum(&frame[..16], &frame[HEADER_BYTES..]);
@@ -129,8 +112,8 @@ pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong>
     Ok(frame)
 }
 
-/// The message that `header` and `body` are.
-pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
+/// The message that `header` and `body` are if they come from a process that speaks `protocol`.
+pub fn decode(header: &Header, body: &[u8], protocol: u32) -> Result<Message, DecodeError> {
     if body.len() != header.length {
         return Err(DecodeError::Length { expected: header.length, got: body.len() });
     }
@@ -145,7 +128,8 @@ pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
         Kind::Ready => Message::Ready,
         Kind::Begin => Message::Begin,
         Kind::Serving => Message::Serving,
-        Kind::Batch => Message::Batch(postcard_batch(body)?),
+        Kind::Batch if protocol == 1 => Message::Batch(postcard::<version_1::Batch>(body)?.into()),
+        Kind::Batch => Message::Batch(postcard(body)?),
         Kind::Received => Message::Received(json(body)?),
         Kind::Commit => Message::Commit(json(body)?),
         Kind::Adopted => Message::Adopted(json(body)?),
@@ -157,42 +141,40 @@ pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
     })
 }
 
-fn write_body(message: &Message, frame: &mut Vec<u8>) -> Kind {
+fn write_body(message: &Message, frame: &mut Vec<u8>, protocol: u32) {
     match message {
-        Message::Hello(body) => put(frame, Kind::Hello, body),
-        Message::Welcome(body) => put(frame, Kind::Welcome, body),
-        Message::Doors(body) => put(frame, Kind::Doors, body),
-        Message::State(body) => put(frame, Kind::State, body),
-        Message::Ready => Kind::Ready,
-        Message::Begin => Kind::Begin,
-        Message::Serving => Kind::Serving,
-        Message::Batch(batch) => {
-            *frame = postcard::to_extend(batch, std::mem::take(frame)).expect("a vector takes everything");
-            Kind::Batch
-        }
-        Message::Received(body) => put(frame, Kind::Received, body),
-        Message::Commit(body) => put(frame, Kind::Commit, body),
-        Message::Adopted(body) => put(frame, Kind::Adopted, body),
-        Message::Done(body) => put(frame, Kind::Done, body),
-        Message::Finished => Kind::Finished,
-        Message::Refuse(body) => put(frame, Kind::Refuse, body),
-        Message::Abort(body) => put(frame, Kind::Abort, body),
-        Message::Left(body) => put(frame, Kind::Left, body),
+        Message::Hello(body) => put(frame, body),
+        Message::Welcome(body) => put(frame, body),
+        Message::Doors(body) => put(frame, body),
+        Message::State(body) => put(frame, body),
+        Message::Ready | Message::Begin | Message::Serving | Message::Finished => {}
+        Message::Batch(batch) if protocol == 1 => put_postcard(frame, &version_1::Batch::from(batch)),
+        Message::Batch(batch) => put_postcard(frame, batch),
+        Message::Received(body) => put(frame, body),
+        Message::Commit(body) => put(frame, body),
+        Message::Adopted(body) => put(frame, body),
+        Message::Done(body) => put(frame, body),
+        Message::Refuse(body) => put(frame, body),
+        Message::Abort(body) => put(frame, body),
+        Message::Left(body) => put(frame, body),
     }
 }
 
-fn put(frame: &mut Vec<u8>, kind: Kind, body: &impl Serialize) -> Kind {
+fn put(frame: &mut Vec<u8>, body: &impl Serialize) {
     serde_json::to_writer(frame, body).expect("messages are plain data with string keys");
-    kind
+}
+
+fn put_postcard(frame: &mut Vec<u8>, body: &impl Serialize) {
+    *frame = postcard::to_extend(body, std::mem::take(frame)).expect("a vector takes everything");
 }
 
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     serde_json::from_slice(body).map_err(|error| DecodeError::Body(error.to_string()))
 }
 
-fn postcard_batch(body: &[u8]) -> Result<Batch, DecodeError> {
+fn postcard<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T, DecodeError> {
     match postcard::take_from_bytes(body) {
-        Ok((batch, [])) => Ok(batch),
+        Ok((value, [])) => Ok(value),
         Ok((_, rest)) => Err(DecodeError::Body(format!("{} bytes are left over", rest.len()))),
         Err(error) => Err(DecodeError::Body(error.to_string())),
     }

@@ -85,6 +85,7 @@ pub fn meet(channel: &Channel, limit: Duration) -> Result<Offer, NoOffer> {
     if !(PROTOCOL.0..=PROTOCOL.1).contains(&welcome.protocol) {
         return Err(NoOffer::Protocol { chosen: welcome.protocol });
     }
+    channel.speak(welcome.protocol);
     let mut doors = Vec::new();
     while doors.len() < welcome.doors {
         match next(channel, limit)? {

@@ -28,11 +28,18 @@ use serde::{Deserialize, Serialize};
 use crate::addr::VipAddr;
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
+use crate::table::carried::{Carried, SavedSource};
 use crate::table::passport::Passport;
 use crate::table::totals::Totals;
 
-/// The versions of the protocol that this release speaks, lowest and highest.
-pub const PROTOCOL: (u32, u32) = (1, 1);
+/// The versions of the protocol that this release speaks, lowest and highest: at least one that the release before
+/// speaks too, so that an upgrade can be taken back.
+///
+/// | version | what it changed |
+/// |---|---|
+/// | 1 | |
+/// | 2 | flows tell since when they wait for an answer; while both processes serve, each gives flow ids of its own |
+pub const PROTOCOL: (u32, u32) = (1, 2);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
@@ -94,6 +101,7 @@ pub struct State {
     pub flows: u64,
     pub backends: Vec<SavedBackend>,
     pub totals: Totals,
+    pub carried: Carried,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +143,10 @@ pub struct LastWord {
     pub longest_pause_us: u64,
     /// From Welcome to here.
     pub took_us: u64,
+    /// The first flow id that nobody was given.
+    pub next_flow_id: u64,
+    /// Sources as they stood at the very end.
+    pub sources: Vec<SavedSource>,
 }
 
 /// One sentence each.
@@ -163,26 +175,72 @@ impl Hello {
     }
 }
 
+macro_rules! kinds {
+    ($($kind:ident = $number:literal $name:literal),* $(,)?) => {
+        /// What a message is, and its number on the wire. A number is never used again for something else.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind { $($kind = $number,)* }
+
+        impl Kind {
+            /// In the order of the conversation; what may come instead of another is last.
+            pub const ALL: &[Kind] = &[$(Self::$kind),*];
+
+            pub fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$kind),)* _ => None }
+            }
+
+            /// As errors call it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    Hello = 1 "hello", Welcome = 2 "welcome", Doors = 3 "doors", State = 4 "state", Ready = 5 "ready",
+    Begin = 6 "begin", Serving = 7 "serving", Batch = 8 "batch", Received = 9 "received", Commit = 10 "commit",
+    Adopted = 11 "adopted", Done = 12 "done", Finished = 13 "finished",
+    Refuse = 14 "refuse", Abort = 15 "abort", Left = 16 "left",
+}
+
+impl Kind {
+    /// Said instead of what comes next, by whoever gives up.
+    pub fn breaks_off(self) -> bool {
+        matches!(self, Self::Refuse | Self::Abort | Self::Left)
+    }
+
+    /// Who says it.
+    pub fn is_said_by_the_old(self) -> bool {
+        use Kind::{Abort, Batch, Begin, Commit, Done, Doors, State, Welcome};
+        matches!(self, Welcome | Doors | State | Begin | Batch | Commit | Done | Abort)
+    }
+}
+
 impl Message {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Hello(_) => Kind::Hello,
+            Self::Welcome(_) => Kind::Welcome,
+            Self::Doors(_) => Kind::Doors,
+            Self::State(_) => Kind::State,
+            Self::Ready => Kind::Ready,
+            Self::Begin => Kind::Begin,
+            Self::Serving => Kind::Serving,
+            Self::Batch(_) => Kind::Batch,
+            Self::Received(_) => Kind::Received,
+            Self::Commit(_) => Kind::Commit,
+            Self::Adopted(_) => Kind::Adopted,
+            Self::Done(_) => Kind::Done,
+            Self::Finished => Kind::Finished,
+            Self::Refuse(_) => Kind::Refuse,
+            Self::Abort(_) => Kind::Abort,
+            Self::Left(_) => Kind::Left,
+        }
+    }
+
     /// Its name in errors.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Hello(_) => "hello",
-            Self::Welcome(_) => "welcome",
-            Self::Doors(_) => "doors",
-            Self::State(_) => "state",
-            Self::Ready => "ready",
-            Self::Begin => "begin",
-            Self::Serving => "serving",
-            Self::Batch(_) => "batch",
-            Self::Received(_) => "received",
-            Self::Commit(_) => "commit",
-            Self::Adopted(_) => "adopted",
-            Self::Done(_) => "done",
-            Self::Finished => "finished",
-            Self::Refuse(_) => "refuse",
-            Self::Abort(_) => "abort",
-            Self::Left(_) => "left",
-        }
+        self.kind().name()
     }
 }

@@ -21,7 +21,6 @@ use super::message::{Adopted, Batch, BatchNumber, Door, Hello, LastWord, Message
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::FDS_MAX;
 use crate::table::passport::Passport;
-use crate::table::totals::Totals;
 
 /// What the old process can do; the wiring implements it.
 pub trait Giver {
@@ -30,7 +29,8 @@ pub trait Giver {
     /// Every listening socket, the admin doors' included.
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>>;
 
-    fn state(&self) -> State;
+    /// In words that a process understands which speaks `protocol`.
+    fn state(&self, protocol: u32) -> Result<State, String>;
 
     /// Takes some flows out of service.
     fn take(&mut self) -> Result<Taken<Self::Parcel>, String>;
@@ -53,8 +53,8 @@ pub trait Giver {
     /// Ends what is left and cannot be taken.
     fn end_the_rest(&mut self);
 
-    /// The counters, at the very end.
-    fn totals(&self) -> Totals;
+    /// What is known at the very end; the numbers of the handoff itself are added to it.
+    fn last_word(&self) -> LastWord;
 
     /// Shuts the admin doors without removing them, or opens them again.
     fn shut_doors(&mut self, shut: bool);
@@ -121,7 +121,7 @@ pub struct Progress {
 }
 
 /// What the old process waits for, or does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     Hello,
     Doors,
@@ -281,12 +281,12 @@ impl<G: Giver> Source<'_, G> {
         let progress = &mut self.progress;
         progress.took = Duration::from_nanos(now_ns().saturating_sub(self.welcomed_at_ns));
         LastWord {
-            totals: self.giver.totals(),
             flows: progress.moved,
             held_bytes: progress.held_bytes,
             refused: progress.refused.len() as u64,
             longest_pause_us: progress.longest_pause.as_micros() as u64,
             took_us: progress.took.as_micros() as u64,
+            ..self.giver.last_word()
         }
     }
 
@@ -306,13 +306,14 @@ impl<G: Giver> Source<'_, G> {
         let doors = self.giver.doors().map_err(|error| Why::Here(format!("the listeners cannot be lent: {error}")))?;
         let Hello { version, pid, .. } = Hello::here();
         self.send(&Message::Welcome(Welcome { version, protocol, pid, doors: doors.len() }), &[])?;
+        self.channel.speak(protocol);
         for some in doors.chunks(FDS_MAX) {
             let names = some.iter().map(|(door, _)| door.clone()).collect();
             let fds: Vec<_> = some.iter().map(|(_, socket)| socket.as_fd()).collect();
             self.send(&Message::Doors(names), &fds)?;
         }
         self.at(Step::State);
-        let state = Box::new(self.giver.state());
+        let state = Box::new(self.giver.state(protocol).map_err(Why::Here)?);
         self.send(&Message::State(state), &[])
     }
 

@@ -13,7 +13,7 @@ use super::resolve::{ResolveError, resolve};
 use super::votes::{Vote, Votes};
 use super::{Ordered, Shared};
 use crate::addr::BackendAddr;
-use crate::config::{Backend, Config, Frontend, Health, Target};
+use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::model::health::Cause;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Outcome, Policy};
@@ -97,6 +97,20 @@ impl Spec {
         }
     }
 
+    /// Of a backend that another process had and `config` has not. Nothing is known of how it was probed, unless its
+    /// frontend is still there; a connect will do.
+    pub(super) fn gone(config: &Config, saved: &SavedBackend) -> Option<Self> {
+        let frontend = config.frontends.iter().find(|frontend| *frontend.name == *saved.frontend);
+        let by_default = frontend.is_none().then(|| Arc::new(config::frontend_by_default(&saved.frontend)));
+        let frontend = frontend.or(by_default.as_ref())?;
+        let address = Target::Address(saved.address?);
+        let name = Arc::from(&*saved.backend);
+        let backend = Backend { name, address, weight: 0, max_connections: None, health_address: None };
+        let spec = Self::new(config, frontend, &backend);
+        let drain_timeout = saved.drain_timeout_ns.map_or(spec.drain_timeout, Duration::from_nanos);
+        Some(Self { drain_timeout, ..spec })
+    }
+
     fn policy(&self) -> Policy {
         let health = &self.health;
         Policy {
@@ -161,6 +175,8 @@ impl Watcher {
         self.machine = Machine::restore(self.spec.policy(), saved.machine, now_ns());
         self.entry.set_address(saved.address);
         self.entry.set_ramp(saved.ramp_start_ns, saved.ramp_ns);
+        // One at least, so that a backend that was removed waits for its flows.
+        self.entry.elsewhere.expect(saved.flows.unwrap_or(1));
         self.last_probe = saved.last_probe;
         self.last_probe_us = saved.last_probe_us;
         self.first_probed.send_replace(true);
@@ -178,6 +194,8 @@ impl Watcher {
             ramp_ns,
             last_probe: self.last_probe.clone(),
             last_probe_us: self.last_probe_us,
+            flows: Some(self.entry.active.load(Relaxed)),
+            drain_timeout_ns: Some(ns(self.spec.drain_timeout)),
         }
     }
 
@@ -353,8 +371,9 @@ impl Watcher {
             return false;
         }
         retiring.look_at_ns = now + RETIRE_POLL_NS;
-        let frontend_idle = !retiring.with_frontend || self.entry.frontend.active.load(Relaxed) == 0;
-        let empty = self.entry.active.load(Relaxed) == 0 && frontend_idle;
+        let frontend = &self.entry.frontend;
+        let frontend_load = frontend.active.load(Relaxed) + frontend.elsewhere.count();
+        let empty = self.entry.load() == 0 && (!retiring.with_frontend || frontend_load == 0);
         let twice = std::mem::replace(&mut retiring.was_empty, empty) && empty;
         let retired = twice && self.shared.retire(&self.entry, &self.inbox, retiring.with_frontend);
         if retired {

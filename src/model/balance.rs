@@ -124,6 +124,16 @@ pub fn hash_ip(ip: std::net::IpAddr) -> u64 {
 }
 
 impl Turns {
+    /// As [`Turns::credits`] were, in the order of the candidates.
+    pub fn resumed(credits: Vec<i64>) -> Self {
+        Self { credits }
+    }
+
+    /// One per candidate; candidates that are missing at the end have none.
+    pub fn credits(&self) -> &[i64] {
+        &self.credits
+    }
+
     fn next(&mut self, candidates: &[Candidate], open: impl Fn(&Candidate) -> bool) -> Option<usize> {
         self.credits.resize(candidates.len(), 0);
         let mut total = 0;

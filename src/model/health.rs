@@ -57,6 +57,12 @@ pub struct SavedBackend {
     pub ramp_ns: u64,
     pub last_probe: Option<String>,
     pub last_probe_us: u64,
+    /// Flows that it has. `None`: an earlier release does not say.
+    #[serde(default)]
+    pub flows: Option<u32>,
+    /// How long its flows may live on while it drains. `None`: an earlier release does not say.
+    #[serde(default)]
+    pub drain_timeout_ns: Option<u64>,
 }
 
 /// Why a backend has the standing it has.

@@ -21,9 +21,7 @@ impl TokenBucket {
 
     /// Takes one token if there is one.
     pub fn take(&mut self, now_ns: u64) -> bool {
-        let passed = now_ns.saturating_sub(self.filled_at_ns);
-        self.level = self.level.saturating_add(passed.saturating_mul(self.per_second)).min(self.burst);
-        self.filled_at_ns = self.filled_at_ns.max(now_ns);
+        self.fill(now_ns);
         let enough = self.level >= ONE;
         if enough {
             self.level -= ONE;
@@ -31,16 +29,52 @@ impl TokenBucket {
         enough
     }
 
+    /// As it was at `at_ns`, in billionths of a token, under other settings perhaps.
+    pub fn resumed(per_second: u32, burst: u32, level: u64, at_ns: u64) -> Self {
+        let full = Self::new(per_second, burst, at_ns);
+        Self { level: level.min(full.burst), ..full }
+    }
+
+    /// In billionths of a token, and the monotonic time at which it was so.
+    pub fn level(&self) -> (u64, u64) {
+        (self.level, self.filled_at_ns)
+    }
+
+    /// Takes it down to the level of `other`, if that is lower.
+    pub fn lower_to(&mut self, other: &Self, now_ns: u64) {
+        self.fill(now_ns);
+        let mut other = *other;
+        other.fill(now_ns);
+        self.level = self.level.min(other.level);
+    }
+
     /// Whether it is as full as it can be at `now_ns`: nothing was taken for long.
     pub fn is_full(&self, now_ns: u64) -> bool {
         let passed = now_ns.saturating_sub(self.filled_at_ns);
         self.level.saturating_add(passed.saturating_mul(self.per_second)) >= self.burst
+    }
+
+    fn fill(&mut self, now_ns: u64) {
+        let passed = now_ns.saturating_sub(self.filled_at_ns);
+        self.level = self.level.saturating_add(passed.saturating_mul(self.per_second)).min(self.burst);
+        self.filled_at_ns = self.filled_at_ns.max(now_ns);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bucket_goes_on_where_it_was() {
+        let mut bucket = TokenBucket::new(10, 5, 0);
+        (0..4).for_each(|_| assert!(bucket.take(0)));
+        let (level, at_ns) = bucket.level();
+        let mut same = TokenBucket::resumed(10, 5, level, at_ns);
+        let mut smaller = TokenBucket::resumed(10, 3, 5 * ONE, 0);
+        assert_eq!((0..5).filter(|_| same.take(0)).count(), 1);
+        assert_eq!((0..5).filter(|_| smaller.take(0)).count(), 3);
+    }
 
     #[test]
     fn a_bucket_gives_its_burst_then_its_rate() {

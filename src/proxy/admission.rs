@@ -19,6 +19,7 @@ impl FrontendHold {
     /// Counts a flow that was admitted by another process.
     pub fn count_in(frontend: &FrontendPlane) -> Self {
         frontend.entry.active.fetch_add(1, Relaxed);
+        frontend.entry.elsewhere.arrive();
         Self(frontend.entry.clone())
     }
 }
@@ -31,11 +32,12 @@ impl Drop for FrontendHold {
 
 /// Counts a flow in for the process and its frontend.
 pub fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
-    let too_many = plane.max_connections.is_some_and(|max| table.flows.len() >= max);
-    if too_many || table.flows_with_sockets() >= plane.carried {
+    let elsewhere = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum::<u32>() as usize;
+    let too_many = plane.max_connections.is_some_and(|max| table.flows.len() + elsewhere >= max);
+    if too_many || table.flows_with_sockets() + elsewhere >= plane.carried {
         return Err(EndReason::LimitTotal);
     }
-    let before = frontend.entry.active.fetch_add(1, Relaxed);
+    let before = frontend.entry.active.fetch_add(1, Relaxed) + frontend.entry.elsewhere.count();
     let hold = FrontendHold(frontend.entry.clone());
     match frontend.settings.limits.max_connections {
         Some(max) if before >= max => Err(EndReason::LimitFrontend),
@@ -76,7 +78,7 @@ pub fn count_source(
 ) -> Option<SourceHold> {
     let limits = &frontend.settings.limits;
     limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
-    sources.admit(frontend.entry.id, limits.source_mask.network(client), None, None, now_ns).ok()
+    Some(sources.count_in(frontend.entry.id, limits.source_mask.network(client), now_ns))
 }
 
 /// Whether the client must begin with a PROXY header.

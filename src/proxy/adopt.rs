@@ -62,8 +62,16 @@ impl Worker {
         Ok(())
     }
 
-    fn frontend_called(&self, name: &str) -> Option<Arc<FrontendPlane>> {
-        self.plane.frontends.iter().find(|frontend| &*frontend.entry.name == name).cloned()
+    /// Also one that the configuration no longer has, as long as somebody watches over its end.
+    fn frontend_called(&mut self, name: &str) -> Option<Arc<FrontendPlane>> {
+        let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
+        let known = self.plane.frontends.iter().chain(&self.gone_frontends).find(called).cloned();
+        known.or_else(|| {
+            let entry = self.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
+            let gone = Arc::new(FrontendPlane::gone(entry));
+            self.gone_frontends.push(gone.clone());
+            Some(gone)
+        })
     }
 
     /// Also one that the configuration no longer has, as long as somebody watches over its end.
@@ -95,7 +103,7 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, entry: Arc<Back
             FirstFin::Client => Side::Client,
             FirstFin::Backend => Side::Backend,
         }),
-        unanswered_since_ns: 0,
+        unanswered_since_ns: relayed.unanswered_since_ns,
         watched: false,
         waits_for_turn: false,
         leaving: Leaving::default(),

@@ -271,7 +271,7 @@ impl Worker {
         let now_ns = self.now_ns;
         self.candidates.clear();
         self.candidates.extend(flow.frontend.backends.iter().map(|entry| {
-            let active = entry.active.load(std::sync::atomic::Ordering::Relaxed);
+            let active = entry.load();
             Candidate {
                 preference: entry.preference(),
                 weight: entry.weight().saturating_mul(entry.share(now_ns)),

@@ -5,6 +5,7 @@ use std::mem;
 use super::flow::{Flow, Phase, Relaying, Side};
 use super::handover::{Departure, Parcel};
 use super::relay::Tools;
+use super::sources::SourceHold;
 use super::token::{FlowRef, Token};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
@@ -54,6 +55,10 @@ impl Worker {
     /// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
     pub(super) fn let_go(&mut self, flow: Box<Flow>) {
         if self.keeps_place_of(flow.at) {
+            // It counts towards limits still, until the handoff is over.
+            flow.frontend.entry.elsewhere.leave();
+            flow.source_hold.iter().for_each(SourceHold::leave);
+            flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
             self.vacate(flow.at.key());
         }
     }
@@ -78,6 +83,10 @@ impl Worker {
                 relaying.waits_for_turn = relaying.up.wants_pump() || relaying.down.wants_pump();
                 if relaying.waits_for_turn {
                     self.again.push(flow.at);
+                }
+                if relaying.unanswered_since_ns != 0 {
+                    relaying.watched = true;
+                    self.watch_unanswered(flow.at);
                 }
                 self.settle_later(flow.at);
                 self.ripen_later(flow);
@@ -143,7 +152,6 @@ impl Worker {
 fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::Result<Relayed> {
     // The list of those that wait for an answer drops a flow that it does not find.
     relaying.watched = false;
-    relaying.unanswered_since_ns = 0;
     let word = |field: Field| slot.word(field as usize);
     Ok(Relayed {
         backend: relaying.place.0.name.to_string(),
@@ -159,6 +167,7 @@ fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::
         last_up_ns: word(Field::LastUpNs),
         last_down_ns: word(Field::LastDownNs),
         connect_us: word(Field::ConnectUs),
+        unanswered_since_ns: relaying.unanswered_since_ns,
     })
 }
 

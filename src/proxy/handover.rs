@@ -19,6 +19,7 @@ use super::{Proxy, worker};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
+use crate::table::carried::SavedTurns;
 use crate::table::passport::Passport;
 
 /// A worker that does not answer within this is stuck.
@@ -79,6 +80,8 @@ pub enum Message {
     Adopt { flows: Vec<Arriving>, answer: Sender<Vec<(FlowId, AdoptError)>> },
     LendListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },
     ParkListeners { parked: bool, answer: Sender<()> },
+    SaveTurns { answer: Sender<Vec<SavedTurns>> },
+    RecallTurns(Vec<SavedTurns>),
 }
 
 impl Parcel {
@@ -100,9 +103,7 @@ impl Proxy {
     /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows that
     /// were ordered to end stay until they have, and so do those that the path has.
     pub fn take(&self, worker: usize, flows_max: usize, bytes_max: usize) -> Result<Departure, StuckWorker> {
-        let (answer, answered) = channel();
-        self.tell(worker, Message::Take { flows_max, bytes_max, answer });
-        wait(worker, &answered)
+        self.ask(worker, |answer| Message::Take { flows_max, bytes_max, answer })
     }
 
     /// Serves the flows again as if nothing had been asked.
@@ -146,9 +147,8 @@ impl Proxy {
     pub fn lend_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
         let mut all = Vec::new();
         for worker in 0..self.workers() {
-            let (answer, answered) = channel();
-            self.tell(worker, Message::LendListeners { answer });
-            all.extend(wait(worker, &answered).map_err(io::Error::other)??);
+            let lent = self.ask(worker, |answer| Message::LendListeners { answer });
+            all.extend(lent.map_err(io::Error::other)??);
         }
         Ok(all)
     }
@@ -174,7 +174,13 @@ impl Proxy {
         }
     }
 
-    fn tell(&self, worker: usize, message: Message) {
+    pub(super) fn ask<T>(&self, worker: usize, question: impl FnOnce(Sender<T>) -> Message) -> Result<T, StuckWorker> {
+        let (answer, answered) = channel();
+        self.tell(worker, question(answer));
+        wait(worker, &answered)
+    }
+
+    pub(super) fn tell(&self, worker: usize, message: Message) {
         self.shared.inboxes[worker].push(worker::Message::Handover(message));
         self.table.orders.wake(worker);
     }
@@ -207,6 +213,10 @@ impl Worker {
                 self.park_listeners(parked);
                 let _ = answer.send(());
             }
+            Message::SaveTurns { answer } => {
+                let _ = answer.send(self.save_turns());
+            }
+            Message::RecallTurns(saved) => self.recall_turns(&saved),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::graduate::LeavePolicy;
 use crate::addr::VipAddr;
-use crate::config::{Config, Frontend, Graduate, Keepalive};
+use crate::config::{self, Config, Frontend, Graduate, Keepalive};
 use crate::sys::process::file_limit;
 use crate::sys::socket::Liveness;
 use crate::table::Table;
@@ -65,6 +65,14 @@ impl Plane {
     /// The frontend that listens on `address`.
     pub fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
+    }
+}
+
+impl FrontendPlane {
+    /// One that the configuration no longer has: for its last flows.
+    pub fn gone(entry: Arc<FrontendEntry>) -> Self {
+        let settings = Arc::new(config::frontend_by_default(&entry.name));
+        Self { entry, liveness: liveness(&settings.keepalive), settings, backends: Vec::new() }
     }
 }
 

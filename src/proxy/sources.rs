@@ -1,6 +1,7 @@
 //! Flows and accepts per source network. All workers count in one map, for the kernel spreads the connections of one
 //! source over all of them.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,6 +10,8 @@ use papaya::HashMap;
 use crate::addr::SourceNetwork;
 use crate::model::ids::FrontendId;
 use crate::model::pacing::TokenBucket;
+use crate::table::carried::{SavedBucket, SavedSource};
+use crate::table::elsewhere::Elsewhere;
 
 /// Marks an entry that was swept out of the map; nobody may count on it any more.
 const SWEPT: u32 = u32::MAX;
@@ -22,6 +25,7 @@ pub struct Sources {
 #[derive(Debug)]
 struct Source {
     flows: AtomicU32,
+    elsewhere: Elsewhere,
     accepts: Mutex<Option<TokenBucket>>,
 }
 
@@ -47,15 +51,15 @@ impl Sources {
         now_ns: u64,
     ) -> Result<SourceHold, SourceRefusal> {
         loop {
-            let fresh = || Arc::new(Source { flows: AtomicU32::new(0), accepts: Mutex::new(None) });
-            let known = self.map.pin().get_or_insert_with((frontend, source), fresh).clone();
+            let known = self.source(frontend, source);
             if let Some(rate) = rate
                 && !known.take_accept(rate, now_ns)
             {
                 return Err(SourceRefusal::Rate);
             }
             let counted = known.flows.fetch_update(AcqRel, Acquire, |flows| {
-                (flows != SWEPT && max.is_none_or(|max| flows < max)).then(|| flows + 1)
+                let room = max.is_none_or(|max| flows.saturating_add(known.elsewhere.count()) < max);
+                (flows != SWEPT && room).then(|| flows + 1)
             });
             match counted {
                 Ok(_) => return Ok(SourceHold(known)),
@@ -66,15 +70,86 @@ impl Sources {
         }
     }
 
+    /// Counts a flow in that comes from another process; never refuses it.
+    pub fn count_in(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
+        let hold = self.admit(frontend, source, None, None, now_ns).expect("without a cap nothing is refused");
+        hold.0.elsewhere.arrive();
+        hold
+    }
+
+    /// What is known of the sources, for another process: of the `most` that are nearest to their limits. `name` tells a
+    /// frontend's. Returns also how many are left out.
+    pub fn save(
+        &self,
+        name: impl Fn(FrontendId) -> Option<String>,
+        most: usize,
+        now_ns: u64,
+    ) -> (Vec<SavedSource>, u64) {
+        let map = self.map.pin();
+        let saved = map.iter().filter_map(|((frontend, network), source)| {
+            let flows = Some(source.flows.load(Acquire)).filter(|flows| *flows != SWEPT)?;
+            let bucket = source.bucket(|bucket| bucket.filter(|bucket| !bucket.is_full(now_ns)));
+            let bucket = bucket.map(|bucket| {
+                let (level, at_ns) = bucket.level();
+                SavedBucket { level, at_ns }
+            });
+            let tells = flows > 0 || bucket.is_some();
+            let network = network.base();
+            tells.then(|| Some(SavedSource { frontend: name(*frontend)?, network, flows, bucket })).flatten()
+        });
+        let mut saved: Vec<_> = saved.collect();
+        let left_out = saved.len().saturating_sub(most);
+        if left_out > 0 {
+            let level = |source: &SavedSource| source.bucket.map_or(u64::MAX, |bucket| bucket.level);
+            saved.select_nth_unstable_by_key(most, |source| (level(source), Reverse(source.flows)));
+            saved.truncate(most);
+        }
+        (saved, left_out as u64)
+    }
+
+    /// Goes on with what another process knew of a source. Told twice, the lower bucket counts.
+    pub fn recall(&self, frontend: FrontendId, source: SourceNetwork, bucket: TokenBucket, now_ns: u64) {
+        self.source(frontend, source).bucket(|here| match here {
+            Some(here) => here.lower_to(&bucket, now_ns),
+            None => *here = Some(bucket),
+        });
+    }
+
+    /// Another process has so many flows of a source, and gives them to this one.
+    pub fn expect(&self, frontend: FrontendId, source: SourceNetwork, flows: u32) {
+        self.source(frontend, source).elsewhere.expect(flows);
+    }
+
+    /// No flow of another process counts here any more.
+    pub fn forget_elsewhere(&self) {
+        self.map.pin().values().for_each(|source| source.elsewhere.forget());
+    }
+
     /// Forgets sources without flows whose bucket is full again, and returns how many remain.
     pub fn sweep(&self, now_ns: u64) -> usize {
         let map = self.map.pin();
         map.retain(|_, source| {
-            let idle = source.bucket(|bucket| bucket.is_none_or(|bucket| bucket.is_full(now_ns)));
+            let full = source.bucket(|bucket| bucket.is_none_or(|bucket| bucket.is_full(now_ns)));
+            let idle = full && source.elsewhere.count() == 0;
             !(idle && source.flows.compare_exchange(0, SWEPT, AcqRel, Acquire).is_ok()
                 || source.flows.load(Acquire) == SWEPT)
         });
         map.len()
+    }
+
+    fn source(&self, frontend: FrontendId, source: SourceNetwork) -> Arc<Source> {
+        let fresh = || {
+            let (flows, elsewhere) = (AtomicU32::new(0), Elsewhere::default());
+            Arc::new(Source { flows, elsewhere, accepts: Mutex::new(None) })
+        };
+        self.map.pin().get_or_insert_with((frontend, source), fresh).clone()
+    }
+}
+
+impl SourceHold {
+    /// The flow is another process's now, and counts still.
+    pub fn leave(&self) {
+        self.0.elsewhere.leave();
     }
 }
 
@@ -122,6 +197,47 @@ mod tests {
         let admit = |now| sources.admit(FrontendId(0), network("10.0.0.1"), None, Some(3), now);
         assert_eq!((0..10).filter(|_| admit(1).is_ok()).count(), 3);
         assert!(admit(1_000_000_000).is_ok());
+    }
+
+    #[test]
+    fn flows_of_another_process_count_until_they_come_or_the_handoff_is_over() {
+        let sources = Sources::default();
+        let here = network("10.0.0.1");
+        sources.expect(FrontendId(0), here, 2);
+        let admit = || sources.admit(FrontendId(0), here, Some(3), None, 1);
+        let first = admit().unwrap();
+        assert_eq!(admit().unwrap_err(), SourceRefusal::Connections);
+        let came = sources.count_in(FrontendId(0), here, 1);
+        assert_eq!(admit().unwrap_err(), SourceRefusal::Connections, "it counts once, not twice");
+        drop(first);
+        let second = admit().unwrap();
+        second.leave();
+        drop(second);
+        assert_eq!(admit().unwrap_err(), SourceRefusal::Connections, "it counts where it is");
+        sources.forget_elsewhere();
+        admit().unwrap();
+        drop(came);
+        assert_eq!(sources.sweep(2), 0);
+    }
+
+    #[test]
+    fn a_bucket_goes_over_to_another_process() {
+        let (old, new) = (Sources::default(), Sources::default());
+        let admit = |sources: &Sources, ip| sources.admit(FrontendId(0), network(ip), None, Some(4), 5);
+        (0..3).for_each(|_| drop(admit(&old, "10.0.0.1").unwrap()));
+        let _held = admit(&old, "10.0.0.2").unwrap();
+        let (saved, left_out) = old.save(|_| Some("api".to_owned()), 10, 5);
+        assert_eq!((saved.len(), left_out), (2, 0));
+        for source in &saved {
+            let bucket = source.bucket.unwrap();
+            let bucket = TokenBucket::resumed(4, 4, bucket.level, bucket.at_ns);
+            let network = SourceMask::default().network(ClientAddr::new((source.network, 1).into()));
+            new.recall(FrontendId(0), network, bucket, 5);
+        }
+        assert_eq!((0..9).filter(|_| admit(&new, "10.0.0.1").is_ok()).count(), 1);
+        assert_eq!((0..9).filter(|_| admit(&new, "10.0.0.2").is_ok()).count(), 3);
+        let (few, left_out) = old.save(|_| Some("api".to_owned()), 1, 5);
+        assert_eq!((few[0].network, left_out), ("10.0.0.1".parse().unwrap(), 1), "the one nearest to its limit");
     }
 
     #[test]

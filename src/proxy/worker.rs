@@ -16,7 +16,7 @@ use super::flow::{Flow, Phase};
 use super::handover;
 use super::legs::Legs;
 use super::pipes::PipePool;
-use super::plane::Plane;
+use super::plane::{FrontendPlane, Plane};
 use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
@@ -35,6 +35,10 @@ const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Deadlines handled before events get their turn again.
 const DUE_PER_TURN: usize = 256;
+
+/// Events that say that a socket ends, handled in one turn at least, and as many as there were others. A backend that
+/// dies ends thousands of flows at once, and what the others send must not wait behind those.
+const ENDINGS_PER_TURN: usize = 32;
 
 /// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
 const PANICS_MAX: u32 = 5;
@@ -87,6 +91,8 @@ pub struct Worker {
     pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
+    /// Events that say that a socket ends, which wait for their turn; oldest first.
+    endings: VecDeque<Ready>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
     pub(super) random: fastrand::Rng,
@@ -94,6 +100,8 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
+    /// Frontends of adopted flows that the configuration no longer has.
+    pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
     /// Cleared for good by a stop: a reload after it must not listen again.
@@ -132,11 +140,13 @@ impl Worker {
             unanswered: Vec::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
+            endings: VecDeque::new(),
             candidates: Vec::new(),
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
             now_ns: now_ns(),
             departing: 0,
+            gone_frontends: Vec::new(),
             idle_walk_set: false,
             accepts: true,
             exiting: false,
@@ -173,10 +183,20 @@ impl Worker {
             let count = self.epoll.wait(&mut events, timeout)?;
             self.now_ns = now_ns();
             state.mark_busy(self.now_ns);
-            for index in 0..count {
-                self.dispatch(events.event(index));
+            let mut others = 0;
+            for event in (0..count).map(|index| events.event(index)) {
+                if event.ends() {
+                    self.endings.push_back(event);
+                } else {
+                    self.dispatch(event);
+                    others += 1;
+                }
             }
             self.pump_again();
+            for _ in 0..others.max(ENDINGS_PER_TURN) {
+                let Some(event) = self.endings.pop_front() else { break };
+                self.dispatch(event);
+            }
             self.fire_deadlines();
             state.pipes_in_use.store(self.tools.pipes.lent() as u64, Relaxed);
             let began_ns = std::mem::replace(&mut self.now_ns, now_ns());
@@ -186,7 +206,7 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Option<Duration> {
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || !self.endings.is_empty() {
             return Some(Duration::ZERO);
         }
         let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
@@ -230,6 +250,7 @@ impl Worker {
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
         self.plane = plane;
+        self.gone_frontends.clear();
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
         self.legs.retain(|address| addresses.contains(&address));
@@ -237,7 +258,7 @@ impl Worker {
         self.state().plane_version.store(self.plane.version, Relaxed);
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
-            let same = |frontend: &&Arc<super::plane::FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
+            let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
             if let Some(frontend) = self.plane.frontends.iter().find(same) {
                 flow.frontend = frontend.clone();
             }

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::count::Count;
+use super::elsewhere::Elsewhere;
 use crate::addr::BackendAddr;
 use crate::model::balance::{self, Preference};
 use crate::model::end_reason::EndReason;
@@ -91,6 +92,7 @@ pub struct FrontendEntry {
     pub name: Arc<str>,
     /// Flows now.
     pub active: AtomicU32,
+    pub elsewhere: Elsewhere,
     /// One per worker, and a last one for what an earlier process counted.
     pub lanes: Box<[FrontendLane]>,
 }
@@ -115,6 +117,7 @@ pub struct BackendEntry {
     health: ArcSwap<HealthView>,
     /// Flows now, connecting ones included.
     pub active: AtomicU32,
+    pub elsewhere: Elsewhere,
     /// Monotonic ns of the last packet that came from it to a graduated flow; 0: none.
     pub heard_ns: AtomicU64,
     /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
@@ -223,9 +226,14 @@ impl BackendEntry {
         self.health.store(Arc::new(view));
     }
 
+    /// Its flows, those of another process included.
+    pub fn load(&self) -> u32 {
+        self.active.load(Relaxed) + self.elsewhere.count()
+    }
+
     /// Counts a flow in, unless the cap is reached.
     pub fn reserve(&self) -> bool {
-        let before = self.active.fetch_add(1, Relaxed);
+        let before = self.active.fetch_add(1, Relaxed) + self.elsewhere.count();
         let room = self.max_connections().is_none_or(|max| before < max);
         if !room {
             self.release();
@@ -233,9 +241,10 @@ impl BackendEntry {
         room
     }
 
-    /// Counts a flow in that it has already, whatever the cap says.
+    /// Counts a flow in that comes from another process, whatever the cap says.
     pub fn count_in(&self) {
         self.active.fetch_add(1, Relaxed);
+        self.elsewhere.arrive();
     }
 
     /// Counts a flow out.
@@ -280,6 +289,7 @@ impl Registry {
             id: FrontendId(*next_id),
             name: name.clone(),
             active: AtomicU32::new(0),
+            elsewhere: Elsewhere::default(),
             lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });
         *next_id += 1;
@@ -315,6 +325,7 @@ impl Registry {
                 drain_deadline_ns: None,
             }),
             active: AtomicU32::new(0),
+            elsewhere: Elsewhere::default(),
             heard_ns: AtomicU64::new(0),
             suspicion: Suspicion::default(),
             lanes: (0..=self.workers).map(|_| BackendLane::default()).collect(),
@@ -350,6 +361,13 @@ impl Registry {
 
     pub fn find_frontend(&self, id: FrontendId) -> Option<Arc<FrontendEntry>> {
         self.lists.load().frontends.iter().find(|entry| entry.id == id).cloned()
+    }
+
+    /// No flow of another process counts here any more.
+    pub fn forget_elsewhere(&self) {
+        let lists = self.lists.load();
+        lists.frontends.iter().for_each(|entry| entry.elsewhere.forget());
+        lists.backends.iter().for_each(|entry| entry.elsewhere.forget());
     }
 
     /// Callers hold `next_id`, so that no two changes cross.

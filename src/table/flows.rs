@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,16 @@ const ROW: usize = 1024;
 const ROWS: usize = 4096;
 /// Ids are handed to workers in blocks, so that accepting touches no shared cache line.
 const ID_BLOCK: u64 = 1024;
+
+/// Which blocks of ids a process gives. While two hand flows over, each gives every other block, so that none is given
+/// twice, and hardly one is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum IdShare {
+    All,
+    Even,
+    Odd,
+}
 
 /// Where a flow is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -117,7 +127,10 @@ impl FlowView {
 #[derive(Debug)]
 pub struct FlowTable {
     shards: Box<[Shard]>,
+    /// Where the next block of ids begins.
     next_id: AtomicU64,
+    /// An [`IdShare`].
+    share: AtomicU8,
 }
 
 #[derive(Debug)]
@@ -152,7 +165,8 @@ impl FlowKey {
 impl FlowTable {
     pub fn new(workers: usize) -> Self {
         let shard = || Shard { rows: (0..ROWS).map(|_| OnceLock::new()).collect(), live: AtomicU32::new(0) };
-        Self { shards: (0..workers).map(|_| shard()).collect(), next_id: AtomicU64::new(1) }
+        let shards = (0..workers).map(|_| shard()).collect();
+        Self { shards, next_id: AtomicU64::new(1), share: AtomicU8::new(IdShare::All as u8) }
     }
 
     /// The writer of `worker`'s shard. Call it once per worker.
@@ -163,12 +177,30 @@ impl FlowTable {
 
     /// The first id that nobody has been given yet.
     pub fn next_id(&self) -> u64 {
-        self.next_id.load(Relaxed)
+        self.next_id.load(SeqCst)
     }
 
     /// Gives no id below `first` from now on: those are another process's.
     pub fn begin_ids_at(&self, first: u64) {
-        self.next_id.fetch_max(first, Relaxed);
+        let blocks = first.saturating_sub(1).div_ceil(ID_BLOCK);
+        self.next_id.fetch_max(1 + blocks * ID_BLOCK, SeqCst);
+    }
+
+    /// Gives only ids of `share` from [`FlowTable::next_id`], asked for afterwards, on.
+    pub fn share_ids(&self, share: IdShare) {
+        self.share.store(share as u8, SeqCst);
+    }
+
+    /// Whoever takes a block after `next_id` was read sees the share that was set before that: all is SeqCst.
+    fn take_block(&self) -> std::ops::Range<u64> {
+        loop {
+            let first = self.next_id.fetch_add(ID_BLOCK, SeqCst);
+            let is_even = (first / ID_BLOCK).is_multiple_of(2);
+            let share = self.share.load(SeqCst);
+            if share == IdShare::All as u8 || is_even == (share == IdShare::Even as u8) {
+                return first..first + ID_BLOCK;
+            }
+        }
     }
 
     /// Flows that live now.
@@ -275,8 +307,7 @@ impl ShardWriter {
     /// An id for a connection that never becomes a flow.
     pub fn take_id(&mut self, table: &FlowTable) -> FlowId {
         if self.ids.is_empty() {
-            let first = table.next_id.fetch_add(ID_BLOCK, Relaxed);
-            self.ids = first..first + ID_BLOCK;
+            self.ids = table.take_block();
         }
         FlowId(self.ids.next().expect("the block was just refilled"))
     }
@@ -373,13 +404,34 @@ mod tests {
     }
 
     #[test]
+    fn two_processes_that_share_ids_give_none_twice_and_leave_hardly_one_out() {
+        let (old, new) = (FlowTable::new(1), FlowTable::new(1));
+        let (mut of_old, mut of_new) = (old.writer(0), new.writer(0));
+        let mut given: Vec<_> = (0..1500).map(|_| of_old.take_id(&old)).collect();
+        old.share_ids(IdShare::Even);
+        new.begin_ids_at(old.next_id());
+        new.share_ids(IdShare::Odd);
+        for _ in 0..5000 {
+            given.push(of_old.take_id(&old));
+            given.push(of_new.take_id(&new));
+        }
+        new.begin_ids_at(old.next_id());
+        new.share_ids(IdShare::All);
+        given.extend((0..5000).map(|_| of_new.take_id(&new)));
+        let highest = given.iter().max().unwrap().0;
+        let count = given.len() as u64;
+        assert_eq!(given.into_iter().collect::<std::collections::HashSet<_>>().len() as u64, count);
+        assert!(highest < count + 4 * ID_BLOCK, "{highest} after {count} ids");
+    }
+
+    #[test]
     fn a_flow_from_another_process_keeps_its_id_and_no_other_flow_gets_it() {
         let table = FlowTable::new(1);
         table.begin_ids_at(5000);
         let mut writer = table.writer(0);
         writer.insert_known(&table, FlowId(4999), &origin(1)).unwrap();
         let (id, _) = writer.insert(&table, &origin(2)).unwrap();
-        assert_eq!((id, table.len()), (FlowId(5000), 2));
+        assert_eq!((id.0 >= 5000, table.len()), (true, 2));
         assert_eq!(table.find(FlowId(4999)).unwrap().origin, origin(1));
     }
 

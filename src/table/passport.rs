@@ -42,6 +42,8 @@ pub struct Relayed {
     pub last_up_ns: u64,
     pub last_down_ns: u64,
     pub connect_us: u64,
+    /// Of the first byte to the backend that nothing came back after; 0 if something did.
+    pub unanswered_since_ns: u64,
 }
 
 /// One direction.

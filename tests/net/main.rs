@@ -17,3 +17,4 @@ mod laboratory;
 mod operator;
 mod path;
 mod relaying;
+mod vip;

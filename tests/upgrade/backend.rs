@@ -1,6 +1,8 @@
 //! A server whose manner each client chooses with its first byte.
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,28 +10,50 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// Sends back what comes.
 pub const ECHO: u8 = b'E';
-/// Sends so many bytes of [`pattern`], then FIN.
+/// Sends so many bytes of [`piece`], then FIN.
 pub const DOWN: u8 = b'D';
-/// Takes so many bytes of [`pattern`] and FIN, then answers [`FINE`].
+/// Takes bytes of [`piece`] until FIN, then answers [`verdict`].
 pub const UP: u8 = b'U';
-/// Sends a byte of [`pattern`] every few milliseconds, so many, though the client has sent FIN.
+/// Sends a byte of [`piece`] now and then, so many, though the client has sent FIN.
 pub const DRIP: u8 = b'H';
 
-pub const FINE: &[u8] = b"fine";
+/// Bytes of one piece at most.
+pub const PIECE_MAX: usize = 64 * 1024;
 
-/// Byte number `at` of what both ends of a bulk transfer know.
-pub fn pattern(seed: u32, at: u64) -> u8 {
-    (at.wrapping_mul(31) ^ (at >> 9).wrapping_mul(7) ^ u64::from(seed)) as u8
-}
+/// A prime: no buffer that is lost, doubled or swapped has a multiple of it.
+const PERIOD: usize = 1_000_003;
 
-/// `count` bytes of the pattern from `at` on.
-pub fn piece(seed: u32, at: u64, count: usize) -> Vec<u8> {
-    (0..count as u64).map(|offset| pattern(seed, at + offset)).collect()
+const DRIP_EVERY: Duration = Duration::from_millis(100);
+
+/// Little of a download fits into the kernel, so that it waits in whoever passes it on.
+const SEND_BUFFER: usize = 64 * 1024;
+
+static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut bytes: Vec<u8> = (0..PERIOD).map(|_| random.u8(..)).collect();
+    bytes.extend_from_within(..PIECE_MAX);
+    bytes
+});
+
+/// Drips hurry to their end.
+static HURRY: AtomicBool = AtomicBool::new(false);
+
+/// `count` bytes from byte number `at` on of what both ends of a transfer know.
+pub fn piece(seed: u32, at: u64, count: usize) -> &'static [u8] {
+    let start = (u64::from(seed) * 7919 + at) as usize % PERIOD;
+    &BYTES[start..start + count]
 }
 
 /// What a client sends first.
 pub fn request(kind: u8, seed: u32, length: u64) -> Vec<u8> {
     [&[kind][..], &seed.to_le_bytes(), &length.to_le_bytes()].concat()
+}
+
+/// What the server says of an upload: whether all its bytes were right, and how many they were.
+pub fn verdict(right: bool, count: u64) -> [u8; 9] {
+    let mut verdict = [u8::from(right); 9];
+    verdict[1..].copy_from_slice(&count.to_le_bytes());
+    verdict
 }
 
 /// Serves for as long as the runtime lives.
@@ -44,47 +68,64 @@ pub async fn serve() -> SocketAddr {
     address
 }
 
+/// Has every drip end soon.
+pub fn hurry() {
+    HURRY.store(true, Relaxed);
+}
+
 async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
     let mut head = [0; 13];
     stream.read_exact(&mut head).await?;
     let seed = u32::from_le_bytes(head[1..5].try_into().unwrap());
     let length = u64::from_le_bytes(head[5..].try_into().unwrap());
-    let mut buffer = vec![0; 32 * 1024];
     match head[0] {
-        ECHO => loop {
-            match stream.read(&mut buffer).await? {
-                0 => return Ok(()),
-                count => stream.write_all(&buffer[..count]).await?,
+        ECHO => {
+            // Small at first: most flows never need more, and there are thousands.
+            let mut buffer = vec![0; 256];
+            loop {
+                match stream.read(&mut buffer).await? {
+                    0 => return Ok(()),
+                    count => {
+                        stream.write_all(&buffer[..count]).await?;
+                        if count == buffer.len() {
+                            buffer.resize(PIECE_MAX, 0);
+                        }
+                    }
+                }
             }
-        },
+        }
         DOWN => {
+            socket2::SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER)?;
             let mut at = 0;
             while at < length {
-                let count = (length - at).min(buffer.len() as u64) as usize;
-                stream.write_all(&piece(seed, at, count)).await?;
+                let count = (length - at).min(PIECE_MAX as u64) as usize;
+                stream.write_all(piece(seed, at, count)).await?;
                 at += count as u64;
             }
             stream.shutdown().await
         }
         UP => {
-            let mut at = 0;
-            let mut fine = true;
+            let mut buffer = vec![0; PIECE_MAX];
+            let (mut at, mut right) = (0, true);
             loop {
                 match stream.read(&mut buffer).await? {
                     0 => break,
                     count => {
-                        fine &= buffer[..count] == piece(seed, at, count);
+                        right &= buffer[..count] == *piece(seed, at, count);
                         at += count as u64;
                     }
                 }
             }
-            stream.write_all(if fine && at == length { FINE } else { b"bad!" }).await?;
+            stream.write_all(&verdict(right, at)).await?;
             stream.shutdown().await
         }
         DRIP => {
             for at in 0..length {
-                stream.write_all(&[pattern(seed, at)]).await?;
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                stream.write_all(piece(seed, at, 1)).await?;
+                if !HURRY.load(Relaxed) {
+                    tokio::time::sleep(DRIP_EVERY).await;
+                }
             }
             stream.shutdown().await
         }

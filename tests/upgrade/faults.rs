@@ -2,29 +2,31 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use baton::handoff::message::Kind;
 use rustix::process::Signal;
 
 use super::backend::{self, ECHO, request};
-use super::instance::{BINARY, Instance, lives, signal, wait_for};
-use super::relay::{self, MESSAGES, Plan, Victim};
+use super::instance::{BINARY, Instance, flow_sockets_of, lives, signal, wait_for};
+use super::relay::{self, Plan, Victim};
 
-/// At least three batches.
+/// Three batches: two of [`BATCH`] and a rest.
 const FLOWS: usize = 150;
-/// Flows of the first batch, which is whole when the messages of the second are met.
+/// Flows of the first batch, which is whole when the messages of the second are met, and of the second.
 const BATCH: usize = 64;
-/// Most of the time they wait.
-const AT_ONCE: usize = 5;
 
 /// What was seen after one plan.
 struct Seen {
     plan: Plan,
     upgraded: bool,
+    /// What whoever asked for the upgrade was told, if it came to nothing.
+    told: String,
     whole: usize,
     reset: usize,
     /// EOF: the kernel closes so what a killed process had.
@@ -34,28 +36,25 @@ struct Seen {
 
 #[test]
 fn a_process_killed_at_any_step_leaves_each_flow_whole_or_ended() {
-    let plans =
-        MESSAGES.iter().flat_map(|at| [Victim::Old, Victim::New].map(|victim| Plan { at, victim, stop: false }));
-    for seen in all(plans.collect(), Duration::ZERO) {
-        let position = MESSAGES.iter().position(|at| *at == seen.plan.at).unwrap();
-        let batch = MESSAGES.iter().position(|at| *at == "batch").unwrap();
-        // A process takes with it what it had; what was not committed to it goes on.
-        match seen.plan.victim {
-            Victim::New if position < batch => assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan),
-            Victim::New if position == batch => assert_eq!(seen.whole, FLOWS - BATCH, "{:?}", seen.plan),
-            Victim::Old if position >= batch => assert!(seen.whole >= BATCH, "{:?}: {}", seen.plan, seen.whole),
-            _ => {}
-        }
-        if seen.plan.victim == Victim::Old && ["done", "finished"].contains(&seen.plan.at) {
-            assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
-        }
+    for seen in all(Plan::all(false), 5, |_| Duration::ZERO) {
+        assert!(survivors(seen.plan).contains(&seen.whole), "{:?}: {} are whole", seen.plan, seen.whole);
     }
 }
 
 #[test]
+fn a_process_killed_at_any_moment_leaves_no_flow_to_hang() {
+    let mut random = fastrand::Rng::new();
+    let mut plan = |_| {
+        let victim = if random.bool() { Victim::Old } else { Victim::New };
+        let later = Duration::from_micros(random.u64(1..150_000));
+        Plan { at: Kind::Hello, victim, stop: false, later }
+    };
+    all((0..30).map(&mut plan).collect(), 5, |_| Duration::ZERO);
+}
+
+#[test]
 fn a_process_stopped_at_any_step_costs_no_flow() {
-    let plans = MESSAGES.iter().flat_map(|at| [Victim::Old, Victim::New].map(|victim| Plan { at, victim, stop: true }));
-    for seen in all(plans.collect(), Duration::from_millis(500)) {
+    for seen in all(Plan::all(true), 5, |_| Duration::from_millis(500)) {
         assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
     }
 }
@@ -63,48 +62,68 @@ fn a_process_stopped_at_any_step_costs_no_flow() {
 /// Longer than the other one waits, which goes on without it, until it wakes up and finds that it is too late.
 #[test]
 fn a_process_that_hangs_for_too_long_costs_no_flow() {
-    let plan = |at, victim| Plan { at, victim, stop: true };
-    let new = ["begin", "serving", "batch", "received", "commit", "adopted", "done"].map(|at| plan(at, Victim::New));
-    // On a busy machine a stop may be felt so late that the upgrade is over by then; a flow is lost in neither case.
-    let seen = all(new.to_vec(), Duration::from_secs(5));
-    assert!(seen.iter().any(|seen| !seen.upgraded), "no upgrade was given up");
-    for seen in seen {
+    for seen in all(Plan::all(true), 13, longer_than_the_other_waits) {
         assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
-    }
-    let old = ["batch", "received", "commit", "adopted"].map(|at| plan(at, Victim::Old));
-    let seen = all(old.to_vec(), Duration::from_secs(17));
-    assert!(seen.iter().any(|seen| !seen.upgraded), "no upgrade was given up");
-    for seen in seen {
-        assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
+        let over = match seen.plan.victim {
+            Victim::New => seen.plan.at == Kind::Finished,
+            Victim::Old => matches!(seen.plan.at, Kind::Done | Kind::Finished),
+        };
+        assert_eq!(seen.upgraded, over, "{:?}: {}", seen.plan, seen.told);
     }
 }
 
+/// How many flows go on after a kill: a process takes with it what it had, and what it was being given.
+fn survivors(plan: Plan) -> RangeInclusive<usize> {
+    let (one, two) = (BATCH, 2 * BATCH);
+    match (plan.victim, plan.at) {
+        (Victim::New, Kind::Batch) => FLOWS - one..=FLOWS - one,
+        // The old one may commit before it learns that nobody is there.
+        (Victim::New, Kind::Received) => FLOWS - two..=FLOWS - one,
+        (Victim::New, Kind::Commit | Kind::Adopted) => FLOWS - two..=FLOWS - two,
+        (Victim::New, Kind::Done | Kind::Finished) => 0..=0,
+        (Victim::New, _) => FLOWS..=FLOWS,
+        // What the new one has received it serves: nobody else will.
+        (Victim::Old, Kind::Batch | Kind::Received | Kind::Commit | Kind::Adopted) => two..=two,
+        (Victim::Old, Kind::Done | Kind::Finished) => FLOWS..=FLOWS,
+        (Victim::Old, _) => 0..=0,
+    }
+}
+
+fn longer_than_the_other_waits(plan: Plan) -> Duration {
+    let seconds = match (plan.victim, plan.at) {
+        (Victim::Old, _) => 17,
+        (Victim::New, Kind::Hello | Kind::Welcome | Kind::Doors | Kind::State) => 12,
+        (Victim::New, _) => 5,
+    };
+    Duration::from_secs(seconds)
+}
+
 /// Carries out the plans, some at a time, and prints the table.
-fn all(plans: Vec<Plan>, pause: Duration) -> Vec<Seen> {
+fn all(plans: Vec<Plan>, at_once: usize, pause: impl Fn(Plan) -> Duration + Sync) -> Vec<Seen> {
     baton::sys::process::raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let backends: Vec<SocketAddr> = (0..2).map(|_| runtime.block_on(backend::serve())).collect();
     let (next, all) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 while let Some(plan) = plans.get(next.fetch_add(1, Relaxed)) {
-                    let seen = carry_out(*plan, &backends, pause);
+                    let seen = carry_out(*plan, &backends, pause(*plan));
                     all.lock().unwrap().push(seen);
                 }
             });
         }
     });
     let mut all = all.into_inner().unwrap();
-    all.sort_by_key(|seen| (MESSAGES.iter().position(|at| *at == seen.plan.at), seen.plan.victim == Victim::New));
-    println!("at        victim  what     upgraded  whole  reset  closed  wrong");
-    for Seen { plan, upgraded, whole, reset, closed, wrong } in &all {
+    all.sort_by_key(|seen| (seen.plan.at as u16, seen.plan.victim == Victim::New, seen.plan.later));
+    println!("at        said by  victim  what      after      upgraded  whole  reset  closed  wrong  told");
+    for Seen { plan, upgraded, told, whole, reset, closed, wrong } in &all {
         let what = if plan.stop { "SIGSTOP" } else { "SIGKILL" };
-        let victim = format!("{:?}", plan.victim);
+        let by = if plan.at.is_said_by_the_old() { "Old" } else { "New" };
+        let (at, victim, later) = (plan.at.name(), format!("{:?}", plan.victim), plan.later.as_micros());
+        let (wrong, told) = (wrong.len(), told.chars().take(120).collect::<String>());
         println!(
-            "{:<9} {victim:<6}  {what}  {upgraded:<8}  {whole:>5}  {reset:>5}  {closed:>6}  {}",
-            plan.at,
-            wrong.len()
+            "{at:<9} {by:<7}  {victim:<6}  {what}  {later:>6} µs  {upgraded:<8}  {whole:>5}  {reset:>5}  {closed:>6}  {wrong:>5}  {told}"
         );
     }
     let wrong: Vec<_> = all.iter().flat_map(|seen| seen.wrong.iter().map(|wrong| (seen.plan, wrong))).collect();
@@ -113,11 +132,13 @@ fn all(plans: Vec<Plan>, pause: Duration) -> Vec<Seen> {
 }
 
 fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Duration) -> Seen {
-    let mut instance = Instance::start(backends, 2);
+    // One worker, so that the batches are what they are; then two, so that flows are spread again.
+    let mut instance = Instance::start(backends, 1);
+    instance.configure(backends, 2, "");
     let directory = instance.directory.path().to_owned();
     let mut flows: Vec<_> = (0..FLOWS).map(|_| open(instance.frontend).unwrap()).collect();
     let old = instance.first_pid();
-    let mut asking = ask(&directory, relay::script(&directory, plan));
+    let asking = ask(&directory, relay::script(&directory, plan));
     wait_for("the strike", || relay::has_struck(&directory));
     let new = relay::new_pid(&directory).unwrap();
     if plan.stop {
@@ -126,18 +147,21 @@ fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Duration) -> Seen {
         let victim = if plan.victim == Victim::Old { old } else { new };
         signal(victim, Signal::CONT);
     }
-    let upgraded = asking.wait().unwrap().success();
-    let mut seen = Seen { plan, upgraded, whole: 0, reset: 0, closed: 0, wrong: Vec::new() };
+    let asked = asking.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&asked.stderr).trim().replace('\n', " / ");
+    let upgraded = asked.status.success();
+    let mut seen = Seen { plan, upgraded, told, whole: 0, reset: 0, closed: 0, wrong: Vec::new() };
     // One of the two serves newcomers, and soon. But a successor without the listeners cannot, nor one that dies with
     // its last word: the supervisor's turn.
     let may_be_orphaned = match plan.victim {
-        Victim::Old => ["hello", "welcome", "doors"].contains(&plan.at),
-        Victim::New => plan.at == "finished",
+        _ if !plan.later.is_zero() => true,
+        Victim::Old => [Kind::Hello, Kind::Welcome, Kind::Doors].contains(&plan.at),
+        Victim::New => plan.at == Kind::Finished,
     };
     wait_for(&format!("an instance that serves after {plan:?}, {upgraded}, old {old}, new {new}"), || {
         instance.reap();
         let served = open(instance.frontend).and_then(|mut stream| echo(&mut stream, b"new")).is_ok();
-        served || !plan.stop && may_be_orphaned && !lives(new)
+        served || !plan.stop && may_be_orphaned && !lives(new) && !lives(old)
     });
     for (number, flow) in flows.iter_mut().enumerate() {
         match echo(flow, &number.to_le_bytes()) {
@@ -150,13 +174,10 @@ fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Duration) -> Seen {
             },
         }
     }
-    if !plan.stop {
-        let victim = if plan.victim == Victim::Old { old } else { new };
-        wait_for("the victim's end", || {
-            instance.reap();
-            !lives(victim)
-        });
-    }
+    wait_for(&format!("an end of flows that two processes have, after {plan:?}"), || {
+        instance.reap();
+        flow_sockets_of(old).is_disjoint(&flow_sockets_of(new))
+    });
     seen
 }
 
@@ -168,7 +189,7 @@ fn ask(directory: &Path, successor: impl AsRef<Path>) -> Child {
         .arg(successor.as_ref())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap()
 }

@@ -1,135 +1,111 @@
 //! Flows of all kinds through three upgrades in a row, with as many workers each time as suits it.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use baton::sys::clock::now_ns;
-use tokio::task::JoinSet;
+use super::crowd::{Crowd, Seen};
+use super::instance::{Instance, descriptors_of, wait_for};
+use super::part;
 
-use super::backend;
-use super::instance::{Instance, lives, sockets_of, wait_for};
-use super::scene::{self, Outcome, Shared};
+/// How long round trips are watched, with an upgrade and without.
+const WINDOW: Duration = Duration::from_secs(2);
 
-const MIB: u64 = 1 << 20;
+/// What an upgrade may add to the longest round trip.
+const GOAL_US: u64 = 25_000;
+
+/// What it may add on a machine that has much else to do.
+const STALL_US_MAX: u64 = 5_000_000;
+
+/// The old process is to be gone this soon after the last acknowledgement.
+const GONE_MAX: Duration = Duration::from_secs(2);
 
 #[test]
-fn two_hundred_flows_notice_none_of_three_upgrades() {
-    carry(200);
-}
-
-/// As many as the goal says. Slow in a debug build; `--ignored` in a release build measures.
-#[test]
-#[ignore]
 fn a_thousand_flows_notice_none_of_three_upgrades() {
     carry(1000);
 }
 
 #[test]
-#[ignore]
 fn five_thousand_flows_notice_none_of_three_upgrades() {
-    carry(4500);
+    carry(5000);
 }
 
 fn carry(flows: usize) {
-    baton::sys::process::raise_file_limit();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let backends: Vec<SocketAddr> = (0..3).map(|_| runtime.block_on(backend::serve())).collect();
+    let (mut backends_part, backends) = part::backends(3);
     let mut instance = Instance::start(&backends, 2);
-    let at_rest = sockets_of(instance.first_pid());
-    let shared = Arc::new(Shared::default());
-    let mut clients = runtime.block_on(clients(instance.frontend, flows, &shared));
-    wait_for("all flows", || shared.begun.load(Relaxed) >= flows as u64);
-
-    let quiet_us = longest(&shared);
-    let storms: Vec<_> = (0..4).map(|_| runtime.spawn(scene::storm(instance.frontend, shared.clone()))).collect();
-    let stormy_us = longest(&shared);
+    let at_rest = descriptors_of(instance.first_pid());
+    let mut crowd = Crowd::open(instance.frontend, flows);
+    crowd.storm();
+    // What begins all at once is over before anything is measured.
+    watch(&mut crowd);
+    println!("                    |        round trips of 1 ms talkers        | old process");
     println!(
-        "flows  workers  moved  held bytes    took  pause of a flow  longest round trip  old gone after  peak RSS"
+        "flows  workers      |   count   median    99.9 %    longest     | gone after  flows moved  their bytes    took  longest pause"
     );
-    println!("{flows:>5}  before upgrades: longest round trip in 1 s {quiet_us} µs, in the storm {stormy_us} µs");
+    let quiet: Vec<Seen> = (0..3).map(|_| watch(&mut crowd)).collect();
+    for seen in &quiet {
+        println!("{flows:>5}  2 (no upgrade) | {}", in_words(seen));
+    }
+    let undisturbed_us = quiet.iter().map(|seen| seen.longest).max().unwrap();
+    let mut stall_us = 0;
     for workers in [1, 3, 2] {
         instance.configure(&backends, workers, "");
-        let old = instance.pid().unwrap();
-        shared.longest_us.store(0, Relaxed);
-        let upgraded = instance.ask(&["upgrade"]).unwrap_or_else(|| panic!("no upgrade: {}", instance.log()));
-        let told_ns = now_ns();
-        let old_peak = peak_kib(old);
-        wait_for("the old process to exit", || {
-            instance.reap();
-            !lives(old)
-        });
-        let gone_ms = (now_ns() - told_ns) / 1_000_000;
-        let longest_us = longest(&shared);
-        let new = upgraded["new_pid"].as_u64().unwrap() as u32;
+        crowd.look();
+        let upgrade = instance.upgrade();
+        let seen = watch(&mut crowd);
+        let result = &upgrade.result;
         println!(
-            "{flows:>5}  {workers:>7}  {:>5}  {:>10}  {:>3} ms  {:>12} µs  {longest_us:>15} µs  {gone_ms:>11} ms  {}+{} KiB",
-            upgraded["moved"],
-            upgraded["held_bytes"],
-            upgraded["took_us"].as_u64().unwrap() / 1000,
-            upgraded["longest_pause_us"],
-            old_peak,
-            peak_kib(new),
+            "{flows:>5}  {workers:<14} | {} | {:>7} ms  {:>11}  {:>11}  {:>3} ms  {:>10} µs",
+            in_words(&seen),
+            upgrade.gone_after.as_millis(),
+            result["moved"],
+            result["held_bytes"],
+            result["took_us"].as_u64().unwrap() / 1000,
+            result["longest_pause_us"],
         );
-        assert_eq!(upgraded["not_moved"], serde_json::json!([]));
-        assert!(upgraded["moved"].as_u64().unwrap() >= flows as u64 * 9 / 10, "{upgraded}");
-        assert!(gone_ms < 2000, "the old process stayed for {gone_ms} ms");
-        assert_eq!(instance.pid(), Some(new));
-        assert_ne!(old, new);
+        stall_us = stall_us.max(seen.longest);
+        assert_eq!(result["not_moved"], serde_json::json!([]));
+        assert!(result["moved"].as_u64().unwrap() >= flows as u64, "{result}");
+        assert!(upgrade.gone_after < GONE_MAX, "the old process stayed for {:?}", upgrade.gone_after);
+        assert_eq!(instance.pid(), Some(result["new_pid"].as_u64().unwrap() as u32));
+        assert_ne!(result["new_pid"], result["old_pid"]);
     }
-    shared.over.store(true, Relaxed);
-    let served: u64 = storms.into_iter().map(|storm| runtime.block_on(storm).unwrap().unwrap()).sum();
-    let mut failed = Vec::new();
-    while let Some(outcome) = runtime.block_on(clients.join_next()) {
-        let (kind, outcome) = outcome.unwrap();
-        failed.extend(outcome.err().map(|error| format!("{kind}: {error}")));
-    }
+    let added_us = stall_us.saturating_sub(undisturbed_us);
+    let judged = if added_us <= GOAL_US { "within" } else { "beyond" };
     println!(
-        "{served} new connections meanwhile, {} round trips, {} failed flows",
-        shared.round_trips.load(Relaxed),
-        failed.len()
+        "longest round trip: {stall_us} µs with upgrades, {undisturbed_us} µs without: {judged} {} ms of it",
+        GOAL_US / 1000
     );
-    assert!(failed.is_empty(), "{} flows failed: {:?}", failed.len(), &failed[..failed.len().min(10)]);
-    assert!(served > 100, "the storm was a breeze: {served}");
+    backends_part.ask::<()>("hurry");
+    let report = crowd.finish();
+    println!(
+        "{flows} flows: {} failed; {} new connections meanwhile; {} MiB up and {} MiB down compared byte by byte",
+        report.failures.len(),
+        report.served,
+        report.compared_up >> 20,
+        report.compared_down >> 20
+    );
+    assert!(report.failures.is_empty(), "{:#?}", report.failures);
+    assert!(added_us < STALL_US_MAX, "{added_us}");
     let pid = instance.pid().unwrap();
-    // One more: the admin connection that asked a moment ago.
-    wait_for("all sockets to be closed", || sockets_of(pid) <= at_rest + 1);
-    let ended = instance.ask(&["status"]).unwrap()["frontends"][0]["accepted_total"].as_u64().unwrap();
-    assert!(ended >= served + flows as u64, "the counters went back: {ended}");
+    let mut left = descriptors_of(pid);
+    wait_for("all descriptors to be closed", || {
+        left = descriptors_of(pid);
+        // Pipes are kept for reuse, and the last question came over a socket that may not be closed yet.
+        left.iter().filter(|(kind, _)| *kind != "pipe").all(|(kind, count)| {
+            let before = at_rest.get(kind).copied().unwrap_or(0);
+            *count <= before + usize::from(kind == "socket")
+        })
+    });
+    println!("descriptors before: {at_rest:?}, after: {left:?}");
+    let accepted = instance.ask(&["status"]).unwrap()["frontends"][0]["accepted_total"].as_u64().unwrap();
+    assert!(accepted >= report.served + flows as u64, "the counters went back: {accepted}");
 }
 
-/// A second's longest round trip.
-fn longest(shared: &Shared) -> u64 {
-    let before = shared.longest_us.load(Relaxed);
-    std::thread::sleep(Duration::from_secs(1));
-    let longest_us = shared.longest_us.swap(0, Relaxed);
-    longest_us.max(before)
+fn watch(crowd: &mut Crowd) -> Seen {
+    std::thread::sleep(WINDOW);
+    crowd.look()
 }
 
-fn peak_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    peak.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-}
-
-async fn clients(to: SocketAddr, flows: usize, shared: &Arc<Shared>) -> JoinSet<(&'static str, Outcome)> {
-    let mut clients = JoinSet::new();
-    for number in 0..flows {
-        let (shared, seed) = (shared.clone(), number as u32);
-        clients.spawn(async move {
-            match number % 20 {
-                0..12 => ("idle", scene::idle(to, shared).await),
-                12 | 13 => ("talker", scene::talker(to, shared).await),
-                14 | 15 => ("slow reader", scene::slow_reader(to, shared, seed, 6 * MIB).await),
-                16 => ("uploader", scene::uploader(to, shared, seed, 24 * MIB).await),
-                17 => ("both ways", scene::both_ways(to, shared, seed, 24 * MIB).await),
-                _ => ("half-closed", scene::half_closed(to, shared, seed, 1500).await),
-            }
-        });
-        if number % 50 == 49 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-    clients
+fn in_words(seen: &Seen) -> String {
+    let Seen { count, median, p999, longest } = seen;
+    format!("{count:>7}  {median:>4} µs  {p999:>6} µs  {longest:>6} µs")
 }

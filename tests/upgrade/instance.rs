@@ -1,13 +1,17 @@
 //! Baton as a process, with a configuration of its own.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use baton::handoff::source::Step;
 use baton::sys::clock::now_ns;
+use baton::sys::process::Other;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -19,18 +23,30 @@ pub struct Instance {
     pub directory: tempfile::TempDir,
     pub frontend: SocketAddr,
     first: Child,
+    /// Kills the group when its standard input ends: also if this test is killed.
+    guard: Child,
 }
 
 impl Instance {
     /// Starts `baton run` before `backends`, and waits until it serves.
     pub fn start(backends: &[SocketAddr], workers: usize) -> Self {
-        Self::start_with(backends, workers, &[])
+        Self::start_with(backends, workers, "", &[])
     }
 
-    pub fn start_with(backends: &[SocketAddr], workers: usize, environment: &[(&str, PathBuf)]) -> Self {
+    /// With more settings of its frontend.
+    pub fn start_as(backends: &[SocketAddr], workers: usize, frontend: &str) -> Self {
+        Self::start_with(backends, workers, frontend, &[])
+    }
+
+    pub fn start_with(
+        backends: &[SocketAddr],
+        workers: usize,
+        settings: &str,
+        environment: &[(&str, PathBuf)],
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let frontend = free_address();
-        write_config(&config_path(&directory), directory.path(), frontend, backends, workers, "");
+        write_config(&config_path(&directory), directory.path(), frontend, backends, workers, settings);
         let log = File::create(directory.path().join("log")).unwrap();
         let first = Command::new(BINARY)
             .args(["run", "-c"])
@@ -43,7 +59,14 @@ impl Instance {
             .process_group(0)
             .spawn()
             .unwrap();
-        let instance = Self { directory, frontend, first };
+        let guard = Command::new("sh")
+            .args(["-c", "read -r line; kill -s KILL -- -$0", &first.id().to_string()])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let instance = Self { directory, frontend, first, guard };
         wait_for("the instance to serve", || {
             instance.ask(&["status"]).is_some_and(|status| status.to_string().contains("\"ready\""))
                 && TcpStream::connect(frontend).is_ok()
@@ -55,8 +78,8 @@ impl Instance {
         config_path(&self.directory)
     }
 
-    pub fn configure(&self, backends: &[SocketAddr], workers: usize, extra: &str) {
-        write_config(&self.config(), self.directory.path(), self.frontend, backends, workers, extra);
+    pub fn configure(&self, backends: &[SocketAddr], workers: usize, settings: &str) {
+        write_config(&self.config(), self.directory.path(), self.frontend, backends, workers, settings);
     }
 
     /// Runs a command against it.
@@ -78,6 +101,40 @@ impl Instance {
         documents.map(Result::unwrap).last().filter(|_| output.status.success())
     }
 
+    /// Replaces it; panics if that fails. Returns once the old process has ended.
+    pub fn upgrade(&mut self) -> Upgrade {
+        self.upgrade_with(&[])
+    }
+
+    pub fn upgrade_with(&mut self, arguments: &[&str]) -> Upgrade {
+        let old = Other::open(self.pid().unwrap()).unwrap();
+        let mut asking = Command::new(BINARY)
+            .args(["--json", "--socket"])
+            .arg(self.directory.path().join("admin.sock"))
+            .arg("upgrade")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let ended = std::thread::spawn(move || old.ends_within(DEADLINE).then(now_ns));
+        let (mut text, mut last_step_ns) = (String::new(), 0);
+        for line in BufReader::new(asking.stdout.take().unwrap()).lines().map(Result::unwrap) {
+            if line.contains(Step::Finished.label()) {
+                last_step_ns = now_ns();
+            }
+            text += &line;
+            text.push('\n');
+        }
+        assert!(asking.wait().unwrap().success(), "no upgrade: {text}\n{}", self.log());
+        let ended_ns = ended.join().unwrap().expect("the old process ends");
+        self.reap();
+        let documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        let result = documents.map(Result::unwrap).last().unwrap();
+        assert!(last_step_ns > 0, "no last step was shown: {text}");
+        Upgrade { result, gone_after: Duration::from_nanos(ended_ns.saturating_sub(last_step_ns)) }
+    }
+
     /// The process that answers at the admin socket.
     pub fn pid(&self) -> Option<u32> {
         Some(self.ask(&["version"])?["instance"]["pid"].as_u64()? as u32)
@@ -97,10 +154,18 @@ impl Instance {
     }
 }
 
+/// How an upgrade went.
+pub struct Upgrade {
+    /// What `baton upgrade` said.
+    pub result: Value,
+    /// From before the last acknowledgement to the end of the old process.
+    pub gone_after: Duration,
+}
+
 impl Drop for Instance {
     fn drop(&mut self) {
-        let group = Pid::from_raw(self.first.id() as i32).unwrap();
-        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
         let _ = self.first.wait();
         if std::thread::panicking() {
             let log = self.log();
@@ -120,11 +185,44 @@ pub fn lives(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Sockets that the process holds.
-pub fn sockets_of(pid: u32) -> usize {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+/// Whether no thread of the process runs any more, after SIGSTOP.
+pub fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    })
+}
+
+/// The sockets of flows that the process has, by their inodes.
+pub fn flow_sockets_of(pid: u32) -> BTreeSet<u64> {
+    let inodes = |table: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        let established = text.lines().skip(1).filter_map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            // A listener is in state 0A.
+            (words.get(3)? != &"0A").then(|| words.get(9)?.parse::<u64>().ok())?
+        });
+        established.collect::<BTreeSet<_>>()
+    };
+    let flows: BTreeSet<_> = inodes("tcp").union(&inodes("tcp6")).copied().collect();
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return BTreeSet::new() };
     let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
-    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    let sockets = links.filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+    sockets.filter(|inode| flows.contains(inode)).collect()
+}
+
+/// How many descriptors of each kind the process holds.
+pub fn descriptors_of(pid: u32) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return kinds };
+    for link in entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()) {
+        // "socket:[4711]", "anon_inode:[eventpoll]", or a path.
+        let name = link.to_string_lossy();
+        let kind = name.split_once(":[").filter(|(kind, _)| *kind != "anon_inode").map_or(&*name, |(kind, _)| kind);
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    kinds
 }
 
 /// Looks until `done`, for as long as [`DEADLINE`].
@@ -153,21 +251,30 @@ fn write_config(
     frontend: SocketAddr,
     backends: &[SocketAddr],
     workers: usize,
-    extra: &str,
+    settings: &str,
 ) {
+    // Written beside and moved, so that no half of it is ever read.
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text_of(directory, frontend, backends, workers, settings)).unwrap();
+    std::fs::rename(beside, path).unwrap();
+}
+
+/// A file for `instance` that it does not know yet.
+pub fn config_text(instance: &Instance, backends: &[SocketAddr], workers: usize, settings: &str) -> String {
+    text_of(instance.directory.path(), instance.frontend, backends, workers, settings)
+}
+
+fn text_of(directory: &Path, frontend: SocketAddr, backends: &[SocketAddr], workers: usize, settings: &str) -> String {
     let backends: String = backends
         .iter()
         .enumerate()
         .map(|(number, address)| format!("\n[[frontend.backend]]\nname = \"b{number}\"\naddress = \"{address}\"\n"))
         .collect();
-    let text = format!(
-        "{extra}\n[path]\ngraduate = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
+    format!(
+        "[path]\ngraduate = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
          [log]\nflows = \"errors\"\n[[frontend]]\nname = \"api\"\nlisten = [\"{frontend}\"]\n\
+         {settings}\n\
          [frontend.health]\nkind = \"tcp\"\n{backends}",
         directory.display()
-    );
-    // Written beside and moved, so that no half of it is ever read.
-    let beside = path.with_extension("new");
-    std::fs::write(&beside, text).unwrap();
-    std::fs::rename(beside, path).unwrap();
+    )
 }

@@ -1,9 +1,12 @@
 //! Upgrades of the real process under real flows, and what becomes of them when either process fails.
 
 mod backend;
+mod crowd;
 mod faults;
 mod flows;
 mod instance;
+mod limits;
+mod part;
 mod refusals;
 mod relay;
 mod scene;

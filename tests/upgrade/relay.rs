@@ -3,6 +3,7 @@
 //!
 //! It is this very test program, started through a script. So the processes under test need to know nothing of tests.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,21 +11,24 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use baton::handoff::channel::{Channel, ChannelError};
-use baton::handoff::message::Message;
+use baton::handoff::message::{Kind, Message};
 use baton::sys::{fd_passing, inherited};
 use rustix::process::Signal;
 
-use super::instance::{BINARY, signal};
+use super::instance::{BINARY, is_stopped, lives, signal, wait_for};
 
 const FOREVER: Duration = Duration::from_secs(120);
 
 /// What shall happen, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The message's name; of a kind that comes more than once, the second.
-    pub at: &'static str,
+    /// The message at which it happens; of a kind that comes more than once, the second. A message's sender has said it
+    /// by then, and its receiver has not heard it.
+    pub at: Kind,
     pub victim: Victim,
     pub stop: bool,
+    /// Zero, or the conversation goes on for this long after the message.
+    pub later: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +37,17 @@ pub enum Victim {
     New,
 }
 
-/// Messages in the order of the conversation, those that come more than once at their second time.
-pub const MESSAGES: [&str; 13] = [
-    "hello", "welcome", "doors", "state", "ready", "begin", "serving", "batch", "received", "commit", "adopted",
-    "done", "finished",
-];
+impl Plan {
+    /// Either process at every message that a whole conversation has.
+    pub fn all(stop: bool) -> Vec<Self> {
+        let messages = Kind::ALL.iter().filter(|kind| !kind.breaks_off());
+        messages
+            .flat_map(|at| {
+                [Victim::Old, Victim::New].map(|victim| Self { at: *at, victim, stop, later: Duration::ZERO })
+            })
+            .collect()
+    }
+}
 
 /// A program that Baton can start as its successor.
 pub fn script(directory: &Path, plan: Plan) -> PathBuf {
@@ -45,12 +55,14 @@ pub fn script(directory: &Path, plan: Plan) -> PathBuf {
     let this = std::env::current_exe().unwrap();
     // The kernel sends SIGHUP to a group with a stopped process when the last one goes that a shell could speak to.
     let text = format!(
-        "#!/bin/sh\ntrap '' HUP\nexport RELAY_DIRECTORY='{}' RELAY_AT={} RELAY_VICTIM={:?} RELAY_STOP={}\n\
+        "#!/bin/sh\ntrap '' HUP\nexport RELAY_DIRECTORY='{}' RELAY_AT={} RELAY_VICTIM={:?} RELAY_STOP={} \
+         RELAY_LATER_US={}\n\
          exec '{}' relay::between_the_two --exact --ignored --nocapture\n",
         directory.display(),
-        plan.at,
+        plan.at.name(),
         plan.victim,
         plan.stop,
+        plan.later.as_micros(),
         this.display()
     );
     std::fs::write(&path, text).unwrap();
@@ -85,13 +97,30 @@ fn between_the_two() {
     let new_pid = successor.id();
     std::fs::write(directory.join("new_pid"), new_pid.to_string()).unwrap();
     let new = End::new(near);
+    let later = Duration::from_micros(std::env::var("RELAY_LATER_US").unwrap().parse().unwrap());
     let strike = move || {
         let victim = if std::env::var("RELAY_VICTIM").unwrap() == "Old" { old_pid } else { new_pid };
         let stop = std::env::var("RELAY_STOP").unwrap() == "true";
-        signal(victim, if stop { Signal::STOP } else { Signal::KILL });
+        // Before it is true, for whoever survives may kill this process next.
         std::fs::write(directory.join("struck"), "").unwrap();
+        signal(victim, if stop { Signal::STOP } else { Signal::KILL });
+        // A stop reaches one thread after the other, and the message goes on only then.
+        wait_for("the strike to be felt", || if stop { is_stopped(victim) } else { !lives(victim) });
     };
-    pass_on(old, new, strike);
+    let striking = Cell::new(None);
+    pass_on(old, new, || match later.is_zero() {
+        true => strike(),
+        false => {
+            let strike = strike.clone();
+            striking.set(Some(std::thread::spawn(move || {
+                std::thread::sleep(later);
+                strike();
+            })));
+        }
+    });
+    if let Some(striking) = striking.take() {
+        striking.join().unwrap();
+    }
     // It ends with its last flow, or is killed with the whole group.
     successor.wait().unwrap();
 }

@@ -1,154 +1,213 @@
 //! Clients of all kinds, each of which checks every byte.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use baton::sys::clock::now_ns;
+use hdrhistogram::Histogram;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
-use super::backend::{DOWN, DRIP, ECHO, FINE, UP, piece, request};
+use super::backend::{DOWN, DRIP, ECHO, PIECE_MAX, UP, piece, request, verdict};
 use super::instance::DEADLINE;
 
+/// What a slow reader's kernel takes for it.
+const RECEIVE_BUFFER: u32 = 32 * 1024;
+
+/// Bytes of one step of a bulk transfer, up or both ways.
+const STEP: usize = 16 * 1024;
+
+/// Bytes that a slow reader takes at a time.
+const SIP: usize = 4 * 1024;
+
+/// A pause between two connections of a storm: the ports of closed ones are many, but not without end.
+const STORM_PAUSE: Duration = Duration::from_millis(4);
+
+/// A round trip is counted as this at most.
+const LONGEST_US: u64 = 600_000_000;
+
 /// What all clients look at.
-#[derive(Default)]
 pub struct Shared {
-    /// Talkers and slow ones finish when it is set.
-    pub over: AtomicBool,
-    /// The longest round trip of a talker since it was last taken, in µs.
-    pub longest_us: AtomicU64,
-    pub round_trips: AtomicU64,
+    /// Everyone finishes when it is true.
+    pub over: watch::Sender<bool>,
     /// Flows that have done their first round.
     pub begun: AtomicU64,
+    /// Connections of the storm that were served.
+    pub served: AtomicU64,
+    /// Bytes that were compared, up and down.
+    pub compared: [AtomicU64; 2],
+    /// Round trips in µs since they were last looked at.
+    pub round_trips: Mutex<Histogram<u64>>,
+    /// Between two steps of a bulk transfer.
+    pub pace: Duration,
 }
 
 pub type Outcome = Result<(), String>;
 
-/// Silent between its first word and its last.
+impl Shared {
+    /// For so many flows: what their bulk transfers move a second does not depend on it.
+    pub fn new(flows: usize) -> Arc<Self> {
+        Arc::new(Self {
+            over: watch::Sender::new(false),
+            begun: AtomicU64::default(),
+            served: AtomicU64::default(),
+            compared: Default::default(),
+            round_trips: Mutex::new(Histogram::new_with_max(LONGEST_US, 3).unwrap()),
+            pace: Duration::from_micros(40 * flows as u64).max(Duration::from_millis(10)),
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    async fn until_over(&self) {
+        let _ = self.over.subscribe().wait_for(|over| *over).await;
+    }
+
+    async fn pause(&self) {
+        if !self.is_over() {
+            sleep(self.pace).await;
+        }
+    }
+}
+
+/// Silent between its first word and its last, and hears nothing meanwhile.
 pub async fn idle(to: SocketAddr, shared: Arc<Shared>) -> Outcome {
     let mut stream = open(to, ECHO, 0, 0).await?;
     echo(&mut stream, b"first").await?;
     shared.begun.fetch_add(1, Relaxed);
-    until_over(&shared).await;
+    let mut unasked = [0; 8];
+    tokio::select! {
+        () = shared.until_over() => {}
+        came = stream.read(&mut unasked) => return Err(format!("idle, and yet: {came:?}")),
+    }
     echo(&mut stream, b"last").await
 }
 
 /// A round trip every millisecond.
 pub async fn talker(to: SocketAddr, shared: Arc<Shared>) -> Outcome {
     let mut stream = open(to, ECHO, 0, 0).await?;
-    let mut number = 0u64;
-    while !shared.over.load(Relaxed) {
+    for number in 0u64.. {
         let began_ns = now_ns();
         echo(&mut stream, &number.to_le_bytes()).await?;
-        shared.longest_us.fetch_max((now_ns() - began_ns) / 1000, Relaxed);
-        shared.round_trips.fetch_add(1, Relaxed);
+        let took_us = (now_ns() - began_ns) / 1000;
+        shared.round_trips.lock().unwrap().saturating_record(took_us);
         if number == 0 {
             shared.begun.fetch_add(1, Relaxed);
         }
-        number += 1;
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        if shared.is_over() {
+            break;
+        }
+        sleep(Duration::from_millis(1)).await;
     }
     Ok(())
 }
 
 /// Takes `length` bytes, slowly until it is over: all buffers on the way are full.
 pub async fn slow_reader(to: SocketAddr, shared: Arc<Shared>, seed: u32, length: u64) -> Outcome {
-    let mut stream = open(to, DOWN, seed, length).await?;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(RECEIVE_BUFFER).unwrap();
+    let mut stream = timed("connecting", socket.connect(to)).await?;
+    timed("asking", stream.write_all(&request(DOWN, seed, length))).await?;
+    timed("the first byte", stream.readable()).await?;
     shared.begun.fetch_add(1, Relaxed);
-    let mut buffer = vec![0; 64 * 1024];
+    let mut buffer = vec![0; SIP];
     let mut at = 0;
     loop {
-        let slow = !shared.over.load(Relaxed);
-        let most = if slow { 1024 } else { buffer.len() };
-        match timed("reading slowly", stream.read(&mut buffer[..most])).await? {
+        match timed("reading slowly", stream.read(&mut buffer)).await? {
             0 if at == length => return Ok(()),
             0 => return Err(format!("EOF after {at} of {length} bytes")),
-            count if buffer[..count] != piece(seed, at, count) => return Err(format!("wrong bytes after {at}")),
+            count if buffer[..count] != *piece(seed, at, count) => return Err(format!("wrong bytes after {at}")),
             count => at += count as u64,
         }
-        if slow {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+        shared.compared[1].fetch_add(SIP as u64, Relaxed);
+        if shared.is_over() && buffer.len() < PIECE_MAX {
+            buffer.resize(PIECE_MAX, 0);
         }
+        shared.pause().await;
     }
 }
 
 /// Sends until it is over, then FIN, and hears whether all came.
-pub async fn uploader(to: SocketAddr, shared: Arc<Shared>, seed: u32, length: u64) -> Outcome {
-    let mut stream = open(to, UP, seed, length).await?;
+pub async fn uploader(to: SocketAddr, shared: Arc<Shared>, seed: u32) -> Outcome {
+    let mut stream = open(to, UP, seed, 0).await?;
     shared.begun.fetch_add(1, Relaxed);
     let mut at = 0;
-    while at < length {
-        let count = (length - at).min(32 * 1024) as usize;
-        timed("sending", stream.write_all(&piece(seed, at, count))).await?;
-        at += count as u64;
-        if !shared.over.load(Relaxed) {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+    while !shared.is_over() {
+        timed("sending", stream.write_all(piece(seed, at, STEP))).await?;
+        at += STEP as u64;
+        shared.pause().await;
     }
     stream.shutdown().await.map_err(|error| format!("shutting down: {error}"))?;
-    let mut verdict = Vec::new();
-    timed("the verdict", stream.read_to_end(&mut verdict)).await?;
-    if verdict == FINE { Ok(()) } else { Err(format!("the server says {:?}", String::from_utf8_lossy(&verdict))) }
+    let mut said = Vec::new();
+    timed("the verdict", stream.read_to_end(&mut said)).await?;
+    shared.compared[0].fetch_add(at, Relaxed);
+    if said == verdict(true, at) { Ok(()) } else { Err(format!("after {at} bytes the server says {said:?}")) }
 }
 
-/// Bulk both ways at once.
-pub async fn both_ways(to: SocketAddr, shared: Arc<Shared>, seed: u32, length: u64) -> Outcome {
+/// Bulk both ways at once, until it is over.
+pub async fn both_ways(to: SocketAddr, shared: Arc<Shared>, seed: u32) -> Outcome {
     let (mut reader, mut writer) = open(to, ECHO, 0, 0).await?.into_split();
     shared.begun.fetch_add(1, Relaxed);
     let pace = shared.clone();
     let sending = tokio::spawn(async move {
         let mut at = 0;
-        while at < length {
-            let count = (length - at).min(32 * 1024) as usize;
-            timed("sending", writer.write_all(&piece(seed, at, count))).await?;
-            at += count as u64;
-            if !pace.over.load(Relaxed) {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
+        while !pace.is_over() {
+            timed("sending", writer.write_all(piece(seed, at, STEP))).await?;
+            at += STEP as u64;
+            pace.pause().await;
         }
-        writer.shutdown().await.map_err(|error| error.to_string())
+        writer.shutdown().await.map_err(|error| error.to_string())?;
+        Ok::<_, String>(at)
     });
-    let mut buffer = vec![0; 64 * 1024];
+    let mut buffer = vec![0; PIECE_MAX];
     let mut at = 0;
     loop {
         match timed("the echo", reader.read(&mut buffer)).await? {
-            0 if at == length => break,
-            0 => return Err(format!("EOF after {at} of {length} bytes")),
-            count if buffer[..count] != piece(seed, at, count) => return Err(format!("wrong bytes after {at}")),
+            0 => break,
+            count if buffer[..count] != *piece(seed, at, count) => return Err(format!("wrong bytes after {at}")),
             count => at += count as u64,
         }
     }
-    sending.await.unwrap()
+    let sent = sending.await.unwrap()?;
+    shared.compared.iter().for_each(|compared| {
+        compared.fetch_add(at, Relaxed);
+    });
+    if at == sent { Ok(()) } else { Err(format!("EOF after {at} of {sent} bytes")) }
 }
 
 /// Has sent FIN long ago, and still receives.
 pub async fn half_closed(to: SocketAddr, shared: Arc<Shared>, seed: u32, length: u64) -> Outcome {
     let mut stream = open(to, DRIP, seed, length).await?;
     stream.shutdown().await.map_err(|error| format!("shutting down: {error}"))?;
+    timed("the first byte", stream.readable()).await?;
     shared.begun.fetch_add(1, Relaxed);
     let mut all = Vec::new();
-    timed("the rest", stream.read_to_end(&mut all)).await?;
+    let mut buffer = [0; 64];
+    loop {
+        match timed("the rest", stream.read(&mut buffer)).await? {
+            0 => break,
+            count => all.extend_from_slice(&buffer[..count]),
+        }
+    }
     if all == piece(seed, 0, length as usize) { Ok(()) } else { Err(format!("{} of {length} bytes", all.len())) }
 }
 
-/// One new connection after the other; returns how many there were.
-pub async fn storm(to: SocketAddr, shared: Arc<Shared>) -> Result<u64, String> {
-    let mut served = 0;
-    while !shared.over.load(Relaxed) {
-        let mut stream = open(to, ECHO, 0, 0).await.map_err(|error| format!("after {served}: {error}"))?;
-        echo(&mut stream, b"hello").await.map_err(|error| format!("after {served}: {error}"))?;
-        served += 1;
+/// One new connection after the other, until it is over.
+pub async fn storm(to: SocketAddr, shared: Arc<Shared>) -> Outcome {
+    while !shared.is_over() {
+        let after = |error| format!("after {}: {error}", shared.served.load(Relaxed));
+        let mut stream = open(to, ECHO, 0, 0).await.map_err(after)?;
+        echo(&mut stream, b"hello").await.map_err(after)?;
+        shared.served.fetch_add(1, Relaxed);
+        sleep(STORM_PAUSE).await;
     }
-    Ok(served)
-}
-
-async fn until_over(shared: &Shared) {
-    while !shared.over.load(Relaxed) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    Ok(())
 }
 
 async fn open(to: SocketAddr, kind: u8, seed: u32, length: u64) -> Result<TcpStream, String> {
@@ -160,8 +219,9 @@ async fn open(to: SocketAddr, kind: u8, seed: u32, length: u64) -> Result<TcpStr
 
 async fn echo(stream: &mut TcpStream, word: &[u8]) -> Outcome {
     timed("sending", stream.write_all(word)).await?;
-    let mut back = vec![0; word.len()];
-    timed("the echo", stream.read_exact(&mut back)).await?;
+    let mut back = [0; 16];
+    let back = &mut back[..word.len()];
+    timed("the echo", stream.read_exact(back)).await?;
     if back == word { Ok(()) } else { Err("the echo is wrong".to_owned()) }
 }
 

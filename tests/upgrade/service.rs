@@ -47,7 +47,7 @@ fn the_service_manager_learns_of_the_new_process_and_keeps_the_listeners_through
     let backends = [runtime.block_on(backend::serve())];
     let place = tempfile::tempdir().unwrap();
     let mut manager = Manager::new(&place.path().join("notify"));
-    let mut instance = Instance::start_with(&backends, 2, &[("NOTIFY_SOCKET", place.path().join("notify"))]);
+    let mut instance = Instance::start_with(&backends, 2, "", &[("NOTIFY_SOCKET", place.path().join("notify"))]);
     manager.hear("READY=1");
     manager.hear("FDSTORE=1");
     assert_eq!(manager.store.len(), 2, "one for each worker: {:?}", manager.texts);

@@ -1,0 +1,111 @@
+//! What limits and balancing remember, from one process to the next.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Proxy;
+use super::handover::{Message, StuckWorker};
+use super::worker::Worker;
+use crate::addr::ClientAddr;
+use crate::config::{Config, Frontend};
+use crate::model::balance::{Balance, Turns};
+use crate::model::pacing::TokenBucket;
+use crate::sys::clock::now_ns;
+use crate::table::carried::{Carried, FrontendLoad, SavedSource, SavedTurns};
+
+/// Sources that are told of at most: with more of them a message would grow too long. Those that are nearest to a limit
+/// go first.
+const SOURCES_MAX: usize = 30_000;
+
+impl Proxy {
+    /// What another process should know to go on with.
+    pub fn save(&self) -> Result<Carried, StuckWorker> {
+        let (sources, sources_left_out) = self.save_sources();
+        let mut turns = Vec::new();
+        for worker in 0..self.workers() {
+            turns.extend(self.ask(worker, |answer| Message::SaveTurns { answer })?);
+        }
+        let load = |entry: &crate::table::backend::FrontendEntry| FrontendLoad {
+            name: entry.name.to_string(),
+            flows: entry.active.load(Relaxed),
+        };
+        let frontends = self.table.registry.frontends().iter().map(|entry| load(entry)).collect();
+        Ok(Carried { frontends, sources, sources_left_out, turns })
+    }
+
+    /// The sources alone, at the very end.
+    pub fn save_sources(&self) -> (Vec<SavedSource>, u64) {
+        let name = |id| Some(self.table.registry.find_frontend(id)?.name.to_string());
+        self.shared.sources.save(name, SOURCES_MAX, now_ns())
+    }
+
+    /// Goes on with what another process knew, which still has its flows. Call it before anyone is served.
+    pub fn recall(&self, config: &Config, carried: &Carried) {
+        for entry in self.table.registry.frontends() {
+            let loads = carried.frontends.iter().filter(|load| *load.name == *entry.name);
+            loads.for_each(|load| entry.elsewhere.expect(load.flows));
+        }
+        self.recall_sources(config, &carried.sources, true);
+        for worker in 0..self.workers() {
+            let own = carried.turns.iter().filter(|turns| turns.worker % self.workers() == worker);
+            self.tell(worker, Message::RecallTurns(own.cloned().collect()));
+        }
+    }
+
+    /// Goes on with what another process knows of sources. `expect`: it will give their flows to this one.
+    pub fn recall_sources(&self, config: &Config, saved: &[SavedSource], expect: bool) {
+        for source in saved {
+            let configured = config.frontends.iter().find(|frontend| *frontend.name == *source.frontend);
+            let Some(frontend) = configured else { continue };
+            self.recall_source(frontend, source, expect);
+        }
+    }
+
+    /// The handoff is over, or came to nothing: no flow of the other process counts here any more.
+    pub fn forget_elsewhere(&self) {
+        self.table.registry.forget_elsewhere();
+        self.shared.sources.forget_elsewhere();
+    }
+
+    fn recall_source(&self, frontend: &Frontend, saved: &SavedSource, expect: bool) {
+        let limits = &frontend.limits;
+        let id = self.table.registry.frontend(&frontend.name).id;
+        // Under another mask it may be part of a wider network.
+        let network = limits.source_mask.network(ClientAddr::new((saved.network, 0).into()));
+        let rate = limits.accept_rate_per_source;
+        if let (Some(rate), Some(bucket)) = (rate, saved.bucket) {
+            let bucket = TokenBucket::resumed(rate, rate, bucket.level, bucket.at_ns);
+            self.shared.sources.recall(id, network, bucket, now_ns());
+        }
+        if expect && (rate.is_some() || limits.max_connections_per_source.is_some()) {
+            self.shared.sources.expect(id, network, saved.flows);
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn save_turns(&self) -> Vec<SavedTurns> {
+        let frontends = self.plane.frontends.iter().filter_map(|frontend| {
+            let turns = self.turns.get(&frontend.entry.id)?;
+            let names = frontend.backends.iter().map(|backend| backend.name.to_string());
+            let credits = names.zip(turns.credits().iter().copied()).collect();
+            Some(SavedTurns { worker: self.number, frontend: frontend.entry.name.to_string(), credits })
+        });
+        frontends.collect()
+    }
+
+    /// What several workers knew adds up: any sum of fair turns is fair.
+    pub(super) fn recall_turns(&mut self, saved: &[SavedTurns]) {
+        for frontend in &self.plane.frontends {
+            let own: Vec<_> = saved.iter().filter(|turns| *turns.frontend == *frontend.entry.name).collect();
+            if own.is_empty() || frontend.settings.balance != Balance::RoundRobin {
+                continue;
+            }
+            let credit = |name: &str| -> i64 {
+                let credits = own.iter().flat_map(|turns| &turns.credits);
+                credits.filter(|(backend, _)| backend == name).fold(0, |sum, (_, credit)| sum.saturating_add(*credit))
+            };
+            let credits = frontend.backends.iter().map(|backend| credit(&backend.name)).collect();
+            self.turns.insert(frontend.entry.id, Turns::resumed(credits));
+        }
+    }
+}

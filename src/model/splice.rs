@@ -107,3 +107,6 @@ fn window_shift(sender: &LegState, receiver: &LegState) -> i8 {
 
 /// More than the time between the installing of an entry and the closing of its sockets.
 const TIMESTAMP_SLACK_MS: u64 = 100;
+
+#[cfg(test)]
+mod tests;

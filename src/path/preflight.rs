@@ -106,7 +106,7 @@ fn capabilities() -> Finding {
             "capabilities",
             format!("{} is missing", missing.join(", ")),
             "loading a program, attaching it and closing a socket in silence are privileges",
-            "run Baton as root, or with AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_NET_ADMIN CAP_NET_RAW in its unit",
+            "run Baton as root, or with the AmbientCapabilities of deploy/baton.service in its unit",
         ),
     }
 }

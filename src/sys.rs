@@ -8,6 +8,7 @@ pub mod eventfd;
 pub mod fd_passing;
 pub mod inherited;
 pub mod netdev;
+pub mod netlink;
 pub mod pipe;
 pub mod process;
 pub mod raw;

@@ -5,12 +5,21 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
+use crate::config::{self, Cluster, Config, ProbeKind, Target, reset_after_silence};
 use crate::model::budget::{Fault, Timers, longest_gap};
+use crate::path::preflight::{self, Verdict};
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
-pub fn run(path: &Path) -> ExitCode {
-    match report(path, &mut io::stdout().lock(), &mut io::stderr().lock()) {
+/// With `host`, this host is looked at too; what hinders graduation is no error, for flows stay proxied then.
+pub fn run(path: &Path, host: bool, json: bool) -> ExitCode {
+    let report = report(path, &mut io::stdout().lock(), &mut io::stderr().lock());
+    let report = report.and_then(|taken| {
+        if taken && host {
+            report_host(path, json, &mut io::stdout().lock())?;
+        }
+        Ok(taken)
+    });
+    match report {
         Ok(true) => ExitCode::SUCCESS,
         // Not even the findings can be told: nobody may take that for a pass.
         Ok(false) | Err(_) => ExitCode::FAILURE,
@@ -75,6 +84,41 @@ fn budget(config: &Config) -> String {
 fn seconds(time: Duration) -> String {
     let text = format!("{:.2}", time.as_secs_f64());
     format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Writes what was found of this host.
+fn report_host(path: &Path, json: bool, out: &mut impl Write) -> io::Result<()> {
+    let Ok(loaded) = config::load(path) else { return Ok(()) };
+    let frontends = &loaded.config.frontends;
+    let addresses: Vec<_> =
+        frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr()).collect();
+    let backends = frontends.iter().flat_map(|frontend| &frontend.backends);
+    let backends: Vec<_> = backends
+        .filter_map(|backend| match backend.address {
+            Target::Address(address) => Some(address.socket_addr()),
+            Target::Name { .. } => None,
+        })
+        .collect();
+    let settings = &loaded.config.path;
+    let interfaces: Vec<_> = settings.interfaces.iter().map(ToString::to_string).collect();
+    let findings = preflight::look(&settings.pins, &addresses, &backends, &interfaces);
+    if json {
+        return writeln!(out, "{}", serde_json::to_string_pretty(&findings)?);
+    }
+    for finding in &findings {
+        let word = match finding.verdict {
+            Verdict::Good => "ok",
+            Verdict::Advice => "note",
+            Verdict::Hindrance => "hinders",
+        };
+        writeln!(out, "{word:8} {}: {}", finding.topic, finding.read)?;
+        if !finding.why.is_empty() {
+            writeln!(out, "         why:  {}\n         mend: {}", finding.why, finding.mend)?;
+        }
+    }
+    let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
+    let verdict = if hindered { "flows stay proxied on this host" } else { "flows can graduate on this host" };
+    writeln!(out, "{verdict}")
 }
 
 fn contents(config: &Config) -> String {

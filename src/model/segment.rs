@@ -19,6 +19,8 @@ pub struct Segment {
     pub seq: u32,
     pub ack: u32,
     pub flags: Flags,
+    /// As the header has it, before any scaling.
+    pub window: u16,
 }
 
 const TCP_LENGTH: u16 = 20;
@@ -73,7 +75,9 @@ impl Segment {
         tcp.extend(self.to.port().to_be_bytes());
         tcp.extend(self.seq.to_be_bytes());
         tcp.extend(self.ack.to_be_bytes());
-        tcp.extend([0x50, flags, 0, 0, 0, 0, 0, 0]);
+        tcp.extend([0x50, flags]);
+        tcp.extend(self.window.to_be_bytes());
+        tcp.extend([0, 0, 0, 0]);
         let sum = checksum(&[pseudo, &tcp]);
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
         tcp
@@ -96,7 +100,7 @@ mod tests {
 
     fn segment(from: &str, to: &str) -> Segment {
         let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
-        Segment { from, to, seq: 0x0102_0304, ack: 0xfffe_fdfc, flags: Flags::RstAck }
+        Segment { from, to, seq: 0x0102_0304, ack: 0xfffe_fdfc, flags: Flags::RstAck, window: 7 }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Network interfaces of this thread's namespace: netdevice(7).
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
 use rustix::net::netdevice;
@@ -41,6 +43,61 @@ pub fn name(index: u32) -> io::Result<String> {
     Ok(name.to_string())
 }
 
+/// Every address of every interface of this namespace.
+pub fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: getifaddrs(3) writes one pointer, to a list that is freed below.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut addresses = Vec::new();
+    let mut at = first;
+    // SAFETY: each entry of the list, whose end is null, is alive until the list is freed.
+    while let Some(entry) = unsafe { at.as_ref() } {
+        // SAFETY: the name ends in NUL and belongs to the entry.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+        // SAFETY: an address is null, or at least a family.
+        match unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family)) {
+            Some(libc::AF_INET) => {
+                // SAFETY: the family says that it is this structure.
+                let address = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in>() };
+                addresses.push((name, Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into()));
+            }
+            Some(libc::AF_INET6) => {
+                // SAFETY: the family says that it is this structure.
+                let address = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in6>() };
+                addresses.push((name, Ipv6Addr::from_octets(address.sin6_addr.s6_addr).into()));
+            }
+            _ => {}
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: it is the list that getifaddrs made, and nothing borrowed from it is left.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(addresses)
+}
+
+/// Whether the interface merges segments in a way that cannot be undone (large receive offload, ETHTOOL_GFLAGS).
+pub fn merges_for_good(name: &str) -> io::Result<bool> {
+    let socket = socket()?;
+    let mut value = EthtoolValue { command: ETHTOOL_GFLAGS, data: 0 };
+    let mut request = named(name)?;
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    ioctl(&socket, SIOCETHTOOL, &mut request)?;
+    Ok(value.data & ETH_FLAG_LRO != 0)
+}
+
+/// `struct ethtool_value` (include/uapi/linux/ethtool.h).
+#[repr(C)]
+struct EthtoolValue {
+    command: u32,
+    data: u32,
+}
+
+const SIOCETHTOOL: libc::c_ulong = 0x8946;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETH_FLAG_LRO: u32 = 1 << 15;
+
 fn socket() -> io::Result<std::os::fd::OwnedFd> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     Ok(socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
@@ -74,6 +131,8 @@ mod tests {
         assert_eq!((lo.index, lo.hardware), (1, HARDWARE_LOOPBACK));
         assert!(lo.mtu >= 1500);
         assert_eq!(name(1).unwrap(), "lo");
+        assert!(addresses().unwrap().contains(&("lo".to_owned(), Ipv4Addr::LOCALHOST.into())));
+        assert!(!merges_for_good("lo").unwrap());
         assert!(interface("no-such").is_err());
         assert!(interface("a-name-that-is-too-long").is_err());
     }

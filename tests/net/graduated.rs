@@ -2,6 +2,7 @@
 
 mod basics;
 mod faults;
+mod kills;
 mod process;
 
 use crate::lab::*;

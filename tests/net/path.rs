@@ -5,5 +5,6 @@ mod by_hand;
 mod command;
 mod life;
 mod packets;
+mod preflight;
 mod reference;
 mod whole;

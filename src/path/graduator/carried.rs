@@ -68,6 +68,12 @@ pub struct Limbo {
     pub base: u32,
     pub written: u32,
     pub fin: bool,
+    /// Behind the last byte that the sending leg's socket had when the entries were made, and how many bytes in between
+    /// there were then.
+    pub position: u32,
+    pub at_first: u32,
+    /// The receiver's last acknowledgement that the receiving leg's socket was told of.
+    pub told: u32,
 }
 
 /// What was last seen of one direction.
@@ -119,6 +125,12 @@ impl Limbo {
 
     pub fn is_empty(&self) -> bool {
         self.written == 0 && !self.fin
+    }
+
+    /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.
+    pub fn expected(&self, held: usize) -> u32 {
+        let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.at_first);
+        self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin))
     }
 }
 

@@ -123,8 +123,8 @@ impl Path {
             ends: splice.ends,
             step: Step::Entered(Lent {
                 sockets,
-                up: Limbo { base: backend_must_ack.wrapping_sub(limbo_up), ..Limbo::default() },
-                down: Limbo { base: client_must_ack.wrapping_sub(limbo_down), ..Limbo::default() },
+                up: limbo(backend_must_ack, limbo_up, &splice.up),
+                down: limbo(client_must_ack, limbo_down, &splice.down),
                 since_ns: now_ns,
             }),
             up: look(&splice.up, bytes_up),
@@ -176,6 +176,11 @@ impl Path {
         tracing::warn!(flow = candidate.ticket.id.0, %error, "a flow could not be graduated");
         self.give_back(candidate, Stays::Failed);
     }
+}
+
+fn limbo(must_ack: u32, bytes: u32, start: &Start) -> Limbo {
+    let base = must_ack.wrapping_sub(bytes);
+    Limbo { base, written: 0, fin: false, position: start.position, at_first: bytes, told: base }
 }
 
 /// As the kernel has them: a PROXY header may have given the flow other names.

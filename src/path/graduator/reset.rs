@@ -83,7 +83,9 @@ impl Path {
         self.over(id, reason);
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.step = Step::Over;
-            self.later.push_back((now_ns() + LINGER.as_nanos() as u64, id));
+            // From its last packet: it may have ended long before this process began.
+            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
+            self.later.push_back((last_ns + LINGER.as_nanos() as u64, id));
         }
     }
 
@@ -116,7 +118,7 @@ impl Path {
 
     /// `look` is at what `to` has sent.
     fn tickle(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
-        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck };
+        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
         let below = Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact };
         for packet in [exact, below].iter().filter_map(Segment::packet) {
             // A host that cannot be reached needs no RST.

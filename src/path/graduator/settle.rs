@@ -10,6 +10,7 @@ use super::Path;
 use super::carried::{Carried, Lent, Limbo, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
+use crate::model::segment::{Flags, Segment};
 use crate::model::splice::Direction;
 use crate::path::entry::Entry;
 use crate::path::probe::Change;
@@ -94,11 +95,35 @@ impl Path {
         match acknowledged {
             true => self.close(id),
             false if overdue => self.silent(id),
-            false => match self.drain(id) {
+            false => match self.tell_sockets(id).and_then(|()| self.drain(id)) {
                 Ok(()) => self.unsettled.push(id),
                 Err(broken) => self.broken(id, broken),
             },
         }
+    }
+
+    /// Tells the sockets what their far ends have acknowledged. Those packets pass them by, and without them a socket
+    /// resends its first segment for ever, though it is a later one that was lost.
+    fn tell_sockets(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        let keys = [flow.ends.key(Direction::Down), flow.ends.key(Direction::Up)];
+        let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
+        let expected = [down.expected(sockets.held_down.len()), up.expected(sockets.held_up.len())];
+        for ((key, limbo), seq) in keys.into_iter().zip([up, down]).zip(expected) {
+            let Ok(Some(entry)) = self.program.entry(&key) else { continue };
+            let ack = entry.seen.acked as u32;
+            let is_news = ack.wrapping_sub(limbo.told).wrapping_sub(1) < limbo.end().wrapping_sub(limbo.told);
+            if limbo.is_empty() || !is_news {
+                continue;
+            }
+            limbo.told = ack;
+            let segment = Segment { from: key.from, to: key.to, seq, ack, flags: Flags::Ack, window: u16::MAX };
+            // Towards an address of this host, and so by loopback, which the program does not look at.
+            if let Some(packet) = segment.packet() {
+                let _ = self.raw.send(&packet, key.to.ip());
+            }
+        }
+        Ok(())
     }
 
     /// Closes both sockets, then marks the entries: from here on they are all there is of the flow.

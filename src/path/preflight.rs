@@ -1,0 +1,289 @@
+//! Whether this host can carry graduated flows: what was read, why it matters, and the command that mends it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use serde::Serialize;
+
+use super::program;
+use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
+use crate::sys::{bpffs, netlink};
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub topic: String,
+    pub verdict: Verdict,
+    pub read: String,
+    /// Empty if all is well.
+    pub why: String,
+    /// A command, or what to do where no command does it. Empty if nothing needs to be done.
+    pub mend: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Good,
+    /// Flows graduate, but something may be slower or other than expected.
+    Advice,
+    /// No flow can graduate, or none that this is about; they stay proxied.
+    Hindrance,
+}
+
+/// Looks at everything. `addresses`: where frontends listen. `backends`: where backends are. `interfaces`: as configured;
+/// empty: those that hold the addresses and lead to the backends.
+pub fn look(
+    directory: &Path,
+    addresses: &[SocketAddr],
+    backends: &[SocketAddr],
+    interfaces: &[String],
+) -> Vec<Finding> {
+    let mut findings =
+        vec![kernel(), btf(), capabilities(), lockdown(), jit(), file_system(directory), pinned(directory)];
+    let interfaces = if interfaces.is_empty() { by_addresses(addresses, backends) } else { interfaces.to_vec() };
+    if interfaces.is_empty() {
+        findings.push(Finding::advice(
+            "interfaces",
+            "none holds a frontend's address or leads to a backend",
+            "a VIP may come later; what comes by an interface where the program is not attached is not carried",
+            "run this again on the host that has the VIP",
+        ));
+    }
+    let mut mtus = BTreeMap::new();
+    for name in &interfaces {
+        look_at_interface(name, &mut findings, &mut mtus);
+    }
+    findings.extend(mtu(&mtus));
+    findings
+}
+
+fn kernel() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match version >= (6, 6) {
+        true => Finding::good("kernel", format!("Linux {release}")),
+        false => Finding::hindrance(
+            "kernel",
+            format!("Linux {release}"),
+            "the program is attached by TCX links, which Linux 6.6 brought",
+            "boot a kernel of 6.6 or later (Debian: apt-get install -t bookworm-backports linux-image-amd64)",
+        ),
+    }
+}
+
+fn btf() -> Finding {
+    let path = "/sys/kernel/btf/vmlinux";
+    match Path::new(path).exists() {
+        true => Finding::good("type information", path),
+        false => Finding::hindrance(
+            "type information",
+            format!("{path} is not there"),
+            "where a socket keeps its numbers differs from kernel to kernel, and only this tells",
+            "boot a kernel that was built with CONFIG_DEBUG_INFO_BTF=y, as those of distributions are",
+        ),
+    }
+}
+
+fn capabilities() -> Finding {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let held = held.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let has = |capability: u32| held & 1 << capability != 0;
+    let missing: Vec<_> = CAPABILITIES
+        .iter()
+        .filter(|(_, number, or)| !has(*number) && !or.is_some_and(has))
+        .map(|(name, ..)| *name)
+        .collect();
+    match missing.is_empty() {
+        true => Finding::good("capabilities", "all that it takes"),
+        false => Finding::hindrance(
+            "capabilities",
+            format!("{} is missing", missing.join(", ")),
+            "loading a program, attaching it and closing a socket in silence are privileges",
+            "run Baton as root, or with AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_NET_ADMIN CAP_NET_RAW in its unit",
+        ),
+    }
+}
+
+fn lockdown() -> Finding {
+    let text = std::fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+    match text.contains("[confidentiality]") {
+        false => Finding::good("lockdown", if text.is_empty() { "none" } else { text.trim() }),
+        true => Finding::hindrance(
+            "lockdown",
+            text.trim(),
+            "the kernel shows its sockets' numbers to no program in this mode",
+            "boot with lockdown=integrity",
+        ),
+    }
+}
+
+fn jit() -> Finding {
+    let path = "/proc/sys/net/core/bpf_jit_enable";
+    match std::fs::read_to_string(path).unwrap_or_default().trim() {
+        "0" => Finding::advice(
+            "compiler",
+            format!("{path} is 0"),
+            "each packet is interpreted, which costs several times as much",
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
+        _ => Finding::good("compiler", "packets run compiled code"),
+    }
+}
+
+fn file_system(directory: &Path) -> Finding {
+    match bpffs::holds(directory) {
+        Ok(true) => Finding::good("file system", format!("{} is on a BPF file system", directory.display())),
+        Ok(false) if directory.starts_with(bpffs::MOUNT_POINT) => Finding::advice(
+            "file system",
+            format!("no BPF file system at {}", bpffs::MOUNT_POINT),
+            "flows outlive the process there; Baton mounts it when it starts, if it may",
+            "mount -t bpf bpf /sys/fs/bpf",
+        ),
+        Ok(false) | Err(_) => Finding::hindrance(
+            "file system",
+            format!("{} is not on a BPF file system", directory.display()),
+            "flows outlive the process there, and nowhere else",
+            format!("mount -t bpf bpf {}", directory.display()),
+        ),
+    }
+}
+
+fn pinned(directory: &Path) -> Finding {
+    let mend = "baton path remove";
+    match program::status(directory) {
+        Ok(None) => Finding::good("pinned", "nothing yet"),
+        Ok(Some(status)) if status.adoptable => Finding::good(
+            "pinned",
+            format!("a program that this version adopts, {} entries", status.entries.unwrap_or(0)),
+        ),
+        Ok(Some(status)) => Finding::hindrance(
+            "pinned",
+            format!("a program of another version (layout {})", status.layout),
+            "its flows cannot be read, and replacing it would reset them",
+            mend,
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Finding::advice("pinned", error, "only root may look", "run this as root")
+        }
+        Err(error) => Finding::hindrance("pinned", error, "what is pinned cannot be read", mend),
+    }
+}
+
+/// Interfaces that hold one of `addresses`, or an address by which a packet to one of `backends` leaves.
+fn by_addresses(addresses: &[SocketAddr], backends: &[SocketAddr]) -> Vec<String> {
+    let sources = backends.iter().filter_map(|backend| {
+        let any: IpAddr = if backend.is_ipv6() { IpAddr::from([0u16; 8]) } else { IpAddr::from([0; 4]) };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        // Connecting a UDP socket asks for the route and sends nothing.
+        socket.connect(backend).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    });
+    let wanted: Vec<_> = addresses.iter().map(SocketAddr::ip).chain(sources).collect();
+    let all = netdev::addresses().unwrap_or_default();
+    let mut names: Vec<_> = all.into_iter().filter(|(_, ip)| wanted.contains(ip)).map(|(name, _)| name).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMap<String, u32>) {
+    let interface = match netdev::interface(name) {
+        Ok(interface) => interface,
+        Err(error) => {
+            findings.push(Finding::hindrance(
+                name,
+                error,
+                "the program cannot be attached to it",
+                "name an interface of this host in [path] interfaces",
+            ));
+            return;
+        }
+    };
+    if ![HARDWARE_ETHERNET, HARDWARE_LOOPBACK].contains(&interface.hardware) {
+        findings.push(Finding::hindrance(
+            name,
+            format!("hardware type {}", interface.hardware),
+            "its packets have no Ethernet header, which the program reads",
+            "leave it out of [path] interfaces; flows by it stay proxied",
+        ));
+    }
+    if interface.hardware == HARDWARE_ETHERNET {
+        mtus.insert(name.to_owned(), interface.mtu);
+    }
+    if netdev::merges_for_good(name).unwrap_or(false) {
+        findings.push(Finding::hindrance(
+            name,
+            "large receive offload is on",
+            "it merges segments so that they cannot be sent on as they came",
+            format!("ethtool -K {name} lro off"),
+        ));
+    }
+    let others = others(name, interface.index);
+    findings.push(match others.is_empty() {
+        true => Finding::good(name, format!("MTU {}, no other program looks at its packets", interface.mtu)),
+        false => Finding::advice(
+            name,
+            others.join("; "),
+            "XDP programs see a packet before Baton's does and may take it; Baton's comes before all other classifiers, \
+             so those (Cilium, Calico) see no packet of a graduated flow, neither for policy nor for counting",
+            format!("bpftool net show dev {name}, then decide whether its policy may be passed by for these flows"),
+        ),
+    });
+}
+
+/// Programs of others at the ingress of an interface.
+fn others(name: &str, index: u32) -> Vec<String> {
+    let mut others = Vec::new();
+    if let Ok(Some(id)) = netlink::xdp_program(index) {
+        others.push(format!("XDP program {id}"));
+    }
+    if let Ok((_, programs)) = SchedClassifier::query_tcx(name, TcAttachType::Ingress) {
+        let names = programs.iter().map(|program| (program.id(), program.name_as_str().unwrap_or("?").to_owned()));
+        others.extend(names.filter(|(_, name)| name != "path").map(|(id, name)| format!("TCX program {id} ({name})")));
+    }
+    let filters = netlink::ingress_filters(index).unwrap_or_default();
+    others.extend(filters.into_iter().map(|kind| format!("tc filter ({kind})")));
+    others
+}
+
+fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
+    let (narrow, wide) = (mtus.iter().min_by_key(|(_, mtu)| **mtu)?, mtus.iter().max_by_key(|(_, mtu)| **mtu)?);
+    (narrow.1 != wide.1).then(|| {
+        Finding::advice(
+            "MTU",
+            format!("{} has {}, {} has {}", narrow.0, narrow.1, wide.0, wide.1),
+            "nobody cuts a packet of a graduated flow in pieces: flows whose segments would not fit stay proxied",
+            format!("ip link set {} mtu {}", wide.0, narrow.1),
+        )
+    })
+}
+
+impl Finding {
+    fn good(topic: &str, read: impl fmt::Display) -> Self {
+        Self::new(Verdict::Good, topic, read, "", "")
+    }
+
+    fn advice(topic: &str, read: impl fmt::Display, why: &str, mend: impl fmt::Display) -> Self {
+        Self::new(Verdict::Advice, topic, read, why, mend)
+    }
+
+    fn hindrance(topic: &str, read: impl fmt::Display, why: &str, mend: impl fmt::Display) -> Self {
+        Self::new(Verdict::Hindrance, topic, read, why, mend)
+    }
+
+    fn new(verdict: Verdict, topic: &str, read: impl fmt::Display, why: &str, mend: impl fmt::Display) -> Self {
+        let (topic, why) = (topic.to_owned(), why.to_owned());
+        Self { topic, verdict, read: read.to_string(), why, mend: mend.to_string() }
+    }
+}
+
+/// Name, number, and the number of one that contains it (include/uapi/linux/capability.h).
+const CAPABILITIES: [(&str, u32, Option<u32>); 4] =
+    [("CAP_BPF", 39, Some(21)), ("CAP_PERFMON", 38, Some(21)), ("CAP_NET_ADMIN", 12, None), ("CAP_NET_RAW", 13, None)];

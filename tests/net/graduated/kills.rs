@@ -1,0 +1,114 @@
+//! kill -9 at random under load, again and again: each flow goes on whole, or ends; none hangs, none gets a wrong byte.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use super::Scene;
+use crate::lab::*;
+
+/// Of one flow over one kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    WentOn,
+    Fin,
+    Rst,
+}
+
+const CLIENTS: usize = 12;
+
+/// What the clients and the killer share.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    outcomes: Mutex<BTreeMap<Outcome, u64>>,
+    /// Clients' addresses of flows that were graduated right before some kill.
+    graduated: Mutex<HashSet<String>>,
+}
+
+/// A client that asks and checks the answers until told to stop, and says what became of each connection. What is
+/// unanswered for longer than any outage is a hung flow, and fails the test.
+fn client(lab: &Lab, number: u64, shared: &Shared) {
+    let Shared { stop, outcomes, graduated } = shared;
+    let note = |outcome| *outcomes.lock().unwrap().entry(outcome).or_default() += 1;
+    let mut seed = number * 1_000_000;
+    while !stop.load(SeqCst) {
+        let Ok(mut conn) = lab.client.try_connect(lab.lb.v4(6443), secs(1)) else { continue };
+        let local = conn.local().to_string();
+        // An earlier connection may have had the port.
+        graduated.lock().unwrap().remove(&local);
+        let ended = loop {
+            seed += 1;
+            // Sizes vary, so that kills meet requests at rest and in the middle.
+            match conn.try_echo(seed, 1 + seed * 7919 % 3000) {
+                Ok(()) if stop.load(SeqCst) => break Outcome::WentOn,
+                // Some connections are young at every kill.
+                Ok(()) if seed % 400 == number => break Outcome::WentOn,
+                Ok(()) => {}
+                Err(error) => match End::of_error(&error) {
+                    End::Rst => break Outcome::Rst,
+                    End::Other(std::io::ErrorKind::UnexpectedEof) => break Outcome::Fin,
+                    other => panic!("client {number}: a flow hangs: {other:?}"),
+                },
+            }
+        };
+        let was_graduated = graduated.lock().unwrap().contains(&local);
+        assert!(ended == Outcome::WentOn || !was_graduated, "{local} was graduated and noticed a kill: {ended:?}");
+        note(ended);
+    }
+}
+
+fn kill_at_random(kills: u32) {
+    let Some(scene) = Scene::new("kills") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let config = scene.config().path("after_round_trips", 1);
+    let baton = lab.baton(&config);
+    let shared = Shared::default();
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    println!("row 33: the seed is {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut adopted = 0;
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS as u64 {
+            let shared = &shared;
+            scope.spawn(move || client(lab, number, shared));
+        }
+        let _stops = Stops(&shared.stop);
+        let mut baton = baton;
+        for _ in 0..kills {
+            // The moment of the kill is the point of the test, not a wait for anything.
+            std::thread::sleep(ms(random.u64(0..120)));
+            adopted += baton.status()["path"]["adopted_total"].as_u64().unwrap();
+            let flows = baton.flows();
+            let graduated = flows.iter().filter(|flow| flow["state"] == "graduated");
+            let clients = graduated.map(|flow| flow["client"].as_str().unwrap().to_owned());
+            shared.graduated.lock().unwrap().extend(clients);
+            baton.process.kill();
+            baton = lab.baton(&config);
+        }
+        shared.stop.store(true, SeqCst);
+    });
+    println!("row 33: {kills} kills: {:?}; {adopted} flows were adopted", shared.outcomes.lock().unwrap());
+    assert!(adopted > u64::from(kills), "{adopted} flows adopted over {kills} kills");
+}
+
+/// Lets the clients end also when the test panics.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+#[test]
+fn row33_thirty_kills_at_random_leave_no_flow_hanging() {
+    kill_at_random(30);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn row33_five_hundred_kills_at_random_leave_no_flow_hanging() {
+    kill_at_random(500);
+}

@@ -169,8 +169,10 @@ impl Drop for Instance {
         let _ = self.first.wait();
         if std::thread::panicking() {
             let log = self.log();
-            let lines: Vec<_> = log.lines().filter(|line| !line.contains("flow ended")).collect();
+            let (ended, lines): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains("flow ended"));
             eprintln!("the log:\n{}", lines.join("\n"));
+            eprintln!("the first of {} flows that did not end in the ordinary way:", ended.len());
+            ended.iter().take(10).for_each(|line| eprintln!("{line}"));
         }
     }
 }

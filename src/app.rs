@@ -52,7 +52,7 @@ use takeover::Newcomer;
 
 pub use path::NoPath;
 pub use reload::{ReloadError, Reloader};
-pub use upgrade::{Replacement, Upgrader};
+pub use upgrade::{Replacement, Succession, Upgrader};
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -102,7 +102,7 @@ pub struct Core {
     rebalance_now: Arc<Notify>,
     /// Somebody else keeps the listening sockets open beyond this process's life.
     listeners_kept: AtomicBool,
-    upgrading: AtomicBool,
+    succession: latest::Sender<Succession>,
     replacement: latest::Sender<Option<Replacement>>,
 }
 
@@ -206,7 +206,7 @@ fn assemble(
         hasten: Notify::new(),
         rebalance_now: Arc::default(),
         listeners_kept: AtomicBool::new(false),
-        upgrading: AtomicBool::new(false),
+        succession: latest::Sender::new(Succession::None),
         replacement: latest::Sender::new(None),
     });
     let reloader = Reloader::new(core.clone(), metrics.clone(), path);

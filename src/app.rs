@@ -41,7 +41,6 @@ use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
 use crate::handoff::message::State;
 use crate::health::Checker;
 use crate::metrics::Metrics;
-use crate::path::program::OpenError;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::process;
@@ -51,8 +50,9 @@ use crate::table::journal::What;
 use control::Wiring;
 use takeover::Newcomer;
 
+pub use path::NoPath;
 pub use reload::{ReloadError, Reloader};
-pub use upgrade::{Replacement, Upgrader};
+pub use upgrade::{Replacement, Succession, Upgrader};
 
 /// How often quiet sources are forgotten.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ pub enum StartError {
     #[error(transparent)]
     Door(#[from] OpenDoorError),
     #[error("flows cannot graduate, as path.graduate = \"require\" wants: {0}")]
-    Path(#[source] OpenError),
+    Path(#[source] path::NoPath),
     #[error("cannot take over: {0}")]
     NoOffer(#[from] NoOffer),
 }
@@ -102,7 +102,7 @@ pub struct Core {
     rebalance_now: Arc<Notify>,
     /// Somebody else keeps the listening sockets open beyond this process's life.
     listeners_kept: AtomicBool,
-    upgrading: AtomicBool,
+    succession: latest::Sender<Succession>,
     replacement: latest::Sender<Option<Replacement>>,
 }
 
@@ -120,7 +120,7 @@ struct Parts {
 /// Starts an instance with `config`, which was read from `path`, on `inherited` listeners where it has any. Needs a
 /// tokio runtime; the data plane has threads of its own.
 pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bound, StartError> {
-    let parts = assemble(config, path, inherited, State::default())?;
+    let parts = assemble(config, path, inherited, State::default(), false)?;
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
     parts.reloader.adopt_doors(doors);
@@ -144,7 +144,7 @@ pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<
     let old = process::Other::open(welcome.pid).ok();
     let (listeners, lent) = takeover::sort(doors);
     let carried = state.carried.clone();
-    let assembled = assemble(config, path, listeners, state).inspect(|parts| {
+    let assembled = assemble(config, path, listeners, state, true).inspect(|parts| {
         parts.core.proxy.recall(&parts.config, &carried);
         if welcome.protocol > 1 {
             parts.core.table.flows.share_ids(IdShare::Odd);
@@ -183,6 +183,7 @@ fn assemble(
     path: &Path,
     inherited: Vec<(VipAddr, OwnedFd)>,
     state: State,
+    taking_over: bool,
 ) -> Result<Parts, StartError> {
     process::raise_file_limit();
     let workers = config.process.workers.unwrap_or_else(process::cores);
@@ -190,7 +191,7 @@ fn assemble(
     table.flows.begin_ids_at(state.next_flow_id);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
-    let graduated = path::Path::open(&config, &table)?;
+    let graduated = path::Path::open(&config, &table, taking_over)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
     state.totals.carry_into(&table.registry);
     let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
@@ -205,7 +206,7 @@ fn assemble(
         hasten: Notify::new(),
         rebalance_now: Arc::default(),
         listeners_kept: AtomicBool::new(false),
-        upgrading: AtomicBool::new(false),
+        succession: latest::Sender::new(Succession::None),
         replacement: latest::Sender::new(None),
     });
     let reloader = Reloader::new(core.clone(), metrics.clone(), path);
@@ -347,5 +348,6 @@ async fn sweep(core: Arc<Core>) {
     loop {
         ticks.tick().await;
         core.proxy.sweep_sources();
+        core.path.keep_lock();
     }
 }

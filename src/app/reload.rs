@@ -33,6 +33,8 @@ pub enum ReloadError {
     Door(#[from] OpenDoorError),
     #[error("the instance is stopping")]
     Stopping,
+    #[error("an upgrade is under way, and the new process reads the file for itself; reload it in a moment")]
+    Upgrading,
 }
 
 impl ReloadError {
@@ -122,8 +124,16 @@ impl Reloader {
         }
     }
 
-    /// Reads the file and takes it over: what changed, or why nothing did. Logged, journaled and counted here.
+    /// Reads the file and takes it over: what changed, or why nothing did. Logged, journaled and counted here, but for a
+    /// refusal because of an upgrade.
+    ///
+    /// # Errors
+    /// [`ReloadError`]. While another process takes over, that is said at once: an answer that waited for the end of the
+    /// handoff would come from a process that is about to exit.
     pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
+        if self.core.is_upgrading() {
+            return Err(ReloadError::Upgrading);
+        }
         // A task of its own, so that a caller who goes away does not leave a reload half done.
         let reloader = self.clone();
         let reload = tokio::spawn(async move { reloader.reload_in_turn().await });
@@ -161,6 +171,10 @@ impl Reloader {
     async fn apply(&self) -> Result<Vec<String>, ReloadError> {
         if self.core.drain.watch().phase() > Phase::Serving {
             return Err(ReloadError::Stopping);
+        }
+        // It had its turn before this one, and has succeeded.
+        if self.core.is_upgrading() {
+            return Err(ReloadError::Upgrading);
         }
         let path = self.path.clone();
         let read = tokio::task::spawn_blocking(move || (config::read_file(&path).ok(), config::load(&path)));

@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -39,6 +38,14 @@ pub struct Upgrader {
     binary: Option<PathBuf>,
 }
 
+/// Whether another process is to be, or is, in this one's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Succession {
+    None,
+    UnderWay,
+    Done { pid: u32 },
+}
+
 /// The new process serves everything.
 #[derive(Debug)]
 pub struct Replacement {
@@ -53,6 +60,13 @@ impl Upgrader {
         Arc::new(Self { core, reloader, metrics, binary })
     }
 
+    /// What becomes of the upgrade that is under way, if one is.
+    pub async fn settled(&self) -> Succession {
+        let mut succession = self.core.succession.subscribe();
+        // The sender lives as long as this, so there is no error.
+        succession.wait_for(|now| *now != Succession::UnderWay).await.map_or(Succession::None, |now| *now)
+    }
+
     /// Begins to replace this process.
     pub fn upgrade(self: &Arc<Self>, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
         let refused = |why: &str| UpgradeFailed { why: why.to_owned(), moved: 0 };
@@ -62,18 +76,19 @@ impl Upgrader {
             _ => return Err(refused("it is stopping")),
         }
         let (binary, config) = self.places(asked)?;
-        if self.core.upgrading.swap(true, AcqRel) {
+        let begun = |succession: &mut Succession| {
+            let free = *succession == Succession::None;
+            if free {
+                *succession = Succession::UnderWay;
+            }
+            free
+        };
+        if !self.core.succession.send_if_modified(begun) {
             return Err(refused("another upgrade is under way"));
         }
         let (sender, progress) = watch::channel(UpgradeProgress::default());
         let upgrader = self.clone();
-        let task = tokio::spawn(async move {
-            let outcome = upgrader.clone().run(binary, config, sender).await;
-            if outcome.is_err() {
-                upgrader.core.upgrading.store(false, Release);
-            }
-            outcome
-        });
+        let task = tokio::spawn(upgrader.run(binary, config, sender));
         let outcome =
             Box::pin(
                 async move { task.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) },
@@ -121,6 +136,8 @@ impl Upgrader {
                 self.metrics.handoffs.outcomes.get_or_create(&HandoffLabels { outcome: "failed" }).inc();
                 let (why, moved) = (failed.why.clone(), failed.moved);
                 self.core.table.journal.record(What::UpgradeFailed { why, moved });
+                // Before the turn goes to a reload that waits for it.
+                self.core.succession.send_replace(Succession::None);
                 Err(failed)
             }
         }
@@ -181,6 +198,7 @@ impl Upgrader {
             "handed over; the new process serves"
         );
         let (tell, told) = oneshot::channel();
+        self.core.succession.send_replace(Succession::Done { pid });
         self.core.replacement.send_replace(Some(Replacement { pid, told }));
         (upgraded, Told(tell))
     }
@@ -205,7 +223,7 @@ impl Core {
 
     /// Whether orders would be lost between two processes.
     pub fn is_upgrading(&self) -> bool {
-        self.upgrading.load(Acquire)
+        *self.succession.borrow() != Succession::None
     }
 }
 

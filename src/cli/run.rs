@@ -8,17 +8,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{Signal as Hook, SignalKind, signal};
 
 use super::logging::{self, Logging};
 use super::service::{self, ServiceManager};
 use crate::addr::VipAddr;
-use crate::app::{self, Bound, Replacement};
+use crate::app::{self, Bound, Replacement, Succession};
 use crate::config::{self, Config};
 use crate::drain::Phase;
 use crate::handoff::channel::Channel;
 use crate::handoff::destination;
-use crate::sys::inherited;
+use crate::sys::{inherited, process};
 
 /// Threads for control work: probes, doors, logs. Two, so that one long task does not hold up the probes.
 const CONTROL_THREADS: usize = 2;
@@ -100,7 +101,7 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
             Err(error) => return fail("wait for signals", &error),
         }
     }
-    let Ok([terminate, interrupt, hangup, replace]) = <[Signal; 4]>::try_from(signals) else {
+    let Ok([terminate, interrupt, hangup, replace]) = <[Hook; 4]>::try_from(signals) else {
         unreachable!("four were made")
     };
     let built = match origin {
@@ -128,18 +129,27 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
         let lend = bound.listeners_to_keep();
         tokio::spawn(keep_listeners(lend, bound.config(), bound.phase(), manager.clone()));
     }
-    tokio::spawn(reload_on(hangup, bound.reloader()));
+    tokio::spawn(reload_on(hangup, bound.reloader(), bound.upgrader()));
     tokio::spawn(upgrade_on(replace, bound.upgrader()));
     let mut stops = Stops { terminate, interrupt };
     tokio::select! {
-        () = stops.next() => stop(bound, stops).await,
+        () = stops.next() => stop(bound, stops, manager).await,
         replacement = bound.replaced() => leave(bound, replacement, manager).await,
         () = serve_what_is_left(&bound) => bound.leave().await,
     }
     ExitCode::SUCCESS
 }
 
-async fn stop(bound: Bound, mut stops: Stops) {
+async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
+    // In the middle of a handoff there is no telling whose flows would be stopped.
+    if let Succession::Done { pid } = bound.upgrader().settled().await {
+        // A service manager tells all its processes by itself.
+        if !manager.is_there() {
+            process::signal(pid, Signal::TERM);
+        }
+        let replacement = bound.replaced().await;
+        return leave(bound, replacement, manager).await;
+    }
     let hasten = bound.hasten();
     tokio::spawn(async move {
         loop {
@@ -169,8 +179,8 @@ async fn serve_what_is_left(bound: &Bound) {
 }
 
 struct Stops {
-    terminate: Signal,
-    interrupt: Signal,
+    terminate: Hook,
+    interrupt: Hook,
 }
 
 impl Stops {
@@ -182,14 +192,17 @@ impl Stops {
     }
 }
 
-async fn reload_on(mut hangup: Signal, reloader: Arc<app::Reloader>) {
+async fn reload_on(mut hangup: Hook, reloader: Arc<app::Reloader>, upgrader: Arc<app::Upgrader>) {
     while hangup.recv().await.is_some() {
-        // The outcome is logged and kept by the reloader.
-        let _ = reloader.reload().await;
+        match upgrader.settled().await {
+            Succession::Done { pid } => process::signal(pid, Signal::HUP),
+            // The outcome is logged and kept by the reloader.
+            _ => drop(reloader.reload().await),
+        }
     }
 }
 
-async fn upgrade_on(mut replace: Signal, upgrader: Arc<app::Upgrader>) {
+async fn upgrade_on(mut replace: Hook, upgrader: Arc<app::Upgrader>) {
     while replace.recv().await.is_some() {
         match upgrader.upgrade(Default::default()) {
             // The outcome is logged and kept by the upgrader.

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit};
 
 use super::fd_passing;
 
@@ -25,6 +25,13 @@ pub fn file_limit() -> u64 {
 /// Cores that the process may run on.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Sends a signal. That nobody is there to get it is no fault.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
 }
 
 /// A process that was there when this was made, whatever becomes of its number (pidfd_open(2)).

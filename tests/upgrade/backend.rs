@@ -103,7 +103,7 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
                 stream.write_all(piece(seed, at, count)).await?;
                 at += count as u64;
             }
-            stream.shutdown().await
+            finish(stream).await
         }
         UP => {
             let mut buffer = vec![0; PIECE_MAX];
@@ -118,7 +118,7 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
                 }
             }
             stream.write_all(&verdict(right, at)).await?;
-            stream.shutdown().await
+            finish(stream).await
         }
         DRIP => {
             for at in 0..length {
@@ -127,8 +127,16 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
                     tokio::time::sleep(DRIP_EVERY).await;
                 }
             }
-            stream.shutdown().await
+            finish(stream).await
         }
         other => panic!("a client asked for {other}"),
     }
+}
+
+/// Says FIN, and stays until the client has too: the kernel's patience with what a closed socket has left to send is
+/// short (tcp_orphan_retries).
+async fn finish(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.shutdown().await?;
+    while stream.read(&mut [0; 64]).await? > 0 {}
+    Ok(())
 }

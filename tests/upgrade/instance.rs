@@ -84,12 +84,19 @@ impl Instance {
 
     /// Runs a command against it.
     pub fn run(&self, arguments: &[&str]) -> Output {
+        self.start_command(arguments).wait_with_output().unwrap()
+    }
+
+    /// Starts a command against it.
+    pub fn start_command(&self, arguments: &[&str]) -> Child {
         Command::new(BINARY)
             .arg("--socket")
             .arg(self.directory.path().join("admin.sock"))
             .args(arguments)
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .unwrap()
     }
 
@@ -108,15 +115,7 @@ impl Instance {
 
     pub fn upgrade_with(&mut self, arguments: &[&str]) -> Upgrade {
         let old = Other::open(self.pid().unwrap()).unwrap();
-        let mut asking = Command::new(BINARY)
-            .args(["--json", "--socket"])
-            .arg(self.directory.path().join("admin.sock"))
-            .arg("upgrade")
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut asking = self.start_command(&[&["--json", "upgrade"], arguments].concat());
         let ended = std::thread::spawn(move || old.ends_within(DEADLINE).then(now_ns));
         let (mut text, mut last_step_ns) = (String::new(), 0);
         for line in BufReader::new(asking.stdout.take().unwrap()).lines().map(Result::unwrap) {
@@ -169,8 +168,10 @@ impl Drop for Instance {
         let _ = self.first.wait();
         if std::thread::panicking() {
             let log = self.log();
-            let lines: Vec<_> = log.lines().filter(|line| !line.contains("flow ended")).collect();
+            let (ended, lines): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains("flow ended"));
             eprintln!("the log:\n{}", lines.join("\n"));
+            eprintln!("the first of {} flows that did not end in the ordinary way:", ended.len());
+            ended.iter().take(10).for_each(|line| eprintln!("{line}"));
         }
     }
 }

@@ -11,4 +11,5 @@ mod refusals;
 mod relay;
 mod scene;
 mod service;
+mod signals;
 mod state;

@@ -128,6 +128,8 @@ pub async fn slow_reader(to: SocketAddr, shared: Arc<Shared>, seed: u32, length:
         shared.compared[1].fetch_add(SIP as u64, Relaxed);
         if shared.is_over() && buffer.len() < PIECE_MAX {
             buffer.resize(PIECE_MAX, 0);
+            // A window below one segment would be filled by the kernel's probes only.
+            socket2::SockRef::from(&stream).set_recv_buffer_size(16 * PIECE_MAX).unwrap();
         }
         shared.pause().await;
     }

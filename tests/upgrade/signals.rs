@@ -1,0 +1,70 @@
+//! What else is asked of an instance while it is being replaced.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use rustix::process::Signal;
+
+use super::backend::{self, ECHO, request};
+use super::instance::{DEADLINE, Instance, is_stopped, lives, signal, wait_for};
+
+/// The process that `pid` has started.
+fn child_of(pid: u32) -> u32 {
+    let mut child = None;
+    wait_for("the successor", || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        child = children.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).next()).next();
+        child.is_some()
+    });
+    child.unwrap()
+}
+
+/// Begins an upgrade and stops the new process: the upgrade is under way until that goes on.
+fn begin(instance: &Instance) -> (std::process::Child, u32) {
+    let old = instance.pid().unwrap();
+    let asking = instance.start_command(&["--json", "upgrade"]);
+    let new = child_of(old);
+    signal(new, Signal::STOP);
+    wait_for("it to stop", || is_stopped(new));
+    (asking, new)
+}
+
+#[test]
+fn a_reload_or_a_stop_during_an_upgrade_is_refused_or_waits() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let backends = [runtime.block_on(backend::serve())];
+    let mut instance = Instance::start(&backends, 2);
+    let mut flow = TcpStream::connect(instance.frontend).unwrap();
+    flow.set_read_timeout(Some(DEADLINE)).unwrap();
+    flow.write_all(&request(ECHO, 0, 0)).unwrap();
+
+    let old = instance.first_pid();
+    let (mut asking, new) = begin(&instance);
+    for command in [&["reload"][..], &["drain", "b0"], &["upgrade"]] {
+        let output = instance.run(command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("upgrade is under way"), "{command:?}: {said}");
+    }
+    signal(old, Signal::HUP);
+    signal(new, Signal::CONT);
+    assert!(asking.wait().unwrap().success(), "{}", instance.log());
+    assert_eq!(instance.pid(), Some(new));
+    wait_for("the new process to reload", || {
+        String::from_utf8(instance.run(&["events"]).stdout).unwrap().contains("reloaded")
+    });
+    flow.write_all(b"word").unwrap();
+    flow.read_exact(&mut [0; 4]).unwrap();
+    drop(flow);
+
+    let old = new;
+    let (mut asking, new) = begin(&instance);
+    signal(old, Signal::TERM);
+    signal(new, Signal::CONT);
+    assert!(asking.wait().unwrap().success(), "{}", instance.log());
+    wait_for("both to end", || {
+        instance.reap();
+        !lives(old) && !lives(new)
+    });
+    assert!(instance.log().contains("stopped"), "it ended in the ordinary way: {}", instance.log());
+}

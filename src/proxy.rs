@@ -24,6 +24,7 @@ mod serve;
 mod sources;
 mod timers;
 mod token;
+mod widen;
 mod worker;
 
 use std::collections::{HashMap, HashSet};
@@ -233,7 +234,8 @@ fn inherit(sockets: Vec<(VipAddr, OwnedFd)>) -> HashMap<VipAddr, Vec<OwnedFd>> {
 }
 
 /// At least one for each of `workers`. Where there are fewer, several workers serve the same socket: a new one would
-/// get its share of connections from its first moment, and lose them if this process came to nothing.
+/// get its share of connections from its first moment, and lose them if this process came to nothing. See
+/// [`Proxy::widen_listeners`].
 fn spread(mut group: Vec<OwnedFd>, workers: usize) -> io::Result<Vec<OwnedFd>> {
     for number in 0..workers.saturating_sub(group.len()) {
         group.push(group[number].try_clone()?);

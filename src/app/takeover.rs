@@ -53,13 +53,32 @@ impl Newcomer {
         tokio::task::spawn_blocking(move || {
             let outcome = destination::take(&channel, &mut self, PATIENCE);
             match &outcome {
-                Outcome::Complete => {}
-                Outcome::Inherited => tracing::warn!("the old process died while it handed over"),
+                Outcome::Complete => self.widen(),
+                Outcome::Inherited => {
+                    tracing::warn!("the old process died while it handed over");
+                    self.widen();
+                }
                 Outcome::SteppedBack { why, flows } => tracing::warn!(flows, "the old process goes on: {why}"),
             }
             sender.send_replace(Some(outcome));
         });
         outcome
+    }
+
+    /// Workers that share a listening socket get one of their own, once nobody can claim the old ones back.
+    fn widen(&mut self) {
+        if !self.other_has_ended() {
+            return tracing::warn!("the old process stays; workers go on sharing its listening sockets");
+        }
+        match self.core.proxy.widen_listeners(&self.config) {
+            Ok(0) => {}
+            Ok(sockets) => {
+                tracing::info!(sockets, "workers that shared a listening socket have their own");
+                // Whoever keeps the listening sockets looks at them again.
+                self.core.latest.send_modify(|_| {});
+            }
+            Err(error) => tracing::warn!(%error, "workers go on sharing listening sockets"),
+        }
     }
 
     fn tell(&self, last: Option<&LastWord>) {

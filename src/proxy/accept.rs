@@ -51,7 +51,7 @@ pub struct Listener {
 /// All listeners of a worker. An index stays with its listener; closed ones leave a gap.
 #[derive(Debug)]
 pub struct Listeners {
-    all: Vec<Option<Listener>>,
+    pub(super) all: Vec<Option<Listener>>,
     /// Monotonic ns since when accepting is paused.
     paused_since_ns: Option<u64>,
     /// Whoever comes is reset.
@@ -190,7 +190,7 @@ impl Worker {
         self.watch_listener(index);
     }
 
-    fn watch_listener(&mut self, index: usize) {
+    pub(super) fn watch_listener(&mut self, index: usize) {
         if self.listeners.parked || self.listeners.paused_since_ns.is_some() {
             return;
         }

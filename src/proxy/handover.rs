@@ -80,6 +80,7 @@ pub enum Message {
     Adopt { flows: Vec<Arriving>, answer: Sender<Vec<(FlowId, AdoptError)>> },
     LendListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },
     ParkListeners { parked: bool, answer: Sender<()> },
+    ExchangeListener { address: VipAddr, own: OwnedFd },
     SaveTurns { answer: Sender<Vec<SavedTurns>> },
     RecallTurns(Vec<SavedTurns>),
 }
@@ -213,6 +214,7 @@ impl Worker {
                 self.park_listeners(parked);
                 let _ = answer.send(());
             }
+            Message::ExchangeListener { address, own } => self.exchange_listener(address, own),
             Message::SaveTurns { answer } => {
                 let _ = answer.send(self.save_turns());
             }

@@ -143,6 +143,15 @@ impl Instance {
         self.first.id()
     }
 
+    /// Sockets that listen for its clients.
+    pub fn listening_sockets(&self) -> usize {
+        let SocketAddr::V4(frontend) = self.frontend else { panic!("only IPv4 is looked for") };
+        let local = format!("{:08X}:{:04X}", u32::from(*frontend.ip()).swap_bytes(), frontend.port());
+        let text = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let listens = |words: &[&str]| words.get(1) == Some(&&*local) && words.get(3) == Some(&"0A");
+        text.lines().filter(|line| listens(&line.split_whitespace().collect::<Vec<_>>())).count()
+    }
+
     /// Takes note of the end of the first process, so that it is no zombie.
     pub fn reap(&mut self) {
         let _ = self.first.try_wait();

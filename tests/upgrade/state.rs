@@ -6,7 +6,29 @@ use std::net::TcpStream;
 use serde_json::Value;
 
 use super::backend::{self, ECHO, request};
-use super::instance::{DEADLINE, Instance};
+use super::instance::{DEADLINE, Instance, wait_for};
+
+/// Workers beyond the sockets that were there shared one until the next restart.
+#[test]
+fn every_worker_of_a_wider_process_gets_a_listening_socket() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let backends = [runtime.block_on(backend::serve())];
+    let mut instance = Instance::start(&backends, 1);
+    for workers in [4, 2, 3] {
+        instance.configure(&backends, workers, "");
+        instance.upgrade();
+        // Those of the process before are kept, also by fewer workers.
+        let wanted = if workers == 2 { 4 } else { workers.max(4) };
+        wait_for("the sockets", || instance.listening_sockets() == wanted);
+        for _ in 0..20 {
+            let mut stream = TcpStream::connect(instance.frontend).unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            stream.write_all(&request(ECHO, 0, 0)).unwrap();
+            stream.write_all(b"x").unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+        }
+    }
+}
 
 #[test]
 fn orders_deadlines_numbers_and_counters_survive_an_upgrade() {

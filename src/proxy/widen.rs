@@ -1,0 +1,51 @@
+//! Listening sockets for workers that share one, as they do after a handoff from a process with fewer workers.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::OwnedFd;
+
+use super::Proxy;
+use super::accept::Listener;
+use super::handover::Message;
+use super::plane::liveness;
+use super::worker::Worker;
+use crate::addr::VipAddr;
+use crate::config::Config;
+use crate::sys::socket;
+
+impl Proxy {
+    /// Gives each worker sockets of its own; returns how many are new. The kernel sends new connections there at once,
+    /// so call it only when no other process may go on with the sockets that there were.
+    pub fn widen_listeners(&self, config: &Config) -> io::Result<usize> {
+        let frontends = config.frontends.iter();
+        let served: HashMap<_, _> =
+            frontends.flat_map(|frontend| frontend.listen.iter().map(move |at| (*at, &frontend.keepalive))).collect();
+        let (mut seen, mut widened) = (HashSet::new(), 0);
+        for worker in 0..self.workers() {
+            let lent = self.ask(worker, |answer| Message::LendListeners { answer }).map_err(io::Error::other)??;
+            for (address, shared) in lent {
+                let is_shared = !seen.insert(socket::identity(&shared)?);
+                if let (true, Some(keepalive)) = (is_shared, served.get(&address)) {
+                    let own = socket::listen(address, &liveness(keepalive))?;
+                    self.tell(worker, Message::ExchangeListener { address, own });
+                    widened += 1;
+                }
+            }
+        }
+        Ok(widened)
+    }
+}
+
+impl Worker {
+    /// Accepts from `own` instead of the socket that another worker has too, and goes on to serve.
+    pub(super) fn exchange_listener(&mut self, address: VipAddr, own: OwnedFd) {
+        let serves = |listener: &Option<Listener>| listener.as_ref().is_some_and(|it| it.address == address);
+        let Some(index) = self.listeners.all.iter().position(serves) else { return };
+        let Some(listener) = &mut self.listeners.all[index] else { return };
+        let shared = std::mem::replace(&mut listener.socket, own);
+        // The other worker's descriptor would keep the registration alive. It may be gone already, while accepting is
+        // paused.
+        let _ = self.epoll.forget(&shared);
+        self.watch_listener(index);
+    }
+}

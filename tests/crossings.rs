@@ -4,8 +4,11 @@
 mod plane;
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -14,12 +17,37 @@ use std::time::Duration;
 use baton::addr::VipAddr;
 use baton::model::end_reason::EndReason;
 use baton::table::orders::{EndOrder, Pace, Selector};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use plane::*;
 
 fn ping(stream: &mut TcpStream) {
     stream.write_all(b"ping").unwrap();
     stream.read_exact(&mut [0; 4]).unwrap();
+}
+
+/// A network namespace that this thread, and those that it starts, are in. Dropped, its name goes.
+struct OwnNetwork(String);
+
+impl OwnNetwork {
+    fn enter() -> Option<Self> {
+        let name = format!("baton-crossings-{}", std::process::id());
+        let ip =
+            |arguments: &[&str]| Command::new("ip").args(arguments).output().is_ok_and(|done| done.status.success());
+        if !ip(&["netns", "add", &name]) {
+            return None;
+        }
+        let own = Self(name);
+        let file = File::open(format!("/run/netns/{}", own.0)).ok()?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).ok()?;
+        ip(&["link", "set", "lo", "up"]).then_some(own)
+    }
+}
+
+impl Drop for OwnNetwork {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.0]).output();
+    }
 }
 
 #[test]
@@ -50,6 +78,10 @@ fn a_flow_that_waits_for_its_reset_is_not_spared_by_rebalancing() {
 /// The ports of short flows went round, but those of flows above a second were tried in vain, one after the other.
 #[test]
 fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
+    // Where other tests' clients leave their ports in TIME_WAIT, few can be had again.
+    let Some(_network) = OwnNetwork::enter() else {
+        return eprintln!("skipped: no network namespace can be made here");
+    };
     let (seen, sees) = mpsc::channel();
     let address = server("127.0.0.1", move |stream| {
         seen.send(stream.peer_addr().unwrap().port()).unwrap();
@@ -73,7 +105,7 @@ fn source_ports_of_flows_that_lived_for_seconds_are_used_again() {
     let later: Vec<_> = (0..10).map(|_| (bench.connect(), sees.recv_timeout(DEADLINE).unwrap())).collect();
     let again = later.iter().filter(|(_, port)| used.contains(port)).count();
     // Some are the clients' own by now, who are on this host too.
-    assert!(again >= 4, "{again} of 10 flows used a port that waited");
+    assert!(again >= 6, "{again} of 10 flows used a port that waited");
 }
 
 #[test]

@@ -295,7 +295,8 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
     assert_eq!((entry.active.load(active), entry.frontend.active.load(active)), (1, 1));
     answer(&bench, ticket, Answer::Ended { last: progress(ticket, 9), reason: Some(EndReason::ClientClosed) });
     assert_eq!(bench.next_ended().id, FlowId(4000));
-    assert_eq!((entry.active.load(active), entry.frontend.active.load(active)), (0, 0));
+    let held = || (entry.active.load(active), entry.frontend.active.load(active));
+    wait_until("its part of the limits is given back", || held() == (0, 0));
 
     give(found(4001, 12345));
     assert!(matches!(request(&bench), Request::Refuse { id: FlowId(4001), .. }));

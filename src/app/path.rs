@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
 /// Where locks are kept: a BPF file system holds no files.
-const LOCKS: &str = "/run";
+const LOCKS: &str = "/run/baton";
 
 /// The path of this instance, if it has one.
 #[derive(Debug)]
@@ -166,6 +166,7 @@ fn own(pins: &std::path::Path) -> Result<File, NoPath> {
     let name = pins.display().to_string().replace('/', "-");
     let path = PathBuf::from(format!("{LOCKS}/baton{name}.lock"));
     let fail = |source| NoPath::Lock { path: path.clone(), source };
+    std::fs::create_dir_all(LOCKS).map_err(fail)?;
     let file = File::options().create(true).append(true).open(&path).map_err(fail)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),

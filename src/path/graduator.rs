@@ -22,6 +22,7 @@ mod watch;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread::JoinHandle;
@@ -97,7 +98,15 @@ impl Graduator {
             table: table.clone(),
         };
         path.keep_names()?;
-        let thread = std::thread::Builder::new().name("path".to_owned()).spawn(move || path.run())?;
+        let run = move || {
+            if catch_unwind(AssertUnwindSafe(|| path.run())).is_err() {
+                // Workers wait for its answers with requests in hand. What is graduated goes on, and the next process
+                // adopts it.
+                tracing::error!("the path panicked; giving up, the supervisor should start Baton anew");
+                std::process::abort();
+            }
+        };
+        let thread = std::thread::Builder::new().name("path".to_owned()).spawn(run)?;
         Ok(Self { table, orders, thread: Some(thread) })
     }
 

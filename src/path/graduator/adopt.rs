@@ -82,7 +82,12 @@ impl Path {
         };
         flow.ticket = Some(ticket);
         flow.patience_ns = patience_ns;
-        // It may have ended before it had a worker.
+        if let Step::Over | Step::Resetting { .. } = flow.step {
+            // It ended before it had a worker that could be told.
+            let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
+            let last = last.unwrap_or_else(|| Progress::none(ticket));
+            return self.answer(ticket.worker, Answer::Ended { last, reason });
+        }
         self.has_moved(ticket.id);
     }
 

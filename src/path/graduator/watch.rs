@@ -198,7 +198,7 @@ impl Path {
 
 impl Carried {
     /// Why it is over, if it is.
-    fn ended(&self) -> Option<EndReason> {
+    pub(super) fn ended(&self) -> Option<EndReason> {
         let (up, down) = (&self.up, &self.down);
         if up.reused || down.reused {
             return Some(EndReason::ClientReset);

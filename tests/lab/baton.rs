@@ -208,11 +208,14 @@ impl Baton {
     /// Connects from `client` until the flow is one of `backend`'s; the connections to others are closed.
     #[track_caller]
     pub fn connect_to(&self, client: &Host, backend: &str) -> Conn {
+        // Kept until one is found: a flow that has gone by the time of the next leaves its backend the emptier one.
+        let mut elsewhere = Vec::new();
         for _ in 0..100 {
             let conn = client.connect(self.host.v4(6443));
             if self.serving(&conn) == backend {
                 return conn;
             }
+            elsewhere.push(conn);
         }
         panic!("100 flows, and none went to {backend}");
     }

@@ -274,7 +274,13 @@ pub fn config_text(instance: &Instance, backends: &[SocketAddr], workers: usize,
     text_of(instance.directory.path(), instance.frontend, backends, workers, settings)
 }
 
-fn text_of(directory: &Path, frontend: SocketAddr, backends: &[SocketAddr], workers: usize, settings: &str) -> String {
+pub fn text_of(
+    directory: &Path,
+    frontend: SocketAddr,
+    backends: &[SocketAddr],
+    workers: usize,
+    settings: &str,
+) -> String {
     let backends: String = backends
         .iter()
         .enumerate()

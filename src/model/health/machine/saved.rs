@@ -86,3 +86,86 @@ impl Machine {
         machine
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, to_value};
+
+    use super::*;
+    use crate::model::health::machine::Arrival;
+
+    /// A process of the release before cannot read a word that it does not know, and would not take over. A new one
+    /// must be said to it in words that it knows.
+    #[test]
+    fn the_release_before_knows_every_word_of_a_machine() {
+        let verdicts = [
+            Verdict::Untried(Arrival::AtStart),
+            Verdict::Untried(Arrival::ByReload),
+            Verdict::Ready,
+            Verdict::Held,
+            Verdict::Draining,
+            Verdict::Ejected,
+        ];
+        let says = [Say::Nobody, Say::Probes, Say::Damping, Say::Operator, Say::Configuration];
+        let error = || "why".to_owned();
+        let causes = [
+            Cause::NotProbed,
+            Cause::Passed,
+            Cause::NotReady { status: 500 },
+            Cause::Slow,
+            Cause::Refused,
+            Cause::Reset,
+            Cause::Unreachable { error: error() },
+            Cause::TimedOut { after_ms: 1 },
+            Cause::Tls { error: error() },
+            Cause::Protocol { error: error() },
+            Cause::Unresolved { error: error() },
+            Cause::Damped,
+            Cause::OrderedDrain,
+            Cause::OrderedEject,
+            Cause::Removed,
+        ];
+        // Says which lists above to add to when a variant is added.
+        let known = |verdict: &Verdict, say: &Say, cause: &Cause| match (verdict, say, cause) {
+            (
+                Verdict::Untried(Arrival::AtStart | Arrival::ByReload)
+                | Verdict::Ready
+                | Verdict::Held
+                | Verdict::Draining
+                | Verdict::Ejected,
+                Say::Nobody | Say::Probes | Say::Damping | Say::Operator | Say::Configuration,
+                Cause::NotProbed
+                | Cause::Passed
+                | Cause::NotReady { .. }
+                | Cause::Slow
+                | Cause::Refused
+                | Cause::Reset
+                | Cause::Unreachable { .. }
+                | Cause::TimedOut { .. }
+                | Cause::Tls { .. }
+                | Cause::Protocol { .. }
+                | Cause::Unresolved { .. }
+                | Cause::Damped
+                | Cause::OrderedDrain
+                | Cause::OrderedEject
+                | Cause::Removed,
+            ) => (),
+        };
+        known(&verdicts[0], &says[0], &causes[0]);
+        let words = |values: Vec<Value>| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            words(verdicts.iter().map(|verdict| to_value(verdict).unwrap()).collect()),
+            r#"{"Untried":"AtStart"} {"Untried":"ByReload"} "Ready" "Held" "Draining" "Ejected""#
+        );
+        assert_eq!(
+            words(says.iter().map(|say| to_value(say).unwrap()).collect()),
+            r#""Nobody" "Probes" "Damping" "Operator" "Configuration""#
+        );
+        let kinds = causes.iter().map(|cause| to_value(cause).unwrap()["kind"].as_str().unwrap().to_owned());
+        assert_eq!(
+            kinds.collect::<Vec<_>>().join(" "),
+            "not_probed passed not_ready slow refused reset unreachable timed_out tls protocol unresolved damped \
+             ordered_drain ordered_eject removed"
+        );
+    }
+}

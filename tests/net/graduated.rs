@@ -3,7 +3,9 @@
 mod basics;
 mod faults;
 mod kills;
+mod mixes;
 mod process;
+mod steps;
 
 use crate::lab::*;
 

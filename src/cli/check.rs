@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
-use crate::model::budget::{Fault, Timers, longest_gap};
+use crate::model::budget::{Fault, Timers, Vrrp, longest_gap};
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
 /// With `host`, this host is looked at too; what hinders graduation is no error, for flows stay proxied then.
@@ -49,7 +49,9 @@ fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> i
 
 /// What each fault may cost the nodes, by the file's own timers.
 fn budget(config: &Config) -> String {
-    let Cluster { node_monitor_grace_period: grace, lease_renew, vrrp_advert_interval } = config.cluster;
+    let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
+    let vrrp = config.cluster.vrrp_advert_interval;
+    let vrrp = vrrp.map(|advert_interval| Vrrp { advert_interval, track_time: config.cluster.vrrp_track_time });
     let mut text = format!(
         "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
         seconds(lease_renew),
@@ -60,7 +62,7 @@ fn budget(config: &Config) -> String {
             lease_renew,
             reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
             probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
-            vrrp_advert_interval,
+            vrrp,
         };
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
         for fault in Fault::ALL {

@@ -4,6 +4,7 @@
 pub mod balance;
 pub mod budget;
 pub mod end_reason;
+pub mod finding;
 pub mod health;
 pub mod histogram;
 pub mod ids;

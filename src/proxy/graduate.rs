@@ -46,12 +46,6 @@ impl Worker {
             return Verdict::Keep;
         }
         let now_ns = self.now_ns;
-        let slot = self.slot(flow.at.key());
-        if slot.word(Field::BytesUp as usize) + slot.word(Field::BytesDown as usize) == 0 {
-            // Its kernel does not know yet by which interface it comes. Its first request will be another occasion, and
-            // until then it costs nothing.
-            return Verdict::Keep;
-        }
         let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
         if now_ns < relaying.leaving.not_before_ns || relaying.first_fin.is_some() {
             return Verdict::Keep;

@@ -3,6 +3,8 @@
 mod basics;
 mod faults;
 mod kills;
+mod layouts;
+mod matrix;
 mod mixes;
 mod process;
 mod steps;

@@ -16,7 +16,7 @@ use crate::table::backend::BackendEntry;
 use crate::table::graduation::{Answer, Candidate, Stays};
 
 /// The interface of connections of this host with itself; the first in every network namespace.
-const LOOPBACK: u32 = 1;
+pub(super) const LOOPBACK: u32 = 1;
 
 impl Path {
     /// Enters what may graduate; the others go back.

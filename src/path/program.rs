@@ -15,7 +15,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use self::pins::{LAYOUT, Pins};
+pub use self::pins::LAYOUT;
+use self::pins::Pins;
 use super::counters::Counters;
 use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::Events;

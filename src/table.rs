@@ -7,6 +7,7 @@ pub mod backend;
 pub mod carried;
 pub mod count;
 pub mod elsewhere;
+pub mod fleet;
 pub mod flows;
 pub mod graduation;
 pub mod journal;
@@ -23,6 +24,7 @@ mod sync {
 use std::sync::Arc;
 
 use backend::Registry;
+use fleet::Fleet;
 use flows::FlowTable;
 use graduation::Graduation;
 use journal::Journal;
@@ -36,6 +38,7 @@ pub struct Table {
     pub registry: Registry,
     pub orders: Orders,
     pub graduation: Graduation,
+    pub fleet: Fleet,
     pub journal: Journal,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
@@ -54,6 +57,7 @@ impl Table {
             registry: Registry::new(workers),
             orders: Orders::new(workers)?,
             graduation: Graduation::new(workers)?,
+            fleet: Fleet::default(),
             journal: Journal::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))

@@ -12,11 +12,13 @@
 mod leg;
 mod obstacle;
 
+use serde::{Deserialize, Serialize};
+
 pub use leg::{Ecn, LegState, SocketState, Timestamps};
 pub use obstacle::{Direction, Obstacle, Side};
 
 /// What is added to the header fields of every packet of one direction, modulo 2^32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
     /// To the sequence number.
     pub seq: u32,

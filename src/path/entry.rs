@@ -4,30 +4,12 @@
 
 mod codec;
 
+pub use crate::model::ends::{Ends, Key};
 pub use codec::{ENTRY_SIZE, FLAG_COMMITTED, KEY_SIZE, RawEntry, RawKey};
-
-use std::net::SocketAddr;
 
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, Rewrite, Terms};
-
-/// How a packet of one direction shows itself on arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    pub from: SocketAddr,
-    pub to: SocketAddr,
-}
-
-/// The four ends of a flow's two connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ends {
-    pub client: ClientAddr,
-    pub vip: VipAddr,
-    /// The source of the backend leg.
-    pub local: LocalAddr,
-    pub backend: BackendAddr,
-}
 
 /// A flow to be graduated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,24 +117,6 @@ pub struct Seen {
     pub reused: bool,
 }
 
-impl Ends {
-    /// The key of one direction's packets.
-    pub fn key(&self, direction: Direction) -> Key {
-        match direction {
-            Direction::Up => Key { from: self.client.socket_addr(), to: self.vip.socket_addr() },
-            Direction::Down => Key { from: self.backend.socket_addr(), to: self.local.socket_addr() },
-        }
-    }
-
-    /// What one direction's packets become.
-    pub fn onward(&self, direction: Direction) -> Key {
-        match direction {
-            Direction::Up => self.key(Direction::Down).reversed(),
-            Direction::Down => self.key(Direction::Up).reversed(),
-        }
-    }
-}
-
 impl Identity {
     /// From both entries of a flow; `None`: they are not of one flow.
     pub fn of(up: &Entry, down: &Entry) -> Option<Self> {
@@ -169,13 +133,6 @@ impl Identity {
             Direction::Up => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
             Direction::Down => Share::Down { backend_key: self.backend_key },
         }
-    }
-}
-
-impl Key {
-    /// The same two ends, seen from the other.
-    pub fn reversed(self) -> Self {
-        Self { from: self.to, to: self.from }
     }
 }
 

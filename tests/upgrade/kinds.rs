@@ -97,6 +97,8 @@ fn flows_that_still_connect_are_served_by_the_next_process() {
     let connecting = || instance.ask(&["status"]).unwrap()["totals"]["flows"]["connecting"].as_u64();
     assert_eq!(connecting(), Some(10));
     drop(filling);
+    // Room for all at once: a SYN that is dropped again waits for longer each time.
+    socket2::SockRef::from(&waiting).listen(128).unwrap();
     std::thread::spawn(move || {
         for stream in waiting.incoming().map_while(Result::ok) {
             std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));

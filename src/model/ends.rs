@@ -1,0 +1,50 @@
+//! The ends of a flow's two connections, and how its packets show themselves.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::splice::Direction;
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+
+/// How a packet of one direction shows itself on arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Key {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+}
+
+/// The four ends of a flow's two connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ends {
+    pub client: ClientAddr,
+    pub vip: VipAddr,
+    /// The source of the backend leg.
+    pub local: LocalAddr,
+    pub backend: BackendAddr,
+}
+
+impl Ends {
+    /// The key of one direction's packets.
+    pub fn key(&self, direction: Direction) -> Key {
+        match direction {
+            Direction::Up => Key { from: self.client.socket_addr(), to: self.vip.socket_addr() },
+            Direction::Down => Key { from: self.backend.socket_addr(), to: self.local.socket_addr() },
+        }
+    }
+
+    /// What one direction's packets become.
+    pub fn onward(&self, direction: Direction) -> Key {
+        match direction {
+            Direction::Up => self.key(Direction::Down).reversed(),
+            Direction::Down => self.key(Direction::Up).reversed(),
+        }
+    }
+}
+
+impl Key {
+    /// The same two ends, seen from the other.
+    pub fn reversed(self) -> Self {
+        Self { from: self.to, to: self.from }
+    }
+}

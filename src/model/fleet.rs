@@ -1,0 +1,60 @@
+//! Several instances that act as one: what they tell each other of their flows.
+
+mod record;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use record::{FlowRecord, Keeping, Passage, Way};
+
+/// `instance.name`: how operators call an instance. The same in every file that names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct InstanceName(pub Arc<str>);
+
+/// One life of an instance: a process that starts anew, or that follows another in an upgrade, has a higher one.
+/// Nanoseconds since 1970 when it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+/// What is known of whether another instance lives. Only what is heard on the peer link counts.
+///
+/// ```text
+///            heard            silent for a few beats        silent for longer
+///   Unheard ──────▶ Alive ─────────────────────────▶ Silent ─────────────────▶ Dead
+///                     ▲  │ it said so                   │ heard                  │ heard
+///                     │  └──────────▶ Left              │                        │
+///                     └─────────────────────────────────┴────────────────────────┘
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pulse {
+    /// Never yet, since this process began.
+    Unheard,
+    Alive,
+    /// Nothing came for a few beats. Whoever gets a VIP now takes it for dead; nobody else does.
+    Silent,
+    /// Nothing came for so long that it counts as dead in any case.
+    Dead,
+    /// It is being restarted or stopped, and said what becomes of its flows.
+    Left(Farewell),
+}
+
+/// What an instance says before it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Farewell {
+    /// Another process of the same host goes on with all its flows, and will be heard soon.
+    Succeeded,
+    /// It stopped: its proxied flows are closed, its graduated ones are whoever's gets their packets.
+    Stopped,
+}
+
+impl fmt::Display for InstanceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,54 @@
+//! What an instance tells the others of one flow.
+
+use serde::{Deserialize, Serialize};
+
+use crate::addr::ClientAddr;
+use crate::model::ends::Ends;
+use crate::model::ids::FlowId;
+use crate::model::splice::Rewrite;
+
+/// One flow of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowRecord {
+    /// Given once in the whole fleet: its upper 16 bits name the instance that accepted the flow.
+    pub id: FlowId,
+    /// As the kernel has them.
+    pub ends: Ends,
+    /// As it is shown and counted; another than the connection's own if a PROXY header said so.
+    pub client: ClientAddr,
+    /// `BackendEntry::hash_key`: names frontend and backend, whatever their numbers.
+    pub backend_key: u64,
+    /// Milliseconds since 1970, UTC: the monotonic clocks of hosts have nothing in common.
+    pub accepted_unix_ms: u64,
+    pub connect_us: u32,
+    pub keeping: Keeping,
+}
+
+/// Where a flow is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keeping {
+    /// In sockets of its owner: whoever gets its packets forwards them there, or resets it if the owner is dead.
+    Sockets,
+    /// In no socket: whoever holds the passage can carry its packets.
+    Passage(Box<Passage>),
+}
+
+/// What a host must know to pass a graduated flow's packets on. It comes only after the flow's sockets are gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Passage {
+    pub up: Way,
+    pub down: Way,
+}
+
+/// One direction of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    pub rewrite: Rewrite,
+    /// Behind the last byte that was sent in this direction, as 64 bits, the low half of which is the sequence number.
+    pub sent: u64,
+    /// The highest acknowledgement that its sender sent, likewise.
+    pub acked: u64,
+    /// Bytes of the flow that came before `sent`.
+    pub bytes: u64,
+}

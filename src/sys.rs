@@ -12,6 +12,7 @@ pub mod netlink;
 pub mod pipe;
 pub mod process;
 pub mod raw;
+pub mod routes;
 pub mod silence;
 pub mod socket;
 pub mod source;

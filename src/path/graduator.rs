@@ -15,6 +15,7 @@ mod enter;
 mod grace;
 mod note;
 mod reset;
+mod routes;
 mod settle;
 mod slots;
 mod watch;
@@ -35,6 +36,7 @@ use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::raw::RawSender;
+use crate::sys::routes::RouteWatch;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
 use carried::Carried;
@@ -76,6 +78,7 @@ impl Graduator {
         let orders = Arc::new(Orders::default());
         let mut path = Path {
             raw: RawSender::open()?,
+            routes: RouteWatch::open()?,
             program,
             on_demand,
             grace,
@@ -138,6 +141,7 @@ struct Path {
     table: Arc<Table>,
     orders: Arc<Orders>,
     raw: RawSender,
+    routes: RouteWatch,
     grace: Grace,
     on_demand: bool,
     flows: HashMap<FlowId, Carried>,

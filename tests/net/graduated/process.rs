@@ -244,3 +244,25 @@ fn a_release_that_cannot_adopt_graduated_flows_took_over_and_left_them_unwatched
     drop(conn);
     baton.rests();
 }
+
+#[test]
+fn taking_the_path_away_resets_its_flows_though_nobody_sends_a_byte() {
+    let Some(scene) = Scene::new("remove") else { return };
+    let lab = &scene.lab;
+    let servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    for (seed, conn) in conns.iter_mut().enumerate() {
+        (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
+    }
+    baton.wait_graduated(20);
+    baton.process.kill();
+    conns[0].echo(7, 100);
+    let pins = scene.pinned.directory.to_str().unwrap();
+    let told = lab.lb.run(&format!("{} path --pins {pins} remove --yes", crate::lab::baton::BINARY));
+    assert!(told.contains("20 flows in it"), "{told}");
+    for conn in &mut conns {
+        assert_eq!(conn.end(LONG), End::Rst);
+    }
+    eventually(LONG, "the backends are rid of them", || servers.iter().all(|server| server.open() == 0));
+}

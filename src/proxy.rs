@@ -22,6 +22,7 @@ mod ports;
 mod relay;
 mod serve;
 mod sources;
+mod tell;
 mod timers;
 mod token;
 mod widen;

@@ -13,11 +13,13 @@ use super::census::Census;
 use super::watchdog;
 use crate::metrics::Metrics;
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::Pulse;
 use crate::model::health::Standing;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry};
+use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::graduation::Stays;
 use crate::table::worker::WorkerState;
@@ -40,6 +42,7 @@ impl Collector for TableCollector {
         self.encode_frontends(&mut families)?;
         self.encode_backends(&mut families)?;
         self.encode_path(&mut families)?;
+        self.encode_peers(&mut families)?;
         self.encode_workers(&mut families)
     }
 }
@@ -158,6 +161,26 @@ impl TableCollector {
             family.encode_family(&[("action", *what)])?.counter(*count)?;
         }
         Ok(())
+    }
+
+    fn encode_peers(&self, families: &mut Families<'_>) -> fmt::Result {
+        if !self.table.fleet.is_enabled() {
+            return Ok(());
+        }
+        let members = self.table.fleet.members();
+        let mut gauge = |name, help, value: &dyn Fn(&MemberView) -> f64| {
+            let mut family = families.gauge(name, help)?;
+            members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.encode_gauge(&value(it)))
+        };
+        gauge("peer_up", "1 while a peer is heard", &|it| f64::from(it.pulse == Pulse::Alive))?;
+        gauge("peer_synced", "1 if all flows of a peer are known here", &|it| f64::from(it.synced))?;
+        gauge("peer_flows", "Flows of a peer that are known here", &|it| it.flows as f64)?;
+        gauge("peer_graduated", "Of them, those without sockets", &|it| it.graduated as f64)?;
+        gauge("peer_changes_behind", "Changes of own flows that a peer has not acknowledged", &|it| it.behind as f64)?;
+        gauge("peer_lag_seconds", "How long the oldest of them has waited", &|it| it.lag_ms as f64 / 1e3)?;
+        gauge("peer_round_trip_seconds", "Round trip on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
+        let mut family = families.counter("peer_resyncs", "Times that a peer was told all flows anew", None)?;
+        members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.counter(it.resyncs))
     }
 
     fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {

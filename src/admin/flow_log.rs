@@ -325,6 +325,8 @@ mod tests {
             log: log(FlowLog::Off, 1),
             path: crate::config::PathSettings::default(),
             cluster: crate::config::Cluster::default(),
+            instance: Default::default(),
+            peers: None,
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

@@ -7,3 +7,14 @@ pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
 }
+
+/// Nanoseconds since 1970, UTC. Other hosts' clocks, and this one's at another time, may say anything.
+pub fn unix_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec.max(0) as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The UTC time in milliseconds since 1970 of a moment on the monotonic clock.
+pub fn unix_ms_of(monotonic_ns: u64) -> u64 {
+    unix_ns().saturating_sub(now_ns().saturating_sub(monotonic_ns)) / 1_000_000
+}

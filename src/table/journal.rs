@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::Pulse;
 use crate::model::health::{Cause, Standing};
 use crate::model::ids::FlowId;
 
@@ -129,6 +130,33 @@ pub enum What {
     /// Somebody had detached the program from these.
     PathMended {
         interfaces: Vec<String>,
+    },
+    PeerLinked {
+        peer: String,
+        version: String,
+    },
+    PeerLost {
+        peer: String,
+        why: String,
+    },
+    /// There is no link to it, for another reason than before.
+    PeerUnreachable {
+        peer: String,
+        why: String,
+    },
+    /// All its flows are known here.
+    PeerSynced {
+        peer: String,
+        flows: u64,
+    },
+    /// A change of its flows did not come; it tells all of them again.
+    PeerGap {
+        peer: String,
+    },
+    /// It is not heard, or has said goodbye.
+    PeerPulse {
+        peer: String,
+        pulse: Pulse,
     },
     FlowEnded {
         flow: FlowId,

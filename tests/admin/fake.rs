@@ -288,6 +288,8 @@ fn config(directory: &Path) -> Config {
         },
         path: config::PathSettings::default(),
         cluster: config::Cluster::default(),
+        instance: Default::default(),
+        peers: None,
         frontends: vec![Arc::new(frontend)],
     }
 }

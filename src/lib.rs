@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod model;
 pub mod path;
 pub mod peer;
+pub mod preflight;
 pub mod proxy;
 pub mod rebalance;
 pub mod sys;

@@ -17,5 +17,6 @@ mod kubelets;
 mod laboratory;
 mod operator;
 mod path;
+mod preflight;
 mod relaying;
 mod vip;

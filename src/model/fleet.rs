@@ -1,6 +1,8 @@
 //! Several instances that act as one: what they tell each other of their flows.
 
 mod record;
+mod slice;
+mod stray;
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,6 +10,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use record::{FlowRecord, Keeping, Passage, Way};
+pub use slice::{SLICES, Slice, slice};
+pub use stray::{Stray, Then, Unknown};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -51,6 +55,16 @@ pub enum Farewell {
     Succeeded,
     /// It stopped: its proxied flows are closed, its graduated ones are whoever's gets their packets.
     Stopped,
+}
+
+impl InstanceName {
+    /// The upper 16 bits of the ids of all flows that it accepts; never 0. Two names may have the same: that is a fault of
+    /// the configuration.
+    pub fn tag(&self) -> u16 {
+        // FNV-1a, 32 bits, folded.
+        let hash = self.0.bytes().fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        ((hash >> 16 ^ hash) as u16).max(1)
+    }
 }
 
 impl fmt::Display for InstanceName {

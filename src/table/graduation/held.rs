@@ -1,0 +1,114 @@
+//! Where the takeover and the path meet: flows of other instances.
+//!
+//! ```text
+//!   takeover                                          path
+//!     │  Hold: a flow without sockets ──────────────▶ │  carries its packets if they come
+//!     │  Forward, Refuse, Forget: its packets ──────▶ │  sends them on, answers RST, knows them no more
+//!     │ ◀────────────── Touched: packets have come    │
+//!     │  Adopt: it is this instance's ──────────────▶ │  finds it a worker
+//!     │  Release: it is another's ──────────────────▶ │  tells its worker, and holds it
+//!     │  Unknown, Slices: what nobody knows ────────▶ │
+//!     │ ◀────────────── Strays: what nobody knew      │
+//! ```
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+use crossbeam_queue::SegQueue;
+use tokio::sync::Notify;
+
+use crate::addr::VipAddr;
+use crate::model::ends::Key;
+use crate::model::fleet::{FlowRecord, Slice, Stray, Unknown};
+use crate::model::ids::FlowId;
+
+/// What the takeover asks of the path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeldRequest {
+    /// Carry the packets of this flow, which has no sockets and which another instance lists. Again: its positions have
+    /// moved on.
+    Hold(Box<FlowRecord>),
+    /// These held flows are over.
+    Drop(Vec<FlowId>),
+    /// These held flows are this instance's from now on.
+    Adopt(Vec<FlowId>),
+    /// These flows of this instance are another's from now on, and held.
+    Release(Vec<FlowId>),
+    /// All that is held, forwarded or refused has been said again since this process began: what an earlier one left
+    /// besides is over, or (`claim`) this instance's.
+    Settle { claim: bool },
+    /// Send such packets to the instance that has their flow. `to` is its address on a link that this host is on, too.
+    Forward { keys: Vec<Key>, to: IpAddr },
+    /// Answer such packets with RST.
+    Refuse(Vec<Key>),
+    /// Forget what was said of such packets.
+    Forget(Vec<Key>),
+    /// Which of these, that are refused, no packet has come for? Answered by `Unanswered`.
+    FindUnanswered(Vec<Key>),
+    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports that have no rule of their own.
+    Unknown { vip: VipAddr, unknown: Option<Unknown> },
+    /// Whose backend legs come from which ports.
+    Slices(Vec<PeerSlice>),
+    /// Routes or interfaces have changed.
+    RoutesMoved,
+}
+
+/// Source ports of a living peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerSlice {
+    pub ports: Slice,
+    /// Where it is reached: one address of each family that it has.
+    pub at: Vec<IpAddr>,
+}
+
+/// What the path says to the takeover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeldAnswer {
+    /// Packets of these held flows' clients have come.
+    Touched(Vec<FlowId>),
+    Strays(Vec<Stray>),
+    Unanswered(Vec<Key>),
+}
+
+/// The queues between them.
+#[derive(Debug, Default)]
+pub struct HeldQueues {
+    requests: SegQueue<HeldRequest>,
+    answers: SegQueue<HeldAnswer>,
+    answered: Notify,
+    /// The path may do what it is asked. Without it, requests are for nobody.
+    serves: AtomicBool,
+}
+
+impl HeldQueues {
+    pub(super) fn push(&self, request: HeldRequest) {
+        self.requests.push(request);
+    }
+
+    pub fn next_request(&self) -> Option<HeldRequest> {
+        self.requests.pop()
+    }
+
+    pub fn answer(&self, answer: HeldAnswer) {
+        self.answers.push(answer);
+        self.answered.notify_one();
+    }
+
+    pub fn next_answer(&self) -> Option<HeldAnswer> {
+        self.answers.pop()
+    }
+
+    /// Returns when there may be answers.
+    pub async fn answered(&self) {
+        self.answered.notified().await;
+    }
+
+    /// Whether there is a path that holds and forwards.
+    pub fn serves(&self) -> bool {
+        self.serves.load(Acquire)
+    }
+
+    pub fn set_serves(&self, serves: bool) {
+        self.serves.store(serves, Release);
+    }
+}

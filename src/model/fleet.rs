@@ -1,16 +1,21 @@
 //! Several instances that act as one: what they tell each other of their flows.
 
+mod events;
+mod held;
 mod record;
 mod slice;
 mod stray;
+pub mod takeover;
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use events::{Asked, Command, Local, MemberView, Remote};
+pub use held::{HeldAnswer, HeldRequest, PeerSlice};
 pub use record::{FlowRecord, Keeping, Passage, Way};
-pub use slice::{SLICES, Slice, slice};
+pub use slice::{Slice, slice};
 pub use stray::{Stray, Then, Unknown};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
@@ -57,13 +62,32 @@ pub enum Farewell {
     Stopped,
 }
 
+/// Slices of the source ports, one for each instance of a fleet, and so instances at most.
+pub const SLOTS: u8 = 8;
+
 impl InstanceName {
-    /// The upper 16 bits of the ids of all flows that it accepts; never 0. Two names may have the same: that is a fault of
-    /// the configuration.
+    /// What the upper 16 bits of the ids of its flows are; never 0.
     pub fn tag(&self) -> u16 {
-        // FNV-1a, 32 bits, folded.
-        let hash = self.0.bytes().fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        ((hash >> 16 ^ hash) as u16).max(1)
+        // FNV-1a, folded: the same in every release, for two of them may run beside each other.
+        let hash = self
+            .0
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let folded = (hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16;
+        folded.max(1)
+    }
+}
+
+impl Pulse {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Unheard => "unheard",
+            Self::Alive => "alive",
+            Self::Silent => "silent",
+            Self::Dead => "dead",
+            Self::Left(Farewell::Succeeded) => "replaced",
+            Self::Left(Farewell::Stopped) => "stopped",
+        }
     }
 }
 

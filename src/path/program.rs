@@ -22,7 +22,7 @@ use super::events::Events;
 use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
-use crate::model::fleet::{SLICES, Slice, Unknown};
+use crate::model::fleet::{SLOTS, Slice, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, LegState};
 use crate::sys::bpf::{Map, Update};
@@ -282,11 +282,11 @@ impl Program {
         unknown::refill(&self.services, vip, unknown)
     }
 
-    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; at most [`SLICES`].
+    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; at most [`SLOTS`].
     pub fn set_slices(&self, slices: &[(Slice, Vec<Owner>)]) -> io::Result<()> {
         let raw = slices.iter().map(|(ports, owners)| unknown::slice(*ports, owners));
         let all = raw.chain(std::iter::repeat([0; unknown::SLICE_SIZE]));
-        let mut indices = 0..u32::from(SLICES);
+        let mut indices = 0..u32::from(SLOTS);
         all.zip(&mut indices).try_for_each(|(raw, index)| self.slices.update(&index.to_ne_bytes(), &raw, Update::Any))
     }
 

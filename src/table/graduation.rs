@@ -30,8 +30,9 @@ use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
+pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
 pub use census::{Census, PathView};
-pub use held::{HeldAnswer, HeldQueues, HeldRequest, PeerSlice};
+pub use held::HeldQueues;
 pub use stays::Stays;
 
 /// Which flow is meant. The id tells it from a later one in the same place.

@@ -70,11 +70,7 @@ enum Command {
         take_over: bool,
     },
     /// Says everything that is wrong with a configuration file.
-    Check {
-        /// Says as well whether this host can carry graduated flows, and what to mend.
-        #[arg(long)]
-        host: bool,
-    },
+    Check(check::CheckArguments),
     /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
     Demo(demo::command::DemoArgs),
     /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
@@ -208,7 +204,7 @@ pub fn main() -> ExitCode {
     match arguments.command {
         Command::Run { take_over } => run::run(&config(), take_over),
         Command::HandoffVersion => upgrade::handoff_version(),
-        Command::Check { host } => check::run(&config(), host, arguments.json),
+        Command::Check(check) => check::run(&config(), &check, arguments.json),
         Command::Demo(demo) => demo::command::run(demo),
         Command::Drill(drill) => drill::run(&drill, arguments.json),
         Command::Completion { shell } => shell::completion::<Arguments>(shell),
@@ -261,7 +257,7 @@ fn talk(
         Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
         Command::Run { .. }
         | Command::HandoffVersion
-        | Command::Check { .. }
+        | Command::Check(_)
         | Command::Path(_)
         | Command::Demo(_)
         | Command::Drill(_)

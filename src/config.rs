@@ -86,6 +86,8 @@ pub struct Cluster {
     pub lease_renew: Duration,
     /// keepalived's advert_int, if a VIP moves between instances.
     pub vrrp_advert_interval: Option<Duration>,
+    /// From an instance's silence to the failure of keepalived's track_script: its (interval + timeout) × fall.
+    pub vrrp_track_time: Duration,
 }
 
 impl Default for Cluster {
@@ -94,6 +96,8 @@ impl Default for Cluster {
             node_monitor_grace_period: Duration::from_secs(40),
             lease_renew: Duration::from_secs(10),
             vrrp_advert_interval: None,
+            // As deploy/keepalived has them.
+            vrrp_track_time: Duration::from_secs(3),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod health;
 pub mod metrics;
 pub mod model;
 pub mod path;
+pub mod preflight;
 pub mod proxy;
 pub mod rebalance;
 pub mod sys;

@@ -5,6 +5,7 @@ pub mod balance;
 pub mod budget;
 pub mod end_reason;
 pub mod ends;
+pub mod finding;
 pub mod fleet;
 pub mod health;
 pub mod histogram;

@@ -8,6 +8,7 @@ mod admission;
 mod adopt;
 mod carried;
 mod connect;
+mod deliveries;
 mod ending;
 mod evidence;
 mod export;

@@ -3,19 +3,37 @@
 mod host;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
-use crate::model::budget::{Fault, Timers, longest_gap};
+use crate::model::budget::{Fault, Timers, Vrrp, longest_gap};
+use crate::preflight::sysctl_file;
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct CheckArguments {
+    /// Says as well whether this host can carry graduated flows and a VIP, and what to mend.
+    #[arg(long)]
+    host: bool,
+    /// keepalived's configuration [default: /etc/keepalived/keepalived.conf, if it is there].
+    #[arg(long, value_name = "FILE", requires = "host")]
+    keepalived: Option<PathBuf>,
+    /// Writes the kernel settings that this host should have to a file for sysctl.d, and says how to apply it.
+    #[arg(long, value_name = "FILE", requires = "host", num_args = 0..=1, require_equals = true,
+          default_missing_value = sysctl_file::DEFAULT)]
+    fix: Option<PathBuf>,
+}
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
-/// With `host`, this host is looked at too; what hinders graduation is no error, for flows stay proxied then.
-pub fn run(path: &Path, host: bool, json: bool) -> ExitCode {
+/// With `--host`, this host is looked at too. What hinders graduation is no error, for flows stay proxied then; what may
+/// leave clients waiting is one.
+pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
     let report = report(path, &mut io::stdout().lock(), &mut io::stderr().lock());
     let report = report.and_then(|taken| match config::load(path) {
-        Ok(loaded) if taken && host => host::report(&loaded.config, json, &mut io::stdout().lock()).map(|()| taken),
+        Ok(loaded) if taken && arguments.host => {
+            host::report(&loaded.config, arguments, json, &mut io::stdout().lock(), &mut io::stderr().lock())
+        }
         _ => Ok(taken),
     });
     match report {
@@ -49,7 +67,9 @@ fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> i
 
 /// What each fault may cost the nodes, by the file's own timers.
 fn budget(config: &Config) -> String {
-    let Cluster { node_monitor_grace_period: grace, lease_renew, vrrp_advert_interval } = config.cluster;
+    let Cluster { node_monitor_grace_period: grace, lease_renew, .. } = config.cluster;
+    let vrrp = config.cluster.vrrp_advert_interval;
+    let vrrp = vrrp.map(|advert_interval| Vrrp { advert_interval, track_time: config.cluster.vrrp_track_time });
     let mut text = format!(
         "Longest time without a heartbeat, if they come every {} and a node is NotReady after {}:\n",
         seconds(lease_renew),
@@ -60,7 +80,7 @@ fn budget(config: &Config) -> String {
             lease_renew,
             reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
             probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
-            vrrp_advert_interval,
+            vrrp,
         };
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
         for fault in Fault::ALL {

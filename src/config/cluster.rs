@@ -15,10 +15,17 @@ pub fn read(section: &Section) -> Cluster {
         let key = if lease_renew.is_given() { "lease_renew" } else { "node_monitor_grace_period" };
         section.refuse(key, read, "lease_renew below node_monitor_grace_period: nodes would never be Ready");
     }
+    let advert = section.read("vrrp_advert_interval", &ADVERT);
+    let track = section.read_or("vrrp_track_time", &TRACK, Cluster::default().vrrp_track_time);
+    if track.is_given() && advert.value.is_none() && !advert.is_refused() {
+        let advised = "vrrp_advert_interval as well: without it nothing is known of a VIP";
+        section.warn("vrrp_track_time", format!("{:?} alone", track.value), advised);
+    }
     Cluster {
         node_monitor_grace_period: grace.value,
         lease_renew: lease_renew.value,
-        vrrp_advert_interval: section.read("vrrp_advert_interval", &ADVERT).value,
+        vrrp_advert_interval: advert.value,
+        vrrp_track_time: track.value,
     }
 }
 
@@ -31,4 +38,5 @@ const PROFILE: OneOf<Duration> = OneOf(&[
     ("slow", Duration::from_secs(300)),
 ]);
 const SECONDS: Time = time(Duration::from_secs(1), Duration::from_secs(3600));
+const TRACK: Time = time(Duration::from_millis(10), Duration::from_secs(3600));
 const ADVERT: Time = time(Duration::from_millis(10), Duration::from_secs(255));

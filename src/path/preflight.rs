@@ -1,39 +1,16 @@
 //! Whether this host can carry graduated flows: what was read, why it matters, and the command that mends it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::path::Path;
 
-use aya::programs::{SchedClassifier, TcAttachType};
-use serde::Serialize;
-
 use super::program;
+use crate::model::finding::Finding;
 use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
+use crate::sys::process::holds_capability;
 use crate::sys::{bpffs, netlink};
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    pub topic: String,
-    pub verdict: Verdict,
-    pub read: String,
-    /// Empty if all is well.
-    pub why: String,
-    /// A command, or what to do where no command does it. Empty if nothing needs to be done.
-    pub mend: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    Good,
-    /// Flows graduate, but something may be slower or other than expected.
-    Advice,
-    /// No flow can graduate, or none that this is about; they stay proxied.
-    Hindrance,
-}
+use aya::programs::{SchedClassifier, TcAttachType};
 
 /// Looks at everything. `addresses`: where frontends listen. `backends`: where backends are. `interfaces`: as configured;
 /// empty: those that hold the addresses and lead to the backends.
@@ -91,13 +68,9 @@ fn btf() -> Finding {
 }
 
 fn capabilities() -> Finding {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let held = held.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    let has = |capability: u32| held & 1 << capability != 0;
     let missing: Vec<_> = CAPABILITIES
         .iter()
-        .filter(|(_, number, or)| !has(*number) && !or.is_some_and(has))
+        .filter(|(_, number, or)| !holds_capability(*number) && !or.is_some_and(holds_capability))
         .map(|(name, ..)| *name)
         .collect();
     match missing.is_empty() {
@@ -178,13 +151,7 @@ fn pinned(directory: &Path) -> Finding {
 
 /// Interfaces that hold one of `addresses`, or an address by which a packet to one of `backends` leaves.
 fn by_addresses(addresses: &[SocketAddr], backends: &[SocketAddr]) -> Vec<String> {
-    let sources = backends.iter().filter_map(|backend| {
-        let any: IpAddr = if backend.is_ipv6() { IpAddr::from([0u16; 8]) } else { IpAddr::from([0; 4]) };
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        // Connecting a UDP socket asks for the route and sends nothing.
-        socket.connect(backend).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    });
+    let sources = backends.iter().filter_map(|backend| netdev::source_towards(backend.ip()));
     let wanted: Vec<_> = addresses.iter().map(SocketAddr::ip).chain(sources).collect();
     let all = netdev::addresses().unwrap_or_default();
     let mut names: Vec<_> = all.into_iter().filter(|(_, ip)| wanted.contains(ip)).map(|(name, _)| name).collect();
@@ -263,25 +230,6 @@ fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
             format!("ip link set {} mtu {}", wide.0, narrow.1),
         )
     })
-}
-
-impl Finding {
-    fn good(topic: &str, read: impl fmt::Display) -> Self {
-        Self::new(Verdict::Good, topic, read, "", "")
-    }
-
-    fn advice(topic: &str, read: impl fmt::Display, why: &str, mend: impl fmt::Display) -> Self {
-        Self::new(Verdict::Advice, topic, read, why, mend)
-    }
-
-    fn hindrance(topic: &str, read: impl fmt::Display, why: &str, mend: impl fmt::Display) -> Self {
-        Self::new(Verdict::Hindrance, topic, read, why, mend)
-    }
-
-    fn new(verdict: Verdict, topic: &str, read: impl fmt::Display, why: &str, mend: impl fmt::Display) -> Self {
-        let (topic, why) = (topic.to_owned(), why.to_owned());
-        Self { topic, verdict, read: read.to_string(), why, mend: mend.to_string() }
-    }
 }
 
 /// Name, number, and the number of one that contains it (include/uapi/linux/capability.h).

@@ -105,6 +105,8 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, entry: Arc<Back
         }),
         unanswered_since_ns: relayed.unanswered_since_ns,
         watched: false,
+        delivering: false,
+        lenient: true,
         waits_for_turn: false,
         leaving: Leaving::default(),
     }

@@ -184,7 +184,8 @@ impl Worker {
     /// Sets the options that only a flow of some age is worth, and shows its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
         if let Phase::Relaying(relaying) = &flow.phase {
-            let _ = socket::set_liveness(&relaying.backend, &flow.frontend.liveness);
+            let set = if relaying.lenient { socket::set_keepalive } else { socket::set_liveness };
+            let _ = set(&relaying.backend, &flow.frontend.liveness);
             if let Ok(local) = socket::local_addr(&relaying.backend) {
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }
@@ -248,6 +249,8 @@ impl Worker {
             first_fin: None,
             unanswered_since_ns: 0,
             watched: false,
+            delivering: false,
+            lenient: false,
             waits_for_turn: false,
             leaving: Leaving::default(),
         });

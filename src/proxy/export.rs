@@ -88,6 +88,7 @@ impl Worker {
                     relaying.watched = true;
                     self.watch_unanswered(flow.at);
                 }
+                self.look_after(flow);
                 self.settle_later(flow.at);
                 self.ripen_later(flow);
                 Verdict::Keep
@@ -150,8 +151,8 @@ impl Worker {
 }
 
 fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::Result<Relayed> {
-    // The list of those that wait for an answer drops a flow that it does not find.
-    relaying.watched = false;
+    // The lists of flows that are looked at drop one that they do not find.
+    (relaying.watched, relaying.delivering) = (false, false);
     let word = |field: Field| slot.word(field as usize);
     Ok(Relayed {
         backend: relaying.place.0.name.to_string(),

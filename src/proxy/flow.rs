@@ -132,6 +132,10 @@ pub struct Relaying {
     pub unanswered_since_ns: u64,
     /// It is in the worker's list of flows that wait for an answer.
     pub watched: bool,
+    /// It is among the worker's flows whose bytes were not acknowledged when it looked last.
+    pub delivering: bool,
+    /// A leg may have another TCP_USER_TIMEOUT than its frontend's settings say, and may have paused for as long.
+    pub lenient: bool,
     /// It is in the worker's list of flows that had their fair share and want more.
     pub waits_for_turn: bool,
     pub leaving: Leaving,

@@ -204,6 +204,8 @@ impl Worker {
             first_fin: None,
             unanswered_since_ns: 0,
             watched: false,
+            delivering: false,
+            lenient: true,
             waits_for_turn: false,
             leaving,
         });

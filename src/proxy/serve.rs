@@ -97,7 +97,8 @@ impl Worker {
             Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved),
             Err(broken) => Err(broken),
         };
-        if relaying.up.owes_fin() {
+        let ends = relaying.up.owes_fin();
+        if ends {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
             if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.now_ns) {
@@ -113,6 +114,9 @@ impl Worker {
                 relaying.watched = true;
                 self.watch_unanswered(flow.at);
             }
+        }
+        if ends || moved.written > 0 {
+            self.look_after(flow);
         }
         self.account_up(flow, moved);
         match result {
@@ -130,7 +134,8 @@ impl Worker {
         }
         let mut moved = Pumped::default();
         let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
-        if relaying.down.owes_fin() {
+        let ends = relaying.down.owes_fin();
+        if ends {
             let fin = fin(flow.shared, &relaying.up);
             relaying.down.pass_fin(&relaying.client, fin);
             relaying.first_fin.get_or_insert(Side::Backend);
@@ -139,6 +144,9 @@ impl Worker {
             // Several requests answered at once count as one.
             relaying.leaving.round_trips += u32::from(relaying.unanswered_since_ns != 0);
             relaying.unanswered_since_ns = 0;
+        }
+        if ends || moved.written > 0 {
+            self.look_after(flow);
         }
         self.account_down(flow, moved);
         match result {

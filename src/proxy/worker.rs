@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::Shared;
 use super::accept::Listeners;
+use super::deliveries::Deliveries;
 use super::flow::{Flow, Phase};
 use super::handover;
 use super::legs::Legs;
@@ -88,6 +89,7 @@ pub struct Worker {
     pub(super) ripening: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend were not answered yet.
     pub(super) unanswered: Vec<FlowRef>,
+    pub(super) deliveries: Deliveries,
     pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
@@ -138,6 +140,7 @@ impl Worker {
             settling: VecDeque::new(),
             ripening: VecDeque::new(),
             unanswered: Vec::new(),
+            deliveries: Deliveries::default(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
             endings: VecDeque::new(),
@@ -210,7 +213,8 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
-        let next = [self.timers.next_ns(), first(&self.settling), first(&self.ripening)].into_iter().flatten().min()?;
+        let next = [self.timers.next_ns(), self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)];
+        let next = next.into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(self.now_ns)))
     }
 
@@ -290,6 +294,7 @@ impl Worker {
             let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
             self.with_flow(at, Self::leave_due);
         }
+        self.look_at_deliveries();
     }
 
     fn pump_again(&mut self) {

@@ -3,9 +3,10 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
+use ipnet::IpNet;
 use rustix::net::netdevice;
 
 /// Ethernet, and what looks like it (ARPHRD_ETHER, include/uapi/linux/if_arp.h).
@@ -55,36 +56,67 @@ pub fn name(index: u32) -> io::Result<String> {
 
 /// Every address of every interface of this namespace.
 pub fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
+    Ok(networks()?.into_iter().map(|(name, network)| (name, network.addr())).collect())
+}
+
+/// As [`addresses`], each with the length of its network's prefix.
+pub fn networks() -> io::Result<Vec<(String, IpNet)>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs(3) writes one pointer, to a list that is freed below.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut addresses = Vec::new();
+    let mut networks = Vec::new();
     let mut at = first;
     // SAFETY: each entry of the list, whose end is null, is alive until the list is freed.
     while let Some(entry) = unsafe { at.as_ref() } {
         // SAFETY: the name ends in NUL and belongs to the entry.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        // SAFETY: an address is null, or at least a family.
-        match unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family)) {
-            Some(libc::AF_INET) => {
-                // SAFETY: the family says that it is this structure.
-                let address = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in>() };
-                addresses.push((name, Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into()));
-            }
-            Some(libc::AF_INET6) => {
-                // SAFETY: the family says that it is this structure.
-                let address = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in6>() };
-                addresses.push((name, Ipv6Addr::from_octets(address.sin6_addr.s6_addr).into()));
-            }
-            _ => {}
+        // SAFETY: both are null or point to an address that belongs to the entry.
+        let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
+        if let Some(address) = address {
+            let bits = match mask {
+                Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
+                Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
+                None => u32::from(IpNet::from(address).prefix_len()),
+            };
+            networks.extend(IpNet::new(address, bits as u8).ok().map(|network| (name, network)));
         }
         at = entry.ifa_next;
     }
     // SAFETY: it is the list that getifaddrs made, and nothing borrowed from it is left.
     unsafe { libc::freeifaddrs(first) };
-    Ok(addresses)
+    Ok(networks)
+}
+
+/// The IP address at `address`, if it is one.
+///
+/// # Safety
+/// `address` is null or points to a `sockaddr` as long as its family says.
+unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise: it is null, or at least a family.
+    match i32::from(unsafe { address.as_ref() }?.sa_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is this structure.
+            let address = unsafe { &*address.cast::<libc::sockaddr_in>() };
+            Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is this structure.
+            let address = unsafe { &*address.cast::<libc::sockaddr_in6>() };
+            Some(Ipv6Addr::from_octets(address.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+/// The address of this host that a packet to `to` would leave with.
+pub fn source_towards(to: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = if to.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Connecting a UDP socket asks for the route and sends nothing. The port is the discard service's.
+    socket.connect((to, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Whether the interface merges segments in a way that cannot be undone (large receive offload, ETHTOOL_GFLAGS).
@@ -142,6 +174,8 @@ mod tests {
         assert!(lo.mtu >= 1500);
         assert_eq!(name(1).unwrap(), "lo");
         assert!(addresses().unwrap().contains(&("lo".to_owned(), Ipv4Addr::LOCALHOST.into())));
+        assert!(networks().unwrap().contains(&("lo".to_owned(), "127.0.0.1/8".parse().unwrap())));
+        assert_eq!(source_towards(Ipv4Addr::LOCALHOST.into()), Some(Ipv4Addr::LOCALHOST.into()));
         assert!(!merges_for_good("lo").unwrap());
         assert!(interface("no-such").is_err());
         assert!(interface("a-name-that-is-too-long").is_err());

@@ -22,6 +22,29 @@ pub fn file_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
+/// The hard limit of file descriptors.
+pub fn file_limit_max() -> u64 {
+    getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
+}
+
+/// Whether this process may use capability `number` now (capabilities(7), `CapEff` of proc(5) status).
+pub fn holds_capability(number: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    held.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|held| held & 1 << number != 0)
+}
+
+/// Whether a process of this name runs in this network namespace (proc(5) comm, and its namespace). Those that cannot be
+/// looked into count, so that without rights nobody is taken for gone.
+pub fn runs_any(name: &str) -> bool {
+    let own = std::fs::read_link("/proc/thread-self/ns/net").ok();
+    std::fs::read_dir("/proc").into_iter().flatten().flatten().any(|entry| {
+        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let there = || std::fs::read_link(entry.path().join("ns/net"));
+        comm.trim_end() == name && there().map_or(true, |there| own.as_ref() == Some(&there))
+    })
+}
+
 /// Cores that the process may run on.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)

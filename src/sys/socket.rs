@@ -62,11 +62,28 @@ fn unbound(address: VipAddr) -> io::Result<Socket> {
 /// Sets keepalive and TCP_USER_TIMEOUT. On a listener, future accepted sockets have them too.
 pub fn set_liveness(socket: impl AsFd, liveness: &Liveness) -> io::Result<()> {
     let socket = socket.as_fd();
+    set_keepalive(socket, liveness)?;
+    set_user_timeout(socket, liveness.user_timeout)
+}
+
+/// Sets keepalive alone.
+pub fn set_keepalive(socket: impl AsFd, liveness: &Liveness) -> io::Result<()> {
+    let socket = socket.as_fd();
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, liveness.keepalive_idle)?;
     sockopt::set_tcp_keepintvl(socket, liveness.keepalive_interval)?;
-    sockopt::set_tcp_keepcnt(socket, liveness.keepalive_count)?;
-    Ok(sockopt::set_tcp_user_timeout(socket, liveness.user_timeout.as_millis() as u32)?)
+    Ok(sockopt::set_tcp_keepcnt(socket, liveness.keepalive_count)?)
+}
+
+/// Sets TCP_USER_TIMEOUT (tcp(7)), in whole milliseconds.
+pub fn set_user_timeout(socket: impl AsFd, user_timeout: Duration) -> io::Result<()> {
+    let milliseconds = u32::try_from(user_timeout.as_millis()).unwrap_or(i32::MAX as u32).min(i32::MAX as u32);
+    Ok(sockopt::set_tcp_user_timeout(socket, milliseconds)?)
+}
+
+/// Reads TCP_USER_TIMEOUT; zero: none.
+pub fn user_timeout(socket: impl AsFd) -> io::Result<Duration> {
+    Ok(Duration::from_millis(sockopt::tcp_user_timeout(socket)?.into()))
 }
 
 /// Takes the next connection, non-blocking. `WouldBlock`: there is none.

@@ -4,6 +4,7 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 /// Signs of life of the far host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +15,31 @@ pub struct PeerSigns {
     pub unacked: u32,
 }
 
-/// `struct tcp_info` as far as Linux 4.1 has it; libc's ends before the byte counters.
+/// What the far host takes of what is sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// All was acknowledged.
+    Done,
+    /// It is on its way, and the retransmission timer watches over it.
+    UnderWay,
+    /// The far host has no room for more.
+    Paused(Pause),
+}
+
+/// A far host without room, and whether it answers when it is asked for some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// Since the last segment that came from it.
+    pub silence: Duration,
+    /// Window probes in a row without an answer.
+    pub unanswered_probes: u8,
+    /// A segment is under way all the same, and is sent again and again instead of window probes.
+    pub retransmits: bool,
+    /// Bytes acknowledged so far.
+    pub acked: u64,
+}
+
+/// `struct tcp_info` as far as Linux 5.4 has it; libc's ends before the byte counters.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Info {
@@ -26,15 +51,43 @@ struct Info {
     max_pacing_rate: u64,
     bytes_acked: u64,
     bytes_received: u64,
+    /// `tcpi_segs_out` to `tcpi_data_segs_out`.
+    counts: [u32; 6],
+    /// `tcpi_delivery_rate` to `tcpi_sndbuf_limited`.
+    rates: [u64; 4],
+    delivered: [u32; 2],
+    bytes_sent: [u64; 2],
+    reordering: [u32; 3],
+    send_window: u32,
 }
 
+const PROBES: usize = 3;
 const BACKOFF: usize = 4;
 const UNACKED: usize = 4;
+const LAST_DATA_CAME: usize = 11;
+const LAST_ACK_CAME: usize = 12;
+const UNSENT_BYTES: usize = 2;
 
 /// Reads the signs of life from a connected TCP socket.
 pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
     let info = read(socket)?;
     Ok(PeerSigns { backoff: info.bytes[BACKOFF], unacked: info.words[UNACKED] })
+}
+
+/// Reads what becomes of the bytes that were written to a connected TCP socket.
+pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
+    let info = read(socket)?;
+    let (unacked, unsent) = (info.words[UNACKED], info.counts[UNSENT_BYTES]);
+    Ok(match (unacked, unsent, info.send_window) {
+        (0, 0, _) => Delivery::Done,
+        (1.., _, 1..) => Delivery::UnderWay,
+        _ => Delivery::Paused(Pause {
+            silence: Duration::from_millis(info.words[LAST_DATA_CAME].min(info.words[LAST_ACK_CAME]).into()),
+            unanswered_probes: info.bytes[PROBES],
+            retransmits: unacked > 0,
+            acked: info.bytes_acked,
+        }),
+    })
 }
 
 /// Whether the far end's FIN came, given the bytes that were read from it to the end: the kernel counts a FIN as one byte
@@ -45,7 +98,8 @@ pub fn fin_came(socket: impl AsFd, bytes_read: u64) -> bool {
 }
 
 fn read(socket: impl AsFd) -> io::Result<Info> {
-    let mut info = Info::default();
+    // A kernel that does not know the window leaves it as it is.
+    let mut info = Info { send_window: u32::MAX, ..Info::default() };
     let mut length = mem::size_of::<Info>() as libc::socklen_t;
     // SAFETY: the pointers are to `info`, plain integers of which any are valid, and to its length, both alive during the
     // call; the kernel writes at most `length` bytes.
@@ -67,6 +121,7 @@ fn read(socket: impl AsFd) -> io::Result<Info> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::clock::now_ns;
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener, TcpStream};
 
@@ -85,6 +140,33 @@ mod tests {
         // Closing with bytes unread resets.
         drop(far);
         near
+    }
+
+    #[test]
+    fn a_reader_without_room_is_told_from_one_that_has_read_all() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let mut written = 0;
+        let deadline_ns = now_ns() + 30_000_000_000;
+        let pause = loop {
+            while let Ok(count) = near.write(&[7; 65536]) {
+                written += count;
+            }
+            match delivery(&near).unwrap() {
+                Delivery::Paused(pause) => break pause,
+                other => assert!(now_ns() < deadline_ns, "{other:?}"),
+            }
+            std::thread::yield_now();
+        };
+        assert!(pause.acked > 0 && pause.acked < written as u64, "{pause:?} of {written}");
+        assert!(pause.silence < Duration::from_secs(30), "{pause:?}");
+        far.read_exact(&mut vec![0; written]).unwrap();
+        while delivery(&near).unwrap() != Delivery::Done {
+            assert!(now_ns() < deadline_ns, "{:?}", delivery(&near));
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -123,6 +123,67 @@ fn impatient(config: Config) -> Config {
     config.frontend("keepalive_count", 2).frontend("user_timeout", "2s")
 }
 
+/// A client without room for another byte, of whom the server's kernel knows it.
+fn full(lab: &Lab, baton: &Baton) -> Conn {
+    let conn = lab.client.connect(lab.lb.v4(6443));
+    let zero_windows = || lab.lb.run("nstat -asz TcpExtTCPWinProbe");
+    let probes = || zero_windows().lines().find_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    let before = probes().unwrap_or(0);
+    eventually(LONG, "its window is closed", || probes() > Some(before) && baton.flow_count() == 1);
+    conn
+}
+
+fn patient_for(config: Config, user_timeout: &str) -> Config {
+    config.frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s").frontend("user_timeout", user_timeout)
+}
+
+/// Its host answers every window probe; TCP_USER_TIMEOUT alone ends it.
+#[test]
+fn a_reader_that_pauses_for_longer_than_user_timeout_was_reset() {
+    let Some(lab) = Lab::new("pauses") else { return };
+    const BYTES: u64 = 40_000_000;
+    let _server = lab.b1.serve(Behaviour::Source { seed: 5, bytes: BYTES });
+    let baton = lab.start(&patient_for(lab.config().only(&["b1"]), "6s"));
+    let mut conn = full(&lab, &baton);
+    wait::throughout(secs(14), "the flow lives on", || baton.flow_count() == 1);
+    let (end, tally, _) = conn.read_end(LONG);
+    assert_eq!((end, tally), (End::Fin, Tally::of_pattern(5, BYTES)));
+    drop(conn);
+    baton.wait_ended("backend_closed", 1);
+    baton.rests();
+}
+
+#[test]
+fn a_backend_that_pauses_for_longer_than_user_timeout_was_reset() {
+    let Some(lab) = Lab::new("pauses") else { return };
+    let server = lab.b1.serve(Behaviour::Stall { bytes: 1000 });
+    let baton = lab.start(&patient_for(lab.config().only(&["b1"]), "6s"));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    let sent = conn.send_until_stalled(6, secs(1), 400_000_000).unwrap();
+    wait::throughout(secs(14), "the flow lives on", || baton.flow_count() == 1);
+    server.resume();
+    conn.half_close();
+    assert_eq!(served(&server, sent).received, Tally::of_pattern(6, sent));
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn row14_a_client_that_vanished_during_a_pause_is_reaped_and_its_backend_leg_freed() {
+    let Some(lab) = Lab::new("row14") else { return };
+    let server = lab.b1.serve(Behaviour::Source { seed: 5, bytes: u64::MAX });
+    let baton = lab.start(&patient_for(lab.config().only(&["b1"]), "2s"));
+    let _conn = full(&lab, &baton);
+    wait::throughout(secs(5), "the flow lives on", || baton.flow_count() == 1);
+    lab.client.link_down();
+    let watch = Stopwatch::start();
+    eventually(LONG, "the backend saw RST", || server.ended().iter().any(|s| s.sent > 1_000_000 && s.end == End::Rst));
+    println!("row 14: a client that vanished during a pause was reaped after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < secs(5), "{:?}", watch.elapsed());
+    baton.wait_ended("client_timed_out", 1);
+    baton.rests();
+}
+
 #[test]
 fn row14_an_idle_client_that_vanished_is_reaped_and_its_backend_leg_freed() {
     let Some(lab) = Lab::new("row14") else { return };

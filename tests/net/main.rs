@@ -16,5 +16,6 @@ mod kubelets;
 mod laboratory;
 mod operator;
 mod path;
+mod preflight;
 mod relaying;
 mod vip;

@@ -12,10 +12,6 @@ const WINDOW: Duration = Duration::from_secs(2);
 /// What an upgrade may add to the longest round trip.
 const GOAL_US: u64 = 25_000;
 
-/// Where one segment is larger than a slow reader's whole window, as on loopback, the kernel counts its steps as none and
-/// ends its flow after TCP_USER_TIMEOUT (net/ipv4/tcp_timer.c, tcp_probe_timer).
-const SETTINGS: &str = "user_timeout = \"10m\"";
-
 /// What it may add on a machine that has much else to do.
 const STALL_US_MAX: u64 = 5_000_000;
 
@@ -34,7 +30,7 @@ fn five_thousand_flows_notice_none_of_three_upgrades() {
 
 fn carry(flows: usize) {
     let (mut backends_part, backends) = part::backends(3);
-    let mut instance = Instance::start_as(&backends, 2, SETTINGS);
+    let mut instance = Instance::start(&backends, 2);
     let at_rest = descriptors_of(instance.first_pid());
     let mut crowd = Crowd::open(instance.frontend, flows);
     crowd.storm();
@@ -51,7 +47,7 @@ fn carry(flows: usize) {
     let undisturbed_us = quiet.iter().map(|seen| seen.longest).max().unwrap();
     let mut stall_us = 0;
     for workers in [1, 3, 2] {
-        instance.configure(&backends, workers, SETTINGS);
+        instance.configure(&backends, workers, "");
         crowd.look();
         let upgrade = instance.upgrade();
         let seen = watch(&mut crowd);

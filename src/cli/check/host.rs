@@ -1,12 +1,83 @@
-//! `baton check --host`: whether this host can carry graduated flows.
+//! `baton check --host`: whether this host can carry graduated flows and a VIP.
 
 use std::io::{self, Write};
+use std::path::Path;
 
-use crate::config::{Config, Target};
-use crate::path::preflight::{self, Verdict};
+use super::CheckArguments;
+use crate::config::{Config, Graduate, Target};
+use crate::model::finding::{Finding, Verdict};
+use crate::path;
+use crate::preflight::{self, Report, sysctl_file};
 
-/// Writes what was found, a line each, and below it why it matters and what mends it.
-pub fn report(config: &Config, json: bool, out: &mut impl Write) -> io::Result<()> {
+/// Writes what was found, a line each, and below it why it matters and what mends it; whether nothing is left that may leave
+/// clients waiting.
+pub fn report(
+    config: &Config,
+    arguments: &CheckArguments,
+    json: bool,
+    out: &mut impl Write,
+    errors: &mut impl Write,
+) -> io::Result<bool> {
+    let Report { findings: of_host, settings } = preflight::look(config, arguments.keepalived.as_deref());
+    let mut findings = graduation(config);
+    let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
+    findings.extend(of_host);
+    let faults = findings.iter().filter(|finding| finding.verdict == Verdict::Fault).count();
+    if json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
+    } else {
+        findings.iter().try_for_each(|finding| tell(finding, out))?;
+        let proxied = hindered || config.path.graduate == Graduate::Off;
+        writeln!(
+            out,
+            "{}",
+            if proxied { "flows stay proxied on this host" } else { "flows can graduate on this host" }
+        )?;
+        match faults {
+            0 => {}
+            1 => writeln!(out, "1 fault: clients may be left waiting")?,
+            _ => writeln!(out, "{faults} faults: clients may be left waiting")?,
+        }
+    }
+    let written = match &arguments.fix {
+        // A document of JSON stays one.
+        Some(path) if json => fix(path, &settings, errors, &mut io::sink())?,
+        Some(path) => fix(path, &settings, errors, out)?,
+        None => true,
+    };
+    Ok(faults == 0 && written)
+}
+
+fn tell(finding: &Finding, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{:8} {}: {}", finding.verdict.label(), finding.topic, finding.read)?;
+    if !finding.why.is_empty() {
+        writeln!(out, "         why:  {}\n         mend: {}", finding.why, finding.mend)?;
+    }
+    Ok(())
+}
+
+fn fix(
+    path: &Path,
+    settings: &[preflight::Setting],
+    errors: &mut impl Write,
+    out: &mut impl Write,
+) -> io::Result<bool> {
+    use sysctl_file::Written;
+    match sysctl_file::write(path, settings) {
+        Ok(Written::Nothing) => writeln!(out, "no kernel setting needs to be other than it is: nothing written")?,
+        Ok(written) => {
+            let state = if written == Written::Same { "is as it should be" } else { "written" };
+            writeln!(out, "{} {state}; it is applied at the next boot, or now by: sysctl -p {0}", path.display())?;
+        }
+        Err(error) => {
+            writeln!(errors, "baton: {error}")?;
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn graduation(config: &Config) -> Vec<Finding> {
     let frontends = || config.frontends.iter();
     let addresses: Vec<_> = frontends().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr()).collect();
     let backends = frontends().flat_map(|frontend| &frontend.backends);
@@ -17,21 +88,5 @@ pub fn report(config: &Config, json: bool, out: &mut impl Write) -> io::Result<(
         })
         .collect();
     let interfaces: Vec<_> = config.path.interfaces.iter().map(|name| name.to_string()).collect();
-    let findings = preflight::look(&config.path.pins, &addresses, &backends, &interfaces);
-    if json {
-        return writeln!(out, "{}", serde_json::to_string_pretty(&findings)?);
-    }
-    for finding in &findings {
-        let word = match finding.verdict {
-            Verdict::Good => "ok",
-            Verdict::Advice => "note",
-            Verdict::Hindrance => "hinders",
-        };
-        writeln!(out, "{word:8} {}: {}", finding.topic, finding.read)?;
-        if !finding.why.is_empty() {
-            writeln!(out, "         why:  {}\n         mend: {}", finding.why, finding.mend)?;
-        }
-    }
-    let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
-    writeln!(out, "{}", if hindered { "flows stay proxied on this host" } else { "flows can graduate on this host" })
+    path::preflight::look(&config.path.pins, &addresses, &backends, &interfaces)
 }

@@ -1,6 +1,7 @@
 //! `baton check --host`: what stands against graduated flows, found where it is.
 
-use ::baton::path::preflight::{self, Finding, Verdict};
+use ::baton::model::finding::{Finding, Verdict};
+use ::baton::path::preflight;
 
 use crate::lab::{Lab, Pinned};
 

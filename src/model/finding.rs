@@ -1,0 +1,83 @@
+//! What somebody looked at on a host, how it is, and what mends it.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub topic: String,
+    pub verdict: Verdict,
+    pub read: String,
+    /// Empty if all is well.
+    pub why: String,
+    /// A command, or what to do where no command does it. Empty if nothing needs to be done.
+    pub mend: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Good,
+    /// All works, but something may be slower or other than expected.
+    Advice,
+    /// No flow can graduate, or none that this is about; they stay proxied.
+    Hindrance,
+    /// Clients may be left waiting, or find nobody at a VIP.
+    Fault,
+}
+
+impl Verdict {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Advice => "note",
+            Self::Hindrance => "hinders",
+            Self::Fault => "fault",
+        }
+    }
+}
+
+impl Finding {
+    pub fn good(topic: impl Into<String>, read: impl fmt::Display) -> Self {
+        Self::new(Verdict::Good, topic, read, "", "")
+    }
+
+    pub fn advice(
+        topic: impl Into<String>,
+        read: impl fmt::Display,
+        why: impl Into<String>,
+        mend: impl fmt::Display,
+    ) -> Self {
+        Self::new(Verdict::Advice, topic, read, why, mend)
+    }
+
+    pub fn hindrance(
+        topic: impl Into<String>,
+        read: impl fmt::Display,
+        why: impl Into<String>,
+        mend: impl fmt::Display,
+    ) -> Self {
+        Self::new(Verdict::Hindrance, topic, read, why, mend)
+    }
+
+    pub fn fault(
+        topic: impl Into<String>,
+        read: impl fmt::Display,
+        why: impl Into<String>,
+        mend: impl fmt::Display,
+    ) -> Self {
+        Self::new(Verdict::Fault, topic, read, why, mend)
+    }
+
+    pub fn new(
+        verdict: Verdict,
+        topic: impl Into<String>,
+        read: impl fmt::Display,
+        why: impl Into<String>,
+        mend: impl fmt::Display,
+    ) -> Self {
+        Self { topic: topic.into(), verdict, read: read.to_string(), why: why.into(), mend: mend.to_string() }
+    }
+}

@@ -1,0 +1,47 @@
+//! Whether this host lets a VIP do what it is there for: the kernel's settings, the firewall, limits, and keepalived's
+//! configuration. It only looks; [`sysctl_file`] writes one file when it is asked to.
+//!
+//! ```text
+//!   place ──▶ kernel      settings of sysctl(8)        ─┐
+//!         ──▶ firewall    nftables, iptables            ├─▶ findings: what was read, why it matters, what mends it
+//!         ──▶ limits      descriptors, ports, rights    │
+//!         ──▶ keepalived  its file, its process        ─┘
+//! ```
+
+mod firewall;
+mod keepalived;
+mod kernel;
+mod limits;
+mod place;
+pub mod sysctl_file;
+
+use std::path::Path;
+
+use crate::config::Config;
+use crate::model::finding::Finding;
+use keepalived::Keepalived;
+pub use kernel::Setting;
+use place::Place;
+
+/// Where keepalived's configuration is unless somebody says otherwise.
+pub const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
+
+/// What was found.
+#[derive(Debug)]
+pub struct Report {
+    pub findings: Vec<Finding>,
+    /// Kernel settings that this host should have, whether it has them or not.
+    pub settings: Vec<Setting>,
+}
+
+/// Looks at this host, in the calling thread's network namespace. `keepalived`: its file, if it is not
+/// [`KEEPALIVED_DEFAULT`].
+pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
+    let keepalived = Keepalived::read(keepalived);
+    let place = Place::find(config, &keepalived.addresses());
+    let (mut findings, settings) = kernel::look(&place);
+    findings.extend(firewall::look(&place));
+    findings.extend(limits::look(config, &place));
+    findings.extend(keepalived.judge(config, &place));
+    Report { findings, settings }
+}

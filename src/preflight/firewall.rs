@@ -1,0 +1,180 @@
+//! Whether the firewall lets a client be told that its connection is gone.
+//!
+//! When a VIP arrives, so do packets of connections that began elsewhere. The kernel answers them with RST, unless a rule
+//! drops what conntrack does not know: then their clients wait for minutes, and that is the fault Baton exists for.
+//!
+//! ```text
+//!   nft -j ─▶ nft ──────┐
+//!                       ├─▶ rules ─▶ walk: what becomes of such a packet, and of the answer to it
+//!   iptables-save ─▶ iptables
+//! ```
+
+mod iptables;
+mod nft;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::io;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use super::kernel;
+use super::place::Place;
+use crate::model::finding::Finding;
+use rules::{Ruleset, Way};
+use walk::{Culprit, Packet, Towards, culprit};
+
+const TOPIC: &str = "firewall";
+
+pub fn look(place: &Place) -> Vec<Finding> {
+    let services: Vec<_> = place.services.iter().copied().filter(|s| place.vips.contains(&s.ip())).collect();
+    if services.is_empty() {
+        return vec![Finding::good(TOPIC, "no VIP: every connection begins here")];
+    }
+    let (rules, mut findings) = read();
+    let loose = kernel::read("net/netfilter/nf_conntrack_tcp_loose");
+    let found = services.iter().find_map(|service| judge(&rules, *service, loose));
+    match found {
+        Some(finding) => findings.push(finding),
+        None if findings.is_empty() => {
+            let number: usize = rules.chains.iter().map(|chain| chain.rules.len()).sum();
+            findings.push(Finding::good(TOPIC, format!("{number} rules, none of which drops what began elsewhere")));
+        }
+        None => {}
+    }
+    findings
+}
+
+/// What is wrong with `rules` for clients of `service`. `loose`: nf_conntrack_tcp_loose, if connections are tracked.
+fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Finding> {
+    let packet = |towards, state| Packet { service, towards, state };
+    if let Some(culprit) = culprit(rules, packet(Towards::Service, "new")).filter(|culprit| !culprit.perhaps) {
+        let read = format!("{culprit} drops new connections to {service}");
+        return Some(Finding::fault(TOPIC, read, "no client can connect", culprit.accept(rules, service)));
+    }
+    // With loose tracking a connection's first packet that comes here makes it a new one; without, it is invalid. What a
+    // client answers to a tickle is invalid either way.
+    let certain = loose == Some(0);
+    for towards in [Towards::Service, Towards::Client] {
+        let Some(culprit) = culprit(rules, packet(towards, "invalid")) else { continue };
+        let what = match towards {
+            Towards::Service => "packets of connections that this host has not seen begin",
+            Towards::Client => "resets of connections that this host has not seen begin",
+        };
+        let read = format!("{culprit} drops {what}, to and from {service}");
+        let mend = culprit.notrack(rules, service);
+        return Some(match certain && !culprit.perhaps {
+            true => Finding::fault(TOPIC, read, FAULT, mend),
+            false if certain => Finding::advice(TOPIC, read, PERHAPS, mend),
+            false => Finding::advice(TOPIC, read, LOOSE, mend),
+        });
+    }
+    None
+}
+
+const FAULT: &str = "when the VIP comes here, clients of connections that began elsewhere get no answer, not even a reset: \
+                     they wait until TCP gives up, a quarter of an hour";
+const PERHAPS: &str = "for some clients, or in circumstances that the rules do not tell, connections that began elsewhere get \
+                       no answer when the VIP comes here";
+const LOOSE: &str = "nf_conntrack_tcp_loose lets most packets of connections that began elsewhere pass for new ones, but what \
+                     is out of a window is dropped without an answer";
+
+impl Culprit {
+    /// A rule before all others of its chain that lets the service's packets in.
+    fn accept(&self, _rules: &Ruleset, service: SocketAddr) -> String {
+        let (command, bits) = if service.is_ipv6() { ("ip6tables", 128) } else { ("iptables", 32) };
+        let (ip, port) = (service.ip(), service.port());
+        match self.way {
+            Way::Iptables => format!("{command} -I {} -p tcp -d {ip}/{bits} --dport {port} -j ACCEPT", self.chain),
+            Way::Nft => {
+                let family = if service.is_ipv6() { "ip6" } else { "ip" };
+                let chain = format!("{} {}", self.table, self.chain);
+                format!("nft insert rule {chain} {family} daddr {ip} tcp dport {port} accept")
+            }
+        }
+    }
+
+    /// What keeps conntrack from judging the service's packets; with what lets them in, where only tracked ones may.
+    fn notrack(&self, rules: &Ruleset, service: SocketAddr) -> String {
+        let (ip, port) = (service.ip(), service.port());
+        let family = if service.is_ipv6() { "ip6" } else { "ip" };
+        let mut mend = format!(
+            "nft 'table inet baton_notrack {{ \
+             chain in {{ type filter hook prerouting priority raw; {family} daddr {ip} tcp dport {port} notrack; }}; \
+             chain out {{ type filter hook output priority raw; {family} saddr {ip} tcp sport {port} notrack; }}; }}'"
+        );
+        let untracked = Packet { service, towards: Towards::Service, state: "untracked" };
+        if let Some(culprit) = culprit(rules, untracked) {
+            mend = format!("{mend} && {}", culprit.accept(rules, service));
+        }
+        mend
+    }
+}
+
+impl std::fmt::Display for Culprit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}: {}", self.table, self.chain, self.rule)
+    }
+}
+
+/// All rules of this network namespace, and what could not be read.
+fn read() -> (Ruleset, Vec<Finding>) {
+    let (mut rules, mut findings) = (Ruleset::default(), Vec::new());
+    let mut foreign = Vec::new();
+    match run("nft", &["-j", "list", "ruleset"]) {
+        Ok(text) => match serde_json::from_str(&text).ok().as_ref().and_then(nft::read) {
+            Some(read) => (rules, foreign) = (read.rules, read.foreign),
+            None => findings.push(unread("nftables", "what nft prints is not understood")),
+        },
+        Err(error) => findings.push(unread("nftables", error)),
+    }
+    for (family, command) in [("ip", "iptables-nft-save"), ("ip6", "ip6tables-nft-save")] {
+        if !foreign.iter().any(|foreign| foreign == family) {
+            continue;
+        }
+        match run(command, &[]) {
+            Ok(text) => {
+                // These tell more than nft does of the same tables.
+                let told = iptables::read(&text, family);
+                rules.chains.retain(|chain| !told.chains.iter().any(|other| other.table == chain.table));
+                rules.chains.extend(told.chains);
+            }
+            Err(error) => findings.push(unread(command, error)),
+        }
+    }
+    for (family, command, names) in
+        [("ip", "iptables-legacy-save", "ip_tables_names"), ("ip6", "ip6tables-legacy-save", "ip6_tables_names")]
+    {
+        let names = std::fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
+        if names.trim().is_empty() {
+            continue;
+        }
+        match run(command, &[]) {
+            Ok(text) => rules.chains.extend(iptables::read(&text, family).chains),
+            Err(error) => findings.push(unread(command, error)),
+        }
+    }
+    (rules, findings)
+}
+
+fn unread(what: &str, why: impl std::fmt::Display) -> Finding {
+    Finding::advice(
+        TOPIC,
+        format!("{what} cannot be read: {why}"),
+        "a rule that drops what it has not tracked would leave clients waiting when the VIP comes here",
+        "run this as root, with nft (Debian: nftables) or iptables-save installed",
+    )
+}
+
+fn run(program: &str, arguments: &[&str]) -> io::Result<String> {
+    let output = Command::new(program).args(arguments).output()?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(io::Error::other(said.lines().next().unwrap_or("it failed").to_owned()))
+        }
+    }
+}

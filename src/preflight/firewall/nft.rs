@@ -1,0 +1,235 @@
+//! `nft -j list ruleset` (libnftables-json(5)) as [`Ruleset`].
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Way, network};
+
+/// What was read.
+#[derive(Debug, Default)]
+pub struct Read {
+    pub rules: Ruleset,
+    /// Tables that iptables made with matches of its own, which this format does not spell out: `ip`, `ip6`.
+    pub foreign: Vec<String>,
+}
+
+/// Elements of a named set or map, by its family, table and name in one.
+type Named<'j> = HashMap<String, Vec<&'j Value>>;
+
+/// The named sets that one table's rules can ask.
+#[derive(Clone, Copy)]
+struct Sets<'s, 'j> {
+    named: &'s Named<'j>,
+    table: &'s str,
+}
+
+impl<'s, 'j> Sets<'s, 'j> {
+    /// `name` with its `@`.
+    fn elements(&self, name: &str) -> Option<&'s [&'j Value]> {
+        let key = format!("{} {}", self.table, name.strip_prefix('@')?);
+        self.named.get(&key).map(Vec::as_slice)
+    }
+}
+
+/// `None`: it is not what nft prints.
+pub fn read(json: &Value) -> Option<Read> {
+    let items = json["nftables"].as_array()?;
+    let mut named = Named::new();
+    for item in items {
+        let set = item.get("set").or_else(|| item.get("map"));
+        if let Some(set) = set
+            && let Some((family, table)) = place(set)
+        {
+            let elements = set["elem"].as_array().map(|elements| elements.iter().collect()).unwrap_or_default();
+            named.insert(format!("{family} {table} {}", set["name"].as_str()?), elements);
+        }
+    }
+    let mut read = Read::default();
+    for item in items {
+        if let Some(chain) = item.get("chain") {
+            read.rules.chains.extend(new_chain(chain));
+        } else if let Some(rule) = item.get("rule") {
+            add(&mut read, &named, rule);
+        }
+    }
+    Some(read)
+}
+
+fn place(item: &Value) -> Option<(&str, &str)> {
+    Some((item["family"].as_str()?, item["table"].as_str()?))
+}
+
+fn new_chain(chain: &Value) -> Option<Chain> {
+    let (family, table) = place(chain)?;
+    // Those of bridges and devices see other packets.
+    if !["ip", "ip6", "inet"].contains(&family) {
+        return None;
+    }
+    let base = chain["hook"].as_str().and_then(Hook::named).map(|hook| Base {
+        hook,
+        priority: chain["prio"].as_i64().unwrap_or(0) as i32,
+        drops: chain["policy"] == "drop",
+    });
+    let name = chain["name"].as_str()?.to_owned();
+    Some(Chain { table: format!("{family} {table}"), name, base, rules: Vec::new() })
+}
+
+fn add(read: &mut Read, named: &Named, rule: &Value) {
+    let Some((family, table)) = place(rule) else { return };
+    let (in_table, in_chain) = (format!("{family} {table}"), rule["chain"].as_str().unwrap_or_default());
+    let chain = read.rules.chains.iter_mut().find(|chain| chain.table == in_table && chain.name == in_chain);
+    let Some(chain) = chain else { return };
+    let mut tests = Vec::new();
+    // Both families' packets pass an inet chain; of the others only one.
+    tests.extend(match family {
+        "ip" => Some(Test::new(Matched::Family(4))),
+        "ip6" => Some(Test::new(Matched::Family(6))),
+        _ => None,
+    });
+    let sets = Sets { named, table: &in_table };
+    for statement in rule["expr"].as_array().into_iter().flatten() {
+        let Some((kind, value)) = statement.as_object().and_then(|object| object.iter().next()) else { continue };
+        let act = match kind.as_str() {
+            "match" => {
+                tests.push(test(value, sets));
+                continue;
+            }
+            "vmap" => {
+                chain.rules.extend(of_map(value, sets, &tests));
+                continue;
+            }
+            "xt" => {
+                if !read.foreign.iter().any(|known| known == family) {
+                    read.foreign.push(family.to_owned());
+                }
+                tests.push(Test::other("iptables match"));
+                continue;
+            }
+            "limit" | "quota" | "ct count" => {
+                tests.push(Test::other(kind.as_str()));
+                continue;
+            }
+            _ => act(kind, value),
+        };
+        if act != Act::Pass {
+            chain.rules.push(Rule { tests: tests.clone(), act, way: Way::Nft });
+        }
+    }
+}
+
+fn act(kind: &str, value: &Value) -> Act {
+    let target = || value["target"].as_str().unwrap_or_default().to_owned();
+    match kind {
+        "accept" => Act::Accept,
+        "drop" => Act::Drop,
+        "reject" => Act::Reject,
+        "return" => Act::Return,
+        "notrack" => Act::Notrack,
+        "jump" => Act::Jump(target()),
+        "goto" => Act::Goto(target()),
+        _ => Act::Pass,
+    }
+}
+
+/// A verdict map is a rule for each of its elements.
+fn of_map(vmap: &Value, sets: Sets, before: &[Test]) -> Vec<Rule> {
+    let inline = vmap["data"]["set"].as_array().map(|set| set.iter().collect::<Vec<_>>());
+    let elements = inline.or_else(|| Some(sets.elements(vmap["data"].as_str()?)?.to_vec())).unwrap_or_default();
+    let rules = elements.into_iter().filter_map(|element| {
+        let (key, verdict) = (element.get(0)?, element.get(1)?);
+        let (kind, value) = verdict.as_object()?.iter().next()?;
+        let of = matched(&vmap["key"], &[key]).unwrap_or_else(|| Matched::Other("map".to_owned()));
+        let tests = before.iter().cloned().chain([Test::new(of)]).collect();
+        Some(Rule { tests, act: act(kind, value), way: Way::Nft })
+    });
+    rules.collect()
+}
+
+fn test(value: &Value, sets: Sets) -> Test {
+    let (left, right) = (&value["left"], &value["right"]);
+    let values: Vec<&Value> = match right {
+        Value::String(name) if name.starts_with('@') => match sets.elements(name) {
+            Some(elements) => elements.to_vec(),
+            None => return Test::other(name.as_str()),
+        },
+        Value::Array(values) => values.iter().collect(),
+        _ if right["set"].is_array() => right["set"].as_array().into_iter().flatten().collect(),
+        _ => vec![right],
+    };
+    let operator = value["op"].as_str().unwrap_or("==");
+    match matched(left, &values) {
+        Some(of) if ["==", "in", "!="].contains(&operator) => Test { of, negated: operator == "!=" },
+        _ => Test::other(short(left)),
+    }
+}
+
+/// `None`: it asks for what decides nothing here, or in a way that is not known.
+fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
+    let right: Vec<_> = right.iter().map(|value| value.get("elem").map_or(*value, |elem| &elem["val"])).collect();
+    let texts = || right.iter().map(|value| text(value)).collect::<Option<Vec<_>>>();
+    if left["ct"]["key"] == "state" {
+        return Some(Matched::State(texts()?));
+    }
+    match left["meta"]["key"].as_str() {
+        Some("l4proto") => return Some(Matched::Protocol(texts()?)),
+        Some("nfproto") => {
+            return match &texts()?[..] {
+                [one] if one == "ipv4" => Some(Matched::Family(4)),
+                [one] if one == "ipv6" => Some(Matched::Family(6)),
+                _ => None,
+            };
+        }
+        Some("iif" | "iifname" | "oif" | "oifname") => {
+            return match &texts()?[..] {
+                [one] => Some(Matched::Interface(one.clone())),
+                _ => None,
+            };
+        }
+        _ => {}
+    }
+    let payload = &left["payload"];
+    match (payload["protocol"].as_str()?, payload["field"].as_str()?) {
+        ("tcp" | "th", field @ ("sport" | "dport")) => {
+            Some(Matched::Port(side(field), right.iter().map(|value| ports(value)).collect::<Option<_>>()?))
+        }
+        ("ip" | "ip6", field @ ("saddr" | "daddr")) => {
+            Some(Matched::Address(side(field), right.iter().map(|value| net(value)).collect::<Option<_>>()?))
+        }
+        ("ip", "protocol") | ("ip6", "nexthdr") => Some(Matched::Protocol(texts()?)),
+        // A datagram's port is no segment's.
+        (protocol @ ("udp" | "sctp" | "icmp" | "icmpv6" | "dccp" | "udplite"), _) => {
+            Some(Matched::Protocol(vec![protocol.to_owned()]))
+        }
+        _ => None,
+    }
+}
+
+fn side(field: &str) -> Side {
+    if field.starts_with('s') { Side::Source } else { Side::Destination }
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned).or_else(|| value.as_u64().map(|number| number.to_string()))
+}
+
+fn ports(value: &Value) -> Option<RangeInclusive<u16>> {
+    let port = |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok());
+    match value["range"].as_array() {
+        Some(ends) => Some(port(ends.first()?)?..=port(ends.get(1)?)?),
+        None => port(value).map(|port| port..=port),
+    }
+}
+
+fn net(value: &Value) -> Option<IpNet> {
+    match value.get("prefix") {
+        Some(prefix) => network(&format!("{}/{}", prefix["addr"].as_str()?, prefix["len"].as_u64()?)),
+        None => network(value.as_str()?),
+    }
+}
+
+fn short(value: &Value) -> String {
+    value.to_string().chars().filter(|character| !"{}\"".contains(*character)).take(60).collect()
+}

@@ -1,0 +1,176 @@
+//! What nftables and iptables have in common, as far as it decides about a VIP's packets.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+
+/// Every chain that packets of this host's own connections may pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ruleset {
+    pub chains: Vec<Chain>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// `inet filter`: chains call only those of their own table.
+    pub table: String,
+    pub name: String,
+    /// `None`: reached from other chains only.
+    pub base: Option<Base>,
+    pub rules: Vec<Rule>,
+}
+
+/// Where the kernel enters a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    pub hook: Hook,
+    pub priority: i32,
+    pub drops: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Prerouting,
+    Input,
+    Output,
+    Postrouting,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// All must hold.
+    pub tests: Vec<Test>,
+    pub act: Act,
+    pub way: Way,
+}
+
+/// By which program a rule can be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Nft,
+    Iptables,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Test {
+    pub of: Matched,
+    pub negated: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Matched {
+    /// Any of these states of conntrack.
+    State(Vec<String>),
+    /// A port at either end, in any of these.
+    Port(Side, Vec<RangeInclusive<u16>>),
+    Address(Side, Vec<IpNet>),
+    /// Any of these protocols above IP, as nft(8) names them.
+    Protocol(Vec<String>),
+    /// 4 or 6.
+    Family(u8),
+    /// The interface that it comes in by, or leaves by.
+    Interface(String),
+    /// Something else, as text.
+    Other(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Source,
+    Destination,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    Accept,
+    Drop,
+    /// Drops it, and says so to the sender.
+    Reject,
+    Jump(String),
+    Goto(String),
+    Return,
+    Notrack,
+    /// Nothing that decides.
+    Pass,
+}
+
+impl Test {
+    pub fn new(of: Matched) -> Self {
+        Self { of, negated: false }
+    }
+
+    pub fn other(text: impl Into<String>) -> Self {
+        Self::new(Matched::Other(text.into()))
+    }
+}
+
+impl Ruleset {
+    /// The base chains at `hook` in the order in which packets pass them.
+    pub fn at(&self, hook: Hook) -> Vec<(&Chain, Base)> {
+        let bases = self.chains.iter().filter_map(|chain| Some((chain, chain.base?)));
+        let mut at: Vec<_> = bases.filter(|(_, base)| base.hook == hook).collect();
+        at.sort_by_key(|(_, base)| base.priority);
+        at
+    }
+}
+
+impl Hook {
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name.to_ascii_lowercase().as_str() {
+            "prerouting" => Self::Prerouting,
+            "input" => Self::Input,
+            "output" => Self::Output,
+            "postrouting" => Self::Postrouting,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The family shows in the table's name, or decides nothing that people ask about.
+        let shown = self.tests.iter().filter(|test| !matches!(test.of, Matched::Family(_)));
+        shown.into_iter().try_for_each(|test| write!(f, "{test} "))?;
+        match &self.act {
+            Act::Accept => write!(f, "accept"),
+            Act::Drop => write!(f, "drop"),
+            Act::Reject => write!(f, "reject"),
+            Act::Jump(chain) => write!(f, "jump {chain}"),
+            Act::Goto(chain) => write!(f, "goto {chain}"),
+            Act::Return => write!(f, "return"),
+            Act::Notrack => write!(f, "notrack"),
+            Act::Pass => write!(f, "..."),
+        }
+    }
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let not = if self.negated { "!= " } else { "" };
+        let end = |side: &Side, what: &str| format!("{}{what}", if *side == Side::Source { "s" } else { "d" });
+        match &self.of {
+            Matched::State(states) => write!(f, "ct state {not}{}", states.join(",")),
+            Matched::Port(side, ports) => write!(f, "tcp {} {not}{}", end(side, "port"), joined(ports, show_range)),
+            Matched::Address(side, of) => write!(f, "ip {} {not}{}", end(side, "addr"), joined(of, IpNet::to_string)),
+            Matched::Protocol(protocols) => write!(f, "protocol {not}{}", protocols.join(",")),
+            Matched::Family(family) => write!(f, "family {not}{family}"),
+            Matched::Interface(name) => write!(f, "interface {not}{name}"),
+            Matched::Other(text) => write!(f, "{not}({text})"),
+        }
+    }
+}
+
+fn show_range(range: &RangeInclusive<u16>) -> String {
+    if range.start() == range.end() { range.start().to_string() } else { format!("{}-{}", range.start(), range.end()) }
+}
+
+fn joined<T>(items: &[T], show: impl Fn(&T) -> String) -> String {
+    items.iter().map(show).collect::<Vec<_>>().join(",")
+}
+
+/// An address or a network.
+pub fn network(text: &str) -> Option<IpNet> {
+    text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
+}

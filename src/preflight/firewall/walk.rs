@@ -1,0 +1,177 @@
+//! What becomes of a packet: walks the chains with it, and where a rule asks for what is not known of it, both ways.
+
+use std::net::SocketAddr;
+
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Way};
+
+/// A segment of a connection with a VIP. What its client is, is not known.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    pub service: SocketAddr,
+    pub towards: Towards,
+    /// As conntrack has it: `new`, `invalid`, `untracked`.
+    pub state: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Towards {
+    Service,
+    Client,
+}
+
+/// What drops it, if anything does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Culprit {
+    pub table: String,
+    /// The base chain, where a rule that lets it through would have to stand.
+    pub chain: String,
+    /// The rule, or the policy.
+    pub rule: String,
+    /// Only for some clients, or in circumstances that the rules do not tell.
+    pub perhaps: bool,
+    pub way: Way,
+}
+
+/// Priority from which on conntrack has seen a packet (NF_IP_PRI_CONNTRACK).
+const CONNTRACK: i32 = -200;
+
+/// How deep the kernel lets chains call each other (NFT_JUMP_STACK_SIZE).
+const DEPTH_MAX: u32 = 16;
+
+/// What would drop `packet`; the certain before the possible.
+pub fn culprit(rules: &Ruleset, packet: Packet) -> Option<Culprit> {
+    let hooks = match packet.towards {
+        Towards::Service => [Hook::Prerouting, Hook::Input],
+        Towards::Client => [Hook::Output, Hook::Postrouting],
+    };
+    let packet = if is_untracked(rules, packet, hooks[0]) { Packet { state: "untracked", ..packet } } else { packet };
+    let mut perhaps = None;
+    for (chain, base) in hooks.iter().flat_map(|hook| rules.at(*hook)) {
+        match (Walk { rules, packet }).base(chain, base) {
+            Some(culprit) if !culprit.perhaps => return Some(culprit),
+            found => perhaps = perhaps.or(found),
+        }
+    }
+    perhaps
+}
+
+/// Whether a rule before conntrack certainly keeps it from being tracked.
+fn is_untracked(rules: &Ruleset, packet: Packet, hook: Hook) -> bool {
+    let before = rules.at(hook).into_iter().filter(|(_, base)| base.priority < CONNTRACK);
+    let walk = Walk { rules, packet };
+    before.into_iter().any(|(chain, _)| walk.chain(chain, 0).notrack)
+}
+
+struct Walk<'r> {
+    rules: &'r Ruleset,
+    packet: Packet,
+}
+
+/// What may come of a chain.
+#[derive(Default)]
+struct Ways {
+    accepted: bool,
+    /// Goes on behind the rule that called.
+    returned: bool,
+    dropped: Option<(String, Way)>,
+    /// It was certainly marked as not to be tracked.
+    notrack: bool,
+}
+
+impl Walk<'_> {
+    fn base(&self, chain: &Chain, base: Base) -> Option<Culprit> {
+        let ways = self.chain(chain, 0);
+        let others = ways.accepted;
+        let by_policy = (base.drops && ways.returned).then(|| ("policy drop".to_owned(), way_of(chain)));
+        // The policy lets through what the rules do not drop.
+        let passes = others || (ways.returned && !base.drops);
+        let (rule, way) = ways.dropped.or(by_policy)?;
+        Some(Culprit { table: chain.table.clone(), chain: chain.name.clone(), rule, perhaps: passes, way })
+    }
+
+    fn chain(&self, chain: &Chain, depth: u32) -> Ways {
+        let mut ways = Ways::default();
+        for rule in &chain.rules {
+            let Some(certain) = self.meets(rule) else { continue };
+            let ends = match &rule.act {
+                Act::Pass => false,
+                Act::Notrack => {
+                    ways.notrack |= certain;
+                    false
+                }
+                Act::Accept => {
+                    ways.accepted = true;
+                    true
+                }
+                Act::Drop => {
+                    ways.dropped.get_or_insert_with(|| (rule.to_string(), rule.way));
+                    true
+                }
+                // Whoever asked is told, and waits for nothing.
+                Act::Reject => {
+                    ways.accepted = true;
+                    true
+                }
+                Act::Return => {
+                    ways.returned = true;
+                    true
+                }
+                Act::Jump(name) | Act::Goto(name) => {
+                    self.call(chain, name, depth, &mut ways, certain) || matches!(rule.act, Act::Goto(_))
+                }
+            };
+            if ends && certain {
+                return ways;
+            }
+        }
+        ways.returned = true;
+        ways
+    }
+
+    /// Whether nothing comes back from the chain called `name`.
+    fn call(&self, from: &Chain, name: &str, depth: u32, ways: &mut Ways, certain: bool) -> bool {
+        let called = self.rules.chains.iter().find(|chain| chain.table == from.table && chain.name == name);
+        let Some(called) = called.filter(|_| depth < DEPTH_MAX) else { return false };
+        let inner = self.chain(called, depth + 1);
+        ways.accepted |= inner.accepted;
+        ways.notrack |= inner.notrack && certain;
+        ways.dropped = ways.dropped.take().or(inner.dropped);
+        !inner.returned
+    }
+
+    /// `None`: it does not meet this rule; else whether that is certain.
+    fn meets(&self, rule: &Rule) -> Option<bool> {
+        let mut certain = true;
+        for test in &rule.tests {
+            match self.holds(test) {
+                Some(false) => return None,
+                Some(true) => {}
+                None => certain = false,
+            }
+        }
+        Some(certain)
+    }
+
+    /// `None`: it cannot be known.
+    fn holds(&self, test: &Test) -> Option<bool> {
+        let Packet { service, towards, state } = self.packet;
+        let own = if towards == Towards::Service { Side::Destination } else { Side::Source };
+        let holds = match &test.of {
+            Matched::State(states) => states.iter().any(|one| one == state),
+            Matched::Port(side, ports) if *side == own => ports.iter().any(|range| range.contains(&service.port())),
+            Matched::Address(side, of) if *side == own => of.iter().any(|network| network.contains(&service.ip())),
+            Matched::Address(_, of) if of.iter().any(|network| network.prefix_len() == 0) => true,
+            Matched::Port(..) | Matched::Address(..) => return None,
+            Matched::Protocol(protocols) => protocols.iter().any(|one| one == "tcp" || one == "6" || one == "all"),
+            Matched::Family(family) => (*family == 6) == service.is_ipv6(),
+            // A client is never on this host's loopback interface.
+            Matched::Interface(name) if name == "lo" => false,
+            Matched::Interface(_) | Matched::Other(_) => return None,
+        };
+        Some(holds != test.negated)
+    }
+}
+
+fn way_of(chain: &Chain) -> Way {
+    chain.rules.first().map_or(Way::Nft, |rule| rule.way)
+}

@@ -1,0 +1,128 @@
+//! keepalived's part: whether its file moves the VIP when it should, and leaves it where it is otherwise.
+
+mod judge;
+mod syntax;
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::KEEPALIVED_DEFAULT;
+use super::place::Place;
+use crate::config::Config;
+use crate::model::finding::Finding;
+use syntax::{File, Node};
+
+const TOPIC: &str = "keepalived";
+
+/// Its file, as far as it could be read.
+#[derive(Debug)]
+pub struct Keepalived {
+    path: PathBuf,
+    /// Somebody named the file.
+    named: bool,
+    file: io::Result<File>,
+}
+
+/// One `vrrp_instance`.
+#[derive(Clone, Copy, Debug)]
+struct Instance<'f> {
+    node: &'f Node,
+    name: &'f str,
+}
+
+/// One `vrrp_script` that asks whether Baton is ready.
+#[derive(Clone, Copy, Debug)]
+struct Script<'f> {
+    name: &'f str,
+    interval: Duration,
+    timeout: Duration,
+    fall: u32,
+    weight: i32,
+}
+
+impl Keepalived {
+    pub fn read(path: Option<&Path>) -> Self {
+        let named = path.is_some();
+        let path = path.unwrap_or(Path::new(KEEPALIVED_DEFAULT)).to_owned();
+        let file = syntax::read(&path);
+        Self { path, named, file }
+    }
+
+    /// Every address that it moves.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.instances().iter().flat_map(Instance::addresses).collect()
+    }
+
+    pub fn judge(&self, config: &Config, place: &Place) -> Vec<Finding> {
+        match &self.file {
+            Ok(file) => judge::all(self, file, config, place),
+            Err(error) if self.named => vec![Finding::fault(
+                TOPIC,
+                format!("{}: {error}", self.path.display()),
+                "what moves the VIP is not known",
+                "name keepalived's file with --keepalived",
+            )],
+            Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips.is_empty() => {
+                vec![Finding::good(TOPIC, "not here, and no frontend is at a VIP")]
+            }
+            // On the loopback interface it is a router's to spread.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips == place.kept => {
+                vec![Finding::good(TOPIC, "not here; the VIP is on lo, for a router to bring packets")]
+            }
+            Err(error) => vec![Finding::advice(
+                TOPIC,
+                format!("{}: {error}", self.path.display()),
+                "a frontend is at a VIP, and what moves it is not known",
+                "name keepalived's file with --keepalived, or begin with deploy/keepalived/keepalived.conf",
+            )],
+        }
+    }
+
+    fn instances(&self) -> Vec<Instance<'_>> {
+        let nodes = self.file.as_ref().map_or(&[][..], |file| &file.nodes);
+        let instances = nodes.iter().filter(|node| node.keyword() == "vrrp_instance");
+        instances.map(|node| Instance { node, name: node.argument().unwrap_or("?") }).collect()
+    }
+}
+
+impl Instance<'_> {
+    /// `virtual_ipaddress` and `virtual_ipaddress_excluded`, without their prefixes.
+    fn addresses(&self) -> Vec<IpAddr> {
+        let blocks = ["virtual_ipaddress", "virtual_ipaddress_excluded"];
+        let lines = blocks.iter().filter_map(|block| self.node.find(block)).flat_map(|block| &block.block);
+        lines.filter_map(|line| line.keyword().split('/').next()?.parse().ok()).collect()
+    }
+
+    fn advert_interval(&self) -> Duration {
+        seconds(self.node.value("advert_int")).unwrap_or(Duration::from_secs(1))
+    }
+
+    /// Names in its `track_script` block.
+    fn tracked(&self) -> Vec<&str> {
+        let block = self.node.find("track_script");
+        block.map(|block| block.block.iter().map(Node::keyword).collect()).unwrap_or_default()
+    }
+}
+
+fn seconds(text: Option<&str>) -> Option<Duration> {
+    text?.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+}
+
+/// The scripts of a file that run `baton ready`. Defaults as keepalived.conf(5) has them.
+fn scripts(file: &File) -> Vec<Script<'_>> {
+    let scripts = file.nodes.iter().filter(|node| node.keyword() == "vrrp_script");
+    let asks = |node: &&Node| node.value("script").is_some_and(|s| s.contains("baton") && s.contains("ready"));
+    let read = |node: &'_ Node| -> (Duration, Duration, u32, i32) {
+        let interval = seconds(node.value("interval")).unwrap_or(Duration::from_secs(1));
+        let number = |keyword: &str| node.value(keyword).and_then(|text| text.parse::<i32>().ok());
+        let fall = number("fall").and_then(|fall| u32::try_from(fall).ok()).unwrap_or(1);
+        (interval, seconds(node.value("timeout")).unwrap_or(interval), fall.max(1), number("weight").unwrap_or(0))
+    };
+    let found = scripts.filter(asks).map(|node| {
+        let (interval, timeout, fall, weight) = read(node);
+        Script { name: node.argument().unwrap_or("?"), interval, timeout, fall, weight }
+    });
+    found.collect()
+}

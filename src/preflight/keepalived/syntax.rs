@@ -1,0 +1,206 @@
+//! The syntax of keepalived.conf(5): words in lines, blocks in braces.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+
+/// How deep files may include one another.
+const DEPTH_MAX: u32 = 8;
+
+/// A line, and the block behind it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub words: Vec<String>,
+    pub block: Vec<Node>,
+}
+
+/// A whole file, and the files that it includes and that were not read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct File {
+    pub nodes: Vec<Node>,
+    pub unread: Vec<String>,
+}
+
+/// Reads `path` and what it includes.
+pub fn read(path: &Path) -> io::Result<File> {
+    let mut unread = Vec::new();
+    let lines = gather(path, &mut unread, 0)?;
+    Ok(File { nodes: parse(&lines), unread })
+}
+
+fn gather(path: &Path, unread: &mut Vec<String>, depth: u32) -> io::Result<Vec<Vec<String>>> {
+    let text = std::fs::read_to_string(path)?;
+    let mut lines = Vec::new();
+    for line in text.lines().map(words) {
+        match line.as_slice() {
+            [include, file] if include == "include" => {
+                let below = path.parent().unwrap_or(Path::new("/")).join(file);
+                // Patterns are not followed: which files they name is a shell's business.
+                match gather(&below, unread, depth + 1) {
+                    Ok(inner) if depth < DEPTH_MAX => lines.extend(inner),
+                    _ => unread.push(file.clone()),
+                }
+            }
+            _ => lines.push(line),
+        }
+    }
+    Ok(lines)
+}
+
+/// A line's words. Braces are words of their own; quotes hold blanks together; `#` and `!` begin comments.
+pub fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quoted = false;
+    for character in line.chars() {
+        match character {
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            _ if quoted => word.get_or_insert_default().push(character),
+            '#' | '!' if word.is_none() => break,
+            // ${NAME} is one word.
+            '{' if word.as_ref().is_some_and(|word| word.ends_with('$')) => word.get_or_insert_default().push('{'),
+            '}' if word.as_ref().is_some_and(|word| word.contains("${") && !word.contains('}')) => {
+                word.get_or_insert_default().push('}');
+            }
+            '{' | '}' => {
+                words.extend(word.take());
+                words.push(character.to_string());
+            }
+            _ if character.is_whitespace() => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(character),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// Lines of words as a tree. Words in front of a brace belong to its block; a brace too many is passed over.
+pub fn parse(lines: &[Vec<String>]) -> Vec<Node> {
+    let mut variables = HashMap::new();
+    let mut open: Vec<Node> = vec![Node::default()];
+    for line in lines {
+        let mut pending: Vec<String> = Vec::new();
+        let flush = |pending: &mut Vec<String>, open: &mut Vec<Node>| {
+            if !pending.is_empty()
+                && let Some(parent) = open.last_mut()
+            {
+                parent.block.push(Node { words: std::mem::take(pending), block: Vec::new() });
+            }
+        };
+        if let Some((name, value)) = definition(line) {
+            variables.insert(name, value);
+            continue;
+        }
+        for word in line {
+            match word.as_str() {
+                "{" => {
+                    // The name may stand on the line before.
+                    let mut words = std::mem::take(&mut pending);
+                    if words.is_empty()
+                        && let Some(before) = open.last_mut().and_then(|parent| parent.block.pop())
+                    {
+                        words = before.words;
+                    }
+                    open.push(Node { words, block: Vec::new() });
+                }
+                "}" => {
+                    flush(&mut pending, &mut open);
+                    if open.len() > 1
+                        && let (Some(closed), Some(parent)) = (open.pop(), open.last_mut())
+                    {
+                        parent.block.push(closed);
+                    }
+                }
+                // Lines for one host of several begin with its name; here they count for all.
+                word if word.starts_with('@') && pending.is_empty() => {}
+                word => pending.push(substituted(word, &variables)),
+            }
+        }
+        flush(&mut pending, &mut open);
+    }
+    while open.len() > 1 {
+        let closed = open.pop().unwrap_or_default();
+        if let Some(parent) = open.last_mut() {
+            parent.block.push(closed);
+        }
+    }
+    open.pop().unwrap_or_default().block
+}
+
+/// `$NAME=VALUE`.
+fn definition(line: &[String]) -> Option<(String, String)> {
+    let (name, value) = line.first()?.strip_prefix('$')?.split_once('=')?;
+    let rest = line[1..].iter().map(|word| format!(" {word}"));
+    Some((name.to_owned(), value.to_owned() + &rest.collect::<String>()))
+}
+
+fn substituted(word: &str, variables: &HashMap<String, String>) -> String {
+    let Some((before, after)) = word.split_once('$') else { return word.to_owned() };
+    let named = after.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+    let end = after.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(after.len());
+    let (name, rest) = named.unwrap_or_else(|| after.split_at(end));
+    match variables.get(name) {
+        Some(value) => format!("{before}{value}{rest}"),
+        None => word.to_owned(),
+    }
+}
+
+impl Node {
+    pub fn keyword(&self) -> &str {
+        self.words.first().map_or("", String::as_str)
+    }
+
+    /// The word behind the keyword.
+    pub fn argument(&self) -> Option<&str> {
+        self.words.get(1).map(String::as_str)
+    }
+
+    /// The last line of the block that begins with `keyword`.
+    pub fn find(&self, keyword: &str) -> Option<&Node> {
+        self.block.iter().rev().find(|node| node.keyword() == keyword)
+    }
+
+    /// The argument of that line.
+    pub fn value(&self, keyword: &str) -> Option<&str> {
+        self.find(keyword)?.argument()
+    }
+
+    /// Whether there is such a line that does not say that it is off.
+    pub fn is_on(&self, keyword: &str) -> bool {
+        let off = |argument: &str| ["false", "no", "off"].contains(&argument);
+        self.find(keyword).is_some_and(|node| !node.argument().is_some_and(off))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(text: &str) -> Vec<Node> {
+        parse(&text.lines().map(words).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn lines_blocks_comments_quotes_and_variables_are_read() {
+        let nodes = tree(
+            "! all of it\n$IF=eth0\nvrrp_instance VI_1 {  # the first\n  state BACKUP\n  interface $IF\n  @host-a priority 100\n\
+             virtual_ipaddress\n  {\n 10.0.0.100/32 dev ${IF}\n }\n script \"/bin/a b\" }\nother x { y }\n",
+        );
+        let instance = &nodes[0];
+        assert_eq!(instance.words, ["vrrp_instance", "VI_1"]);
+        assert_eq!(instance.value("interface"), Some("eth0"));
+        assert_eq!(instance.value("priority"), Some("100"));
+        assert_eq!(instance.find("virtual_ipaddress").unwrap().block[0].words, ["10.0.0.100/32", "dev", "eth0"]);
+        assert_eq!(instance.value("script"), Some("/bin/a b"));
+        assert_eq!((nodes[1].words.join(" "), nodes[1].block[0].keyword()), ("other x".to_owned(), "y"));
+    }
+
+    #[test]
+    fn braces_that_do_not_match_end_somewhere() {
+        assert_eq!(tree("} } a {").len(), 1);
+        assert_eq!(tree("a { b { c").len(), 1);
+    }
+}

@@ -1,0 +1,233 @@
+//! Settings of the kernel, as sysctl(8) shows them.
+
+use std::io;
+use std::path::Path;
+
+use super::place::Place;
+use crate::model::finding::Finding;
+
+/// One line of a sysctl.d(5) file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The path below /proc/sys.
+    pub path: String,
+    pub value: i64,
+    pub why: &'static str,
+}
+
+/// Findings, and every setting that this host should have.
+pub fn look(place: &Place) -> (Vec<Finding>, Vec<Setting>) {
+    let mut looked = Looked { findings: Vec::new(), settings: Vec::new(), place };
+    if !place.vips.is_empty() {
+        looked.arp();
+        looked.forwarding();
+        looked.reverse_path();
+        looked.conntrack();
+    }
+    looked.retries();
+    (looked.findings, looked.settings)
+}
+
+struct Looked<'p> {
+    findings: Vec<Finding>,
+    settings: Vec<Setting>,
+    place: &'p Place,
+}
+
+impl Looked<'_> {
+    /// Who answers ARP for a VIP that several hosts keep on their loopback interface.
+    fn arp(&mut self) {
+        let kept = self.place.kept.iter().any(|vip| vip.is_ipv4());
+        if !kept {
+            self.findings.push(Finding::good("ARP", "no VIP is on lo: this host answers for those that it has"));
+            return;
+        }
+        self.at_least("arp_ignore", 1, ARP_IGNORE);
+        self.at_least("arp_announce", 2, ARP_ANNOUNCE);
+    }
+
+    /// A setting of which the larger one of the interface's and of all counts.
+    fn at_least(&mut self, key: &str, wanted: i64, why: &'static str) {
+        let all = per_interface("all", key);
+        let value = read(&all).unwrap_or(0);
+        let values = self.of_interfaces(key);
+        let short = value < wanted && (values.is_empty() || values.iter().any(|(_, value)| *value < wanted));
+        let read = spelled_out(value, &values);
+        self.settings.push(Setting { path: all.clone(), value: value.max(wanted), why });
+        self.findings.push(match short {
+            false => Finding::good(key, read),
+            true => Finding::fault(key, read, why, command(&all, wanted)),
+        });
+    }
+
+    /// Packets of flows that graduated or are another instance's never need the kernel's own forwarding; where it is on, it
+    /// must not tell clients of shortcuts.
+    fn forwarding(&mut self) {
+        if self.place.vips.iter().all(|vip| vip.is_ipv6()) {
+            return;
+        }
+        let forwards = read(FORWARD).unwrap_or(0) != 0;
+        self.findings.push(match forwards {
+            true => Finding::good("ip_forward", "1"),
+            false => Finding::good("ip_forward", "0: neither graduated nor forwarded flows need it"),
+        });
+        if !forwards {
+            return;
+        }
+        let key = "send_redirects";
+        let all = per_interface("all", key);
+        let value = read(&all).unwrap_or(0);
+        let values = self.of_interfaces(key);
+        let mut paths = vec![all];
+        paths.extend(values.iter().map(|(name, _)| per_interface(name, key)));
+        self.settings.extend(paths.iter().map(|path| Setting { path: path.clone(), value: 0, why: REDIRECTS }));
+        let read = spelled_out(value, &values);
+        // It is off only where both are.
+        let wrong = value != 0 || values.iter().any(|(_, value)| *value != 0);
+        self.findings.push(match wrong {
+            false => Finding::good(key, read),
+            true => Finding::advice(key, read, REDIRECTS, commands(paths.iter().map(|path| (path.as_str(), 0)))),
+        });
+    }
+
+    /// The strict check drops what comes by another interface than its answer would leave by.
+    fn reverse_path(&mut self) {
+        if self.place.vips.iter().all(|vip| vip.is_ipv6()) {
+            return;
+        }
+        let key = "rp_filter";
+        let all = read(&per_interface("all", key)).unwrap_or(0);
+        let values = self.of_interfaces(key);
+        let strict = all.max(values.iter().map(|(_, value)| *value).max().unwrap_or(0)) == 1;
+        let read = spelled_out(all, &values);
+        // With one interface there is no other that the answer could leave by.
+        let matters = !self.place.kept.is_empty() && self.place.interfaces.len() > 1;
+        let path = per_interface("all", key);
+        if matters {
+            self.settings.push(Setting { path: path.clone(), value: if strict { 2 } else { all }, why: RP_FILTER });
+        }
+        self.findings.push(match strict && matters {
+            false => Finding::good(key, read),
+            true => Finding::advice(key, read, RP_FILTER, command(&path, 2)),
+        });
+    }
+
+    /// Only where connections are tracked at all.
+    fn conntrack(&mut self) {
+        let Some(loose) = read(LOOSE) else {
+            self.findings.push(Finding::good("conntrack", "not loaded: nothing can be untracked"));
+            return;
+        };
+        self.settings.push(Setting { path: LOOSE.to_owned(), value: loose.max(1), why: LOOSE_WHY });
+        self.findings.push(match loose {
+            0 => Finding::advice("nf_conntrack_tcp_loose", "0", LOOSE_WHY, command(LOOSE, 1)),
+            value => Finding::good("nf_conntrack_tcp_loose", value),
+        });
+        let liberal = read(LIBERAL).unwrap_or(0);
+        self.settings.push(Setting { path: LIBERAL.to_owned(), value: liberal.max(1), why: LIBERAL_WHY });
+        self.findings.push(match liberal {
+            0 => Finding::advice("nf_conntrack_tcp_be_liberal", "0", LIBERAL_WHY, command(LIBERAL, 1)),
+            value => Finding::good("nf_conntrack_tcp_be_liberal", value),
+        });
+    }
+
+    /// For clients on this host: Baton's own connections have TCP_USER_TIMEOUT, which this does not touch.
+    fn retries(&mut self) {
+        let Some(retries) = read(RETRIES) else { return };
+        let local = self.place.has_backend || Path::new(KUBELET).exists();
+        let seconds = retransmission_s(retries);
+        let shown = format!("{retries}: a client of this host waits up to {seconds} s on a silent connection");
+        if local {
+            let value = retries.min(RETRIES_WANTED);
+            self.settings.push(Setting { path: RETRIES.to_owned(), value, why: RETRIES_WHY });
+        }
+        self.findings.push(match local && retries > RETRIES_WANTED {
+            true => Finding::advice("tcp_retries2", shown, RETRIES_WHY, command(RETRIES, RETRIES_WANTED)),
+            false if local => Finding::good("tcp_retries2", shown),
+            false => Finding::good("tcp_retries2", format!("{retries}; Baton's own connections have user_timeout")),
+        });
+    }
+
+    fn of_interfaces(&self, key: &str) -> Vec<(String, i64)> {
+        let names = self.place.interfaces.iter();
+        names.filter_map(|name| Some((name.clone(), read(&per_interface(name, key))?))).collect()
+    }
+}
+
+/// The value at `path` below /proc/sys; `None` if there is no such setting.
+pub fn read(path: &str) -> Option<i64> {
+    let text: io::Result<_> = std::fs::read_to_string(Path::new(PROC_SYS).join(path));
+    text.ok()?.trim().parse().ok()
+}
+
+/// As sysctl(8) has it: with dots, unless one is in an interface's name.
+pub fn spelled(path: &str) -> String {
+    if path.contains('.') { path.to_owned() } else { path.replace('/', ".") }
+}
+
+/// What sets `path` until the next boot.
+pub fn command(path: &str, value: i64) -> String {
+    commands([(path, value)])
+}
+
+fn commands<'p>(settings: impl IntoIterator<Item = (&'p str, i64)>) -> String {
+    let settings: Vec<_> = settings.into_iter().map(|(path, value)| format!("{}={value}", spelled(path))).collect();
+    format!("sysctl -w {}", settings.join(" "))
+}
+
+fn per_interface(interface: &str, key: &str) -> String {
+    format!("net/ipv4/conf/{interface}/{key}")
+}
+
+fn spelled_out(all: i64, interfaces: &[(String, i64)]) -> String {
+    let each: String = interfaces.iter().map(|(name, value)| format!(", {name} {value}")).collect();
+    format!("all {all}{each}")
+}
+
+/// Until the kernel gives a connection up, from the first transmission: the timeout doubles from TCP_RTO_MIN up to
+/// TCP_RTO_MAX (net/ipv4/tcp_timer.c, tcp_model_timeout).
+fn retransmission_s(retries: i64) -> u64 {
+    let timeouts = (0..=retries.clamp(0, 255)).map(|number| (200u64 << number.min(16)).min(120_000));
+    timeouts.sum::<u64>() / 1000
+}
+
+const PROC_SYS: &str = "/proc/sys";
+const FORWARD: &str = "net/ipv4/ip_forward";
+const LOOSE: &str = "net/netfilter/nf_conntrack_tcp_loose";
+const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+const RETRIES: &str = "net/ipv4/tcp_retries2";
+const RETRIES_WANTED: i64 = 8;
+/// Where kubeadm leaves the kubelet's credentials.
+const KUBELET: &str = "/etc/kubernetes/kubelet.conf";
+
+const ARP_IGNORE: &str = "the VIP is on lo here whoever owns it, and with 0 this host answers ARP for it from every interface: \
+                          clients find two hosts";
+const ARP_ANNOUNCE: &str = "with less than 2 this host asks ARP questions in the VIP's name, and whoever hears them sends the \
+                            VIP's packets here: the owner loses it without a word";
+const REDIRECTS: &str = "this host forwards, and tells clients by ICMP of a shorter way when a VIP's packets still come to it: \
+                         they then go round the balancer";
+const RP_FILTER: &str = "clients' packets to a VIP on lo may come by another interface than the answer leaves by, and the \
+                         strict check drops them in silence";
+const LOOSE_WHY: &str = "connections that began before this host had the VIP are invalid to its firewall: what drops those \
+                         leaves their clients waiting";
+const LIBERAL_WHY: &str = "conntrack does not see the packets of graduated flows, so what it then sees of one is out of its \
+                           window and invalid";
+const RETRIES_WHY: &str = "a control-plane component or kubelet on this host hangs that long on an apiserver that went \
+                           silent, where it has no timeout of its own";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_of_fifteen_retries_is_a_quarter_of_an_hour() {
+        assert_eq!([15, 8].map(retransmission_s), [924, 102]);
+    }
+
+    #[test]
+    fn an_interface_with_a_dot_in_its_name_keeps_it() {
+        assert_eq!(spelled("net/ipv4/ip_forward"), "net.ipv4.ip_forward");
+        let vlan = per_interface("eth0.7", "arp_ignore");
+        assert_eq!(command(&vlan, 1), "sysctl -w net/ipv4/conf/eth0.7/arp_ignore=1");
+    }
+}

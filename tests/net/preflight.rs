@@ -1,0 +1,227 @@
+//! `baton check --host`: each fault is really set, found, and gone after the advised command; and where it makes a black
+//! hole, the hole is shown before and the reset after.
+
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use ::baton::config;
+use ::baton::model::finding::{Finding, Verdict};
+use ::baton::preflight;
+use serde_json::Value;
+
+use crate::lab::baton::BINARY;
+use crate::lab::*;
+
+const VIP: &str = "10.77.0.100";
+
+/// Baton's file on a host, with a frontend at the VIP and a backend on the host itself.
+fn config(lab: &Lab, host: &Host) -> PathBuf {
+    let path = lab.directory().join("check.toml");
+    let config = lab.config().frontend("listen", vec![format!("{VIP}:6443")]).backend("own", host.v4(6444));
+    std::fs::write(&path, config.text(&lab.directory().join("admin.sock"))).unwrap();
+    path
+}
+
+fn look(host: &Host, config: &Path) -> Vec<Finding> {
+    let config = config::load(config).unwrap().config;
+    host.enter(|| preflight::look(&config, None).findings)
+}
+
+/// The finding about `topic`, and whether there is anything to mend.
+#[track_caller]
+fn of<'f>(findings: &'f [Finding], topic: &str) -> &'f Finding {
+    findings.iter().find(|finding| finding.topic == topic).unwrap_or_else(|| panic!("{topic}: {findings:#?}"))
+}
+
+/// The fault is found, the advised command is run, and it is not found any more.
+#[track_caller]
+fn mended(host: &Host, config: &Path, topic: &str, verdict: Verdict) {
+    let findings = look(host, config);
+    let found = of(&findings, topic);
+    assert_eq!(found.verdict, verdict, "{found:#?}");
+    println!("preflight: {topic}: {} | {}", found.read, found.mend);
+    host.run(&found.mend);
+    let findings = look(host, config);
+    assert_eq!(of(&findings, topic).verdict, Verdict::Good, "{findings:#?}");
+}
+
+/// Connections that are tracked, as once any rule has asked for their state.
+fn track(host: &Host) {
+    host.nft("table inet lab { chain see { type filter hook input priority 10; ct state new accept; }; }");
+}
+
+#[test]
+fn each_setting_of_the_kernel_is_found_and_mended_by_what_is_advised() {
+    let Some(lab) = Lab::new("preflight") else { return };
+    let host = &lab.lb;
+    let config = config(&lab, host);
+    host.run(&format!("ip address add {VIP}/32 dev lo"));
+    track(host);
+    for (path, value) in [
+        ("net/ipv4/conf/all/arp_ignore", "0"),
+        ("net/ipv4/conf/eth0/arp_ignore", "0"),
+        ("net/ipv4/conf/all/arp_announce", "0"),
+        ("net/ipv4/ip_forward", "1"),
+        ("net/ipv4/conf/all/send_redirects", "1"),
+        ("net/ipv4/conf/eth0/send_redirects", "1"),
+        ("net/ipv4/tcp_retries2", "15"),
+        ("net/netfilter/nf_conntrack_tcp_loose", "0"),
+        ("net/netfilter/nf_conntrack_tcp_be_liberal", "0"),
+        ("net/ipv4/conf/all/rp_filter", "1"),
+    ] {
+        host.sysctl(path, value);
+    }
+    // By a second interface, the answer may leave another way than the question came.
+    host.run("ip link add dmz type veth peer name zmd; ip link set zmd up; ip address add 192.0.2.1/24 dev dmz; ip link set dmz up");
+    mended(host, &config, "arp_ignore", Verdict::Fault);
+    mended(host, &config, "arp_announce", Verdict::Fault);
+    mended(host, &config, "send_redirects", Verdict::Advice);
+    mended(host, &config, "rp_filter", Verdict::Advice);
+    mended(host, &config, "tcp_retries2", Verdict::Advice);
+    mended(host, &config, "nf_conntrack_tcp_loose", Verdict::Advice);
+    mended(host, &config, "nf_conntrack_tcp_be_liberal", Verdict::Advice);
+    assert!(look(host, &config).iter().all(|finding| finding.verdict == Verdict::Good), "{:#?}", look(host, &config));
+}
+
+#[test]
+fn a_port_that_any_connection_may_be_given_and_too_few_ports_are_found() {
+    let Some(lab) = Lab::new("preflight ports") else { return };
+    let path = config(&lab, &lab.lb);
+    let text = std::fs::read_to_string(&path).unwrap().replace("[process]", "[process]\nmax_connections = 30000");
+    std::fs::write(&path, text).unwrap();
+    lab.lb.sysctl("net/ipv4/ip_local_port_range", "6000 7000");
+    mended(&lab.lb, &path, "local ports", Verdict::Advice);
+    lab.lb.sysctl("net/ipv4/ip_local_port_range", "1024 65535");
+    let findings = look(&lab.lb, &path);
+    let found = of(&findings, "reserved ports");
+    lab.lb.run(&found.mend);
+    assert!(look(&lab.lb, &path).iter().all(|finding| finding.topic != "reserved ports"));
+}
+
+#[test]
+fn an_ordinary_host_without_a_vip_is_told_to_change_nothing() {
+    let Some(lab) = Lab::new("preflight ordinary") else { return };
+    let path = lab.directory().join("check.toml");
+    std::fs::write(&path, lab.config().text(&lab.directory().join("admin.sock"))).unwrap();
+    lab.lb.sysctl("net/ipv4/conf/all/arp_ignore", "0");
+    lab.lb.nft("table inet f { chain in { type filter hook input priority 0; ct state invalid drop; }; }");
+    let findings = look(&lab.lb, &path);
+    assert!(findings.iter().all(|finding| finding.verdict == Verdict::Good), "{findings:#?}");
+    assert!(findings.iter().all(|finding| finding.topic != "arp_ignore"), "{findings:#?}");
+}
+
+/// Moves a VIP with a connection from one host to another that `prepare` has made; what the client then hears when it sends.
+fn after_the_move(lab: &Lab, prepare: impl FnOnce(&Host)) -> End {
+    let (old, new) = (&lab.b1, &lab.lb);
+    let vip: IpAddr = VIP.parse().unwrap();
+    old.run(&format!("ip address replace {VIP}/32 dev eth0"));
+    let server = old.serve_on((vip, 6443).into(), Behaviour::Echo);
+    lab.client.run("ip neigh flush dev eth0");
+    let mut conn = lab.client.connect((vip, 6443).into());
+    conn.echo(1, 100);
+    prepare(new);
+    old.run(&format!("ip address delete {VIP}/32 dev eth0"));
+    new.run(&format!("ip address replace {VIP}/32 dev eth0"));
+    lab.client.run("ip neigh flush dev eth0");
+    conn.send(2, 100).unwrap();
+    let end = conn.end(secs(3));
+    new.run(&format!("ip address delete {VIP}/32 dev eth0"));
+    drop(server);
+    end
+}
+
+/// The new owner's firewall is `rules`: the client is left waiting, preflight says so, and what it advises ends that.
+#[track_caller]
+fn a_black_hole_is_found_and_filled(lab: &Lab, rules: impl Fn(&Host)) {
+    let config = config(lab, &lab.b2);
+    let forgetful = |host: &Host| {
+        rules(host);
+        host.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+    };
+    assert_eq!(after_the_move(lab, forgetful), End::Open, "the rules make no black hole: the test shows nothing");
+    let findings = look(&lab.lb, &config);
+    let found = of(&findings, "firewall");
+    println!("preflight: {} | {}", found.read, found.mend);
+    assert_eq!(found.verdict, Verdict::Fault, "{found:#?}");
+    lab.lb.run(&found.mend);
+    let findings = look(&lab.lb, &config);
+    assert_eq!(of(&findings, "firewall").verdict, Verdict::Good, "{findings:#?}");
+    assert_eq!(after_the_move(lab, |_| {}), End::Rst);
+}
+
+#[test]
+fn a_firewall_that_drops_what_is_invalid_is_found_before_it_leaves_a_client_waiting() {
+    let Some(lab) = Lab::new("preflight firewall") else { return };
+    a_black_hole_is_found_and_filled(&lab, |host| {
+        host.nft("table inet f { chain in { type filter hook input priority 0; iifname lo accept; ct state invalid drop; }; }");
+    });
+}
+
+#[test]
+fn a_firewall_that_lets_in_only_new_and_established_ones_is_found_as_well() {
+    let Some(lab) = Lab::new("preflight policy") else { return };
+    a_black_hole_is_found_and_filled(&lab, |host| {
+        host.nft(
+            "table inet f { set open { type inet_service; elements = { 22, 6443 }; }\n\
+             chain in { type filter hook input priority 0; policy drop; ip protocol icmp accept; meta l4proto ipv6-icmp accept;\n\
+             ct state vmap { established : accept, related : accept, invalid : drop };\n\
+             ct state new tcp dport @open accept; }; }",
+        );
+    });
+}
+
+#[test]
+fn the_same_firewall_made_by_iptables_is_found() {
+    let Some(lab) = Lab::new("preflight iptables") else { return };
+    if lab.lb.enter(|| std::process::Command::new("iptables").arg("-S").output()).is_err() {
+        return network::skip("preflight iptables", "iptables is not installed");
+    }
+    a_black_hole_is_found_and_filled(&lab, |host| {
+        host.run("iptables -A INPUT -m conntrack --ctstate INVALID -j DROP");
+    });
+}
+
+#[test]
+fn the_file_for_sysctl_d_mends_what_it_is_for_and_is_the_same_when_written_again() {
+    let Some(lab) = Lab::new("preflight fix") else { return };
+    let host = &lab.lb;
+    let config = config(&lab, host).display().to_string();
+    host.run(&format!("ip address add {VIP}/32 dev lo"));
+    host.sysctl("net/ipv4/conf/all/arp_ignore", "0");
+    host.sysctl("net/ipv4/conf/all/arp_announce", "0");
+    let file = lab.directory().join("90-baton.conf").display().to_string();
+    let check = |more: &str| {
+        let command = format!("{BINARY} check -c {config} --host {more} 2>&1 && echo code 0 || echo code $?");
+        host.run(&command)
+    };
+    let first = check(&format!("--fix={file}"));
+    assert!(first.contains(&format!("{file} written")) && first.ends_with("code 1\n"), "{first}");
+    assert!(first.contains("fault    arp_ignore: all 0, eth0 0"), "{first}");
+    let apply = first.lines().find_map(|line| line.split("or now by: ").nth(1)).expect("the command that applies it");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(
+        look(host, Path::new(&config)).iter().filter(|f| f.verdict == Verdict::Fault).count(),
+        2,
+        "only written"
+    );
+    host.run(apply);
+    let second = check(&format!("--fix={file}"));
+    assert!(second.contains("is as it should be") && second.ends_with("code 0\n"), "{second}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    // Nobody's rights do not reach into a directory of root's.
+    let closed = lab.directory().join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(lab.directory(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o755)).unwrap();
+    let denied = format!(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups {BINARY} check -c {config} --host --fix={}/90.conf 2>&1 && echo code 0 || echo code $?",
+        closed.display()
+    );
+    let denied = host.run(&denied);
+    assert!(denied.contains("Permission denied") && denied.contains("run this as root"), "{denied}");
+    assert!(denied.ends_with("code 1\n"), "{denied}");
+    let json = host.run(&format!("{BINARY} --json check -c {config} --host | sed -n '/^\\[/,$p'"));
+    let findings: Vec<Value> = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"));
+    assert!(findings.iter().any(|finding| finding["topic"] == "arp_ignore" && finding["verdict"] == "good"), "{json}");
+}

@@ -1,11 +1,17 @@
 //! Several instances that act as one: what they tell each other of their flows.
 
 mod events;
+mod exchange;
 mod held;
+mod message;
+mod mirror;
 mod record;
+mod session;
 mod slice;
 mod stray;
 pub mod takeover;
+#[cfg(test)]
+pub mod testing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +19,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use events::{Asked, Command, Local, MemberView, Remote};
+pub use exchange::{Exchange, Member, Notice, Own, Query};
 pub use held::{HeldAnswer, HeldRequest, PeerSlice};
+pub use message::{Change, Hello, Message};
 pub use record::{FlowRecord, Keeping, Passage, Way};
 pub use slice::{Slice, slice};
 pub use stray::{Stray, Then, Unknown};

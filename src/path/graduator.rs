@@ -89,6 +89,7 @@ impl Graduator {
             later: VecDeque::new(),
             events: program_events,
             listens: false,
+            unclaimed: 0,
             slots: Slots::default(),
             waiting: HashSet::new(),
             cursor: Cursor::default(),
@@ -156,6 +157,8 @@ struct Path {
     events: Events,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
+    /// Flows of an earlier process that no worker has taken or refused yet.
+    unclaimed: u64,
     slots: Slots,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,

@@ -98,6 +98,8 @@ impl Progress {
 pub struct Found {
     pub id: FlowId,
     pub record: Record,
+    /// The client's end of its connection.
+    pub connection: ClientAddr,
     pub vip: VipAddr,
     pub backend: BackendAddr,
     pub local: LocalAddr,

@@ -47,7 +47,10 @@ impl Path {
         self.listens = true;
         let pairs = match self.pairs() {
             Ok(pairs) => pairs,
-            Err(error) => return tracing::error!(%error, "the flows of an earlier process cannot be read"),
+            Err(error) => {
+                self.table.fleet.set_whole();
+                return tracing::error!(%error, "the flows of an earlier process cannot be read");
+            }
         };
         let (mut found, mut unfinished) = (0, 0);
         for (id, pair) in pairs {
@@ -61,6 +64,7 @@ impl Path {
             match pair.up {
                 Some(entry) if whole => {
                     self.slots.keep(entry.backend_slot, ends.backend);
+                    self.unclaimed += 1;
                     self.offer(id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;
                 }
@@ -70,6 +74,7 @@ impl Path {
                 }
             }
         }
+        self.count_claimed(0);
         self.table.graduation.census.adopted.fetch_add(found, Relaxed);
         if found + unfinished > 0 {
             tracing::info!(flows = found, reset = unfinished, "adopted the flows that an earlier process graduated");
@@ -82,8 +87,12 @@ impl Path {
             let reason = Some(EndReason::Internal);
             return self.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
         };
-        flow.ticket = Some(ticket);
+        let is_new = flow.ticket.replace(ticket).is_none();
         flow.patience_ns = patience_ns;
+        if is_new {
+            self.count_claimed(1);
+        }
+        let Some(flow) = self.flows.get(&ticket.id) else { return };
         if let Step::Over | Step::Resetting { .. } = flow.step {
             // It ended before it had a worker that could be told.
             let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
@@ -94,7 +103,16 @@ impl Path {
         self.has_moved(ticket.id);
     }
 
+    /// Peers are told nothing before every flow that was found has been told of.
+    fn count_claimed(&mut self, flows: u64) {
+        self.unclaimed = self.unclaimed.saturating_sub(flows);
+        if self.unclaimed == 0 {
+            self.table.fleet.set_whole();
+        }
+    }
+
     pub(super) fn refuse(&mut self, id: FlowId, why: &str) {
+        self.count_claimed(1);
         tracing::warn!(flow = id.0, "a flow of an earlier process is reset: {why}");
         self.reset(id);
     }

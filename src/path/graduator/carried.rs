@@ -155,6 +155,7 @@ impl Carried {
         Found {
             id: self.id,
             record,
+            connection: self.ends.client,
             vip: self.ends.vip,
             backend: self.ends.backend,
             local: self.ends.local,

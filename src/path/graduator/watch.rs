@@ -168,6 +168,10 @@ impl Path {
 
     /// Ends flows one side of which has been silent for too long though the other waits for it.
     fn end_silent(&mut self, now_ns: u64) {
+        if self.table.fleet.is_shared() {
+            // The other side's packets may come to another instance.
+            return;
+        }
         let flows = &self.flows;
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {

@@ -1,4 +1,5 @@
 //! Hearing of addresses that come and go, and of routes that move.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::net::IpAddr;
@@ -6,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use tokio::io::unix::AsyncFd;
 
 use super::{attributes, ip};
 
@@ -48,6 +50,12 @@ impl Watch {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
         Ok(Self(socket))
+    }
+
+    /// Has the runtime tell when it is readable.
+    pub fn register(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: `as_fd` and `as_raw_fd` give the one descriptor that `self` owns, and nothing takes it out of `self`.
+        unsafe { AsyncFd::register(self) }.map_err(io::Error::from)
     }
 
     /// What has come. `WouldBlock`: nothing.

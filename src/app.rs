@@ -49,6 +49,7 @@ use crate::sys::process;
 use crate::table::Table;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
+use crate::takeover as fleet_takeover;
 use control::Wiring;
 use takeover::Newcomer;
 
@@ -342,8 +343,10 @@ impl Bound {
 impl Core {
     /// Links up with the peers, if there are any. Own flows must be on their way to be adopted. Needs a tokio runtime.
     fn link_up(&self) {
-        let Some(ends) = self.peers.start(&self.table, self.latest.subscribe()) else { return };
-        tokio::spawn(peers::listen_only(ends));
+        let Some(links) = self.peers.start(&self.table, self.latest.subscribe()) else { return };
+        if let Err(error) = fleet_takeover::start(self.table.clone(), &self.config.load(), links) {
+            tracing::error!(%error, "flows of instances that die will not be taken over");
+        }
     }
 }
 

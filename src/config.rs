@@ -22,6 +22,7 @@ mod peers;
 mod process;
 mod section;
 mod spelling;
+mod takeover;
 mod tls;
 
 pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
@@ -52,6 +53,7 @@ pub struct Config {
     pub instance: Instance,
     /// `None`: this instance is alone.
     pub peers: Option<Peers>,
+    pub takeover: TakeoverSettings,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
 }
@@ -130,6 +132,19 @@ pub struct Peers {
     pub sync_deadline: Duration,
     /// At least one, in the order of their names; neither name nor address is this instance's.
     pub peers: Vec<Peer>,
+}
+
+/// `[takeover]`: what becomes of the flows of an instance that is dead or out of reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakeoverSettings {
+    /// Idle clients whose flow died with its owner are reset at once.
+    pub tickle: bool,
+    /// Segments that are sent for that.
+    pub resets_per_second: u32,
+    /// How long unknown packets are dropped rather than reset while records are still on their way.
+    pub guard: Duration,
+    /// Clients in the first of these are told first, then the next; all others last.
+    pub priority: Vec<IpNet>,
 }
 
 /// `[[peers.peer]]`.

@@ -18,3 +18,4 @@ pub mod proxy;
 pub mod rebalance;
 pub mod sys;
 pub mod table;
+pub mod takeover;

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod epoll;
 pub mod eventfd;
 pub mod fd_passing;
+pub mod frame;
 pub mod inherited;
 pub mod netdev;
 pub mod netlink;

@@ -42,6 +42,7 @@ impl Collector for TableCollector {
         self.encode_frontends(&mut families)?;
         self.encode_backends(&mut families)?;
         self.encode_path(&mut families)?;
+        self.encode_takeover(&mut families)?;
         self.encode_peers(&mut families)?;
         self.encode_workers(&mut families)
     }
@@ -181,6 +182,32 @@ impl TableCollector {
         gauge("peer_round_trip_seconds", "Round trip on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
         let mut family = families.counter("peer_resyncs", "Times that a peer was told all flows anew", None)?;
         members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.counter(it.resyncs))
+    }
+
+    /// Of packets that came for flows of other instances, and of instances that died.
+    fn encode_takeover(&self, families: &mut Families<'_>) -> fmt::Result {
+        if !self.table.fleet.is_enabled() {
+            return Ok(());
+        }
+        let census = &self.table.fleet.census;
+        let view = self.table.graduation.census.view();
+        let packets = |wanted: &[&str]| -> u64 {
+            view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
+        };
+        let help = "Packets and flows of other instances that came here, by what became of them; dropped must stay 0";
+        let mut family = families.counter("untracked_packets", help, None)?;
+        for (outcome, count) in [
+            ("forwarded", packets(&["forwarded", "sliced"])),
+            ("reset", packets(&["reset"]) + census.reset.load(Relaxed)),
+            ("adopted", census.adopted.load(Relaxed)),
+            ("dropped", census.dropped.load(Relaxed)),
+        ] {
+            family.encode_family(&[("outcome", outcome)])?.counter(count)?;
+        }
+        let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
+        counter("takeovers", "Instances whose flows were taken over", census.takeovers.load(Relaxed))?;
+        let help = "Segments that made idle ends of dead flows show themselves";
+        counter("takeover_tickled", help, census.tickled.load(Relaxed))
     }
 
     fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {

@@ -327,6 +327,7 @@ mod tests {
             cluster: crate::config::Cluster::default(),
             instance: Default::default(),
             peers: None,
+            takeover: crate::config::TakeoverSettings::default(),
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

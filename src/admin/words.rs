@@ -94,6 +94,22 @@ pub fn event(what: &What) -> String {
         What::PeerSynced { peer, flows } => format!("all of {peer} is known: {}", plural(*flows, "flow")),
         What::PeerGap { peer } => format!("a change of {peer}'s flows is missing; it tells all of them again"),
         What::PeerPulse { peer, pulse } => format!("{peer} is {}", pulse_in_words(*pulse)),
+        What::TookOverFrom { instance, adopted, reset } => {
+            let adopted = plural(*adopted as u64, "flow");
+            format!("{instance} is dead: {adopted} of it without sockets go on here, {reset} others are reset")
+        }
+        What::ClientsTold { instance, answered, silent } => {
+            let answered = plural(*answered as u64, "client");
+            format!("{answered} of {instance} answered to their reset, {silent} did not show themselves")
+        }
+        What::FlowsClaimed { instance, flows } => {
+            format!("packets of {} of {instance} come here", plural(*flows as u64, "flow"))
+        }
+        What::FlowsReleased { instance, flows } => {
+            format!("packets of {} come to {instance} now", plural(*flows as u64, "flow"))
+        }
+        What::AddressCame { address } => format!("{address} has come to this host"),
+        What::AddressWent { address } => format!("{address} has left this host"),
         What::FlowEnded {
             flow,
             frontend,
@@ -139,6 +155,12 @@ pub fn weight(what: &What) -> Weight {
         What::PathOpened { .. } => Weight::Good,
         What::PathAdopted { reset, .. } if *reset > 0 => Weight::Notice,
         What::PathAdopted { .. } => Weight::Good,
+        What::TookOverFrom { .. } => Weight::Bad,
+        What::ClientsTold { .. }
+        | What::FlowsClaimed { .. }
+        | What::FlowsReleased { .. }
+        | What::AddressCame { .. }
+        | What::AddressWent { .. } => Weight::Notice,
         What::PeerLinked { .. } | What::PeerSynced { .. } => Weight::Good,
         What::PeerLost { .. } | What::PeerGap { .. } => Weight::Notice,
         What::PeerUnreachable { .. } => Weight::Bad,

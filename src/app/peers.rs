@@ -5,9 +5,11 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
-use crate::model::fleet::{Command, Farewell, Remote};
+use crate::model::fleet::{Farewell, slice};
 use crate::peer;
+use crate::sys::source;
 use crate::table::Table;
+use crate::takeover;
 
 /// Events for the takeover on their way, and its commands.
 const REMOTES_MAX: usize = 16_384;
@@ -19,26 +21,27 @@ pub struct Peers {
     running: OnceLock<peer::Peers>,
 }
 
-/// The takeover's ends of the channels to the link.
-#[derive(Debug)]
-pub struct Ends {
-    pub remotes: mpsc::Receiver<Remote>,
-    pub commands: mpsc::Sender<Command>,
-}
-
 impl Peers {
     /// Has own flows noted from now on, if there are peers to be told. Call it before the first flow.
     pub fn expect(config: &Config, table: &Table) {
-        table.fleet.set_enabled(config.peers.is_some());
+        let Some(peers) = &config.peers else { return };
+        table.fleet.set_enabled(true);
+        table.flows.set_tag(peers.name.tag());
+        match slice(source::local_port_range(), peers.slot) {
+            Some(ports) => table.fleet.set_ports(ports),
+            None => tracing::warn!(
+                "net.ipv4.ip_local_port_range is too small to be shared; legs of several instances may clash"
+            ),
+        }
     }
 
     /// Listens and connects. `None`: there are no peers. Needs a tokio runtime.
-    pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<Ends> {
+    pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<takeover::Links> {
         let (remotes_sender, remotes) = mpsc::channel(REMOTES_MAX);
         let (commands, commands_receiver) = mpsc::channel(COMMANDS_MAX);
         let running = peer::start(table.clone(), config, remotes_sender, commands_receiver)?;
         let _ = self.running.set(running);
-        Some(Ends { remotes, commands })
+        Some(takeover::Links { remotes, commands })
     }
 
     /// Says goodbye: returns when all peers have been told, or soon after.
@@ -54,10 +57,4 @@ impl Peers {
             running.come_back().await;
         }
     }
-}
-
-/// Takes note of nothing: what the peers tell is kept by the link itself only.
-pub async fn listen_only(ends: Ends) {
-    let Ends { mut remotes, commands: _commands } = ends;
-    while remotes.recv().await.is_some() {}
 }

@@ -9,6 +9,7 @@ use super::document::Document;
 use super::section::{Element, Section};
 use super::{
     Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, file, frontend, graduation, peers, process,
+    takeover,
 };
 use crate::addr::VipAddr;
 
@@ -48,6 +49,7 @@ fn read(document: &Document) -> Option<Config> {
     let log = process::log(&root.table("log"));
     let path = graduation::read(&root.table("path"), process.max_connections);
     let cluster = cluster::read(&root.table("cluster"));
+    let takeover = takeover::read(&root.table("takeover"), root.has("peers"));
     let (instance, peers) = peers::read(&root.table("instance"), &root.table("peers"), root.has("peers"));
     let mut names = HashMap::new();
     let mut listen = Vec::new();
@@ -65,7 +67,7 @@ fn read(document: &Document) -> Option<Config> {
     }
     refuse_twice(document, &listen, admin.http);
     root.refuse_unknown_keys();
-    Some(Config { admin, process, log, path, cluster, instance, peers, frontends })
+    Some(Config { admin, process, log, path, cluster, instance, peers, takeover, frontends })
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.

@@ -83,6 +83,7 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
         cluster: crate::config::Cluster::default(),
         instance: Default::default(),
         peers: None,
+        takeover: crate::config::TakeoverSettings::default(),
         frontends: frontends.into_iter().map(Arc::new).collect(),
     })
 }

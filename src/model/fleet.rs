@@ -2,10 +2,14 @@
 
 mod events;
 mod exchange;
+mod held;
 mod message;
 mod mirror;
 mod record;
 mod session;
+mod slice;
+mod stray;
+pub mod takeover;
 #[cfg(test)]
 pub mod testing;
 
@@ -16,8 +20,11 @@ use serde::{Deserialize, Serialize};
 
 pub use events::{Asked, Command, Local, MemberView, Remote};
 pub use exchange::{Exchange, Member, Notice, Own, Query};
+pub use held::{HeldAnswer, HeldRequest, PeerSlice};
 pub use message::{Change, Hello, Message};
 pub use record::{FlowRecord, Keeping, Passage, Way};
+pub use slice::{Slice, slice};
+pub use stray::{Stray, Then, Unknown};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

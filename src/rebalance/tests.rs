@@ -151,6 +151,7 @@ fn config(frontend: Frontend) -> Arc<Config> {
         cluster: crate::config::Cluster::default(),
         instance: Default::default(),
         peers: None,
+        takeover: crate::config::TakeoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     })
 }

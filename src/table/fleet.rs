@@ -8,12 +8,13 @@
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use crossbeam_queue::SegQueue;
 
+use crate::model::fleet::Slice;
 pub use crate::model::fleet::{Asked, Command, Local, MemberView, Remote};
 
 /// The shared state of a fleet. Without peers nothing of it is used.
@@ -26,6 +27,10 @@ pub struct Fleet {
     ready: AtomicBool,
     /// What an earlier process left has been adopted.
     whole: AtomicBool,
+    /// Packets of one flow may come to several instances.
+    shared: AtomicBool,
+    /// Of backend legs of this instance; all of the host's if none is set.
+    ports: OnceLock<Slice>,
     pub census: FleetCensus,
 }
 
@@ -57,6 +62,25 @@ impl Fleet {
         if self.is_enabled() {
             self.local.push(local());
         }
+    }
+
+    /// Whether packets of one flow may come to several instances, so that silence here says nothing.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Relaxed)
+    }
+
+    pub fn set_shared(&self, shared: bool) {
+        self.shared.store(shared, Relaxed);
+    }
+
+    /// Which source ports this instance's backend legs have. `None`: any.
+    pub fn ports(&self) -> Option<Slice> {
+        self.ports.get().copied()
+    }
+
+    /// Once, before the first leg.
+    pub fn set_ports(&self, ports: Slice) {
+        let _ = self.ports.set(ports);
     }
 
     pub fn next_local(&self) -> Option<Local> {

@@ -1,13 +1,14 @@
 //! The last events, for `baton events` and the status page.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::InstanceName;
 use crate::model::fleet::Pulse;
 use crate::model::health::{Cause, Standing};
 use crate::model::ids::FlowId;
@@ -157,6 +158,35 @@ pub enum What {
     PeerPulse {
         peer: String,
         pulse: Pulse,
+    },
+    /// An instance is dead: its flows without sockets go on here, the others are reset.
+    TookOverFrom {
+        instance: InstanceName,
+        adopted: usize,
+        reset: usize,
+    },
+    /// Of those that were reset, so many have answered to it.
+    ClientsTold {
+        instance: InstanceName,
+        answered: usize,
+        silent: usize,
+    },
+    /// Packets of its flows come here.
+    FlowsClaimed {
+        instance: InstanceName,
+        flows: usize,
+    },
+    /// Packets of flows of this instance come there.
+    FlowsReleased {
+        instance: InstanceName,
+        flows: usize,
+    },
+    /// A frontend's address is on this host from now on, or not any more.
+    AddressCame {
+        address: IpAddr,
+    },
+    AddressWent {
+        address: IpAddr,
     },
     FlowEnded {
         flow: FlowId,

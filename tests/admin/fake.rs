@@ -290,6 +290,7 @@ fn config(directory: &Path) -> Config {
         cluster: config::Cluster::default(),
         instance: Default::default(),
         peers: None,
+        takeover: baton::config::TakeoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

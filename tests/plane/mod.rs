@@ -114,6 +114,7 @@ pub fn config(frontend: Frontend) -> Config {
         cluster: Cluster::default(),
         instance: Default::default(),
         peers: None,
+        takeover: baton::config::TakeoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

@@ -22,21 +22,23 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 
 /// Both directions of one flow, as far as they are there.
 #[derive(Debug, Default)]
-struct Pair {
-    ends: Option<Ends>,
-    up: Option<Entry>,
-    down: Option<Entry>,
+pub struct Pair {
+    pub ends: Option<Ends>,
+    pub up: Option<Entry>,
+    pub down: Option<Entry>,
 }
 
 impl Path {
     /// Never gives a new flow the id of one that is in the map, nor its port.
-    pub(super) fn keep_names(&self) -> io::Result<()> {
+    pub(super) fn keep_names(&mut self) -> io::Result<()> {
         let pairs = self.pairs()?;
         for ends in pairs.values().filter_map(|pair| pair.ends) {
             self.table.graduation.reserve(ends.local, ends.backend);
         }
-        let highest = pairs.into_keys().max();
-        self.table.flows.begin_ids_at(highest.map_or(0, |id| id.0 + 1));
+        // Ids of other instances, which are held or were taken over, are theirs to give.
+        let (held, tag) = (self.keep.held.keys().copied(), self.table.flows.tag());
+        let highest = pairs.into_keys().chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
+        self.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
         Ok(())
     }
 
@@ -97,6 +99,7 @@ impl Path {
             let last = last.unwrap_or_else(|| Progress::none(ticket));
             return self.answer(ticket.worker, Answer::Ended { last, reason });
         }
+        self.tell_graduated(ticket.id);
         self.has_moved(ticket.id);
     }
 
@@ -114,7 +117,7 @@ impl Path {
         self.reset(id);
     }
 
-    fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
+    pub(super) fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
         let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
             return self.refuse(id, "its entries do not say whose it is");
         };
@@ -131,13 +134,18 @@ impl Path {
         self.answer(worker, Answer::Found(found));
     }
 
-    fn pairs(&self) -> io::Result<HashMap<FlowId, Pair>> {
+    /// Flows of this instance; takes note of what is held for others.
+    fn pairs(&mut self) -> io::Result<HashMap<FlowId, Pair>> {
         let mut pairs: HashMap<FlowId, Pair> = HashMap::new();
         let mut cursor = Cursor::default();
         loop {
             let mut seen = Vec::new();
             let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
-            for (key, entry) in seen.into_iter().filter(|(_, entry)| entry.action != Action::Forward) {
+            for (key, entry) in seen {
+                if entry.held {
+                    self.recall_held(key, &entry);
+                    continue;
+                }
                 let pair = pairs.entry(entry.id).or_default();
                 pair.ends = Some(entry.ends(key));
                 match entry.direction {
@@ -152,7 +160,8 @@ impl Path {
     }
 }
 
-fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
+/// As it is found: alone, and nobody's yet.
+pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
     let look = |entry: &Option<Entry>| entry.as_ref().map(Look::at).unwrap_or_default();
     Carried {
         id,
@@ -163,5 +172,6 @@ fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
         down: look(&pair.down),
         unanswered: None,
         patience_ns: PATIENCE_NS,
+        told_bytes: 0,
     }
 }

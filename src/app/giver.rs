@@ -16,6 +16,7 @@ use crate::admin::upgrade::UpgradeProgress;
 use crate::handoff::message::{Door, Hello, LastWord, State};
 use crate::handoff::source::{Giver, Load, Progress, Taken};
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::Farewell;
 use crate::proxy::Parcel;
 use crate::table::flows::IdShare;
 use crate::table::orders::{EndOrder, Pace, Selector};
@@ -139,7 +140,8 @@ impl Giver for InstanceGiver {
     }
 
     fn last_word(&self) -> LastWord {
-        // The new process adopts what is graduated as soon as it hears this.
+        // The new process links up with the peers, and adopts what is graduated, as soon as it hears this.
+        self.runtime.block_on(self.core.peers.leave(Farewell::Succeeded));
         self.core.path.freeze();
         let table = &self.core.table;
         let (sources, _) = self.core.proxy.save_sources();

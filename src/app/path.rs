@@ -124,7 +124,9 @@ impl Path {
 
     /// Gives the flows of an earlier process their places.
     pub fn adopt(&self) {
-        self.with(|graduator| graduator.adopt());
+        if self.with(|graduator| graduator.adopt()).is_none() {
+            self.table.fleet.set_whole();
+        }
     }
 
     /// Lets no more flows graduate: another process is about to take over.

@@ -128,6 +128,7 @@ impl Upgrader {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
                 self.core.path.resume();
+                self.core.peers.come_back().await;
                 tracing::error!(
                     moved = failed.moved,
                     "the upgrade came to nothing, this process goes on: {}",

@@ -82,6 +82,11 @@ impl Window {
         self.length_ns as f64 / 1e9
     }
 
+    /// In monotonic ns; 0 before all threads were ready.
+    pub fn begins_ns(&self) -> u64 {
+        self.begins_ns.get().copied().unwrap_or(0)
+    }
+
     fn bounds(&self) -> Bounds {
         let begins_ns = *self.begins_ns.get_or_init(|| now_ns() + self.warmup_ns);
         (begins_ns, begins_ns + self.length_ns)

@@ -11,19 +11,21 @@ mod unknown;
 pub use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
 pub use status::{Link, Removal, Status, remove, status};
-pub use unknown::{Owner, Unknown};
+pub use unknown::Owner;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use self::pins::{LAYOUT, Pins};
+pub use self::pins::LAYOUT;
+use self::pins::Pins;
 use super::counters::Counters;
 use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::Events;
 use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::fleet::{SLOTS, Slice, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, LegState};
 use crate::sys::bpf::{Map, Update};
@@ -41,6 +43,8 @@ pub struct Program {
     counters: Map,
     backends: Map,
     notes: Map,
+    services: Map,
+    slices: Map,
     probe: OwnedFd,
     amend: OwnedFd,
 }
@@ -129,6 +133,8 @@ impl Program {
             counters: pins.map("counters")?,
             backends: pins.map("backends")?,
             notes: pins.map("notes")?,
+            services: pins.map("services")?,
+            slices: pins.map("slices")?,
             attached: links::indices(&pins, &interfaces)?,
             interfaces,
             origin,
@@ -266,9 +272,32 @@ impl Program {
         unknown::set(&self.pins, vip, unknown)
     }
 
-    /// Sends packets of `key` on to the instance that has their flow.
+    /// Lets packets to `vip`, whose rule is `unknown`, be asked for again: so many only between two calls.
+    pub fn refill_asks(&self, vip: VipAddr, unknown: &Unknown) -> io::Result<()> {
+        unknown::refill(&self.services, vip, unknown)
+    }
+
+    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; at most [`SLOTS`].
+    pub fn set_slices(&self, slices: &[(Slice, Vec<Owner>)]) -> io::Result<()> {
+        let raw = slices.iter().map(|(ports, owners)| unknown::slice(*ports, owners));
+        let all = raw.chain(std::iter::repeat([0; unknown::SLICE_SIZE]));
+        let mut indices = 0..u32::from(SLOTS);
+        all.zip(&mut indices).try_for_each(|(raw, index)| self.slices.update(&index.to_ne_bytes(), &raw, Update::Any))
+    }
+
+    /// Sends packets of `key` on to the instance that has their flow, whatever became of them before.
     pub fn forward(&self, key: &Key, owner: &Owner) -> Result<(), InstallError> {
-        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::OnlyNew)?)
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::Any)?)
+    }
+
+    /// Answers packets of `key` with RST, whatever became of them before.
+    pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::refusing(key), Update::Any)?)
+    }
+
+    /// Enters one direction of a flow of another instance, whatever became of its packets before.
+    pub fn hold(&self, key: &Key, entry: &Entry) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
     }
 
     fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {

@@ -31,6 +31,15 @@ impl RawSender {
         Ok(Self { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok(), link })
     }
 
+    /// As [`RawSender::open`]; each packet carries `mark` within this host (SO_MARK, socket(7)).
+    pub fn marked(mark: u32) -> io::Result<Self> {
+        let sender = Self::open()?;
+        for socket in std::iter::once(&sender.v4).chain(&sender.v6) {
+            socket2::SockRef::from(socket).set_mark(mark)?;
+        }
+        Ok(sender)
+    }
+
     /// Sends `packet`, a whole IP packet, by the route to `to`. A firewall of this host that drops what belongs to no
     /// connection it knows (`ct state invalid drop`) is gone around: such packets are its own host's word on a flow.
     pub fn send(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {

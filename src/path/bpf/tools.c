@@ -228,6 +228,8 @@ enum operation {
 	CHANGE_LOCAL = 3,
 	CHANGE_RESET = 4,
 	CHANGE_PASS = 5,
+	CHANGE_HOLD = 6,
+	CHANGE_OWN = 7,
 };
 
 struct change {
@@ -272,6 +274,12 @@ int amend(struct __sk_buff *skb)
 			break;
 		case CHANGE_PASS:
 			entry->action = ACTION_PASS;
+			break;
+		case CHANGE_HOLD:
+			entry->flags |= FLAG_HELD;
+			break;
+		case CHANGE_OWN:
+			entry->flags &= ~FLAG_HELD;
 			break;
 		}
 	}

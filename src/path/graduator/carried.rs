@@ -36,6 +36,8 @@ pub struct Carried {
     pub unanswered: Option<Unanswered>,
     /// Silence that ends it.
     pub patience_ns: u64,
+    /// Bytes of both directions when other instances were last told of it.
+    pub told_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -155,6 +157,7 @@ impl Carried {
         Found {
             id: self.id,
             record,
+            connection: self.ends.client,
             vip: self.ends.vip,
             backend: self.ends.backend,
             local: self.ends.local,

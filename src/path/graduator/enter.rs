@@ -144,6 +144,7 @@ impl Path {
             down: look(&splice.down, bytes_down),
             unanswered: None,
             patience_ns,
+            told_bytes: 0,
         };
         flow.up.last_data_ns = record.accepted_at_ns;
         self.flows.insert(ticket.id, flow);

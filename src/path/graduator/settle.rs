@@ -151,6 +151,7 @@ impl Path {
         if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
             self.answer(ticket.worker, Answer::Graduated(ticket));
         }
+        self.tell_graduated(id);
         // It may have ended while it had sockets, and then nothing comes any more that tells.
         self.look(id);
         self.has_moved(id);

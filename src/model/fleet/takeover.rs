@@ -222,6 +222,7 @@ impl Takeover {
             HeldAnswer::Touched(flows) => self.claim(flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
+            HeldAnswer::Reached(round) => self.first_round(round),
         }
         self.check();
     }
@@ -430,16 +431,11 @@ impl Takeover {
         let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
-            if self.flows.get(&id).is_none_or(|known| known.state != State::Held) {
-                continue;
-            }
+            // Without an owner: it was released to one that has not been heard of since.
             if let Some(known) = self.take_out(id) {
                 by_owner.entry(known.owner).or_default().push(id);
-                adopted.push(id);
             }
-        }
-        if adopted.is_empty() {
-            return;
+            adopted.push(id);
         }
         self.mine.extend(&adopted);
         self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));

@@ -143,7 +143,7 @@ def measure_once(row, peer, seconds):
         watch = noise.Watch()
         return table.measure() | {"others": watch.others(), "at": round(time.time())}
     # Before anything of this run is there: what the machine does anyway is not the run's.
-    idle = noise.share_now(IDLE_S) if row.key.startswith("path-") else 0
+    idle = noise.share_at_rest() if row.key.startswith("path-") else 0
     with Stage(row.hosts, row.mortal, row.realtime) as stage:
         last_server = stage.serve()
         process = peer.start(stage)
@@ -170,10 +170,6 @@ def measure_once(row, peer, seconds):
             add_machine(report, idle, seconds)
         peer.check(stage, report)
         return report | {"others": others, "at": round(time.time())}
-
-
-# How long the machine is looked at before a run.
-IDLE_S = 0.5
 
 
 def add_machine(report, idle, seconds):

@@ -176,10 +176,13 @@ impl Path {
 
     /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
     fn egress(&mut self, leg: &LegState) -> Result<Egress, Stays> {
-        let (Some(leaves_by), Some(comes_by)) = (leg.interface, leg.receives_by) else {
-            tracing::debug!(?leg, "no packet of a leg has shown yet by which interface it comes");
-            return Err(Stays::Busy);
-        };
+        let Some(leaves_by) = leg.interface else { return Err(Stays::Busy) };
+        // A backend that has only acknowledged so far has not left the kernel a trace of its way. It is the way there
+        // in all likelihood, and whatever interface it is, the program looks at it.
+        let comes_by = leg.receives_by.unwrap_or_else(|| {
+            self.attach_everywhere();
+            leaves_by
+        });
         if !self.program.attached().contains(&comes_by) {
             if !self.on_demand {
                 return Err(Stays::Interface);

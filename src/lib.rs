@@ -17,3 +17,4 @@ pub mod proxy;
 pub mod rebalance;
 pub mod sys;
 pub mod table;
+pub mod vips;

@@ -1,7 +1,7 @@
 //! The last events, for `baton events` and the status page.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -77,6 +77,19 @@ pub enum What {
     },
     WorkerMoves {
         worker: usize,
+    },
+    /// Another host, with this Ethernet address, has an address of a frontend that is here.
+    VipShared {
+        address: IpAddr,
+        by: String,
+    },
+    /// No other host claims it any more, or it is not here any more.
+    VipAlone {
+        address: IpAddr,
+    },
+    /// keepalived ended without taking it away.
+    VipLeftBehind {
+        address: IpAddr,
     },
     Started {
         version: String,

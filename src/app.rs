@@ -11,6 +11,7 @@ mod changes;
 mod control;
 mod giver;
 mod path;
+mod peers;
 mod reload;
 mod stop;
 mod takeover;
@@ -38,15 +39,18 @@ use crate::config::{Config, Graduate};
 use crate::drain::{Drain, DrainWatch, Phase};
 use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
-use crate::handoff::message::State;
+use crate::handoff::message::{Hello, PathReader, State};
 use crate::health::Checker;
 use crate::metrics::Metrics;
+use crate::model::fleet::Farewell;
+use crate::path::program::LAYOUT;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::process;
 use crate::table::Table;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
+use crate::takeover as fleet_takeover;
 use crate::vips;
 use control::Wiring;
 use takeover::Newcomer;
@@ -93,6 +97,7 @@ pub struct Bound {
 pub struct Core {
     table: Arc<Table>,
     path: path::Path,
+    peers: peers::Peers,
     proxy: Proxy,
     checker: Checker,
     config: Arc<ArcSwap<Config>>,
@@ -126,6 +131,7 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
     parts.reloader.adopt_doors(doors);
     parts.core.path.adopt();
+    parts.core.link_up();
     if parts.config.path.graduate != Graduate::Off {
         parts.core.path.serve();
     }
@@ -139,7 +145,8 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
 /// Starts an instance that takes over from the process at the other end of `channel`. It serves when that one is done;
 /// see [`Bound::dismissed`].
 pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
-    let met = move || (destination::meet(&channel, takeover::PATIENCE), channel);
+    let hello = Hello::here().reading(PathReader { layout: LAYOUT, pins: Some(config.path.pins.clone()) });
+    let met = move || (destination::meet(&channel, hello, takeover::PATIENCE), channel);
     let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
     let Offer { welcome, doors, state } = offer?;
     let old = process::Other::open(welcome.pid).ok();
@@ -190,15 +197,21 @@ fn assemble(
     let workers = config.process.workers.unwrap_or_else(process::cores);
     let table = Table::new(workers).map_err(StartError::Table)?;
     table.flows.begin_ids_at(state.next_flow_id);
+    peers::Peers::expect(&config, &table);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
-    let graduated = path::Path::open(&config, &table, taking_over)?;
+    let left_by = match taking_over {
+        true => path::LeftBy::Living { graduated: state.graduated },
+        false => path::LeftBy::Dead,
+    };
+    let graduated = path::Path::open(&config, &table, left_by)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
     state.totals.carry_into(&table.registry);
     let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),
         path: graduated,
+        peers: peers::Peers::default(),
         proxy,
         checker,
         config: Arc::new(ArcSwap::new(config.clone())),
@@ -330,7 +343,18 @@ impl Bound {
     /// Goes through the phases of a stop, and returns when no flow is left.
     pub async fn stop(self) {
         stop::run(&self.core).await;
+        self.core.peers.leave(Farewell::Stopped).await;
         self.end().await;
+    }
+}
+
+impl Core {
+    /// Links up with the peers, if there are any. Own flows must be on their way to be adopted. Needs a tokio runtime.
+    fn link_up(&self) {
+        let Some(links) = self.peers.start(&self.table, self.latest.subscribe()) else { return };
+        if let Err(error) = fleet_takeover::start(self.table.clone(), &self.config.load(), links) {
+            tracing::error!(%error, "flows of instances that die will not be taken over");
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod drill;
 mod duration;
 mod events;
 mod flows;
+mod genkey;
 mod grid;
 mod kill;
 pub mod kubelet;
@@ -16,6 +17,7 @@ pub mod logging;
 mod orders;
 mod output;
 mod path;
+mod peers;
 mod ready;
 mod reload;
 pub mod run;
@@ -86,6 +88,8 @@ enum Command {
         /// Only this one: NAME or FRONTEND/NAME.
         backend: Option<String>,
     },
+    /// The other instances: whether they are heard, and how much of each other's flows they know.
+    Peers(peers::PeersArguments),
     /// Lists what happened.
     Events(EventsArguments),
     /// Sends a backend no new flows; those it has may go on until drain_timeout.
@@ -120,6 +124,8 @@ enum Command {
     },
     /// What is pinned in the kernel for graduated flows; needs no running instance.
     Path(path::PathArguments),
+    /// Prints a new secret for the instances of a fleet: baton genkey > peers.key, mode 600, the same on each.
+    Genkey,
     /// The versions of this command and of the instance.
     Version,
     /// Which versions of the handoff this binary speaks.
@@ -211,6 +217,10 @@ pub fn main() -> ExitCode {
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
         Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
+        Command::Genkey => {
+            let output = Output::new(arguments.json);
+            genkey::genkey(&output).unwrap_or_else(|error| output.fail(&error))
+        }
         Command::Path(path) => {
             let output = Output::new(arguments.json);
             path::run(path, arguments.config.as_deref(), &output).unwrap_or_else(|error| output.fail(&error))
@@ -247,6 +257,7 @@ fn talk(
         Command::Status => status::status(&mut client, output),
         Command::Flows(arguments) => flows::list(&mut client, arguments, output),
         Command::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
+        Command::Peers(arguments) => peers::peers(&mut client, &arguments, output),
         Command::Events(arguments) => events::list(client, &arguments, output),
         Command::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
         Command::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),
@@ -259,6 +270,7 @@ fn talk(
         | Command::HandoffVersion
         | Command::Check(_)
         | Command::Path(_)
+        | Command::Genkey
         | Command::Demo(_)
         | Command::Drill(_)
         | Command::Completion { .. }

@@ -18,9 +18,11 @@ mod graduation;
 mod health;
 mod kind;
 mod load;
+mod peers;
 mod process;
 mod section;
 mod spelling;
+mod takeover;
 mod tls;
 
 pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
@@ -38,6 +40,7 @@ use ipnet::IpNet;
 
 use crate::addr::{BackendAddr, SourceMask, VipAddr};
 use crate::model::balance::Balance;
+use crate::model::fleet::InstanceName;
 
 /// A whole, valid configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +50,10 @@ pub struct Config {
     pub log: Log,
     pub path: PathSettings,
     pub cluster: Cluster,
+    pub instance: Instance,
+    /// `None`: this instance is alone.
+    pub peers: Option<Peers>,
+    pub takeover: TakeoverSettings,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
 }
@@ -99,6 +106,61 @@ impl Default for Cluster {
             // As deploy/keepalived has them.
             vrrp_track_time: Duration::from_secs(3),
         }
+    }
+}
+
+/// `[instance]`: who this is among the instances of a fleet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instance {
+    pub name: Option<InstanceName>,
+    /// Which slice of the source ports is its own, from 0. `None`: its place among all names.
+    pub slot: Option<u8>,
+}
+
+/// `[peers]`: the other instances for the same addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// This instance's.
+    pub name: InstanceName,
+    /// This instance's slice of the source ports, below [`crate::model::fleet::SLOTS`].
+    pub slot: u8,
+    /// Where the peers reach this instance.
+    pub listen: SocketAddr,
+    /// The same for all instances.
+    pub key: PeerKey,
+    /// How long readiness waits for peers that cannot be reached.
+    pub sync_deadline: Duration,
+    /// At least one, in the order of their names; neither name nor address is this instance's.
+    pub peers: Vec<Peer>,
+}
+
+/// `[takeover]`: what becomes of the flows of an instance that is dead or out of reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakeoverSettings {
+    /// Idle clients whose flow died with its owner are reset at once.
+    pub tickle: bool,
+    /// Segments that are sent for that.
+    pub resets_per_second: u32,
+    /// How long unknown packets are dropped rather than reset while records are still on their way.
+    pub guard: Duration,
+    /// Clients in the first of these are told first, then the next; all others last.
+    pub priority: Vec<IpNet>,
+}
+
+/// `[[peers.peer]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub name: InstanceName,
+    pub address: SocketAddr,
+}
+
+/// The secret that makes an instance one of the fleet.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PeerKey(pub [u8; 32]);
+
+impl std::fmt::Debug for PeerKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PeerKey(..)")
     }
 }
 

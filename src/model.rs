@@ -10,6 +10,7 @@ pub mod fleet;
 pub mod health;
 pub mod histogram;
 pub mod ids;
+pub mod neighbour;
 pub mod pacing;
 pub mod proxy_protocol;
 pub mod rebalance;

@@ -23,6 +23,7 @@ mod ports;
 mod relay;
 mod serve;
 mod sources;
+mod tell;
 mod timers;
 mod token;
 mod widen;

@@ -272,6 +272,7 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
             backend_key,
             client: ClientAddr::new("10.1.2.3:4".parse().unwrap()),
         },
+        connection: ClientAddr::new("10.1.2.3:4".parse().unwrap()),
         vip: VipAddr::new(bench.vip),
         backend: BackendAddr::new("10.0.0.11:6443".parse().unwrap()),
         local: LocalAddr::new("10.0.0.100:40000".parse().unwrap()),

@@ -35,9 +35,10 @@ class Frontend:
 
 class Stage:
     """One host in a namespace of its own, or three in a row: clients, proxy, backends. With `mortal` there is a second
-    frontend, with one backend, which is a process of its own."""
+    frontend, with one backend, which is a process of its own. With `realtime` nobody waits for another's time slice."""
 
-    def __init__(self, hosts=1, mortal=False):
+    def __init__(self, hosts=1, mortal=False, realtime=False):
+        self.scheduler = ["chrt", "--fifo", "1"] if realtime else []
         self.processes = []
         self.namespaces = []
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="baton-bench-"))
@@ -73,6 +74,8 @@ class Stage:
         for outside in (self.client, self.server):
             # Only the proxy's own way with TIME_WAIT is of interest: the other hosts keep none.
             self.sysctl(outside, "net.ipv4.tcp_max_tw_buckets=0")
+        # For flows that backends see with the VIP or the client for their source.
+        run("ip", "-n", self.server, "route", "add", "10.77.0.0/24", "via", "10.77.1.1")
 
     def _namespace(self):
         name = f"baton-bench-{os.getpid()}-{next(_numbers)}"
@@ -95,13 +98,19 @@ class Stage:
     def sysctl(self, namespace, setting):
         run("ip", "netns", "exec", namespace, "sysctl", "-qw", setting)
 
+    def rules(self, namespace, text):
+        """Loads rules of nft(8)."""
+        done = subprocess.run(["ip", "netns", "exec", namespace, "nft", "-f", "-"], input=text, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(f"nft: {done.stderr.strip()}")
+
     def start(self, namespace, *command, wait_for=None):
         """Starts a process; with `wait_for`, returns when it has printed that line."""
         name = pathlib.Path(str(command[0])).name
         log = open(self.directory / f"{name}-{len(self.processes)}.log", "wb")
         output = subprocess.PIPE if wait_for else log
         process = subprocess.Popen(
-            ["ip", "netns", "exec", namespace, *map(str, command)],
+            ["ip", "netns", "exec", namespace, *self.scheduler, *map(str, command)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=log, cwd=self.directory,
         )
         self.processes.append(process)
@@ -117,7 +126,7 @@ class Stage:
 
     def load(self, *arguments, within_s):
         """Runs the load generator as a client; its report."""
-        command = ["ip", "netns", "exec", self.client, LOAD, *map(str, arguments)]
+        command = ["ip", "netns", "exec", self.client, *self.scheduler, LOAD, *map(str, arguments)]
         try:
             done = subprocess.run(list(map(str, command)), capture_output=True, timeout=within_s)
         except subprocess.TimeoutExpired:

@@ -13,11 +13,13 @@ use super::census::Census;
 use super::watchdog;
 use crate::metrics::Metrics;
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::Pulse;
 use crate::model::health::Standing;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry};
+use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::graduation::Stays;
 use crate::table::worker::WorkerState;
@@ -40,6 +42,8 @@ impl Collector for TableCollector {
         self.encode_frontends(&mut families)?;
         self.encode_backends(&mut families)?;
         self.encode_path(&mut families)?;
+        self.encode_takeover(&mut families)?;
+        self.encode_peers(&mut families)?;
         self.encode_workers(&mut families)
     }
 }
@@ -158,6 +162,52 @@ impl TableCollector {
             family.encode_family(&[("action", *what)])?.counter(*count)?;
         }
         Ok(())
+    }
+
+    fn encode_peers(&self, families: &mut Families<'_>) -> fmt::Result {
+        if !self.table.fleet.is_enabled() {
+            return Ok(());
+        }
+        let members = self.table.fleet.members();
+        let mut gauge = |name, help, value: &dyn Fn(&MemberView) -> f64| {
+            let mut family = families.gauge(name, help)?;
+            members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.encode_gauge(&value(it)))
+        };
+        gauge("peer_up", "1 while a peer is heard", &|it| f64::from(it.pulse == Pulse::Alive))?;
+        gauge("peer_synced", "1 if all flows of a peer are known here", &|it| f64::from(it.synced))?;
+        gauge("peer_flows", "Flows of a peer that are known here", &|it| it.flows as f64)?;
+        gauge("peer_graduated", "Of them, those without sockets", &|it| it.graduated as f64)?;
+        gauge("peer_changes_behind", "Changes of own flows that a peer has not acknowledged", &|it| it.behind as f64)?;
+        gauge("peer_lag_seconds", "How long the oldest of them has waited", &|it| it.lag_ms as f64 / 1e3)?;
+        gauge("peer_round_trip_seconds", "Round trip on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
+        let mut family = families.counter("peer_resyncs", "Times that a peer was told all flows anew", None)?;
+        members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.counter(it.resyncs))
+    }
+
+    /// Of packets that came for flows of other instances, and of instances that died.
+    fn encode_takeover(&self, families: &mut Families<'_>) -> fmt::Result {
+        if !self.table.fleet.is_enabled() {
+            return Ok(());
+        }
+        let census = &self.table.fleet.census;
+        let view = self.table.graduation.census.view();
+        let packets = |wanted: &[&str]| -> u64 {
+            view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
+        };
+        let help = "Packets and flows of other instances that came here, by what became of them; dropped must stay 0";
+        let mut family = families.counter("untracked_packets", help, None)?;
+        for (outcome, count) in [
+            ("forwarded", packets(&["forwarded", "sliced"])),
+            ("reset", packets(&["reset"]) + census.reset.load(Relaxed)),
+            ("adopted", census.adopted.load(Relaxed)),
+            ("dropped", census.dropped.load(Relaxed)),
+        ] {
+            family.encode_family(&[("outcome", outcome)])?.counter(count)?;
+        }
+        let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
+        counter("takeovers", "Instances whose flows were taken over", census.takeovers.load(Relaxed))?;
+        let help = "Segments that made idle ends of dead flows show themselves";
+        counter("takeover_tickled", help, census.tickled.load(Relaxed))
     }
 
     fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {

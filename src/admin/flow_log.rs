@@ -325,6 +325,9 @@ mod tests {
             log: log(FlowLog::Off, 1),
             path: crate::config::PathSettings::default(),
             cluster: crate::config::Cluster::default(),
+            instance: Default::default(),
+            peers: None,
+            takeover: crate::config::TakeoverSettings::default(),
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

@@ -17,7 +17,9 @@ use thiserror::Error;
 use super::control::PlannedMove;
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
+use crate::model::fleet::InstanceName;
 use crate::model::ids::FlowId;
+use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 
 pub const VERSION: u32 = 1;
@@ -59,6 +61,8 @@ pub enum Command {
     },
     /// Items: [`super::upgrade::UpgradeProgress`]; ok: [`super::upgrade::Upgraded`].
     Upgrade(UpgradeRequest),
+    /// [`PeersReport`].
+    Peers {},
     /// [`super::upgrade::UpgradeCheck`].
     CheckUpgrade(UpgradeRequest),
 }
@@ -107,6 +111,18 @@ pub enum KillTarget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BackendName(pub String);
+
+/// The fleet, as this instance sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeersReport {
+    /// This instance's name; `None`: it has no peers.
+    pub name: Option<InstanceName>,
+    /// Which eighth of the source ports is its own.
+    pub slot: Option<u8>,
+    /// Whether it knows enough of its peers to take a VIP.
+    pub ready: bool,
+    pub peers: Vec<MemberView>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {

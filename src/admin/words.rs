@@ -1,6 +1,7 @@
 //! Events in words, for the page and the command line alike.
 
 use super::humane::{bytes, count, duration_ms, duration_us, plural};
+use crate::model::fleet::{Farewell, Pulse};
 use crate::model::health::Standing;
 use crate::table::journal::What;
 
@@ -94,6 +95,28 @@ pub fn event(what: &What) -> String {
         What::PathMended { interfaces } => {
             format!("somebody had detached the path from {}; it is attached again", interfaces.join(", "))
         }
+        What::PeerLinked { peer, version } => format!("linked with {peer} (Baton {version})"),
+        What::PeerLost { peer, why } => format!("the link to {peer} is lost: {why}"),
+        What::PeerUnreachable { peer, why } => format!("no link to {peer}: {why}"),
+        What::PeerSynced { peer, flows } => format!("all of {peer} is known: {}", plural(*flows, "flow")),
+        What::PeerGap { peer } => format!("a change of {peer}'s flows is missing; it tells all of them again"),
+        What::PeerPulse { peer, pulse } => format!("{peer} is {}", pulse_in_words(*pulse)),
+        What::TookOverFrom { instance, adopted, reset } => {
+            let adopted = plural(*adopted as u64, "flow");
+            format!("{instance} is dead: {adopted} of it without sockets go on here, {reset} others are reset")
+        }
+        What::ClientsTold { instance, answered, silent } => {
+            let answered = plural(*answered as u64, "client");
+            format!("{answered} of {instance} answered to their reset, {silent} did not show themselves")
+        }
+        What::FlowsClaimed { instance, flows } => {
+            format!("packets of {} of {instance} come here", plural(*flows as u64, "flow"))
+        }
+        What::FlowsReleased { instance, flows } => {
+            format!("packets of {} come to {instance} now", plural(*flows as u64, "flow"))
+        }
+        What::AddressCame { address } => format!("{address} has come to this host"),
+        What::AddressWent { address } => format!("{address} has left this host"),
         What::FlowEnded {
             flow,
             frontend,
@@ -141,6 +164,16 @@ pub fn weight(what: &What) -> Weight {
         What::PathOpened { .. } => Weight::Good,
         What::PathAdopted { reset, .. } if *reset > 0 => Weight::Notice,
         What::PathAdopted { .. } => Weight::Good,
+        What::TookOverFrom { .. } => Weight::Bad,
+        What::ClientsTold { .. }
+        | What::FlowsClaimed { .. }
+        | What::FlowsReleased { .. }
+        | What::AddressCame { .. }
+        | What::AddressWent { .. } => Weight::Notice,
+        What::PeerLinked { .. } | What::PeerSynced { .. } => Weight::Good,
+        What::PeerLost { .. } | What::PeerGap { .. } => Weight::Notice,
+        What::PeerUnreachable { .. } => Weight::Bad,
+        What::PeerPulse { pulse, .. } => of_pulse(*pulse),
         What::ReloadRefused { .. } | What::AcceptPaused { .. } | What::WorkerStuck { .. } => Weight::Bad,
         What::AcceptResumed { .. } | What::WorkerMoves { .. } => Weight::Good,
         What::BackendAdded { .. }
@@ -159,6 +192,25 @@ pub fn of_standing(standing: Standing) -> Weight {
         Standing::Ready => Weight::Good,
         Standing::Draining => Weight::Notice,
         Standing::Ejected => Weight::Bad,
+    }
+}
+
+pub fn of_pulse(pulse: Pulse) -> Weight {
+    match pulse {
+        Pulse::Alive => Weight::Good,
+        Pulse::Left(_) => Weight::Notice,
+        Pulse::Unheard | Pulse::Silent | Pulse::Dead => Weight::Bad,
+    }
+}
+
+pub fn pulse_in_words(pulse: Pulse) -> &'static str {
+    match pulse {
+        Pulse::Unheard => "not heard of yet",
+        Pulse::Alive => "alive",
+        Pulse::Silent => "silent",
+        Pulse::Dead => "taken for dead: nothing was heard of it for a second",
+        Pulse::Left(Farewell::Succeeded) => "being replaced by another process",
+        Pulse::Left(Farewell::Stopped) => "stopped",
     }
 }
 

@@ -25,6 +25,17 @@ pub fn between(old: &Config, new: &Config) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if old.peers != new.peers || old.instance != new.instance {
+        changes.push(match (&old.peers, &new.peers) {
+            (Some(before), Some(after)) if (&before.name, before.slot) == (&after.name, after.slot) => {
+                "peers changed".to_owned()
+            }
+            (Some(_), Some(_)) => {
+                "peers changed; this instance keeps its name and its slot until the process is next started".to_owned()
+            }
+            _ => "peers: that there are any, or none, takes effect when the process is next started".to_owned(),
+        });
+    }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());
     }

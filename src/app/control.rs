@@ -26,7 +26,13 @@ impl Wiring {
 
 impl Control for Wiring {
     fn not_ready(&self) -> Vec<String> {
-        Vec::new()
+        let fleet = &self.core.table.fleet;
+        if fleet.is_ready() {
+            return Vec::new();
+        }
+        let members = fleet.members();
+        let missing: Vec<_> = members.iter().filter(|it| !it.synced).map(|it| it.name.to_string()).collect();
+        vec![format!("the flows of its peers are not known yet: {}", missing.join(", "))]
     }
 
     fn not_live(&self) -> Vec<String> {

@@ -13,9 +13,10 @@ use super::Core;
 use super::reload::Reloader;
 use crate::admin::doors::Lent;
 use crate::admin::upgrade::UpgradeProgress;
-use crate::handoff::message::{Door, LastWord, State};
+use crate::handoff::message::{Door, Hello, LastWord, State};
 use crate::handoff::source::{Giver, Load, Progress, Taken};
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::Farewell;
 use crate::proxy::Parcel;
 use crate::table::flows::IdShare;
 use crate::table::orders::{EndOrder, Pace, Selector};
@@ -83,6 +84,10 @@ impl Giver for InstanceGiver {
         Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
     }
 
+    fn obstacle(&self, hello: &Hello) -> Option<String> {
+        self.core.path.obstacle(hello.path.as_ref())
+    }
+
     fn state(&self, protocol: u32) -> Result<State, String> {
         let table = &self.core.table;
         // The first version knows no shares.
@@ -93,6 +98,7 @@ impl Giver for InstanceGiver {
         Ok(State {
             next_flow_id: table.flows.next_id() + kept,
             flows: table.flows_with_sockets() as u64,
+            graduated: self.core.path.graduated(),
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of(&table.registry),
             carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
@@ -134,7 +140,8 @@ impl Giver for InstanceGiver {
     }
 
     fn last_word(&self) -> LastWord {
-        // The new process adopts what is graduated as soon as it hears this.
+        // The new process links up with the peers, and adopts what is graduated, as soon as it hears this.
+        self.runtime.block_on(self.core.peers.leave(Farewell::Succeeded));
         self.core.path.freeze();
         let table = &self.core.table;
         let (sources, _) = self.core.proxy.save_sources();

@@ -142,6 +142,7 @@ impl Taker for Newcomer {
         }
         self.tell(last);
         self.core.path.adopt();
+        self.core.link_up();
         if self.config.path.graduate != Graduate::Off {
             self.core.path.serve();
         }

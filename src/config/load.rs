@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use super::document::Document;
 use super::section::{Element, Section};
-use super::{Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, file, frontend, graduation, process};
+use super::{
+    Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, file, frontend, graduation, peers, process,
+    takeover,
+};
 use crate::addr::VipAddr;
 
 /// Reads and checks the file at `path`, and the certificate files that it names.
@@ -46,6 +49,8 @@ fn read(document: &Document) -> Option<Config> {
     let log = process::log(&root.table("log"));
     let path = graduation::read(&root.table("path"), process.max_connections);
     let cluster = cluster::read(&root.table("cluster"));
+    let takeover = takeover::read(&root.table("takeover"), root.has("peers"));
+    let (instance, peers) = peers::read(&root.table("instance"), &root.table("peers"), root.has("peers"));
     let mut names = HashMap::new();
     let mut listen = Vec::new();
     let mut frontends = Vec::new();
@@ -62,7 +67,7 @@ fn read(document: &Document) -> Option<Config> {
     }
     refuse_twice(document, &listen, admin.http);
     root.refuse_unknown_keys();
-    Some(Config { admin, process, log, path, cluster, frontends })
+    Some(Config { admin, process, log, path, cluster, instance, peers, takeover, frontends })
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.
@@ -100,7 +105,7 @@ mod tests {
 
     /// Every key that a file may hold, dotted and without indices, tables included.
     fn known_keys() -> BTreeSet<String> {
-        let document = Document::new(Path::new("keys"), "[[frontend]]\n[[frontend.backend]]\n");
+        let document = Document::new(Path::new("keys"), "[[peers.peer]]\n[[frontend]]\n[[frontend.backend]]\n");
         read(&document);
         document.known()
     }

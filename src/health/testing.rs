@@ -81,6 +81,9 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
         path: PathSettings::default(),
         cluster: crate::config::Cluster::default(),
+        instance: Default::default(),
+        peers: None,
+        takeover: crate::config::TakeoverSettings::default(),
         frontends: frontends.into_iter().map(Arc::new).collect(),
     })
 }

@@ -91,6 +91,7 @@ end_reasons! {
     FrontendRemoved "frontend_removed" Operator Rst "A reload removed its frontend and drain_timeout passed.";
     NotHandedOver "not_handed_over" Baton Rst "An upgrade could not hand it over, and the process that had it has gone.";
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
+    Moved "moved" Baton Nothing "Another instance looks after it from now on; it goes on.";
 }
 
 #[cfg(test)]

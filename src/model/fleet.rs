@@ -1,13 +1,30 @@
 //! Several instances that act as one: what they tell each other of their flows.
 
+mod events;
+mod exchange;
+mod held;
+mod message;
+mod mirror;
 mod record;
+mod session;
+mod slice;
+mod stray;
+pub mod takeover;
+#[cfg(test)]
+pub mod testing;
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use events::{Asked, Command, Local, MemberView, Remote};
+pub use exchange::{Exchange, Member, Notice, Own, Query};
+pub use held::{HeldAnswer, HeldRequest, PeerSlice};
+pub use message::{Change, Hello, Message};
 pub use record::{FlowRecord, Keeping, Passage, Way};
+pub use slice::{Slice, slice};
+pub use stray::{Stray, Then, Unknown};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -51,6 +68,35 @@ pub enum Farewell {
     Succeeded,
     /// It stopped: its proxied flows are closed, its graduated ones are whoever's gets their packets.
     Stopped,
+}
+
+/// Slices of the source ports, one for each instance of a fleet, and so instances at most.
+pub const SLOTS: u8 = 8;
+
+impl InstanceName {
+    /// What the upper 16 bits of the ids of its flows are; never 0.
+    pub fn tag(&self) -> u16 {
+        // FNV-1a, folded: the same in every release, for two of them may run beside each other.
+        let hash = self
+            .0
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let folded = (hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16;
+        folded.max(1)
+    }
+}
+
+impl Pulse {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Unheard => "unheard",
+            Self::Alive => "alive",
+            Self::Silent => "silent",
+            Self::Dead => "dead",
+            Self::Left(Farewell::Succeeded) => "replaced",
+            Self::Left(Farewell::Stopped) => "stopped",
+        }
+    }
 }
 
 impl fmt::Display for InstanceName {

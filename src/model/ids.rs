@@ -12,6 +12,12 @@ macro_rules! id {
         #[serde(transparent)]
         pub struct $name(pub $inner);
 
+    };
+}
+
+/// Shown as the number that it is.
+macro_rules! plain {
+    ($name:ident) => {
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.fmt(f)
@@ -20,8 +26,12 @@ macro_rules! id {
     };
 }
 
+plain!(BackendId);
+plain!(FrontendId);
+
 id! {
-    /// One flow, for as long as it lives; never given twice by one instance. 0 is never given.
+    /// One flow, for as long as it lives; never given twice by one instance. 0 is never given. The upper 16 bits are the
+    /// tag of the instance that accepted it, 0 where there is only one; see `InstanceName::tag`.
     FlowId(u64)
 }
 id! {
@@ -33,10 +43,58 @@ id! {
     FrontendId(u32)
 }
 
+/// Bits of a flow's id that count the flows of its instance.
+const COUNT_BITS: u32 = 48;
+
+impl FlowId {
+    /// The flow with this number of the instance with this tag.
+    pub fn of(tag: u16, count: u64) -> Self {
+        Self(u64::from(tag) << COUNT_BITS | count & ((1 << COUNT_BITS) - 1))
+    }
+
+    pub fn tag(self) -> u16 {
+        (self.0 >> COUNT_BITS) as u16
+    }
+
+    /// Among the flows of its instance.
+    pub fn count(self) -> u64 {
+        self.0 & ((1 << COUNT_BITS) - 1)
+    }
+}
+
+/// `b41f-77`: tag and number; without a tag the number alone.
+impl fmt::Display for FlowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.tag() {
+            0 => self.0.fmt(f),
+            tag => f.pad(&format!("{tag:04x}-{}", self.count())),
+        }
+    }
+}
+
+/// As it is shown, or the whole number.
 impl FromStr for FlowId {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self)
+        match text.split_once('-') {
+            Some((tag, count)) => Ok(Self::of(u16::from_str_radix(tag, 16)?, count.parse()?)),
+            None => text.parse().map(Self),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_of_a_flow_are_understood() {
+        let tagged = FlowId::of(0x0b1f, 77);
+        assert_eq!((tagged.to_string().as_str(), tagged.tag(), tagged.count()), ("0b1f-77", 0x0b1f, 77));
+        assert_eq!(tagged.to_string().parse(), Ok(tagged));
+        assert_eq!(tagged.0.to_string().parse(), Ok(tagged));
+        assert_eq!(FlowId(77).to_string(), "77");
+        assert!("x-1".parse::<FlowId>().is_err() && "1-".parse::<FlowId>().is_err());
     }
 }

@@ -63,6 +63,10 @@ counters! {
     drop_error "drop_error",
     /// Dropped: it has no answer, an RST above all.
     drop_rst "drop_rst",
+    /// Dropped, and told to user space: nobody here knows its flow.
+    asked "asked",
+    /// Sent to the instance whose backend legs come from the port that it goes to.
+    sliced "sliced",
 }
 
 impl Counters {

@@ -88,6 +88,8 @@ pub struct Entry {
     pub egress: Egress,
     /// The sockets are gone: the entry is all there is of the flow.
     pub committed: bool,
+    /// Another instance lists the flow.
+    pub held: bool,
     pub backend_slot: u16,
     pub id: FlowId,
     pub share: Share,
@@ -179,6 +181,7 @@ impl Splice {
             rewrite,
             egress: start.egress,
             committed: false,
+            held: false,
             backend_slot: self.backend_slot,
             id: self.identity.id,
             share: self.identity.share(direction),

@@ -9,8 +9,27 @@ use std::path::Path;
 use aya::maps::{Map, MapData, RingBuf};
 
 use super::entry::{KEY_SIZE, Key};
+use crate::model::fleet::Stray;
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
+
+/// What the program tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    Flow(Event),
+    /// A packet that nobody here knows; it was dropped.
+    Stray(Stray),
+}
+
+impl Told {
+    /// `None`: it is of no flow.
+    pub fn flow(self) -> Option<Event> {
+        match self {
+            Self::Flow(event) => Some(event),
+            Self::Stray(_) => None,
+        }
+    }
+}
 
 /// Something happened to a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +63,14 @@ impl Events {
 }
 
 impl Iterator for Events {
-    type Item = Event;
+    type Item = Told;
 
     /// The next event that waits.
-    fn next(&mut self) -> Option<Event> {
+    fn next(&mut self) -> Option<Told> {
         loop {
             let item = self.0.next()?;
-            if let Some(event) = decode(&item) {
-                return Some(event);
+            if let Some(told) = decode(&item) {
+                return Some(told);
             }
         }
     }
@@ -69,19 +88,28 @@ impl AsFd for Events {
     }
 }
 
-/// `struct event` of `bpf/entry.h`; `None`: of a kind that this version does not know.
-fn decode(raw: &[u8]) -> Option<Event> {
+/// `struct event` or `struct stray` of `bpf/entry.h`; `None`: of a kind that this version does not know.
+fn decode(raw: &[u8]) -> Option<Told> {
     let (key, rest) = raw.split_first_chunk::<KEY_SIZE>()?;
-    let (id, rest) = rest.split_first_chunk()?;
+    let (word, rest) = rest.split_first_chunk::<8>()?;
     let (kind, rest) = rest.split_first_chunk()?;
-    let (down, _) = rest.split_first_chunk()?;
+    let (last, _) = rest.split_first_chunk::<4>()?;
+    let key = Key::decode(key);
     let what = match u32::from_ne_bytes(*kind) {
         1 => What::Fin,
         2 => What::Rst,
         3 => What::Reused,
         4 => What::Oversized,
+        STRAY => {
+            let [seq, ack] = [[word[0], word[1], word[2], word[3]], [word[4], word[5], word[6], word[7]]];
+            let length = u16::from_ne_bytes([last[0], last[1]]);
+            let [seq, ack] = [seq, ack].map(u32::from_ne_bytes);
+            return Some(Told::Stray(Stray { key, seq, ack, length, flags: last[2] }));
+        }
         _ => return None,
     };
-    let direction = if u32::from_ne_bytes(*down) != 0 { Direction::Down } else { Direction::Up };
-    Some(Event { key: Key::decode(key), id: FlowId(u64::from_ne_bytes(*id)), direction, what })
+    let direction = if u32::from_ne_bytes(*last) != 0 { Direction::Down } else { Direction::Up };
+    Some(Told::Flow(Event { key, id: FlowId(u64::from_ne_bytes(*word)), direction, what }))
 }
+
+const STRAY: u32 = 5;

@@ -13,8 +13,10 @@ mod adopt;
 mod carried;
 mod enter;
 mod grace;
+mod held;
 mod note;
 mod reset;
+mod routes;
 mod settle;
 mod slots;
 mod watch;
@@ -35,10 +37,12 @@ use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::raw::RawSender;
+use crate::sys::routes::RouteWatch;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
 use carried::Carried;
 use grace::Grace;
+use held::Keep;
 use slots::Slots;
 
 /// How often what is carried is looked at.
@@ -76,6 +80,7 @@ impl Graduator {
         let orders = Arc::new(Orders::default());
         let mut path = Path {
             raw: RawSender::open()?,
+            routes: RouteWatch::open()?,
             program,
             on_demand,
             grace,
@@ -87,17 +92,21 @@ impl Graduator {
             later: VecDeque::new(),
             events: program_events,
             listens: false,
+            unclaimed: 0,
             slots: Slots::default(),
             waiting: HashSet::new(),
             cursor: Cursor::default(),
             counters: Counters::default(),
+            refill_at_ns: 0,
             scan_at_ns: 0,
             mend_at_ns: 0,
+            keep: Keep::default(),
             lists: HashMap::new(),
             touched: vec![false; table.workers.len()],
             table: table.clone(),
         };
         path.keep_names()?;
+        table.graduation.held.set_serves(true);
         let run = move || {
             if catch_unwind(AssertUnwindSafe(|| path.run())).is_err() {
                 // Workers wait for its answers with requests in hand. What is graduated goes on, and the next process
@@ -138,6 +147,7 @@ struct Path {
     table: Arc<Table>,
     orders: Arc<Orders>,
     raw: RawSender,
+    routes: RouteWatch,
     grace: Grace,
     on_demand: bool,
     flows: HashMap<FlowId, Carried>,
@@ -151,13 +161,18 @@ struct Path {
     events: Events,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
+    /// Flows of an earlier process that no worker has taken or refused yet.
+    unclaimed: u64,
     slots: Slots,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
     cursor: Cursor,
     counters: Counters,
+    refill_at_ns: u64,
     scan_at_ns: u64,
     mend_at_ns: u64,
+    /// Flows of other instances.
+    keep: Keep,
     /// Progress that is about to go to each worker.
     lists: HashMap<usize, Vec<crate::table::graduation::Progress>>,
     touched: Vec<bool>,
@@ -192,6 +207,7 @@ impl Path {
         while self.take_requests() {
             self.wake_workers();
         }
+        self.take_held_requests();
         self.settle();
         self.do_what_is_due();
         if self.orders.adopt.swap(false, AcqRel) {

@@ -21,6 +21,10 @@ pub enum Change {
     Reset,
     /// Packets pass to the kernel.
     Pass,
+    /// The flow is another instance's, which lists it.
+    Hold,
+    /// The flow is this instance's.
+    Own,
 }
 
 /// Asks for each key, which is that of the packets that the socket receives.
@@ -47,6 +51,8 @@ pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: Change) -> io::Resu
         Change::Local => (3, 0),
         Change::Reset => (4, 0),
         Change::Pass => (5, 0),
+        Change::Hold => (6, 0),
+        Change::Own => (7, 0),
     };
     let mut found = 0;
     for keys in keys.chunks(CHANGES_MAX) {

@@ -1,5 +1,6 @@
 //! The loaded program: opened once, used by one thread, outliving the process.
 
+mod dismiss;
 mod error;
 mod links;
 mod load;
@@ -7,21 +8,24 @@ mod pins;
 mod status;
 mod unknown;
 
+pub use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
 pub use status::{Link, Removal, Status, remove, status};
-pub use unknown::{Owner, Unknown};
+pub use unknown::Owner;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use self::pins::{LAYOUT, Pins};
+pub use self::pins::LAYOUT;
+use self::pins::Pins;
 use super::counters::Counters;
 use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::Events;
 use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::fleet::{SLOTS, Slice, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, LegState};
 use crate::sys::bpf::{Map, Update};
@@ -39,6 +43,8 @@ pub struct Program {
     counters: Map,
     backends: Map,
     notes: Map,
+    services: Map,
+    slices: Map,
     probe: OwnedFd,
     amend: OwnedFd,
 }
@@ -127,6 +133,8 @@ impl Program {
             counters: pins.map("counters")?,
             backends: pins.map("backends")?,
             notes: pins.map("notes")?,
+            services: pins.map("services")?,
+            slices: pins.map("slices")?,
             attached: links::indices(&pins, &interfaces)?,
             interfaces,
             origin,
@@ -238,15 +246,7 @@ impl Program {
     /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
     /// that come or go meanwhile may be missed or seen twice.
     pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
-        let room = most.max(SCAN_MIN);
-        cursor.keys.resize(room * KEY_SIZE, 0);
-        cursor.values.resize(room * ENTRY_SIZE, 0);
-        let (count, mark) = self.flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
-        cursor.mark = mark;
-        let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
-        let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
-        out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
-        Ok(mark.is_some())
+        scan(&self.flows, cursor, most, out)
     }
 
     pub fn counters(&self) -> io::Result<Counters> {
@@ -272,9 +272,32 @@ impl Program {
         unknown::set(&self.pins, vip, unknown)
     }
 
-    /// Sends packets of `key` on to the instance that has their flow.
+    /// Lets packets to `vip`, whose rule is `unknown`, be asked for again: so many only between two calls.
+    pub fn refill_asks(&self, vip: VipAddr, unknown: &Unknown) -> io::Result<()> {
+        unknown::refill(&self.services, vip, unknown)
+    }
+
+    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; at most [`SLOTS`].
+    pub fn set_slices(&self, slices: &[(Slice, Vec<Owner>)]) -> io::Result<()> {
+        let raw = slices.iter().map(|(ports, owners)| unknown::slice(*ports, owners));
+        let all = raw.chain(std::iter::repeat([0; unknown::SLICE_SIZE]));
+        let mut indices = 0..u32::from(SLOTS);
+        all.zip(&mut indices).try_for_each(|(raw, index)| self.slices.update(&index.to_ne_bytes(), &raw, Update::Any))
+    }
+
+    /// Sends packets of `key` on to the instance that has their flow, whatever became of them before.
     pub fn forward(&self, key: &Key, owner: &Owner) -> Result<(), InstallError> {
-        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::OnlyNew)?)
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::Any)?)
+    }
+
+    /// Answers packets of `key` with RST, whatever became of them before.
+    pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::refusing(key), Update::Any)?)
+    }
+
+    /// Enters one direction of a flow of another instance, whatever became of its packets before.
+    pub fn hold(&self, key: &Key, entry: &Entry) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
     }
 
     fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {
@@ -293,6 +316,19 @@ impl Leg {
     pub fn backend(local: LocalAddr, backend: BackendAddr) -> Self {
         Self { local: local.socket_addr(), remote: backend.socket_addr() }
     }
+}
+
+/// As [`Program::scan`].
+fn scan(flows: &Map, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
+    let room = most.max(SCAN_MIN);
+    cursor.keys.resize(room * KEY_SIZE, 0);
+    cursor.values.resize(room * ENTRY_SIZE, 0);
+    let (count, mark) = flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
+    cursor.mark = mark;
+    let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
+    let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
+    out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
+    Ok(mark.is_some())
 }
 
 /// Far more than one bucket of the hash table ever holds, so that a scan always moves on.

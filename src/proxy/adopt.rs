@@ -57,6 +57,7 @@ impl Worker {
             self.vacate(key);
             return Err(AdoptError::Watch(error));
         }
+        self.tell_established(&flow);
         self.places[at.index as usize].flow = Some(flow);
         self.with_flow(at, |worker, flow| worker.go_on(flow));
         Ok(())

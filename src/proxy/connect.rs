@@ -256,6 +256,7 @@ impl Worker {
         });
         self.settle_later(flow.at);
         self.ripen_later(flow);
+        self.tell_established(flow);
         self.pump_both(flow)
     }
 

@@ -62,6 +62,7 @@ impl Worker {
 
     /// Closes both legs as `reason` demands and accounts for the flow.
     pub(super) fn finish(&mut self, mut flow: Box<Flow>, reason: EndReason, errno: i32) {
+        self.tell_ended(&flow);
         let key = flow.at.key();
         let slot = self.slot(key);
         let word = |field: Field| slot.word(field as usize);
@@ -133,6 +134,7 @@ impl Worker {
     /// Frees the place of a flow that was lost with a panic. If the path has it, it is to be reset there.
     pub(super) fn give_up(&mut self, key: FlowKey) {
         if let Some(id) = self.table.flows.id_at(&self.writer, key) {
+            self.tell_lost(id);
             let ticket = Ticket { worker: self.number, key, id };
             self.table.graduation.ask(Request::End { ticket, unless_moved_since_ns: None });
         }

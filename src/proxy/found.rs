@@ -62,6 +62,7 @@ impl Worker {
             source_hold: count_source(&frontend, &self.shared.sources, record.client, self.now_ns),
             frontend,
         });
+        self.tell_found(&found);
         let ticket = self.ticket(&flow);
         self.places[at.index as usize].flow = Some(flow);
         let patience_ns = self.places[at.index as usize].flow.as_deref().map_or(0, patience_ns);

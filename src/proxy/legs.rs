@@ -15,6 +15,7 @@ use super::ports::Ports;
 use super::worker::Worker;
 use crate::addr::{BackendAddr, LocalAddr};
 use crate::config::Source;
+use crate::model::fleet::Slice;
 use crate::sys::socket::{self, From, NoStart};
 use crate::sys::source;
 use crate::table::graduation::Graduation;
@@ -44,9 +45,10 @@ pub struct Legs {
 }
 
 impl Legs {
-    /// The ports of worker `number` of `workers`.
-    pub fn new(number: usize, workers: usize) -> Self {
-        let own = source::local_ports().into_iter().skip(number).step_by(workers).collect();
+    /// The ports of worker `number` of `workers`, out of those that are this instance's among its peers'.
+    pub fn new(number: usize, workers: usize, slice: Option<Slice>) -> Self {
+        let ours = |port: &u16| slice.is_none_or(|slice| slice.contains(*port));
+        let own = source::local_ports().into_iter().filter(ours).skip(number).step_by(workers).collect();
         Self { own, ..Self::default() }
     }
 
@@ -76,7 +78,7 @@ impl Worker {
     /// Begins a connection to `address` for `flow`.
     pub(super) fn open_leg(&mut self, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
         let ip = self.source_for(flow, address);
-        let leg = if self.table.graduation.keeps_ports() {
+        let leg = if self.table.graduation.keeps_ports() || self.table.fleet.is_enabled() {
             self.open_from_own_port(flow, address, ip)
         } else {
             self.open_from_any_port(address, ip)
@@ -96,7 +98,7 @@ impl Worker {
         let ip = match flow.frontend.settings.source {
             Source::Route => return None,
             Source::Address(ip) => ip,
-            Source::Auto if !self.table.graduation.is_open() => return None,
+            Source::Auto if !self.table.graduation.is_open() && !self.table.fleet.is_enabled() => return None,
             Source::Auto => {
                 let asked = socket::local_addr(flow.client()?).ok()?.ip();
                 Some(asked).filter(|ip| !ip.is_loopback() && *ip != address.ip())?

@@ -124,7 +124,7 @@ impl Worker {
     pub fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
-        let legs = Legs::new(number, table.workers.len());
+        let legs = Legs::new(number, table.workers.len(), table.fleet.ports());
         let pipes_max = (crate::sys::process::file_limit() / 16) as usize / table.workers.len();
         Ok(Self {
             number,

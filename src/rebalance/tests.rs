@@ -149,6 +149,9 @@ fn config(frontend: Frontend) -> Arc<Config> {
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
         path: PathSettings::default(),
         cluster: crate::config::Cluster::default(),
+        instance: Default::default(),
+        peers: None,
+        takeover: crate::config::TakeoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     })
 }

@@ -38,6 +38,16 @@ pub fn interface(name: &str) -> io::Result<Interface> {
     Ok(Interface { index, hardware, mtu: mtu.max(0) as u32 })
 }
 
+/// The Ethernet address of interface `name`.
+pub fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
+    let socket = socket()?;
+    let mut request = named(name)?;
+    ioctl(&socket, libc::SIOCGIFHWADDR, &mut request)?;
+    // SAFETY: SIOCGIFHWADDR has filled in this member of the union, an array of plain bytes.
+    let data = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
+    Ok(std::array::from_fn(|at| data[at] as u8))
+}
+
 /// The name of the interface with this index.
 pub fn name(index: u32) -> io::Result<String> {
     let name = netdevice::index_to_name(socket()?, index)?;

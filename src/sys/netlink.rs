@@ -1,6 +1,15 @@
-//! rtnetlink(7), as far as it says who else looks at packets: XDP programs, and classifiers of the older kind.
+//! rtnetlink(7): who else looks at packets, where packets go, and which addresses this host has.
+
+mod address;
+mod route;
+mod watch;
+
+pub use address::{add_to_loopback, remove_from_loopback};
+pub use route::{Route, neighbour, route};
+pub use watch::{Changed, Watch};
 
 use std::io;
+use std::net::IpAddr;
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
@@ -55,7 +64,7 @@ pub fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
 }
 
 /// Sends one request and hands over the body of each answer.
-fn ask(kind: u16, flags: u16, body: &[u8], mut answer: impl FnMut(&[u8])) -> io::Result<()> {
+pub(super) fn ask(kind: u16, flags: u16, body: &[u8], mut answer: impl FnMut(&[u8])) -> io::Result<()> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let mut request = Vec::new();
     request.extend((16 + body.len() as u32).to_ne_bytes());
@@ -87,8 +96,32 @@ fn ask(kind: u16, flags: u16, body: &[u8], mut answer: impl FnMut(&[u8])) -> io:
     }
 }
 
+/// Adds an attribute to a request.
+fn put(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend((4 + value.len() as u16).to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+fn family(ip: IpAddr) -> u8 {
+    let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    family as u8
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn ip(octets: &[u8]) -> Option<IpAddr> {
+    <[u8; 4]>::try_from(octets).map(IpAddr::from).ok().or_else(|| <[u8; 16]>::try_from(octets).map(IpAddr::from).ok())
+}
+
 /// Type and value of each attribute; ends where they do not fit.
-fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let head = rest.first_chunk::<4>()?;
         let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));

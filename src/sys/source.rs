@@ -18,6 +18,11 @@ pub fn local_ports() -> Vec<u16> {
     free_ports(&read("ip_local_port_range"), &read("ip_local_reserved_ports"))
 }
 
+/// From the first to the last of those ports.
+pub fn local_port_range() -> RangeInclusive<u16> {
+    parse_ends(&fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default())
+}
+
 /// The address that the kernel's routes choose towards `backend`. Sends nothing.
 pub fn by_route(backend: BackendAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = match backend.ip() {
@@ -48,10 +53,14 @@ pub fn leave_port_to_connect(socket: impl AsFd) -> io::Result<()> {
 
 /// `range` as "32768 60999", `reserved` as "40000,50000-50010".
 fn free_ports(range: &str, reserved: &str) -> Vec<u16> {
-    let mut ends = range.split_whitespace().filter_map(|end| end.parse().ok());
-    let range = ends.next().zip(ends.next()).map_or(DEFAULT_RANGE, |(first, last)| first..=last);
+    let range = parse_ends(range);
     let kept: Vec<_> = reserved.trim().split(',').filter_map(parse_range).collect();
     range.filter(|port| !kept.iter().any(|kept| kept.contains(port))).collect()
+}
+
+fn parse_ends(range: &str) -> RangeInclusive<u16> {
+    let mut ends = range.split_whitespace().filter_map(|end| end.parse().ok());
+    ends.next().zip(ends.next()).map_or(DEFAULT_RANGE, |(first, last)| first..=last)
 }
 
 fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {

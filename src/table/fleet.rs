@@ -8,116 +8,14 @@
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use crossbeam_queue::SegQueue;
-use serde::{Deserialize, Serialize};
 
-use crate::model::ends::Ends;
-use crate::model::fleet::{Epoch, FlowRecord, InstanceName, Passage, Pulse};
-use crate::model::ids::FlowId;
-
-/// What happened to a flow of this instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Local {
-    /// Both legs are established, or the flow of another process or instance has become this one's.
-    Established(Box<FlowRecord>),
-    /// It goes on without sockets: these are closed, and the entries marked.
-    Graduated { id: FlowId, passage: Box<Passage> },
-    /// It is over, or another instance's.
-    Ended(FlowId),
-}
-
-/// What the peer link tells the takeover.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remote {
-    /// What follows, up to `Synced`, are all flows of `owner`: those not among them are gone.
-    Begin {
-        owner: InstanceName,
-        epoch: Epoch,
-    },
-    /// A flow of `owner` is as this says: new, or changed.
-    Flow {
-        owner: InstanceName,
-        record: Box<FlowRecord>,
-    },
-    Ended {
-        owner: InstanceName,
-        id: FlowId,
-    },
-    Synced {
-        owner: InstanceName,
-    },
-    Pulse {
-        owner: InstanceName,
-        pulse: Pulse,
-    },
-    /// `by` looks after these flows from now on, which were this instance's: their packets come to it.
-    Claimed {
-        by: InstanceName,
-        flows: Vec<FlowId>,
-    },
-    /// The addresses of frontends that `owner` has on its interfaces now.
-    Addresses {
-        owner: InstanceName,
-        vips: Vec<IpAddr>,
-    },
-    /// What `Command::Ask` was answered with. `None`: nobody who could be asked knows the flow.
-    Answer {
-        ends: Asked,
-        owner: Option<InstanceName>,
-    },
-}
-
-/// What the takeover wants of the peer link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Tell `owner` that its flows are this instance's from now on.
-    Claim { owner: InstanceName, flows: Vec<FlowId> },
-    /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN`.
-    Ask(Asked),
-    /// Tell all which of the frontends' addresses this host has.
-    Addresses(Vec<IpAddr>),
-    /// Beat at once, and have every peer answer: a VIP has come.
-    Challenge,
-}
-
-/// A packet that nobody here knows: where it came from and went to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Asked {
-    pub from: SocketAddr,
-    pub to: SocketAddr,
-}
-
-/// What is known of one peer; for `baton peers`, the metrics and readiness.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberView {
-    pub name: InstanceName,
-    pub address: SocketAddr,
-    pub pulse: Pulse,
-    pub epoch: Epoch,
-    /// Its flows are all known here.
-    pub synced: bool,
-    /// Flows of it that are known here.
-    pub flows: usize,
-    /// Of them, without sockets.
-    pub graduated: usize,
-    /// Changes of this instance's flows that it has not acknowledged yet.
-    pub behind: usize,
-    /// How long the oldest of them has waited, ms.
-    pub lag_ms: u64,
-    /// Times that its copy had to be made anew.
-    pub resyncs: u64,
-    /// Round trip of the last beat, µs.
-    pub round_trip_us: u64,
-    /// The frontends' addresses that are on its host.
-    pub vips: Vec<IpAddr>,
-    /// Why there is no link, in words.
-    pub why_not: Option<String>,
-}
+use crate::model::fleet::Slice;
+pub use crate::model::fleet::{Asked, Command, Local, MemberView, Remote};
 
 /// The shared state of a fleet. Without peers nothing of it is used.
 #[derive(Debug, Default)]
@@ -127,6 +25,12 @@ pub struct Fleet {
     members: ArcSwap<Vec<MemberView>>,
     /// Every peer is synced, or the deadline for that has passed with nobody to be reached.
     ready: AtomicBool,
+    /// What an earlier process left has been adopted.
+    whole: AtomicBool,
+    /// Packets of one flow may come to several instances.
+    shared: AtomicBool,
+    /// Of backend legs of this instance; all of the host's if none is set.
+    ports: OnceLock<Slice>,
     pub census: FleetCensus,
 }
 
@@ -160,6 +64,25 @@ impl Fleet {
         }
     }
 
+    /// Whether packets of one flow may come to several instances, so that silence here says nothing.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Relaxed)
+    }
+
+    pub fn set_shared(&self, shared: bool) {
+        self.shared.store(shared, Relaxed);
+    }
+
+    /// Which source ports this instance's backend legs have. `None`: any.
+    pub fn ports(&self) -> Option<Slice> {
+        self.ports.get().copied()
+    }
+
+    /// Once, before the first leg.
+    pub fn set_ports(&self, ports: Slice) {
+        let _ = self.ports.set(ports);
+    }
+
     pub fn next_local(&self) -> Option<Local> {
         self.local.pop()
     }
@@ -180,11 +103,14 @@ impl Fleet {
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Relaxed);
     }
-}
 
-impl Asked {
-    /// A packet of a client's.
-    pub fn up(ends: &Ends) -> Self {
-        Self { from: ends.client.socket_addr(), to: ends.vip.socket_addr() }
+    /// Whether all flows that this instance has had since its start have been told of.
+    pub fn is_whole(&self) -> bool {
+        self.whole.load(Relaxed)
+    }
+
+    /// What an earlier process left has been adopted, or there is nothing of the kind. Peers are told no flow before.
+    pub fn set_whole(&self) {
+        self.whole.store(true, Release);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use serde::{Deserialize, Serialize};
 
@@ -131,6 +131,8 @@ pub struct FlowTable {
     next_id: AtomicU64,
     /// An [`IdShare`].
     share: AtomicU8,
+    /// Of every id that is given here.
+    tag: AtomicU16,
 }
 
 #[derive(Debug)]
@@ -166,7 +168,7 @@ impl FlowTable {
     pub fn new(workers: usize) -> Self {
         let shard = || Shard { rows: (0..ROWS).map(|_| OnceLock::new()).collect(), live: AtomicU32::new(0) };
         let shards = (0..workers).map(|_| shard()).collect();
-        Self { shards, next_id: AtomicU64::new(1), share: AtomicU8::new(IdShare::All as u8) }
+        Self { shards, next_id: AtomicU64::new(1), share: AtomicU8::new(IdShare::All as u8), tag: AtomicU16::new(0) }
     }
 
     /// The writer of `worker`'s shard. Call it once per worker.
@@ -178,6 +180,15 @@ impl FlowTable {
     /// The first id that nobody has been given yet.
     pub fn next_id(&self) -> u64 {
         self.next_id.load(SeqCst)
+    }
+
+    /// The upper 16 bits of every id that is given from now on: they name this instance among its peers.
+    pub fn set_tag(&self, tag: u16) {
+        self.tag.store(tag, Relaxed);
+    }
+
+    pub fn tag(&self) -> u16 {
+        self.tag.load(Relaxed)
     }
 
     /// Gives no id below `first` from now on: those are another process's.
@@ -309,7 +320,7 @@ impl ShardWriter {
         if self.ids.is_empty() {
             self.ids = table.take_block();
         }
-        FlowId(self.ids.next().expect("the block was just refilled"))
+        FlowId::of(table.tag(), self.ids.next().expect("the block was just refilled"))
     }
 }
 

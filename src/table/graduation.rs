@@ -15,6 +15,7 @@
 //! bytes take another way.
 
 mod census;
+mod held;
 mod stays;
 
 use std::io;
@@ -29,7 +30,9 @@ use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
+pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
 pub use census::{Census, PathView};
+pub use held::HeldQueues;
 pub use stays::Stays;
 
 /// Which flow is meant. The id tells it from a later one in the same place.
@@ -95,6 +98,8 @@ impl Progress {
 pub struct Found {
     pub id: FlowId,
     pub record: Record,
+    /// The client's end of its connection.
+    pub connection: ClientAddr,
     pub vip: VipAddr,
     pub backend: BackendAddr,
     pub local: LocalAddr,
@@ -162,6 +167,8 @@ pub struct Graduation {
     /// Flows without sockets now.
     without_sockets: AtomicU32,
     pub census: Census,
+    /// Flows of other instances.
+    pub held: HeldQueues,
 }
 
 impl Graduation {
@@ -176,6 +183,7 @@ impl Graduation {
             in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
             census: Census::default(),
+            held: HeldQueues::default(),
         })
     }
 
@@ -194,7 +202,17 @@ impl Graduation {
             self.in_flight.fetch_add(1, Relaxed);
         }
         self.requests.push(request);
-        // One wake for many requests: the path clears this before it takes them.
+        self.wake_once();
+    }
+
+    /// Asks the path for what concerns flows of other instances; never waits.
+    pub fn ask_held(&self, request: HeldRequest) {
+        self.held.push(request);
+        self.wake_once();
+    }
+
+    /// One wake for many requests: the path clears this before it takes them.
+    fn wake_once(&self) {
         if !self.woken.swap(true, AcqRel) {
             self.wake.signal();
         }

@@ -8,6 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::InstanceName;
+use crate::model::fleet::Pulse;
 use crate::model::health::{Cause, Standing};
 use crate::model::ids::FlowId;
 
@@ -142,6 +144,62 @@ pub enum What {
     /// Somebody had detached the program from these.
     PathMended {
         interfaces: Vec<String>,
+    },
+    PeerLinked {
+        peer: String,
+        version: String,
+    },
+    PeerLost {
+        peer: String,
+        why: String,
+    },
+    /// There is no link to it, for another reason than before.
+    PeerUnreachable {
+        peer: String,
+        why: String,
+    },
+    /// All its flows are known here.
+    PeerSynced {
+        peer: String,
+        flows: u64,
+    },
+    /// A change of its flows did not come; it tells all of them again.
+    PeerGap {
+        peer: String,
+    },
+    /// It is not heard, or has said goodbye.
+    PeerPulse {
+        peer: String,
+        pulse: Pulse,
+    },
+    /// An instance is dead: its flows without sockets go on here, the others are reset.
+    TookOverFrom {
+        instance: InstanceName,
+        adopted: usize,
+        reset: usize,
+    },
+    /// Of those that were reset, so many have answered to it.
+    ClientsTold {
+        instance: InstanceName,
+        answered: usize,
+        silent: usize,
+    },
+    /// Packets of its flows come here.
+    FlowsClaimed {
+        instance: InstanceName,
+        flows: usize,
+    },
+    /// Packets of flows of this instance come there.
+    FlowsReleased {
+        instance: InstanceName,
+        flows: usize,
+    },
+    /// A frontend's address is on this host from now on, or not any more.
+    AddressCame {
+        address: IpAddr,
+    },
+    AddressWent {
+        address: IpAddr,
     },
     FlowEnded {
         flow: FlowId,

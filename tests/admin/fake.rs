@@ -288,6 +288,9 @@ fn config(directory: &Path) -> Config {
         },
         path: config::PathSettings::default(),
         cluster: config::Cluster::default(),
+        instance: Default::default(),
+        peers: None,
+        takeover: baton::config::TakeoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

@@ -14,6 +14,9 @@ pub struct Config {
     process: Table,
     log: Table,
     path: Table,
+    instance: Table,
+    peers: Table,
+    takeover: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -28,6 +31,9 @@ impl Config {
             log: Table::new(),
             // Proxied, unless a test says otherwise.
             path: with(Table::new(), "graduate", "off"),
+            instance: Table::new(),
+            peers: Table::new(),
+            takeover: Table::new(),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -58,6 +64,25 @@ impl Config {
     /// Flows graduate, with what is pinned in `directory`.
     pub fn graduating(self, directory: &Path) -> Self {
         self.path("graduate", "require").path("pins", directory.to_str().expect("UTF-8")).path("max_flows", 20_000)
+    }
+
+    pub fn instance(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { instance: with(self.instance, key, value), ..self }
+    }
+
+    pub fn peers(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { peers: with(self.peers, key, value), ..self }
+    }
+
+    pub fn takeover(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { takeover: with(self.takeover, key, value), ..self }
+    }
+
+    /// One more `[[peers.peer]]`.
+    pub fn peer(self, name: &str, address: SocketAddr) -> Self {
+        let mut all = self.peers.get("peer").and_then(Value::as_array).cloned().unwrap_or_default();
+        all.push(with(with(Table::new(), "name", name), "address", address.to_string()).into());
+        self.peers("peer", all)
     }
 
     pub fn frontend(self, key: &str, value: impl Into<Value>) -> Self {
@@ -124,6 +149,11 @@ impl Config {
         file.insert("process".to_owned(), self.process.clone().into());
         file.insert("log".to_owned(), self.log.clone().into());
         file.insert("path".to_owned(), self.path.clone().into());
+        for (name, table) in [("instance", &self.instance), ("peers", &self.peers), ("takeover", &self.takeover)] {
+            if !table.is_empty() {
+                file.insert(name.to_owned(), table.clone().into());
+            }
+        }
         file.insert("frontend".to_owned(), vec![frontend].into());
         toml::to_string(&file).expect("plain values")
     }

@@ -11,6 +11,7 @@ mod faults_client;
 mod faults_limits;
 mod faults_network;
 mod faults_reload;
+mod fleet;
 mod graduated;
 mod kubelets;
 mod laboratory;

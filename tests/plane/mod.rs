@@ -112,6 +112,9 @@ pub fn config(frontend: Frontend) -> Config {
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
         path: PathSettings::default(),
         cluster: Cluster::default(),
+        instance: Default::default(),
+        peers: None,
+        takeover: baton::config::TakeoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

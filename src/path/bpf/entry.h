@@ -32,6 +32,7 @@ enum flag {
 	FLAG_CLEAR_ECN = 2, /* the receiver's leg has not negotiated ECN */
 	FLAG_LOCAL = 4,	    /* to a socket on this host */
 	FLAG_COMMITTED = 8, /* the sockets are gone; for user space only */
+	FLAG_HELD = 16,	    /* another instance's; for user space only */
 };
 
 enum mark {
@@ -99,6 +100,8 @@ enum counter {
 	DROP_ECN,
 	DROP_ERROR,
 	DROP_RST,
+	ASKED,
+	SLICED,
 	COUNTERS,
 };
 
@@ -111,8 +114,35 @@ struct evidence {
 /* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any. */
 struct service {
 	__u64 guard_until_ns; /* until then they are dropped */
-	__u32 then_reset;     /* after that they are answered with RST; 0: passed */
-	__u32 zero;
+	__u32 then;	      /* an enum then, after that */
+	/* So many may be asked for before user space fills this up again; beyond it RST is the answer at once. */
+	__s32 asks;
+};
+
+enum then {
+	THEN_PASS = 0,
+	THEN_RESET = 1,
+	THEN_ASK = 2, /* dropped, and user space is told of it */
+};
+
+/* Where an instance is to be reached. */
+struct hop {
+	struct address address;
+	__u32 ifindex; /* 0: not by this family */
+};
+
+/* Source ports of an instance's backend legs: what no entry knows and comes to one of them is sent there. */
+struct slice {
+	__u16 first, last; /* in the host's order; last 0: none */
+	__u8 mac[6];	   /* what comes from there is not sent back */
+	__u8 zero[2];
+	struct hop v4, v6;
+};
+
+_Static_assert(sizeof(struct slice) == 52, "unknown.rs: SLICE_SIZE");
+
+enum {
+	SLICES = 8,
 };
 
 struct place {
@@ -141,6 +171,7 @@ enum event_kind {
 	EVENT_RST = 2,
 	EVENT_REUSED = 3,
 	EVENT_OVERSIZED = 4,
+	EVENT_STRAY = 5,
 };
 
 struct event {
@@ -149,6 +180,18 @@ struct event {
 	__u32 kind;
 	__u32 down;
 };
+
+/* EVENT_STRAY: a packet that nobody here knows, and that was dropped; as long as the other events. */
+struct stray {
+	struct key key;
+	__u32 seq, ack; /* host order */
+	__u32 kind;
+	__u16 length;
+	__u8 flags;
+	__u8 zero;
+};
+
+_Static_assert(sizeof(struct stray) == sizeof(struct event), "events.rs: they differ by their kind only");
 
 /* What user space wants to find again of a flow and finds no room for in its entries; by the flow's id. */
 struct note {
@@ -192,6 +235,13 @@ struct {
 	__type(key, struct place);
 	__type(value, struct service);
 } services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SLICES);
+	__type(key, __u32);
+	__type(value, struct slice);
+} slices SEC(".maps");
 
 /* The oldest may go: a packet whose later fragments are lost is sent again. */
 struct {

@@ -21,56 +21,20 @@ enum {
 	EXTENSIONS_MAX = 4,
 };
 
-/* Sent unchanged to the instance that has the flow. */
-__function int forward(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
+/* A flow that is another instance's, still in its sockets. */
+__function int to_owner(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
 {
-	struct bpf_redir_neigh hop = {};
-	void *data, *end;
-	__u64 sum = 0;
-	__u32 i;
+	struct hop hop = { .address = entry->dst, .ifindex = entry->ifindex };
 
-	data = (void *)(long)skb->data;
-	end = (void *)(long)skb->data_end;
-	if (packet->key.family == 4) {
-		struct ipv4 *ip = data + ETH_LEN;
-
-		if ((void *)(ip + 1) > end || ip->ttl <= 1)
-			return drop(DROP_TTL);
-		change(&sum, pair(ip->ttl, 0), pair(ip->ttl - 1, 0));
-		ip->ttl -= 1;
-		fix_check(&ip->check, sum);
-	} else {
-		struct ipv6 *ip = data + ETH_LEN;
-
-		if ((void *)(ip + 1) > end || ip->hop_limit <= 1)
-			return drop(DROP_TTL);
-		change(&sum, pair(0, ip->hop_limit), pair(0, ip->hop_limit - 1));
-		ip->hop_limit -= 1;
-		bpf_csum_update(skb, fold32(sum));
+	if (comes_from(skb, entry->owner_mac)) {
+		count(LOOP);
+		return unknown(skb, packet);
 	}
-	if (entry->dst.word[0] == 0 && entry->dst.word[1] == 0 && entry->dst.word[2] == htonl(0xffff)) {
-		hop.nh_family = AF_INET;
-		hop.ipv4_nh = entry->dst.word[3];
-	} else {
-		hop.nh_family = AF_INET6;
-		for (i = 0; i < 4; i++)
-			hop.ipv6_nh[i] = entry->dst.word[i];
-	}
+	/* Its ends may have begun another connection with this host, before its owner's word came. */
+	if (known(skb, packet))
+		return NEXT;
 	count(FORWARDED);
-	return bpf_redirect_neigh(entry->ifindex, &hop, sizeof(hop), 0);
-}
-
-/* Two instances that each hold the other for the owner would send a packet to and fro. */
-__inline int from_owner(struct __sk_buff *skb, const struct entry *entry)
-{
-	struct ethernet *ethernet = (void *)(long)skb->data;
-	__u32 i, differs = 0;
-
-	if ((void *)(ethernet + 1) > (void *)(long)skb->data_end)
-		return 0;
-	for (i = 0; i < 6; i++)
-		differs |= ethernet->src[i] ^ entry->owner_mac[i];
-	return !differs;
+	return forward(skb, packet, &hop);
 }
 
 __separate int handle(struct __sk_buff *skb, const struct packet *packet)
@@ -89,10 +53,7 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 	}
 	switch (entry->action) {
 	case ACTION_FORWARD:
-		if (!from_owner(skb, entry))
-			return forward(skb, packet, entry);
-		count(LOOP);
-		return unknown(skb, packet);
+		return to_owner(skb, packet, entry);
 	case ACTION_GUARD:
 		return drop(GUARDED);
 	case ACTION_RESET:

@@ -20,6 +20,7 @@ const FLAG_CLEAR_ECN: u16 = 2;
 const FLAG_LOCAL: u16 = 4;
 /// The sockets are gone.
 pub const FLAG_COMMITTED: u16 = 8;
+const FLAG_HELD: u16 = 16;
 
 const MARK_REUSED: u32 = 1;
 
@@ -58,6 +59,7 @@ impl Entry {
             (FLAG_CLEAR_ECN, self.rewrite.clear_ecn),
             (FLAG_LOCAL, local),
             (FLAG_COMMITTED, self.committed),
+            (FLAG_HELD, self.held),
         ] {
             flags |= if set { flag } else { 0 };
         }
@@ -102,6 +104,7 @@ impl Entry {
             rewrite: Rewrite { seq, ack, tsval, tsecr, window_shift: window_shift as i8, clear_ecn },
             egress: if flags & FLAG_LOCAL != 0 { Egress::Local } else { Egress::Interface(interface) },
             committed: flags & FLAG_COMMITTED != 0,
+            held: flags & FLAG_HELD != 0,
             backend_slot,
             id: FlowId(id),
             share: match direction {

@@ -22,21 +22,23 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 
 /// Both directions of one flow, as far as they are there.
 #[derive(Debug, Default)]
-struct Pair {
-    ends: Option<Ends>,
-    up: Option<Entry>,
-    down: Option<Entry>,
+pub struct Pair {
+    pub ends: Option<Ends>,
+    pub up: Option<Entry>,
+    pub down: Option<Entry>,
 }
 
 impl Path {
     /// Never gives a new flow the id of one that is in the map, nor its port.
-    pub(super) fn keep_names(&self) -> io::Result<()> {
+    pub(super) fn keep_names(&mut self) -> io::Result<()> {
         let pairs = self.pairs()?;
         for ends in pairs.values().filter_map(|pair| pair.ends) {
             self.table.graduation.reserve(ends.local, ends.backend);
         }
-        let highest = pairs.into_keys().max();
-        self.table.flows.begin_ids_at(highest.map_or(0, |id| id.0 + 1));
+        // Ids of other instances, which are held or were taken over, are theirs to give.
+        let (held, tag) = (self.keep.held.keys().copied(), self.table.flows.tag());
+        let highest = pairs.into_keys().chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
+        self.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
         Ok(())
     }
 
@@ -45,7 +47,10 @@ impl Path {
         self.listens = true;
         let pairs = match self.pairs() {
             Ok(pairs) => pairs,
-            Err(error) => return tracing::error!(%error, "the flows of an earlier process cannot be read"),
+            Err(error) => {
+                self.table.fleet.set_whole();
+                return tracing::error!(%error, "the flows of an earlier process cannot be read");
+            }
         };
         let (mut found, mut unfinished) = (0, 0);
         for (id, pair) in pairs {
@@ -59,6 +64,7 @@ impl Path {
             match pair.up {
                 Some(entry) if whole => {
                     self.slots.keep(entry.backend_slot, ends.backend);
+                    self.unclaimed += 1;
                     self.offer(id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;
                 }
@@ -68,6 +74,7 @@ impl Path {
                 }
             }
         }
+        self.count_claimed(0);
         self.table.graduation.census.adopted.fetch_add(found, Relaxed);
         if found + unfinished > 0 {
             tracing::info!(flows = found, reset = unfinished, "adopted the flows that an earlier process graduated");
@@ -80,23 +87,37 @@ impl Path {
             let reason = Some(EndReason::Internal);
             return self.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
         };
-        flow.ticket = Some(ticket);
+        let is_new = flow.ticket.replace(ticket).is_none();
         flow.patience_ns = patience_ns;
+        if is_new {
+            self.count_claimed(1);
+        }
+        let Some(flow) = self.flows.get(&ticket.id) else { return };
         if let Step::Over | Step::Resetting { .. } = flow.step {
             // It ended before it had a worker that could be told.
             let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
             let last = last.unwrap_or_else(|| Progress::none(ticket));
             return self.answer(ticket.worker, Answer::Ended { last, reason });
         }
+        self.tell_graduated(ticket.id);
         self.has_moved(ticket.id);
     }
 
+    /// Peers are told nothing before every flow that was found has been told of.
+    fn count_claimed(&mut self, flows: u64) {
+        self.unclaimed = self.unclaimed.saturating_sub(flows);
+        if self.unclaimed == 0 {
+            self.table.fleet.set_whole();
+        }
+    }
+
     pub(super) fn refuse(&mut self, id: FlowId, why: &str) {
+        self.count_claimed(1);
         tracing::warn!(flow = id.0, "a flow of an earlier process is reset: {why}");
         self.reset(id);
     }
 
-    fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
+    pub(super) fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
         let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
             return self.refuse(id, "its entries do not say whose it is");
         };
@@ -113,13 +134,18 @@ impl Path {
         self.answer(worker, Answer::Found(found));
     }
 
-    fn pairs(&self) -> io::Result<HashMap<FlowId, Pair>> {
+    /// Flows of this instance; takes note of what is held for others.
+    fn pairs(&mut self) -> io::Result<HashMap<FlowId, Pair>> {
         let mut pairs: HashMap<FlowId, Pair> = HashMap::new();
         let mut cursor = Cursor::default();
         loop {
             let mut seen = Vec::new();
             let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
-            for (key, entry) in seen.into_iter().filter(|(_, entry)| entry.action != Action::Forward) {
+            for (key, entry) in seen {
+                if entry.held {
+                    self.recall_held(key, &entry);
+                    continue;
+                }
                 let pair = pairs.entry(entry.id).or_default();
                 pair.ends = Some(entry.ends(key));
                 match entry.direction {
@@ -134,7 +160,8 @@ impl Path {
     }
 }
 
-fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
+/// As it is found: alone, and nobody's yet.
+pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
     let look = |entry: &Option<Entry>| entry.as_ref().map(Look::at).unwrap_or_default();
     Carried {
         id,
@@ -145,5 +172,6 @@ fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
         down: look(&pair.down),
         unanswered: None,
         patience_ns: PATIENCE_NS,
+        told_bytes: 0,
     }
 }

@@ -9,12 +9,15 @@ use super::Path;
 use super::carried::{Carried, Step, Unanswered};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
+use crate::model::fleet::Stray;
 use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::path::events::{self, Told};
 use crate::path::program::Evidence;
 use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::table::backend::Suspicion;
-use crate::table::graduation::PathView;
+use crate::table::graduation::{HeldAnswer, PathView};
 use crate::table::journal::What;
 
 /// Between two scans at least, and in lengths of the last one: with many flows scanning must not fill a core.
@@ -30,6 +33,9 @@ const EVENTS: usize = 1024;
 /// A backend that was asked and has not answered for so long is suspect.
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// How often the program may ask again for unknown packets.
+const REFILL_EVERY: Duration = Duration::from_millis(100);
+
 /// How often it is made sure that the program is still where it was put.
 const MEND_EVERY: Duration = Duration::from_secs(1);
 
@@ -41,12 +47,17 @@ impl Path {
         if self.is_frozen() {
             return;
         }
+        self.follow_routes();
         if now_ns >= self.mend_at_ns {
             self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
             self.mend();
             self.show();
         }
-        if now_ns >= self.scan_at_ns && !self.flows.is_empty() {
+        if now_ns >= self.refill_at_ns {
+            self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
+            self.refill_asks();
+        }
+        if now_ns >= self.scan_at_ns && !(self.flows.is_empty() && self.keep.held.is_empty()) {
             self.scan_at_ns = now_ns + SCAN_PAUSE.as_nanos() as u64;
             match self.program.counters() {
                 Ok(counters) if counters == self.counters => {}
@@ -67,17 +78,40 @@ impl Path {
         if !self.listens || self.is_frozen() {
             return;
         }
-        let happened: Vec<_> = self.events.by_ref().map(|event| event.id).take(EVENTS).collect();
-        for id in happened {
-            self.look(id);
-            self.has_moved(id);
+        let (mut strays, mut touched) = (Vec::new(), Vec::new());
+        for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
+            match told {
+                Told::Stray(stray) => strays.push(stray),
+                // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
+                Told::Flow(event) if self.is_held(event.id) => {
+                    let counts = event.direction == Direction::Up || event.what == events::What::Rst;
+                    touched.extend(counts.then_some(event.id));
+                }
+                Told::Flow(event) => {
+                    self.look(event.id);
+                    self.has_moved(event.id);
+                }
+            }
+        }
+        self.tell_takeover(touched, strays);
+    }
+
+    fn tell_takeover(&self, mut touched: Vec<FlowId>, strays: Vec<Stray>) {
+        let held = &self.table.graduation.held;
+        if !touched.is_empty() {
+            touched.sort_unstable();
+            touched.dedup();
+            held.answer(HeldAnswer::Touched(touched));
+        }
+        if !strays.is_empty() {
+            held.answer(HeldAnswer::Strays(strays));
         }
     }
 
     /// Takes note of every flow that something has passed of.
     fn scan(&mut self) {
         let mut seen = Vec::with_capacity(SCAN_STEP);
-        let mut changed = Vec::new();
+        let (mut changed, mut touched) = (Vec::new(), Vec::new());
         loop {
             seen.clear();
             let more = match self.program.scan(&mut self.cursor, SCAN_STEP, &mut seen) {
@@ -85,7 +119,9 @@ impl Path {
                 Err(error) => return tracing::error!(%error, "the map of flows cannot be read"),
             };
             for (_, entry) in &seen {
-                if let Some(flow) = self.flows.get_mut(&entry.id)
+                if entry.held {
+                    touched.extend(self.see_held(entry).then_some(entry.id));
+                } else if let Some(flow) = self.flows.get_mut(&entry.id)
                     && flow.take_note(entry)
                 {
                     changed.push(flow.id);
@@ -97,7 +133,11 @@ impl Path {
         }
         changed.sort_unstable();
         changed.dedup();
-        changed.into_iter().for_each(|id| self.has_moved(id));
+        for id in changed {
+            self.tell_progress(id);
+            self.has_moved(id);
+        }
+        self.tell_takeover(touched, Vec::new());
     }
 
     /// Tells the worker, and ends what is over.
@@ -129,6 +169,10 @@ impl Path {
 
     /// Ends flows one side of which has been silent for too long though the other waits for it.
     fn end_silent(&mut self, now_ns: u64) {
+        if self.table.fleet.is_shared() {
+            // The other side's packets may come to another instance.
+            return;
+        }
         let flows = &self.flows;
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {

@@ -18,10 +18,11 @@ use crate::sys::bpf::{Map, Update};
 use crate::sys::bpffs;
 
 /// Of all that is pinned: another number, another meaning. See `bpf/entry.h`.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// The maps of `bpf/entry.h`.
-pub const MAPS: [&str; 8] = ["flows", "notes", "counters", "backends", "services", "fragments", "events", "meta"];
+pub const MAPS: [&str; 9] =
+    ["flows", "notes", "counters", "backends", "services", "slices", "fragments", "events", "meta"];
 
 /// The program, and the next one while it takes the place of the other.
 const PROGRAMS: [&str; 2] = ["program", "program-next"];

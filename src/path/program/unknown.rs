@@ -1,24 +1,15 @@
 //! Packets of flows that are not this host's: held off, answered, or sent to the instance that has them.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::pins::{Meta, Pins};
 use crate::addr::VipAddr;
+use crate::model::fleet::{Slice, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, Rewrite};
 use crate::path::entry::{Action, Egress, Entry, Key, RawEntry, Seen, Share};
-use crate::sys::bpf::Update;
-
-/// What becomes of packets that neither an entry nor a socket knows; SYN and RST always pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unknown {
-    /// Until then they are dropped, so that TCP sends them again: the records of their flows are on their way. On the
-    /// monotonic clock; 0: not at all.
-    pub guard_until_ns: u64,
-    /// After that they are answered with RST; otherwise they pass to the kernel.
-    pub then_reset: bool,
-}
+use crate::sys::bpf::{Map, Update};
 
 /// The instance that has a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,24 +22,17 @@ pub struct Owner {
     pub interface: u32,
 }
 
+/// Packets of one service that are shown to user space between two calls of [`refill`].
+const ASKS: i32 = 100;
+
 /// `struct service` of `bpf/entry.h`, at its `struct place`.
 pub(super) fn set(pins: &Pins, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
     let _lock = pins.lock()?;
     let services = pins.map("services")?;
-    // A key's address, its own port, and its family.
-    let key = Key { from: vip.socket_addr(), to: vip.socket_addr() }.encode();
-    let mut place = [0; 20];
-    place[..16].copy_from_slice(&key[..16]);
-    place[16..18].copy_from_slice(&vip.port().to_be_bytes());
-    place[18] = key[36];
+    let place = place(vip);
     let was = services.look_up(&place, &mut [0; 16])?;
     match unknown {
-        Some(unknown) => {
-            let mut service = [0; 16];
-            service[..8].copy_from_slice(&unknown.guard_until_ns.to_ne_bytes());
-            service[8..12].copy_from_slice(&u32::from(unknown.then_reset).to_ne_bytes());
-            services.update(&place, &service, Update::Any)?;
-        }
+        Some(unknown) => services.update(&place, &service(&unknown), Update::Any)?,
         None => drop(services.delete(&place)?),
     }
     let map = pins.map("meta")?;
@@ -57,26 +41,84 @@ pub(super) fn set(pins: &Pins, vip: VipAddr, unknown: Option<Unknown>) -> io::Re
     Meta { services, ..meta }.write(&map)
 }
 
+/// Lets the program ask again for packets to `vip`, for which a rule is set.
+pub(super) fn refill(services: &Map, vip: VipAddr, unknown: &Unknown) -> io::Result<()> {
+    services.update(&place(vip), &service(unknown), Update::Any)
+}
+
+/// `struct place`: a key's address, its own port, and its family.
+fn place(vip: VipAddr) -> [u8; 20] {
+    let key = Key { from: vip.socket_addr(), to: vip.socket_addr() }.encode();
+    let mut place = [0; 20];
+    place[..16].copy_from_slice(&key[..16]);
+    place[16..18].copy_from_slice(&vip.port().to_be_bytes());
+    place[18] = key[36];
+    place
+}
+
+fn service(unknown: &Unknown) -> [u8; 16] {
+    let mut service = [0; 16];
+    service[..8].copy_from_slice(&unknown.guard_until_ns.to_ne_bytes());
+    let then: u32 = match unknown.then {
+        Then::Pass => 0,
+        Then::Reset => 1,
+        Then::Ask => 2,
+    };
+    service[8..12].copy_from_slice(&then.to_ne_bytes());
+    service[12..].copy_from_slice(&ASKS.to_ne_bytes());
+    service
+}
+
+/// `struct slice` of `bpf/entry.h`. `owners`: how the instance is reached, by one or both families.
+pub(super) fn slice(ports: Slice, owners: &[Owner]) -> [u8; SLICE_SIZE] {
+    let mut raw = [0; SLICE_SIZE];
+    raw[..2].copy_from_slice(&ports.first.to_ne_bytes());
+    raw[2..4].copy_from_slice(&ports.last.to_ne_bytes());
+    for owner in owners {
+        raw[4..10].copy_from_slice(&owner.mac.unwrap_or_default());
+        let (at, ip): (usize, Ipv6Addr) = match owner.ip {
+            IpAddr::V4(ip) => (12, ip.to_ipv6_mapped()),
+            IpAddr::V6(ip) => (32, ip),
+        };
+        raw[at..at + 16].copy_from_slice(&ip.octets());
+        raw[at + 16..at + 20].copy_from_slice(&owner.interface.to_ne_bytes());
+    }
+    raw
+}
+
+/// Bytes of an element of the map of slices.
+pub(super) const SLICE_SIZE: usize = 52;
+
 /// An entry that forwards.
 pub(super) fn forwarding(owner: &Owner) -> RawEntry {
-    let hop = SocketAddr::new(owner.ip, 0);
-    let entry = Entry {
-        action: Action::Forward,
+    let mut raw = diverting(Action::Forward, owner.ip, owner.interface).encode();
+    raw[OWNER_MAC..][..6].copy_from_slice(&owner.mac.unwrap_or_default());
+    raw
+}
+
+/// An entry that answers with RST.
+pub(super) fn refusing(key: &Key) -> RawEntry {
+    diverting(Action::Reset, key.from.ip(), 0).encode()
+}
+
+/// An entry of no flow of this instance.
+fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
+    let hop = SocketAddr::new(to, 0);
+    Entry {
+        action,
         direction: Direction::Up,
         onward: Key { from: hop, to: hop },
         rewrite: Rewrite::default(),
-        egress: Egress::Interface(owner.interface),
+        egress: Egress::Interface(interface),
         committed: true,
+        held: true,
         backend_slot: 0,
         id: FlowId(0),
         share: Share::Up { accepted_at_ns: 0, connect_us: 0 },
         start_position: 0,
         bytes_before: 0,
         seen: Seen::default(),
-    };
-    let mut raw = entry.encode();
-    raw[OWNER_MAC..][..6].copy_from_slice(&owner.mac.unwrap_or_default());
-    raw
+    }
 }
 
 /// Offset of `owner_mac` in `struct entry`.

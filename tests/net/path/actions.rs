@@ -1,11 +1,12 @@
 //! What the program does besides splicing, one packet at a time.
 
 use ::baton::addr::VipAddr;
+use ::baton::model::fleet::{Slice, Stray, Then, Unknown};
 use ::baton::model::splice::Direction;
 use ::baton::path::entry::{Action, Key};
-use ::baton::path::events::What;
+use ::baton::path::events::{Told, What};
 use ::baton::path::probe::Change;
-use ::baton::path::program::{Owner, Unknown};
+use ::baton::path::program::Owner;
 use ::baton::sys::clock::now_ns;
 use fastrand::Rng;
 
@@ -69,7 +70,7 @@ fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
         assert_eq!(run().0, NEXT);
         let any_port = VipAddr::new((vip.ip(), 0).into());
         for place in [vip, any_port] {
-            let guard = Unknown { guard_until_ns: now_ns() + 3_600_000_000_000, then_reset: true };
+            let guard = Unknown { guard_until_ns: now_ns() + 3_600_000_000_000, then: Then::Reset };
             bench.program.set_unknown(place, Some(guard)).unwrap();
             assert_eq!(run().0, DROP);
             bench.program.set_unknown(place, Some(Unknown { guard_until_ns: now_ns(), ..guard })).unwrap();
@@ -88,7 +89,7 @@ fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let vip = VipAddr::new(listener.local_addr().unwrap());
     let client = std::net::TcpStream::connect(vip.socket_addr()).unwrap();
-    bench.program.set_unknown(vip, Some(Unknown { guard_until_ns: 0, then_reset: true })).unwrap();
+    bench.program.set_unknown(vip, Some(Unknown { guard_until_ns: 0, then: Then::Reset })).unwrap();
     let mut key = Key { from: client.local_addr().unwrap(), to: vip.socket_addr() };
     assert_eq!(bench.run(&Packet::new(key).frame()).0, NEXT);
     key.from.set_port(1);
@@ -138,10 +139,68 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
         assert_eq!((entry.action, entry.seen.reused), (Action::Pass, true));
         assert_eq!(bench.program.entry(&down).unwrap().unwrap().action, Action::Reset);
         assert_eq!(bench.run(&Packet::new(up).frame()).0, NEXT, "the new connection's packets pass");
-        let told: Vec<_> = events.by_ref().map(|event| event.what).collect();
+        let told: Vec<_> = events.by_ref().filter_map(Told::flow).map(|event| event.what).collect();
         let end = if over == RST { What::Rst } else { What::Fin };
         assert_eq!(told, [end, end, What::Reused]);
     }
+}
+
+#[test]
+fn a_stray_packet_is_shown_whole_and_a_flood_of_them_is_reset() {
+    let Some(bench) = Bench::load() else { return };
+    let mut events = bench.program.events().unwrap();
+    for (vip, client) in [("192.0.2.5:6443", "198.51.100.1:7"), ("[2001:db8::5]:6443", "[2001:db8::9]:7")] {
+        let vip = VipAddr::new(vip.parse().unwrap());
+        let key = Key { from: client.parse().unwrap(), to: vip.socket_addr() };
+        let unknown = Unknown { guard_until_ns: 0, then: Then::Ask };
+        bench.program.set_unknown(vip, Some(unknown)).unwrap();
+        let mut packet = Packet::new(key);
+        (packet.seq, packet.ack, packet.flags) = (0xffff_fff0, 77, ACK | FIN);
+        packet.payload = vec![1; 300];
+        assert_eq!(bench.run(&packet.frame()).0, DROP);
+        let Some(Told::Stray(stray)) = events.next() else { panic!("it is not told") };
+        assert_eq!(stray, Stray { key, seq: 0xffff_fff0, ack: 77, length: 300, flags: ACK | FIN });
+        let reset = stray.reset();
+        assert_eq!((reset.seq, reset.ack), (77, 0xffff_fff0u32.wrapping_add(301)));
+        let verdicts: Vec<_> = (0..300).map(|_| bench.run(&packet.frame()).0).collect();
+        let asked = verdicts.iter().filter(|verdict| **verdict == DROP).count();
+        assert!((50..=99).contains(&asked) && verdicts.ends_with(&[REDIRECT; 100]), "{asked} of 300");
+        assert_eq!(events.by_ref().count(), asked);
+        bench.program.refill_asks(vip, &unknown).unwrap();
+        assert_eq!(bench.run(&packet.frame()).0, DROP);
+        assert_eq!(events.by_ref().count(), 1);
+    }
+}
+
+#[test]
+fn what_comes_to_a_peers_port_goes_to_the_peer_and_not_back() {
+    let Some(bench) = Bench::load() else { return };
+    let mac = Some([6, 5, 4, 3, 2, 1]);
+    let owners = ["192.0.2.9", "2001:db8::99"].map(|ip| Owner { ip: ip.parse().unwrap(), mac, interface: 1 });
+    let ports = Slice { first: 33000, last: 33999 };
+    bench.program.set_slices(&[(ports, owners.to_vec())]).unwrap();
+    for (backend, vip) in [("198.51.100.1:6443", "192.0.2.5"), ("[2001:db8::9]:6443", "2001:db8::5")] {
+        let vip: std::net::IpAddr = vip.parse().unwrap();
+        let key = |port| Key { from: backend.parse().unwrap(), to: (vip, port).into() };
+        let mut packet = Packet::new(key(33500));
+        packet.flags = SYN | ACK;
+        assert_eq!(bench.run(&packet.frame()).0, NEXT, "the address is nobody's VIP");
+        let any_port = VipAddr::new((vip, 0).into());
+        bench.program.set_unknown(any_port, Some(Unknown { guard_until_ns: 0, then: Then::Reset })).unwrap();
+        for flags in [SYN | ACK, ACK, RST | ACK] {
+            packet.flags = flags;
+            let mut expected = packet.clone();
+            expected.hops -= 1;
+            assert_eq!(bench.run(&packet.frame()), (REDIRECT, expected.frame()));
+        }
+        packet.flags = ACK;
+        assert_eq!(bench.run(&from_somebody(&packet)), (REDIRECT, reset_for(&packet)), "the peer sent it here");
+        let outside = Packet::new(key(34000));
+        assert_eq!(bench.run(&from_somebody(&outside)), (REDIRECT, reset_for(&outside)));
+    }
+    bench.program.set_slices(&[]).unwrap();
+    let counters = bench.program.counters().unwrap();
+    assert_eq!((counters.sliced, counters.reset), (6, 4));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whole connections through the program: client, load balancer and backend on hosts of their own.
 
 use ::baton::model::splice::Direction;
-use ::baton::path::events::What;
+use ::baton::path::events::{Told, What};
 use ::baton::path::probe::Change;
 
 use super::by_hand::Proxied;
@@ -11,7 +11,7 @@ use crate::lab::*;
 fn a_graduated_flow_carries_every_byte_both_ways_without_a_socket() {
     let Some(lab) = Lab::new("path") else { return };
     let Some((_pinned, program)) = lab.lb.enter(|| Pinned::load("path", &["eth0"])) else { return };
-    let mut events = program.events().unwrap();
+    let mut events = program.events().unwrap().filter_map(Told::flow);
     for address in [lab.b1.v4(6443), lab.b2.v6(6443)] {
         let host = if address.is_ipv6() { &lab.b2 } else { &lab.b1 };
         let server = host.serve_on(address, Behaviour::Echo);
@@ -90,7 +90,7 @@ fn loss_with_sack_and_timestamps_harms_no_byte() {
 fn a_reset_of_either_end_reaches_the_other_and_is_told() {
     let Some(lab) = Lab::new("path") else { return };
     let Some((_pinned, program)) = lab.lb.enter(|| Pinned::load("path", &["eth0"])) else { return };
-    let mut events = program.events().unwrap();
+    let mut events = program.events().unwrap().filter_map(Told::flow);
     for address in [lab.b1.v4(6443), lab.b1.v6(6443)] {
         let server = lab.b1.serve_on(address, Behaviour::Echo);
         let (proxied, mut client) = Proxied::new(&lab, address);
@@ -144,7 +144,7 @@ fn a_flow_ended_by_order_answers_both_ends_with_a_reset_at_their_next_packet() {
 fn an_interface_that_became_too_narrow_ends_both_sides_instead_of_hanging_them() {
     let Some(lab) = Lab::new("path") else { return };
     let Some((_pinned, program)) = lab.lb.enter(|| Pinned::load("path", &["eth0"])) else { return };
-    let mut events = program.events().unwrap();
+    let mut events = program.events().unwrap().filter_map(Told::flow);
     for address in [lab.b1.v4(6443), lab.b1.v6(6443)] {
         let server = lab.b1.serve_on(address, Behaviour::Echo);
         let (proxied, mut client) = Proxied::new(&lab, address);

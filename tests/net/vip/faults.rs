@@ -97,13 +97,13 @@ fn arp_after_a_partition(lab: &Lab, left_out: &[&str]) -> Option<std::time::Dura
     let _servers = lab.echo_everywhere();
     let [a, b] = pair(lab, left_out);
     let vip: IpAddr = VIP.parse().unwrap();
-    [a.host, b.host].map(|host| host.isolate(true));
+    [a.host, b.host].iter().for_each(|host| host.isolate(true));
     eventually(LONG, "both have the VIP", || a.has_vip() && b.has_vip());
     // It came last, so that its announcement is what clients know.
     eventually(LONG, "the client has learnt the second owner", || lab.client.neighbour(vip) == Some(b.host.mac()));
     nobody_waits(lab, secs(1));
     let watch = Stopwatch::start();
-    [a.host, b.host].map(|host| host.isolate(false));
+    [a.host, b.host].iter().for_each(|host| host.isolate(false));
     eventually(LONG, "one has the VIP", || a.has_vip() != b.has_vip());
     let owner = if a.has_vip() { &a } else { &b };
     while watch.elapsed() < secs(3) {

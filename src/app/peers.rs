@@ -1,0 +1,60 @@
+//! Starts the link to the peers, and takes it through upgrade and stop.
+
+use std::sync::{Arc, OnceLock};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::config::Config;
+use crate::model::fleet::{Farewell, slice};
+use crate::peer;
+use crate::sys::source;
+use crate::table::Table;
+use crate::takeover;
+
+/// Events for the takeover on their way, and its commands.
+const REMOTES_MAX: usize = 16_384;
+const COMMANDS_MAX: usize = 1024;
+
+/// The link of this instance, if it has peers.
+#[derive(Debug, Default)]
+pub struct Peers {
+    running: OnceLock<peer::Peers>,
+}
+
+impl Peers {
+    /// Has own flows noted from now on, if there are peers to be told. Call it before the first flow.
+    pub fn expect(config: &Config, table: &Table) {
+        let Some(peers) = &config.peers else { return };
+        table.fleet.set_enabled(true);
+        table.flows.set_tag(peers.name.tag());
+        match slice(source::local_port_range(), peers.slot) {
+            Some(ports) => table.fleet.set_ports(ports),
+            None => tracing::warn!(
+                "net.ipv4.ip_local_port_range is too small to be shared; legs of several instances may clash"
+            ),
+        }
+    }
+
+    /// Listens and connects. `None`: there are no peers. Needs a tokio runtime.
+    pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<takeover::Links> {
+        let (remotes_sender, remotes) = mpsc::channel(REMOTES_MAX);
+        let (commands, commands_receiver) = mpsc::channel(COMMANDS_MAX);
+        let running = peer::start(table.clone(), config, remotes_sender, commands_receiver)?;
+        let _ = self.running.set(running);
+        Some(takeover::Links { remotes, commands })
+    }
+
+    /// Says goodbye: returns when all peers have been told, or soon after.
+    pub async fn leave(&self, farewell: Farewell) {
+        if let Some(running) = self.running.get() {
+            running.leave(farewell).await;
+        }
+    }
+
+    /// Goes on after [`Peers::leave`].
+    pub async fn come_back(&self) {
+        if let Some(running) = self.running.get() {
+            running.come_back().await;
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! `[instance]` and `[peers]`.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::file::{self, FileFault};
+use super::kind::{FilePath, Kind, Name, ProbePlace, Time, time, whole};
+use super::section::Section;
+use super::{Instance, Peer, PeerKey, Peers};
+use crate::model::fleet::{InstanceName, SLOTS};
+
+/// Reads both tables. Without `[peers]` there is no fleet.
+pub fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance, Option<Peers>) {
+    let name = wanted(instance, is_there, "name", &Name).map(named);
+    let slot = instance.read("slot", &whole(0, u32::from(SLOTS) - 1)).value.map(|slot| slot as u8);
+    let own = Instance { name: name.clone(), slot };
+    let listen = wanted(section, is_there, "listen", &ProbePlace).map(|address| address.socket_addr());
+    let key = key(section, is_there);
+    let sync_deadline = section.read_or("sync_deadline", &SYNC_DEADLINE, Duration::from_secs(10)).value;
+    if !is_there {
+        return (own, None);
+    }
+    let peers = peers(section, name.as_ref(), listen);
+    let (Some(name), Some(listen), Some(key)) = (name, listen, key) else { return (own, None) };
+    let before = peers.iter().filter(|peer| peer.name < name).count();
+    let slot = slot.unwrap_or(before.min(usize::from(SLOTS) - 1) as u8);
+    (own, Some(Peers { name, slot, listen, key, sync_deadline, peers }))
+}
+
+fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAddr>) -> Vec<Peer> {
+    let mut peers: Vec<Peer> = Vec::new();
+    let tables = section.tables("peer");
+    if tables.len() >= usize::from(SLOTS) {
+        let read = format!("{} peers", tables.len());
+        section.refuse("peer", read, format!("1 to {} peers: a fleet has {SLOTS} instances at most", SLOTS - 1));
+    }
+    for table in tables {
+        let (name, address) = (table.require("name", &Name).map(named), table.require("address", &ProbePlace));
+        let (Some(name), Some(address)) = (name, address.map(|address| address.socket_addr())) else { continue };
+        let all = own.into_iter().chain(peers.iter().map(|peer| &peer.name));
+        let same_tag = all.clone().find(|other| other.tag() == name.tag() && **other != name);
+        if all.clone().any(|other| *other == name) {
+            table.refuse("name", format!("\"{name}\", which another instance has too"), "a name of its own");
+        } else if let Some(other) = same_tag {
+            let read = format!("\"{name}\", which gives its flows the same numbers as \"{other}\"");
+            table.refuse("name", read, "another name; any will do");
+        }
+        let taken = listen.into_iter().chain(peers.iter().map(|peer| peer.address)).any(|other| other == address);
+        if taken {
+            table.refuse("address", format!("\"{address}\", which another instance has too"), "an address of its own");
+        }
+        if listen.is_some_and(|listen| listen.is_ipv4() != address.is_ipv4()) {
+            table.refuse("address", format!("\"{address}\""), "an address of the same family as peers.listen");
+        }
+        peers.push(Peer { name, address });
+    }
+    peers.sort_by(|one, other| one.name.cmp(&other.name));
+    peers
+}
+
+/// Why a file is no key. Never quotes what the file holds.
+#[derive(Debug, thiserror::Error)]
+enum KeyFault {
+    #[error(transparent)]
+    File(#[from] FileFault),
+    #[error("a file that does not hold {} hexadecimal digits", 2 * PeerKey::BYTES)]
+    NotAKey,
+}
+
+fn key(section: &Section, is_there: bool) -> Option<PeerKey> {
+    let named = wanted(section, is_there, "key_file", &FilePath)?;
+    let path = section.document.resolve(&named);
+    match read_key(&path) {
+        Ok(key) => {
+            let mode = std::fs::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
+            if mode & 0o077 != 0 {
+                let read = format!("{named:?}, which others than its owner may read (mode {:o})", mode & 0o777);
+                section.warn("key_file", read, "mode 600: whoever has the key can speak for any instance");
+            }
+            Some(key)
+        }
+        Err(fault) => {
+            section.refuse("key_file", format!("{named:?}: {fault}"), "a key as `baton genkey` prints it");
+            None
+        }
+    }
+}
+
+fn read_key(path: &Path) -> Result<PeerKey, KeyFault> {
+    let bytes = file::read(path)?;
+    let text = str::from_utf8(&bytes).map_err(|_| KeyFault::NotAKey)?;
+    PeerKey::parse(text.trim()).ok_or(KeyFault::NotAKey)
+}
+
+impl PeerKey {
+    pub const BYTES: usize = 32;
+
+    /// From hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut key = [0; Self::BYTES];
+        let digits = text.as_bytes();
+        if digits.len() != 2 * Self::BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        for (byte, pair) in key.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(key))
+    }
+
+    /// As [`PeerKey::parse`] reads it.
+    pub fn spell(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// The value of `key`; its absence is an error if the table is there.
+fn wanted<K: Kind>(section: &Section, is_there: bool, key: &str, kind: &K) -> Option<K::Value> {
+    if is_there { section.require(key, kind) } else { section.read(key, kind).value }
+}
+
+fn named(name: String) -> InstanceName {
+    InstanceName(Arc::from(name))
+}
+
+const SYNC_DEADLINE: Time = time(Duration::from_secs(1), Duration::from_secs(600));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_survives_its_spelling_and_nothing_else_is_one() {
+        let key = PeerKey(std::array::from_fn(|index| index as u8 * 7));
+        assert_eq!(PeerKey::parse(&key.spell()), Some(key.clone()));
+        for text in ["", "00", &"g".repeat(64), &"0".repeat(63), &"0".repeat(65), &"+1".repeat(32), &"é".repeat(32)] {
+            assert_eq!(PeerKey::parse(text), None, "{text}");
+        }
+        assert!(!format!("{key:?}").contains("07"), "{key:?}");
+    }
+}

@@ -1,0 +1,34 @@
+//! `[takeover]`.
+
+use std::time::Duration;
+
+use super::TakeoverSettings;
+use super::kind::{Network, Time, Truth, time, whole};
+use super::section::Section;
+
+impl Default for TakeoverSettings {
+    fn default() -> Self {
+        Self { tickle: true, resets_per_second: 20_000, guard: Duration::from_secs(2), priority: Vec::new() }
+    }
+}
+
+/// Reads `[takeover]`; without peers it has no effect.
+pub fn read(section: &Section, has_peers: bool) -> TakeoverSettings {
+    let default = TakeoverSettings::default();
+    let settings = TakeoverSettings {
+        tickle: section.read_or("tickle", &Truth, default.tickle).value,
+        resets_per_second: section.read_or("resets_per_second", &whole(1, 1_000_000), default.resets_per_second).value,
+        guard: section.read_or("guard", &GUARD, default.guard).value,
+        priority: section.list("priority", &Network).into_iter().map(|element| element.value).collect(),
+    };
+    if !has_peers {
+        for key in KEYS.iter().filter(|key| section.has(key)) {
+            section.warn(key, format!("{key} without [peers]"), "nothing: it has no effect then");
+        }
+    }
+    settings
+}
+
+const KEYS: [&str; 4] = ["tickle", "resets_per_second", "guard", "priority"];
+/// TCP sends again after 200 ms, 600 ms, 1.4 s, 3 s: a longer guard makes clients wait for nothing.
+const GUARD: Time = Time { zero: Some("not at all"), ..time(Duration::from_millis(100), Duration::from_secs(30)) };

@@ -1,0 +1,122 @@
+//! What passes between the parts of one instance: of its own flows to the peer link, from there to the takeover, and back.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epoch, FlowRecord, InstanceName, Passage, Pulse};
+use crate::model::ends::Ends;
+use crate::model::ids::FlowId;
+
+/// What happened to a flow of this instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Local {
+    /// Both legs are established, or the flow of another process or instance has become this one's.
+    Established(Box<FlowRecord>),
+    /// It goes on without sockets: these are closed, and the entries marked.
+    Graduated { id: FlowId, passage: Box<Passage> },
+    /// It is over, or another instance's.
+    Ended(FlowId),
+}
+
+/// What the peer link tells the takeover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remote {
+    /// What follows, up to `Synced`, are all flows of `owner`: those not among them are gone.
+    /// `slot`: which eighth of the source ports is its own.
+    Begin {
+        owner: InstanceName,
+        epoch: Epoch,
+        slot: u8,
+    },
+    /// A flow of `owner` is as this says: new, or changed.
+    Flow {
+        owner: InstanceName,
+        record: Box<FlowRecord>,
+    },
+    Ended {
+        owner: InstanceName,
+        id: FlowId,
+    },
+    Synced {
+        owner: InstanceName,
+    },
+    /// Told on each change; after `Command::Challenge` also by each peer that answers, changed or not.
+    Pulse {
+        owner: InstanceName,
+        pulse: Pulse,
+    },
+    /// `by` looks after these flows from now on, which were this instance's: their packets come to it.
+    Claimed {
+        by: InstanceName,
+        flows: Vec<FlowId>,
+    },
+    /// The addresses of frontends that `owner` has on its interfaces now.
+    Addresses {
+        owner: InstanceName,
+        vips: Vec<IpAddr>,
+    },
+    /// What `Command::Ask` was answered with. `None`: nobody who could be asked knows the flow.
+    Answer {
+        ends: Asked,
+        owner: Option<InstanceName>,
+    },
+}
+
+/// What the takeover wants of the peer link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Tell `owner` that its flows are this instance's from now on.
+    Claim { owner: InstanceName, flows: Vec<FlowId> },
+    /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN`.
+    Ask(Asked),
+    /// Tell all which of the frontends' addresses this host has.
+    Addresses(Vec<IpAddr>),
+    /// Beat at once, and have every peer answer: a VIP has come.
+    Challenge,
+}
+
+/// A packet that nobody here knows: where it came from and went to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Asked {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+}
+
+/// What is known of one peer; for `baton peers`, the metrics and readiness.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberView {
+    pub name: InstanceName,
+    pub address: SocketAddr,
+    pub pulse: Pulse,
+    pub epoch: Epoch,
+    /// Which eighth of the source ports is its own. `None`: not heard of yet.
+    pub slot: Option<u8>,
+    /// Of its software; empty: not heard of yet.
+    pub version: String,
+    /// Its flows are all known here.
+    pub synced: bool,
+    /// Flows of it that are known here.
+    pub flows: usize,
+    /// Of them, without sockets.
+    pub graduated: usize,
+    /// Changes of this instance's flows that it has not acknowledged yet.
+    pub behind: usize,
+    /// How long the oldest of them has waited, ms.
+    pub lag_ms: u64,
+    /// Times that its copy had to be made anew.
+    pub resyncs: u64,
+    /// Round trip of the last beat, µs.
+    pub round_trip_us: u64,
+    /// The frontends' addresses that are on its host.
+    pub vips: Vec<IpAddr>,
+    /// Why there is no link, in words.
+    pub why_not: Option<String>,
+}
+
+impl Asked {
+    /// A packet of a client's.
+    pub fn up(ends: &Ends) -> Self {
+        Self { from: ends.client.socket_addr(), to: ends.vip.socket_addr() }
+    }
+}

@@ -1,0 +1,429 @@
+//! All that an instance and its peers tell each other: events in, messages and events out. No clock and no socket.
+//!
+//! ```text
+//!   handle_local  own flows            ┐            ┌ poll_message  what to say to a peer
+//!   handle_link, handle_loss  links    │            │ poll_remote   for the takeover
+//!   handle_message  what a peer says   ├─ Exchange ─┤ poll_notice   for the journal
+//!   handle_command  the takeover's     │            │ poll_query    what only the kernel knows
+//!   handle_time                        ┘            └ poll_drop     links that must end
+//! ```
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use super::message::{CLAIM_MAX, Hello, Message};
+use super::mirror::Mirror;
+use super::session::{Heard, Session, Standing};
+use super::{Asked, Command, Epoch, Farewell, InstanceName, Local, MemberView, Pulse, Remote};
+
+/// What a question may take.
+pub const ASK_WITHIN_NS: u64 = 60_000_000;
+/// Questions under way: beyond, they are answered at once with nobody.
+const ASKS_MAX: usize = 4096;
+/// A peer that is linked gets so many times the deadline to tell all its flows.
+const LINKED_PATIENCE: u64 = 6;
+
+/// This instance.
+#[derive(Clone, Debug)]
+pub struct Own {
+    pub name: InstanceName,
+    pub epoch: Epoch,
+    pub slot: u8,
+    pub version: String,
+    /// How long readiness waits for a peer that cannot be reached.
+    pub sync_deadline_ns: u64,
+    /// The addresses that may move between the instances.
+    pub vips: Vec<IpAddr>,
+}
+
+/// A peer as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub name: InstanceName,
+    pub address: SocketAddr,
+}
+
+/// Something that people are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    Linked {
+        peer: InstanceName,
+        version: String,
+    },
+    Lost {
+        peer: InstanceName,
+        why: String,
+    },
+    Synced {
+        peer: InstanceName,
+        flows: u64,
+    },
+    /// One of its changes is missing: it is to tell all its flows again.
+    Gap {
+        peer: InstanceName,
+    },
+    Pulse {
+        peer: InstanceName,
+        pulse: Pulse,
+    },
+    /// Why there is no link to it: another reason than before.
+    Unreachable {
+        peer: InstanceName,
+        why: String,
+    },
+}
+
+/// A packet of which a peer wants to know whether this host has its flow, though no flow that is told of is its.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    pub peer: InstanceName,
+    pub number: u32,
+    pub packet: Asked,
+}
+
+#[derive(Debug)]
+pub struct Exchange {
+    own: Own,
+    mirror: Mirror,
+    /// `mirror` holds all own flows: those of an earlier process have been adopted.
+    whole: bool,
+    sessions: BTreeMap<InstanceName, Session>,
+    asks: HashMap<u32, PendingAsk>,
+    /// Numbers of asks in the order of their deadlines.
+    ask_order: VecDeque<u32>,
+    next_ask: u32,
+    /// All of this host.
+    addresses: Vec<IpAddr>,
+    remotes: VecDeque<Remote>,
+    notices: VecDeque<Notice>,
+    queries: VecDeque<Query>,
+    drops: VecDeque<(InstanceName, String)>,
+}
+
+#[derive(Debug)]
+struct PendingAsk {
+    packet: Asked,
+    deadline_ns: u64,
+    waits_for: HashSet<InstanceName>,
+}
+
+impl Exchange {
+    pub fn new(own: Own, members: &[Member], now_ns: u64) -> Self {
+        let mut exchange = Self {
+            own,
+            mirror: Mirror::default(),
+            whole: false,
+            sessions: BTreeMap::new(),
+            asks: HashMap::new(),
+            ask_order: VecDeque::new(),
+            next_ask: 0,
+            addresses: Vec::new(),
+            remotes: VecDeque::new(),
+            notices: VecDeque::new(),
+            queries: VecDeque::new(),
+            drops: VecDeque::new(),
+        };
+        exchange.set_members(members, now_ns);
+        exchange
+    }
+
+    /// The fleet is these and this one. Whoever goes is forgotten with its flows.
+    pub fn set_members(&mut self, members: &[Member], now_ns: u64) {
+        let gone: Vec<_> = self
+            .sessions
+            .values()
+            .filter(|session| !members.iter().any(|it| it.name == session.name && it.address == session.address))
+            .map(|session| session.name.clone())
+            .collect();
+        for name in gone {
+            self.drops.push_back((name.clone(), "it is no longer in the configuration".to_owned()));
+            if let Some(session) = self.sessions.remove(&name).filter(|session| session.epoch != Epoch::default()) {
+                let slot = session.view(&self.mirror, now_ns).slot.unwrap_or_default();
+                self.remotes.push_back(Remote::Begin { owner: name.clone(), epoch: session.epoch, slot });
+                self.remotes.push_back(Remote::Synced { owner: name.clone() });
+                self.remotes.push_back(Remote::Pulse { owner: name, pulse: Pulse::Left(Farewell::Stopped) });
+            }
+        }
+        for Member { name, address } in members.iter().filter(|member| member.name != self.own.name) {
+            let why_not = match self.dials(name) {
+                true => "not reached yet",
+                false => "it has not connected yet",
+            };
+            let session = || Session::new(name.clone(), *address, why_not, now_ns);
+            self.sessions.entry(name.clone()).or_insert_with(session);
+        }
+    }
+
+    /// Of two instances the one with the lower name connects.
+    pub fn dials(&self, name: &InstanceName) -> bool {
+        self.own.name < *name
+    }
+
+    pub fn hello(&self) -> Hello {
+        let Own { name, epoch, slot, version, .. } = &self.own;
+        Hello { name: name.clone(), epoch: *epoch, slot: *slot, version: version.clone() }
+    }
+
+    /// Takes in what has happened to own flows.
+    pub fn handle_local(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
+        self.mirror.apply(locals, now_ns);
+    }
+
+    /// The own flows have all been told of, those of an earlier process included: peers may be told which there are.
+    pub fn set_whole(&mut self) {
+        self.whole = true;
+    }
+
+    /// A link has come up whose other end says `hello`. An older link to the same peer counts no more.
+    ///
+    /// # Errors
+    /// Why it is refused, in words for both ends.
+    pub fn handle_link(&mut self, hello: &Hello, now_ns: u64) -> Result<(), String> {
+        let own = &self.own.name;
+        if hello.name == *own {
+            return Err(format!("both ends call themselves {own}; instance.name must differ"));
+        }
+        let Some(session) = self.sessions.get(&hello.name) else {
+            return Err(format!("{own} knows no peer {}; it is not in its [[peers.peer]]", hello.name));
+        };
+        if hello.name.tag() == own.tag() {
+            return Err(format!("the names {} and {own} give the same numbers to flows; rename one", hello.name));
+        }
+        if session.link.is_some() && session.pulse == Pulse::Alive && hello.epoch < session.epoch {
+            return Err(format!("a later process of {} is linked already", hello.name));
+        }
+        let others = self.sessions.values().filter(|other| other.name != hello.name && other.link.is_some());
+        let taken = others.filter_map(|other| Some((other.name.clone(), other.view(&self.mirror, now_ns).slot?)));
+        let taken = taken.chain([(own.clone(), self.own.slot)]).find(|(_, slot)| *slot == hello.slot);
+        if let Some((name, slot)) = taken {
+            let peer = &hello.name;
+            return Err(format!("{peer} and {name} both use slot {slot} of the source ports; set instance.slot"));
+        }
+        // With a VIP here, readiness that fails for a moment would only make it move.
+        let wait = !self.own.vips.iter().any(|vip| self.addresses.contains(vip));
+        let addresses = self.addresses.clone();
+        let Some(session) = self.sessions.get_mut(&hello.name) else { return Ok(()) };
+        let pulse = session.linked(hello, wait, now_ns);
+        session.say(Message::Addresses(addresses));
+        let peer = hello.name.clone();
+        self.notices.push_back(Notice::Linked { peer: peer.clone(), version: hello.version.clone() });
+        pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
+        Ok(())
+    }
+
+    /// A link has ended.
+    pub fn handle_loss(&mut self, peer: &InstanceName, why: &str, now_ns: u64) {
+        let Some(session) = self.sessions.get_mut(peer) else { return };
+        if session.link.is_some() {
+            session.lost(why);
+            let pulse = session.pulse_now(now_ns);
+            self.notices.push_back(Notice::Lost { peer: peer.clone(), why: why.to_owned() });
+            pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
+            self.answers_no_more(peer);
+        }
+    }
+
+    /// A link could not be made.
+    pub fn handle_failure(&mut self, peer: &InstanceName, why: &str) {
+        let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_none()) else { return };
+        if session.why_not.as_deref() != Some(why) {
+            session.why_not = Some(why.to_owned());
+            self.notices.push_back(Notice::Unreachable { peer: peer.clone(), why: why.to_owned() });
+        }
+    }
+
+    /// A peer says something.
+    pub fn handle_message(&mut self, peer: &InstanceName, message: Message, now_ns: u64) {
+        let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_some()) else { return };
+        let pulse = session.heard(now_ns);
+        let heard = session.handle(message, now_ns, &mut self.remotes, &mut self.notices);
+        pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
+        match heard {
+            Ok(Heard::Nothing) => {}
+            Ok(Heard::Asked { number, packet }) => match self.mirror.find(&packet).is_some() {
+                true => self.handle_known(&Query { peer: peer.clone(), number, packet }, true),
+                false if self.queries.len() < ASKS_MAX => {
+                    self.queries.push_back(Query { peer: peer.clone(), number, packet });
+                }
+                false => {}
+            },
+            Ok(Heard::Answered { number, known }) => self.answered(number, peer, known),
+            Err(fault) => self.drops.push_back((peer.clone(), fault.to_string())),
+        }
+    }
+
+    /// The kernel has been asked: whether this host has the flow.
+    pub fn handle_known(&mut self, query: &Query, known: bool) {
+        if let Some(session) = self.sessions.get_mut(&query.peer) {
+            session.say(Message::Answer { number: query.number, known });
+        }
+    }
+
+    pub fn handle_command(&mut self, command: Command, now_ns: u64) {
+        match command {
+            Command::Claim { owner, flows } => {
+                if let Some(session) = self.sessions.get_mut(&owner) {
+                    flows.chunks(CLAIM_MAX).for_each(|flows| {
+                        session.say(Message::Claim(flows.to_vec()));
+                    });
+                }
+            }
+            Command::Ask(packet) => self.ask(packet, now_ns),
+            Command::Addresses(addresses) => {
+                for session in self.sessions.values_mut() {
+                    session.say(Message::Addresses(addresses.clone()));
+                }
+                self.addresses = addresses;
+            }
+            Command::Challenge => self.sessions.values_mut().for_each(|session| session.challenge(now_ns)),
+        }
+    }
+
+    /// Says goodbye to all.
+    pub fn farewell(&mut self, farewell: Farewell) {
+        for session in self.sessions.values_mut() {
+            session.say(Message::Farewell(farewell));
+        }
+    }
+
+    /// Call it every few milliseconds.
+    pub fn handle_time(&mut self, now_ns: u64) {
+        let names: Vec<_> = self.sessions.keys().cloned().collect();
+        for name in names {
+            let Some(session) = self.sessions.get_mut(&name) else { continue };
+            let pulse = session.pulse_now(now_ns);
+            if let Standing::Awaited { since_ns } = session.standing {
+                let patience = if session.link.is_some() { LINKED_PATIENCE } else { 1 };
+                if now_ns.saturating_sub(since_ns) >= self.own.sync_deadline_ns.saturating_mul(patience) {
+                    session.standing = Standing::Settled;
+                }
+            }
+            if pulse == Some(Pulse::Dead) && session.link.is_some() {
+                self.drops.push_back((name.clone(), "nothing was heard of it for a second".to_owned()));
+            }
+            pulse.into_iter().for_each(|pulse| self.pulse_changed(name.clone(), pulse));
+        }
+        while let Some(number) = self.ask_order.front().copied() {
+            match self.asks.get(&number) {
+                Some(ask) if ask.deadline_ns > now_ns => break,
+                Some(_) => {
+                    self.ask_order.pop_front();
+                    self.conclude(number, None);
+                }
+                None => drop(self.ask_order.pop_front()),
+            }
+        }
+    }
+
+    /// The next thing to say to `peer`.
+    pub fn poll_message(&mut self, peer: &InstanceName, now_ns: u64) -> Option<Message> {
+        self.sessions.get_mut(peer)?.poll(&self.mirror, self.whole, now_ns)
+    }
+
+    pub fn poll_remote(&mut self) -> Option<Remote> {
+        self.remotes.pop_front()
+    }
+
+    /// Events that [`Exchange::poll_remote`] would give.
+    pub fn remotes(&self) -> usize {
+        self.remotes.len()
+    }
+
+    pub fn poll_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
+    }
+
+    pub fn poll_query(&mut self) -> Option<Query> {
+        self.queries.pop_front()
+    }
+
+    /// A link that must end, and why.
+    pub fn poll_drop(&mut self) -> Option<(InstanceName, String)> {
+        self.drops.pop_front()
+    }
+
+    /// Whether this instance may take a VIP.
+    pub fn is_ready(&self) -> bool {
+        self.sessions.values().all(|session| session.standing == Standing::Settled)
+    }
+
+    /// Whether every peer that is linked has all that has happened here up to now.
+    pub fn all_is_told(&self) -> bool {
+        self.sessions.values().all(|session| session.link.is_none() || session.has_all(self.mirror.end()))
+    }
+
+    pub fn mirror(&self) -> &Mirror {
+        &self.mirror
+    }
+
+    pub fn members(&self, now_ns: u64) -> Vec<MemberView> {
+        let view = |session: &Session| {
+            let mut view = session.view(&self.mirror, now_ns);
+            view.vips.retain(|address| self.own.vips.contains(address));
+            view
+        };
+        self.sessions.values().map(view).collect()
+    }
+
+    /// The addresses that may move between the instances, as a reload has them.
+    pub fn set_vips(&mut self, vips: Vec<IpAddr>) {
+        self.own.vips = vips;
+    }
+
+    /// This instance begins another life: it was about to be replaced, and goes on after all. Links are gone.
+    pub fn begin_again(&mut self, epoch: Epoch) {
+        self.own.epoch = epoch;
+    }
+
+    fn pulse_changed(&mut self, peer: InstanceName, pulse: Pulse) {
+        self.remotes.push_back(Remote::Pulse { owner: peer.clone(), pulse });
+        self.notices.push_back(Notice::Pulse { peer, pulse });
+    }
+
+    fn ask(&mut self, packet: Asked, now_ns: u64) {
+        let number = self.next_ask;
+        self.next_ask = number.wrapping_add(1);
+        let mut waits_for = HashSet::new();
+        if self.asks.len() < ASKS_MAX {
+            for session in self.sessions.values_mut().filter(|session| session.pulse == Pulse::Alive) {
+                if session.say(Message::Ask { number, packet }) {
+                    waits_for.insert(session.name.clone());
+                }
+            }
+        }
+        let nobody = waits_for.is_empty();
+        self.asks.insert(number, PendingAsk { packet, deadline_ns: now_ns + ASK_WITHIN_NS, waits_for });
+        match nobody {
+            true => self.conclude(number, None),
+            false => self.ask_order.push_back(number),
+        }
+    }
+
+    fn answered(&mut self, number: u32, peer: &InstanceName, known: bool) {
+        let Some(ask) = self.asks.get_mut(&number) else { return };
+        if !ask.waits_for.remove(peer) {
+            return;
+        }
+        match known {
+            true => self.conclude(number, Some(peer.clone())),
+            false if ask.waits_for.is_empty() => self.conclude(number, None),
+            false => {}
+        }
+    }
+
+    /// `peer` will answer nothing any more.
+    fn answers_no_more(&mut self, peer: &InstanceName) {
+        let numbers: Vec<_> =
+            self.asks.iter().filter(|(_, ask)| ask.waits_for.contains(peer)).map(|(n, _)| *n).collect();
+        numbers.into_iter().for_each(|number| self.answered(number, peer, false));
+    }
+
+    fn conclude(&mut self, number: u32, owner: Option<InstanceName>) {
+        if let Some(ask) = self.asks.remove(&number) {
+            self.remotes.push_back(Remote::Answer { ends: ask.packet, owner });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! Two or three exchanges that talk to each other at once.
+
+use super::*;
+use crate::model::fleet::testing::{passage, record};
+use crate::model::fleet::{Change, FlowRecord, Keeping};
+use crate::model::ids::FlowId;
+
+const MS: u64 = 1_000_000;
+
+fn name(text: &str) -> InstanceName {
+    InstanceName(text.into())
+}
+
+/// Instances that all know each other, and what each one's takeover was told.
+struct Fleet {
+    instances: Vec<Exchange>,
+    told: Vec<Vec<Remote>>,
+    now_ns: u64,
+}
+
+impl Fleet {
+    fn of(names: &[&str]) -> Self {
+        let member = |text: &&str| Member { name: name(text), address: "10.0.0.1:9471".parse().unwrap() };
+        let members: Vec<_> = names.iter().map(member).collect();
+        let exchange = |(slot, text): (usize, &&str)| {
+            let own = Own {
+                name: name(text),
+                epoch: Epoch(1),
+                slot: slot as u8,
+                version: "1.2.3".to_owned(),
+                sync_deadline_ns: 10_000 * MS,
+                vips: vec!["10.0.0.100".parse().unwrap()],
+            };
+            let mut exchange = Exchange::new(own, &members, MS);
+            exchange.set_whole();
+            exchange
+        };
+        let instances: Vec<_> = names.iter().enumerate().map(exchange).collect();
+        let told = instances.iter().map(|_| Vec::new()).collect();
+        Self { instances, told, now_ns: MS }
+    }
+
+    fn link(&mut self, one: usize, other: usize) {
+        let (first, second) = (self.instances[one].hello(), self.instances[other].hello());
+        self.instances[other].handle_link(&first, self.now_ns).unwrap();
+        self.instances[one].handle_link(&second, self.now_ns).unwrap();
+    }
+
+    fn linked(names: &[&str]) -> Self {
+        let mut fleet = Self::of(names);
+        for one in 0..names.len() {
+            (one + 1..names.len()).for_each(|other| fleet.link(one, other));
+        }
+        fleet.talk();
+        fleet
+    }
+
+    /// Delivers what is to be said until all are silent.
+    fn talk(&mut self) {
+        let names: Vec<_> = self.instances.iter().map(|exchange| exchange.hello().name).collect();
+        let mut moved = true;
+        while std::mem::take(&mut moved) {
+            for from in 0..names.len() {
+                for to in 0..names.len() {
+                    while let Some(message) = self.instances[from].poll_message(&names[to], self.now_ns) {
+                        self.instances[to].handle_message(&names[from], message, self.now_ns);
+                        moved = true;
+                    }
+                }
+                let exchange = &mut self.instances[from];
+                self.told[from].extend(std::iter::from_fn(|| exchange.poll_remote()));
+            }
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now_ns += ms * MS;
+        for (exchange, told) in self.instances.iter_mut().zip(&mut self.told) {
+            exchange.handle_time(self.now_ns);
+            told.extend(std::iter::from_fn(|| exchange.poll_remote()));
+        }
+    }
+
+    fn establish(&mut self, at: usize, ids: impl IntoIterator<Item = u64>) {
+        let locals = ids.into_iter().map(|id| Local::Established(Box::new(record(id))));
+        self.instances[at].handle_local(locals, self.now_ns);
+    }
+
+    fn view(&self, at: usize, of: &str) -> MemberView {
+        self.instances[at].members(self.now_ns).into_iter().find(|view| *view.name.0 == *of).unwrap()
+    }
+
+    /// The flows of `owner` as those that follow `told` have them.
+    fn flows(&self, at: usize, owner: &str) -> BTreeMap<FlowId, FlowRecord> {
+        let mut flows = BTreeMap::new();
+        for remote in &self.told[at] {
+            match remote {
+                Remote::Begin { owner: it, .. } if *it.0 == *owner => flows.clear(),
+                Remote::Flow { owner: it, record } if *it.0 == *owner => {
+                    drop(flows.insert(record.id, (**record).clone()))
+                }
+                Remote::Ended { owner: it, id } if *it.0 == *owner => drop(flows.remove(id)),
+                _ => {}
+            }
+        }
+        flows
+    }
+}
+
+#[test]
+fn a_joining_instance_is_told_every_flow_and_then_each_change() {
+    let mut fleet = Fleet::of(&["a", "b"]);
+    fleet.establish(0, 1..=1000);
+    assert!(!fleet.instances[0].is_ready());
+    fleet.link(0, 1);
+    fleet.talk();
+    assert!(fleet.instances.iter().all(Exchange::is_ready));
+    assert_eq!(fleet.flows(1, "a").len(), 1000);
+    fleet.establish(0, [2000]);
+    fleet.instances[0].handle_local([Local::Ended(FlowId(7))], fleet.now_ns);
+    fleet.instances[0].handle_local([Local::Graduated { id: FlowId(9), passage: Box::new(passage(1)) }], fleet.now_ns);
+    assert_eq!(fleet.view(0, "b").behind, 3);
+    assert!(!fleet.instances[0].all_is_told());
+    fleet.talk();
+    assert!(fleet.instances[0].all_is_told());
+    let known = fleet.flows(1, "a");
+    assert_eq!((known.len(), known.contains_key(&FlowId(7))), (1000, false));
+    assert_eq!(known[&FlowId(9)].keeping, Keeping::Passage(Box::new(passage(1))));
+    let view = fleet.view(1, "a");
+    assert_eq!((view.flows, view.graduated, view.synced, view.behind), (1000, 1, true, 0));
+}
+
+#[test]
+fn what_changes_while_a_snapshot_is_told_is_not_lost() {
+    let mut fleet = Fleet::of(&["a", "b"]);
+    fleet.establish(0, 1..=500);
+    fleet.link(0, 1);
+    let mut round = 0;
+    while let Some(message) = fleet.instances[0].poll_message(&name("b"), fleet.now_ns) {
+        fleet.instances[1].handle_message(&name("a"), message, fleet.now_ns);
+        // Both behind and before the place that the snapshot has come to.
+        if round < 5 {
+            let ids = [Local::Ended(FlowId(round + 1)), Local::Ended(FlowId(500 - round))];
+            fleet.instances[0].handle_local(ids, fleet.now_ns);
+            fleet.establish(0, [1000 + round]);
+        }
+        round += 1;
+    }
+    fleet.talk();
+    let mut expected: Vec<_> = (6..=495).chain(1000..1005).map(FlowId).collect();
+    expected.sort();
+    assert_eq!(fleet.flows(1, "a").into_keys().collect::<Vec<_>>(), expected);
+    assert_eq!(fleet.view(1, "a").flows, 495);
+}
+
+#[test]
+fn a_missing_change_has_everything_told_anew() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    fleet.establish(0, [1]);
+    let lost = fleet.instances[0].poll_message(&name("b"), fleet.now_ns);
+    assert!(matches!(lost, Some(Message::Changes { .. })), "{lost:?}");
+    fleet.establish(0, [2]);
+    fleet.talk();
+    assert_eq!(fleet.flows(1, "a").len(), 2);
+    assert_eq!((fleet.view(0, "b").resyncs, fleet.view(1, "a").synced), (1, true));
+}
+
+#[test]
+fn a_peer_that_reads_too_slowly_is_told_anew_rather_than_waited_for() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    for round in 0..6 {
+        let ids = round * 60_000 + 1..=(round + 1) * 60_000;
+        fleet.establish(0, ids.clone());
+        fleet.instances[0].handle_local(ids.skip(10).map(|id| Local::Ended(FlowId(id))), fleet.now_ns);
+    }
+    fleet.talk();
+    assert_eq!(fleet.flows(1, "a").len(), 60);
+    assert_eq!(fleet.view(0, "b").resyncs, 1);
+}
+
+#[test]
+fn a_pulse_goes_from_alive_over_silent_to_dead_and_back() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    for _ in 0..20 {
+        fleet.wait(50);
+        fleet.talk();
+    }
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    fleet.wait(249);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    fleet.wait(1);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Silent);
+    fleet.wait(750);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+    let dropped = fleet.instances[1].poll_drop();
+    assert_eq!(dropped.map(|(peer, _)| peer), Some(name("a")));
+    fleet.instances[1].handle_loss(&name("a"), "dead", fleet.now_ns);
+    fleet.wait(5000);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+    fleet.link(0, 1);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    let pulses: Vec<_> = fleet.told[1].iter().filter(|it| matches!(it, Remote::Pulse { .. })).collect();
+    assert_eq!(pulses.len(), 3, "{pulses:?}");
+}
+
+#[test]
+fn a_link_that_breaks_says_more_than_missing_beats() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    fleet.wait(10);
+    fleet.instances[1].handle_loss(&name("a"), "it closed the connection", fleet.now_ns);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Silent);
+    fleet.wait(989);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Silent);
+    fleet.wait(1);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+}
+
+#[test]
+fn whoever_says_goodbye_is_neither_silent_nor_dead() {
+    for farewell in [Farewell::Stopped, Farewell::Succeeded] {
+        let mut fleet = Fleet::linked(&["a", "b"]);
+        fleet.instances[0].farewell(farewell);
+        fleet.wait(50);
+        fleet.talk();
+        fleet.instances[1].handle_loss(&name("a"), "closed", fleet.now_ns);
+        fleet.wait(4900);
+        assert_eq!(fleet.view(1, "a").pulse, Pulse::Left(farewell));
+        fleet.wait(200);
+        let successor_is_late = farewell == Farewell::Succeeded;
+        assert_eq!(fleet.view(1, "a").pulse == Pulse::Dead, successor_is_late);
+    }
+}
+
+#[test]
+fn readiness_waits_for_peers_that_can_be_reached_and_gives_up_others() {
+    let mut fleet = Fleet::of(&["a", "b", "c"]);
+    fleet.link(0, 1);
+    fleet.talk();
+    assert!(!fleet.instances[0].is_ready());
+    fleet.wait(9_999);
+    assert!(!fleet.instances[0].is_ready());
+    fleet.wait(1);
+    assert!(fleet.instances[0].is_ready());
+    // Who was given up comes after all: nobody here has a VIP, so it is waited for.
+    fleet.link(0, 2);
+    assert!(!fleet.instances[0].is_ready());
+    fleet.talk();
+    assert!(fleet.instances[0].is_ready());
+}
+
+#[test]
+fn an_instance_with_the_vip_stays_ready_when_a_dead_one_returns() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    fleet.instances[0].handle_command(
+        Command::Addresses(vec!["10.0.0.21".parse().unwrap(), "10.0.0.100".parse().unwrap()]),
+        fleet.now_ns,
+    );
+    fleet.wait(2000);
+    for (at, peer) in [(0, "b"), (1, "a")] {
+        fleet.instances[at].handle_loss(&name(peer), "dead", fleet.now_ns);
+    }
+    fleet.wait(2000);
+    fleet.link(0, 1);
+    assert_eq!(fleet.instances.iter().map(Exchange::is_ready).collect::<Vec<_>>(), [true, false]);
+    fleet.talk();
+    assert!(fleet.instances[1].is_ready());
+    assert_eq!(fleet.view(1, "a").vips, ["10.0.0.100".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn a_link_is_refused_for_what_would_mix_flows_up() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let now_ns = fleet.now_ns;
+    let b = fleet.instances[1].hello();
+    let refused = |exchange: &mut Exchange, hello: Hello| exchange.handle_link(&hello, now_ns).unwrap_err();
+    let a = &mut fleet.instances[0];
+    assert!(refused(a, Hello { name: name("a"), ..b.clone() }).contains("instance.name must differ"));
+    assert!(refused(a, Hello { name: name("x"), ..b.clone() }).contains("knows no peer x"));
+    assert!(refused(a, Hello { slot: 0, ..b.clone() }).contains("slot 0"));
+    assert!(refused(a, Hello { epoch: Epoch(0), ..b.clone() }).contains("a later process"));
+    // The clock of its host has gone back; nobody speaks for the later one any more.
+    a.handle_loss(&name("b"), "gone", now_ns);
+    a.handle_link(&Hello { epoch: Epoch(0), ..b }, now_ns).unwrap();
+}
+
+#[test]
+fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
+    let mut fleet = Fleet::linked(&["a", "b", "c"]);
+    fleet.establish(2, [5]);
+    let asked = Asked::up(&record(5).ends);
+    fleet.instances[0].handle_command(Command::Ask(asked), fleet.now_ns);
+    fleet.talk();
+    assert!(fleet.told[0].contains(&Remote::Answer { ends: asked, owner: Some(name("c")) }), "{:?}", fleet.told[0]);
+    assert_eq!(fleet.instances[1].poll_query().map(|query| query.packet), Some(asked));
+    // What no record says, the kernel may know.
+    let unknown = Asked::up(&record(6).ends);
+    fleet.told[0].clear();
+    fleet.instances[0].handle_command(Command::Ask(unknown), fleet.now_ns);
+    fleet.talk();
+    let query = fleet.instances[1].poll_query().unwrap();
+    assert_eq!(query.packet, unknown);
+    fleet.instances[1].handle_known(&query, false);
+    fleet.talk();
+    assert!(fleet.told[0].is_empty(), "{:?}", fleet.told[0]);
+    fleet.wait(60);
+    assert_eq!(fleet.told[0].pop(), Some(Remote::Answer { ends: unknown, owner: None }));
+    // Nobody to ask.
+    let mut alone = Fleet::of(&["a", "b"]);
+    alone.instances[0].handle_command(Command::Ask(unknown), alone.now_ns);
+    assert_eq!(alone.instances[0].poll_remote(), Some(Remote::Answer { ends: unknown, owner: None }));
+}
+
+#[test]
+fn whoever_answers_a_challenge_is_told_of() {
+    let mut fleet = Fleet::linked(&["a", "b", "c"]);
+    fleet.told[0].clear();
+    fleet.instances[0].handle_command(Command::Challenge, fleet.now_ns);
+    fleet.talk();
+    let alive = |peer: &str| Remote::Pulse { owner: name(peer), pulse: Pulse::Alive };
+    assert_eq!(fleet.told[0], [alive("b"), alive("c")]);
+}
+
+#[test]
+fn a_claim_comes_to_the_former_owner() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let flows: Vec<_> = (1..=3000).map(FlowId).collect();
+    fleet.instances[0].handle_command(Command::Claim { owner: name("b"), flows: flows.clone() }, fleet.now_ns);
+    fleet.talk();
+    let mut claimed = Vec::new();
+    for remote in &fleet.told[1] {
+        if let Remote::Claimed { by, flows } = remote {
+            assert_eq!(*by, name("a"));
+            claimed.extend(flows.iter().copied());
+        }
+    }
+    assert_eq!(claimed, flows);
+}
+
+#[test]
+fn a_peer_that_tells_nonsense_is_dropped() {
+    let nonsense = [
+        Message::Ack { next: 1 },
+        Message::Records(vec![record(1); 65]),
+        Message::Changes { first: 0, changes: vec![Change::Ended(FlowId(1)); 65] },
+        Message::Claim(vec![FlowId(1); 1025]),
+        Message::Refuse("no".to_owned()),
+    ];
+    for message in nonsense {
+        let mut fleet = Fleet::linked(&["a", "b"]);
+        fleet.instances[0].handle_message(&name("b"), message.clone(), fleet.now_ns);
+        assert!(fleet.instances[0].poll_drop().is_some(), "{message:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_the_configuration_takes_its_flows_along() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    fleet.establish(1, [1, 2]);
+    fleet.talk();
+    assert_eq!(fleet.flows(0, "b").len(), 2);
+    fleet.instances[0].set_members(&[], fleet.now_ns);
+    fleet.talk();
+    assert!(fleet.flows(0, "b").is_empty() && fleet.instances[0].is_ready());
+    assert!(fleet.instances[0].poll_drop().is_some());
+}

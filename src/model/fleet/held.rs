@@ -1,0 +1,59 @@
+//! What passes between the takeover and the path, which holds and forwards what is other instances'.
+
+use std::net::IpAddr;
+
+use super::{FlowRecord, Slice, Stray, Unknown};
+use crate::addr::VipAddr;
+use crate::model::ends::Key;
+use crate::model::ids::FlowId;
+
+/// What the takeover asks of the path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeldRequest {
+    /// Carry the packets of this flow, which has no sockets and which another instance lists. Again: its positions have
+    /// moved on.
+    Hold(Box<FlowRecord>),
+    /// These held flows are over.
+    Drop(Vec<FlowId>),
+    /// These held flows are this instance's from now on.
+    Adopt(Vec<FlowId>),
+    /// These flows of this instance are another's from now on, and held.
+    Release(Vec<FlowId>),
+    /// All that is held, forwarded or refused has been said again since this process began: what an earlier one left
+    /// besides is over, or (`claim`) this instance's.
+    Settle { claim: bool },
+    /// Send such packets to the instance that has their flow. `to` is its address on a link that this host is on, too.
+    Forward { keys: Vec<Key>, to: IpAddr },
+    /// Answer such packets with RST.
+    Refuse(Vec<Key>),
+    /// Forget what was said of such packets.
+    Forget(Vec<Key>),
+    /// Say when all that was asked before is done. Answered by `Reached`.
+    Report(u64),
+    /// Which of these, that are refused, no packet has come for? Answered by `Unanswered`.
+    FindUnanswered(Vec<Key>),
+    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports that have no rule of their own.
+    Unknown { vip: VipAddr, unknown: Option<Unknown> },
+    /// Whose backend legs come from which ports.
+    Slices(Vec<PeerSlice>),
+    /// Routes or interfaces have changed.
+    RoutesMoved,
+}
+
+/// Source ports of a living peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerSlice {
+    pub ports: Slice,
+    /// Where it is reached: one address of each family that it has.
+    pub at: Vec<IpAddr>,
+}
+
+/// What the path says to the takeover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeldAnswer {
+    /// Packets of these held flows' clients have come.
+    Touched(Vec<FlowId>),
+    Strays(Vec<Stray>),
+    Unanswered(Vec<Key>),
+    Reached(u64),
+}

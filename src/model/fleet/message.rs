@@ -1,0 +1,81 @@
+//! What two instances say to each other once their link is up.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Asked, Epoch, Farewell, FlowRecord, InstanceName};
+use crate::model::ids::FlowId;
+
+/// Records of one message, so that none holds up a beat for long: about 16 KiB.
+pub const RECORDS_MAX: usize = 64;
+
+/// Flows of one claim.
+pub const CLAIM_MAX: usize = 1024;
+
+/// One message. Variants are only ever added at the end, and only together with a new version of the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// The first thing that each side says.
+    Hello(Hello),
+    /// The other's hello is not taken, and why. The link ends.
+    Refuse(String),
+    /// What follows, up to `Whole`, are all flows of the sender; what the receiver had of it is worth nothing any more. The
+    /// first change after this one has the number `next`.
+    Begin {
+        next: u64,
+    },
+    Records(Vec<FlowRecord>),
+    /// The changes with the numbers `first`, `first` + 1 ...
+    Changes {
+        first: u64,
+        changes: Vec<Change>,
+    },
+    Whole,
+    /// Every change below `next` has come, and been passed on.
+    Ack {
+        next: u64,
+    },
+    /// A change is missing: begin again.
+    Again,
+    /// The sender lives; the receiver answers with `Echo` if asked to.
+    Beat {
+        number: u32,
+        echo: bool,
+    },
+    Echo {
+        number: u32,
+    },
+    /// These flows, which were the receiver's, are the sender's from now on.
+    Claim(Vec<FlowId>),
+    /// Whether the receiver has the flow of this packet.
+    Ask {
+        number: u32,
+        packet: Asked,
+    },
+    Answer {
+        number: u32,
+        known: bool,
+    },
+    /// The frontends' addresses that are on the sender's host.
+    Addresses(Vec<IpAddr>),
+    Farewell(Farewell),
+}
+
+/// Who speaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub name: InstanceName,
+    pub epoch: Epoch,
+    /// Which eighth of the source ports is its own, from 0.
+    pub slot: u8,
+    /// Of the software, for people.
+    pub version: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// New, or as it is now.
+    Flow(Box<FlowRecord>),
+    Ended(FlowId),
+}

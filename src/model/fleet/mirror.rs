@@ -1,0 +1,242 @@
+//! This instance's own flows as its peers are to know them, and a log of what has changed.
+//!
+//! The log holds names only: what is told of a flow is what it is at that moment, so that a peer that lags is told the last state
+//! of each flow and no earlier one. There is one log for all peers, each of which has its own place in it. One whose place
+//! has fallen out of the log is told everything anew; that bounds what a slow peer costs.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Bound::{Excluded, Unbounded};
+
+use super::message::Change;
+use super::{Asked, FlowRecord, Keeping, Local};
+use crate::model::ends::Ends;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+
+/// Changes that are kept for peers that have not been told of them yet: 8 bytes each.
+const LOG_MAX: usize = 1 << 18;
+
+#[derive(Debug, Default)]
+pub struct Mirror {
+    flows: BTreeMap<FlowId, FlowRecord>,
+    /// By the hash of how the packets of each direction show themselves; see [`Mirror::find`].
+    by_packet: HashMap<u64, FlowId>,
+    log: VecDeque<FlowId>,
+    /// Number of the first change in `log`.
+    log_start: u64,
+    /// When the changes below each number were made, oldest first.
+    made: VecDeque<Made>,
+    graduated: usize,
+}
+
+/// The changes below `end`, as far as they are not of an earlier one.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    end: u64,
+    at_ns: u64,
+}
+
+impl Mirror {
+    /// Takes in what has happened. Of a flow that is over before anybody was told of it, nothing is noted.
+    pub fn apply(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
+        let mut touched = Vec::new();
+        // Whether each was there before.
+        let mut known = HashMap::new();
+        for local in locals {
+            let id = match &local {
+                Local::Established(record) => record.id,
+                Local::Graduated { id, .. } | Local::Ended(id) => *id,
+            };
+            known.entry(id).or_insert_with(|| self.flows.contains_key(&id));
+            let changed = match local {
+                Local::Established(record) => self.insert(*record),
+                Local::Graduated { id, passage } => self.graduate(id, Keeping::Passage(passage)),
+                Local::Ended(id) => self.remove(id),
+            };
+            if changed {
+                touched.push(id);
+            }
+        }
+        let mut noted = HashSet::new();
+        for id in touched {
+            if (known[&id] || self.flows.contains_key(&id)) && noted.insert(id) {
+                self.log.push_back(id);
+            }
+        }
+        if noted.is_empty() {
+            return;
+        }
+        self.made.push_back(Made { end: self.end(), at_ns: now_ns });
+        let surplus = self.log.len().saturating_sub(LOG_MAX);
+        self.log.drain(..surplus);
+        self.log_start += surplus as u64;
+        while self.made.front().is_some_and(|made| made.end <= self.log_start) {
+            self.made.pop_front();
+        }
+    }
+
+    /// Number of the next change to be made.
+    pub fn end(&self) -> u64 {
+        self.log_start + self.log.len() as u64
+    }
+
+    /// Whether the changes from `next` on can still be told.
+    pub fn reaches_back_to(&self, next: u64) -> bool {
+        next >= self.log_start && next <= self.end()
+    }
+
+    /// The changes from `next` on, `max` at most, as they are now. `next` must be within reach.
+    pub fn changes(&self, next: u64, max: usize) -> Vec<Change> {
+        let from = (next - self.log_start) as usize;
+        let ids = self.log.range(from.min(self.log.len())..).take(max);
+        let change = |id: &FlowId| match self.flows.get(id) {
+            Some(record) => Change::Flow(Box::new(record.clone())),
+            None => Change::Ended(*id),
+        };
+        ids.map(change).collect()
+    }
+
+    /// Flows with an id above `after`, in the order of their ids, `max` at most.
+    pub fn records(&self, after: FlowId, max: usize) -> Vec<FlowRecord> {
+        self.flows.range((Excluded(after), Unbounded)).take(max).map(|(_, record)| record.clone()).collect()
+    }
+
+    /// When the change `number` was made. `None`: it has not been, or long ago.
+    pub fn made_at_ns(&self, number: u64) -> Option<u64> {
+        let place = self.made.partition_point(|made| made.end <= number);
+        self.made.get(place).map(|made| made.at_ns)
+    }
+
+    /// Whose packet this is.
+    pub fn find(&self, packet: &Asked) -> Option<&FlowRecord> {
+        let record = self.flows.get(self.by_packet.get(&hash_of(packet))?)?;
+        packets(&record.ends).contains(packet).then_some(record)
+    }
+
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Of them, without sockets.
+    pub fn graduated(&self) -> usize {
+        self.graduated
+    }
+
+    fn insert(&mut self, record: FlowRecord) -> bool {
+        if self.flows.get(&record.id) == Some(&record) {
+            return false;
+        }
+        self.remove(record.id);
+        for packet in packets(&record.ends) {
+            self.by_packet.insert(hash_of(&packet), record.id);
+        }
+        self.graduated += usize::from(matches!(record.keeping, Keeping::Passage(_)));
+        self.flows.insert(record.id, record);
+        true
+    }
+
+    fn graduate(&mut self, id: FlowId, keeping: Keeping) -> bool {
+        let Some(record) = self.flows.get_mut(&id).filter(|record| record.keeping != keeping) else { return false };
+        self.graduated += usize::from(record.keeping == Keeping::Sockets);
+        record.keeping = keeping;
+        true
+    }
+
+    fn remove(&mut self, id: FlowId) -> bool {
+        let Some(record) = self.flows.remove(&id) else { return false };
+        self.graduated -= usize::from(matches!(record.keeping, Keeping::Passage(_)));
+        for packet in packets(&record.ends) {
+            // Another flow with the same ends may have come meanwhile.
+            if self.by_packet.get(&hash_of(&packet)) == Some(&id) {
+                self.by_packet.remove(&hash_of(&packet));
+            }
+        }
+        true
+    }
+}
+
+/// How the packets of both directions show themselves.
+fn packets(ends: &Ends) -> [Asked; 2] {
+    [Direction::Up, Direction::Down].map(|direction| {
+        let key = ends.key(direction);
+        Asked { from: key.from, to: key.to }
+    })
+}
+
+fn hash_of(packet: &Asked) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    packet.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fleet::testing::{passage, record};
+
+    fn established(id: u64) -> Local {
+        Local::Established(Box::new(record(id)))
+    }
+
+    fn ids(changes: &[Change]) -> Vec<(u64, bool)> {
+        let id = |change: &Change| match change {
+            Change::Flow(record) => (record.id.0, true),
+            Change::Ended(id) => (id.0, false),
+        };
+        changes.iter().map(id).collect()
+    }
+
+    #[test]
+    fn a_flow_that_ended_before_it_was_told_is_never_told() {
+        let mut mirror = Mirror::default();
+        mirror.apply([established(1), established(2), Local::Ended(FlowId(1))], 5);
+        assert_eq!(ids(&mirror.changes(0, 10)), [(2, true)]);
+        mirror.apply([Local::Ended(FlowId(2)), Local::Ended(FlowId(3))], 6);
+        assert_eq!(ids(&mirror.changes(1, 10)), [(2, false)]);
+        assert!(mirror.is_empty() && mirror.by_packet.is_empty());
+    }
+
+    #[test]
+    fn a_change_is_told_as_the_flow_is_now() {
+        let mut mirror = Mirror::default();
+        mirror.apply([established(1)], 5);
+        mirror.apply([Local::Graduated { id: FlowId(1), passage: Box::new(passage(9)) }], 6);
+        let told = mirror.changes(0, 10);
+        let graduated = FlowRecord { keeping: Keeping::Passage(Box::new(passage(9))), ..record(1) };
+        assert_eq!(told, vec![Change::Flow(Box::new(graduated)); 2]);
+        assert_eq!((mirror.len(), mirror.graduated()), (1, 1));
+        // The same again is no news.
+        mirror.apply([Local::Graduated { id: FlowId(1), passage: Box::new(passage(9)) }], 7);
+        assert_eq!(mirror.end(), 2);
+        assert_eq!([0, 1, 2].map(|number| mirror.made_at_ns(number)), [Some(5), Some(6), None]);
+    }
+
+    #[test]
+    fn a_log_that_is_full_forgets_its_oldest_changes() {
+        let mut mirror = Mirror::default();
+        for round in 0..4 {
+            let chunk = LOG_MAX as u64 / 2;
+            mirror.apply((round * chunk + 1..=(round + 1) * chunk).map(established), round);
+            mirror.apply((round * chunk + 1..=(round + 1) * chunk).map(|id| Local::Ended(FlowId(id))), round);
+        }
+        assert_eq!((mirror.log.len(), mirror.end()), (LOG_MAX, 4 * LOG_MAX as u64));
+        assert!(!mirror.reaches_back_to(0) && mirror.reaches_back_to(3 * LOG_MAX as u64));
+        assert!(mirror.made.len() <= 3, "{:?}", mirror.made);
+    }
+
+    #[test]
+    fn a_packet_of_either_end_names_its_flow() {
+        let mut mirror = Mirror::default();
+        mirror.apply((1..100).map(established), 1);
+        let ends = record(7).ends;
+        for packet in packets(&ends) {
+            assert_eq!(mirror.find(&packet).map(|record| record.id), Some(FlowId(7)));
+        }
+        assert_eq!(mirror.find(&Asked { from: ends.vip.socket_addr(), to: ends.client.socket_addr() }), None);
+    }
+}

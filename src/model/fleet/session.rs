@@ -1,0 +1,457 @@
+//! What passes between this instance and one peer.
+//!
+//! ```text
+//!   its flows, told to the peer:   Waiting ─▶ Snapshot ─▶ CatchingUp ─▶ Following
+//!                                  until the     ▲         the changes     │ its place fell out of the log,
+//!                                  own are known │         meanwhile       │ or the peer missed one
+//!                                                └─────────────────────────┘
+//!   the peer's flows, told here:   nothing ─ Begin ─▶ coming ─ Whole ─▶ synced ─ a number is missing ─▶ nothing; Again
+//! ```
+//! A new link begins with a snapshot each way. What a peer told before its link broke is kept: that is what a takeover needs.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX};
+use super::mirror::Mirror;
+use super::{Epoch, Farewell, FlowRecord, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
+use crate::model::ids::FlowId;
+
+/// Between two beats.
+pub const BEAT_NS: u64 = 50_000_000;
+/// Nothing heard for this long.
+pub const SILENT_NS: u64 = 250_000_000;
+pub const DEAD_NS: u64 = 1_000_000_000;
+/// What a successor may take to be heard.
+const SUCCESSION_NS: u64 = 5_000_000_000;
+/// How often a beat asks for an echo.
+const ECHO_NS: u64 = 1_000_000_000;
+
+/// Flows of one peer: beyond, what it tells is nonsense.
+const FLOWS_MAX: usize = 2_000_000;
+/// Messages other than flows that wait to be sent to one peer.
+const OUTBOX_MAX: usize = 4096;
+const VIPS_MAX: usize = 1024;
+
+/// One peer, linked or not.
+#[derive(Debug)]
+pub struct Session {
+    pub name: InstanceName,
+    pub address: SocketAddr,
+    pub link: Option<Link>,
+    pub pulse: Pulse,
+    /// When it was last heard; `None`: never.
+    heard_ns: Option<u64>,
+    left_ns: u64,
+    pub epoch: Epoch,
+    slot: Option<u8>,
+    version: String,
+    /// Its flows, and whether each has sockets.
+    flows: HashMap<FlowId, bool>,
+    graduated: usize,
+    pub synced: bool,
+    resyncs: u64,
+    round_trip_us: u64,
+    vips: Vec<IpAddr>,
+    pub why_not: Option<String>,
+    pub standing: Standing,
+}
+
+/// Whether readiness waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Awaited {
+        since_ns: u64,
+    },
+    /// It is synced, or was waited for in vain.
+    Settled,
+}
+
+#[derive(Debug)]
+pub struct Link {
+    telling: Telling,
+    /// Number of the next change to be told.
+    next: u64,
+    /// Every change below has been acknowledged. `None`: nothing of this snapshot has.
+    acked: Option<u64>,
+    /// Number of the next change to be heard. `None`: nothing counts before its next `Begin`.
+    expected: Option<u64>,
+    ack: Option<u64>,
+    beat_due_ns: u64,
+    beats: u32,
+    /// An echo is wanted with the next beat.
+    echo_wanted: bool,
+    /// A challenge was sent: whoever answers it is told of, though nothing has changed.
+    challenged: bool,
+    /// The beat to be echoed, and when it was sent.
+    awaited: Option<(u32, u64)>,
+    echo: Option<u32>,
+    outbox: VecDeque<Message>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Telling {
+    Waiting,
+    /// All flows up to this one have been told. `None`: not begun.
+    Snapshot {
+        after: Option<FlowId>,
+    },
+    /// Every flow has been told; what has changed below this number meanwhile is still to be.
+    CatchingUp {
+        until: u64,
+    },
+    Following,
+}
+
+/// What a peer may not do. Its link ends.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error("it said hello twice")]
+    Hello,
+    #[error("it refuses: {0}")]
+    Refused(String),
+    #[error("it tells of more than {FLOWS_MAX} flows")]
+    TooMany,
+    #[error("it acknowledges what it was not told")]
+    Ack,
+    #[error("one of its messages is longer than any may be")]
+    TooLong,
+}
+
+/// What the exchange must see to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    Nothing,
+    Asked { number: u32, packet: super::Asked },
+    Answered { number: u32, known: bool },
+}
+
+impl Session {
+    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, now_ns: u64) -> Self {
+        Self {
+            name,
+            address,
+            link: None,
+            pulse: Pulse::Unheard,
+            heard_ns: None,
+            left_ns: 0,
+            epoch: Epoch::default(),
+            slot: None,
+            version: String::new(),
+            flows: HashMap::new(),
+            graduated: 0,
+            synced: false,
+            resyncs: 0,
+            round_trip_us: 0,
+            vips: Vec::new(),
+            why_not: Some(why_not.to_owned()),
+            standing: Standing::Awaited { since_ns: now_ns },
+        }
+    }
+
+    /// Its hello was taken. `wait`: this instance is not ready before it is synced again, if it was away.
+    pub fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Pulse> {
+        let returns = !matches!(self.pulse, Pulse::Alive | Pulse::Silent) || self.epoch != hello.epoch;
+        if returns && wait && self.standing == Standing::Settled {
+            self.standing = Standing::Awaited { since_ns: now_ns };
+        }
+        if self.epoch != hello.epoch {
+            self.synced = false;
+        }
+        self.epoch = hello.epoch;
+        self.slot = Some(hello.slot);
+        self.version.clone_from(&hello.version);
+        self.why_not = None;
+        self.link = Some(Link {
+            telling: Telling::Waiting,
+            next: 0,
+            acked: None,
+            expected: None,
+            ack: None,
+            beat_due_ns: now_ns,
+            beats: 0,
+            echo_wanted: true,
+            challenged: false,
+            awaited: None,
+            echo: None,
+            outbox: VecDeque::new(),
+        });
+        self.heard_ns = Some(now_ns);
+        self.set_pulse(Pulse::Alive)
+    }
+
+    pub fn lost(&mut self, why: &str) {
+        self.link = None;
+        self.why_not = Some(why.to_owned());
+    }
+
+    /// What is known of its life now; `None`: as before.
+    pub fn pulse_now(&mut self, now_ns: u64) -> Option<Pulse> {
+        let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));
+        let pulse = match (self.pulse, silence) {
+            (Pulse::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.left_ns) < SUCCESSION_NS => self.pulse,
+            (Pulse::Left(Farewell::Stopped), _) => self.pulse,
+            (_, None) => Pulse::Unheard,
+            (_, Some(silence)) if silence >= DEAD_NS => Pulse::Dead,
+            (Pulse::Dead, _) if self.link.is_none() => Pulse::Dead,
+            // A link that ended without a farewell says as much as some missing beats.
+            (_, Some(silence)) if silence >= SILENT_NS || self.link.is_none() => Pulse::Silent,
+            (_, Some(_)) => Pulse::Alive,
+        };
+        self.set_pulse(pulse)
+    }
+
+    /// Something came. What comes behind a farewell takes nothing back; only a new link does.
+    pub fn heard(&mut self, now_ns: u64) -> Option<Pulse> {
+        self.heard_ns = Some(now_ns);
+        match self.pulse {
+            Pulse::Left(_) => None,
+            _ => self.set_pulse(Pulse::Alive),
+        }
+    }
+
+    fn set_pulse(&mut self, pulse: Pulse) -> Option<Pulse> {
+        (std::mem::replace(&mut self.pulse, pulse) != pulse).then_some(pulse)
+    }
+
+    /// Takes in one message.
+    pub fn handle(
+        &mut self,
+        message: Message,
+        now_ns: u64,
+        remotes: &mut VecDeque<Remote>,
+        notices: &mut VecDeque<Notice>,
+    ) -> Result<Heard, Fault> {
+        let Some(link) = &mut self.link else { return Ok(Heard::Nothing) };
+        let name = self.name.clone();
+        let owner = || name.clone();
+        match message {
+            Message::Hello(_) => return Err(Fault::Hello),
+            Message::Refuse(why) => return Err(Fault::Refused(why)),
+            Message::Begin { next } => {
+                link.expected = Some(next);
+                self.flows.clear();
+                (self.graduated, self.synced) = (0, false);
+                let slot = self.slot.unwrap_or_default();
+                remotes.push_back(Remote::Begin { owner: owner(), epoch: self.epoch, slot });
+            }
+            Message::Records(records) => {
+                if records.len() > RECORDS_MAX {
+                    return Err(Fault::TooLong);
+                }
+                if link.expected.is_some() {
+                    records.into_iter().try_for_each(|record| self.told(Change::Flow(Box::new(record)), remotes))?;
+                }
+            }
+            Message::Changes { first, changes } => {
+                if changes.len() > RECORDS_MAX {
+                    return Err(Fault::TooLong);
+                }
+                match link.expected {
+                    Some(expected) if expected == first => {
+                        let next = first.saturating_add(changes.len() as u64);
+                        (link.expected, link.ack) = (Some(next), Some(next));
+                        changes.into_iter().try_for_each(|change| self.told(change, remotes))?;
+                    }
+                    Some(_) => {
+                        link.expected = None;
+                        link.outbox.push_back(Message::Again);
+                        self.synced = false;
+                        notices.push_back(Notice::Gap { peer: owner() });
+                    }
+                    None => {}
+                }
+            }
+            Message::Whole => {
+                if link.expected.is_some() && !self.synced {
+                    link.ack = link.expected;
+                    self.synced = true;
+                    self.standing = Standing::Settled;
+                    remotes.push_back(Remote::Synced { owner: owner() });
+                    notices.push_back(Notice::Synced { peer: owner(), flows: self.flows.len() as u64 });
+                }
+            }
+            Message::Ack { next } => {
+                if next > link.next {
+                    return Err(Fault::Ack);
+                }
+                link.acked = link.acked.max(Some(next));
+            }
+            Message::Again => {
+                if link.telling != Telling::Waiting {
+                    link.telling = Telling::Snapshot { after: None };
+                    self.resyncs += 1;
+                }
+            }
+            Message::Beat { number, echo } => {
+                if echo {
+                    link.echo = Some(number);
+                }
+            }
+            Message::Echo { number } => {
+                if let Some((_, sent_ns)) = link.awaited.take_if(|(awaited, _)| *awaited == number) {
+                    self.round_trip_us = now_ns.saturating_sub(sent_ns) / 1000;
+                    if std::mem::take(&mut link.challenged) {
+                        remotes.push_back(Remote::Pulse { owner: owner(), pulse: self.pulse });
+                    }
+                }
+            }
+            Message::Claim(flows) => {
+                if flows.len() > CLAIM_MAX {
+                    return Err(Fault::TooLong);
+                }
+                remotes.push_back(Remote::Claimed { by: owner(), flows });
+            }
+            Message::Ask { number, packet } => return Ok(Heard::Asked { number, packet }),
+            Message::Answer { number, known } => return Ok(Heard::Answered { number, known }),
+            Message::Addresses(vips) => {
+                if vips.len() > VIPS_MAX {
+                    return Err(Fault::TooLong);
+                }
+                self.vips.clone_from(&vips);
+                remotes.push_back(Remote::Addresses { owner: owner(), vips });
+            }
+            Message::Farewell(farewell) => {
+                self.left_ns = now_ns;
+                if let Some(pulse) = self.set_pulse(Pulse::Left(farewell)) {
+                    remotes.push_back(Remote::Pulse { owner: owner(), pulse });
+                    notices.push_back(Notice::Pulse { peer: owner(), pulse });
+                }
+            }
+        }
+        Ok(Heard::Nothing)
+    }
+
+    fn told(&mut self, change: Change, remotes: &mut VecDeque<Remote>) -> Result<(), Fault> {
+        let owner = self.name.clone();
+        match change {
+            Change::Flow(record) => {
+                let FlowRecord { id, keeping, .. } = &*record;
+                let graduated = matches!(keeping, Keeping::Passage(_));
+                let before = self.flows.insert(*id, graduated);
+                self.graduated += usize::from(graduated);
+                self.graduated -= usize::from(before == Some(true));
+                if self.flows.len() > FLOWS_MAX {
+                    return Err(Fault::TooMany);
+                }
+                remotes.push_back(Remote::Flow { owner, record });
+            }
+            // One that was never told of: it ended before its turn came.
+            Change::Ended(id) => {
+                if let Some(graduated) = self.flows.remove(&id) {
+                    self.graduated -= usize::from(graduated);
+                    remotes.push_back(Remote::Ended { owner, id });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing to say to it. `whole`: the own flows are all in `mirror`.
+    pub fn poll(&mut self, mirror: &Mirror, whole: bool, now_ns: u64) -> Option<Message> {
+        let link = self.link.as_mut()?;
+        if let Some(message) = link.outbox.pop_front() {
+            return Some(message);
+        }
+        if let Some(number) = link.echo.take() {
+            return Some(Message::Echo { number });
+        }
+        if now_ns >= link.beat_due_ns {
+            link.beat_due_ns = now_ns + BEAT_NS;
+            link.beats = link.beats.wrapping_add(1);
+            let stale = link.awaited.is_none_or(|(_, sent_ns)| now_ns.saturating_sub(sent_ns) >= ECHO_NS);
+            let echo = std::mem::take(&mut link.echo_wanted) || stale;
+            if echo {
+                link.awaited = Some((link.beats, now_ns));
+            }
+            return Some(Message::Beat { number: link.beats, echo });
+        }
+        if let Some(next) = link.ack.take() {
+            return Some(Message::Ack { next });
+        }
+        match link.telling {
+            Telling::Waiting if !whole => None,
+            Telling::Waiting | Telling::Snapshot { after: None } => {
+                link.telling = Telling::Snapshot { after: Some(FlowId(0)) };
+                (link.next, link.acked) = (mirror.end(), None);
+                Some(Message::Begin { next: link.next })
+            }
+            Telling::Snapshot { after: Some(after) } => {
+                let records = mirror.records(after, RECORDS_MAX);
+                let Some(last) = records.last() else {
+                    link.telling = Telling::CatchingUp { until: mirror.end() };
+                    return self.poll(mirror, whole, now_ns);
+                };
+                link.telling = Telling::Snapshot { after: Some(last.id) };
+                Some(Message::Records(records))
+            }
+            Telling::CatchingUp { until } if link.next >= until => {
+                link.telling = Telling::Following;
+                Some(Message::Whole)
+            }
+            Telling::CatchingUp { .. } | Telling::Following if !mirror.reaches_back_to(link.next) => {
+                link.telling = Telling::Snapshot { after: None };
+                self.resyncs += 1;
+                self.poll(mirror, whole, now_ns)
+            }
+            Telling::CatchingUp { .. } | Telling::Following => {
+                let changes = mirror.changes(link.next, RECORDS_MAX);
+                if changes.is_empty() {
+                    return None;
+                }
+                let first = link.next;
+                link.next += changes.len() as u64;
+                Some(Message::Changes { first, changes })
+            }
+        }
+    }
+
+    /// Leaves something to be said; false if there is no link, or too much waits already.
+    pub fn say(&mut self, message: Message) -> bool {
+        let outbox = self.link.as_mut().map(|link| &mut link.outbox).filter(|outbox| outbox.len() < OUTBOX_MAX);
+        outbox.is_some_and(|outbox| {
+            outbox.push_back(message);
+            true
+        })
+    }
+
+    /// Has it beat, and asks for an answer.
+    pub fn challenge(&mut self, now_ns: u64) {
+        if let Some(link) = &mut self.link {
+            (link.beat_due_ns, link.echo_wanted, link.challenged) = (now_ns, true, true);
+        }
+    }
+
+    /// Whether all that has happened here up to change `end` has come to it.
+    pub fn has_all(&self, end: u64) -> bool {
+        self.link.as_ref().is_some_and(|link| link.telling == Telling::Following && link.acked >= Some(end))
+    }
+
+    pub fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
+        let (behind, since_ns) = match &self.link {
+            None => (0, None),
+            Some(Link { telling: Telling::Following, acked: Some(acked), .. }) => {
+                (mirror.end().saturating_sub(*acked) as usize, mirror.made_at_ns(*acked))
+            }
+            // Nothing counts before it has all.
+            Some(_) => (mirror.len(), None),
+        };
+        MemberView {
+            name: self.name.clone(),
+            address: self.address,
+            pulse: self.pulse,
+            epoch: self.epoch,
+            slot: self.slot,
+            version: self.version.clone(),
+            synced: self.synced,
+            flows: self.flows.len(),
+            graduated: self.graduated,
+            behind,
+            lag_ms: since_ns.map_or(0, |since| now_ns.saturating_sub(since) / 1_000_000),
+            resyncs: self.resyncs,
+            round_trip_us: self.round_trip_us,
+            vips: self.vips.clone(),
+            why_not: self.why_not.clone(),
+        }
+    }
+}

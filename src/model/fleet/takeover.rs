@@ -1,0 +1,515 @@
+//! What becomes of other instances' flows when addresses and instances come and go: decisions only.
+//!
+//! ```text
+//!   peer link ──Remote──▶ │            │ ──Path──▶ hold, forward, refuse, adopt
+//!   addresses ──────────▶ │  Takeover  │ ──Send──▶ claim, ask, challenge
+//!   path ──HeldAnswer───▶ │            │ ──Announce, Tickle, Answer──▶ the wire
+//! ```
+//! A flow of another instance is in one of these states:
+//! ```text
+//!                 its owner keeps sockets          it has none any more
+//!   (told) ──────▶ Forwarded ───────────────────────────▶ Held ──▶ this instance's: its packets come here,
+//!                     │  ▲                                          or its owner is dead and the VIP is here
+//!    its owner is dead│  │ it lives after all
+//!                     ▼  │
+//!                   Refused ──▶ forgotten: its client was told
+//! ```
+//! Dead is who was not heard of for long; who was not heard of for moments, too, when the VIP has just come here. Nobody
+//! resets flows of an instance that answers on the link.
+
+mod bury;
+mod peer;
+mod stray;
+#[cfg(test)]
+mod tests;
+mod timer;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+
+use super::{
+    Asked, Command, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, PeerSlice, Pulse, Remote, Stray, Then,
+    Unknown,
+};
+use crate::addr::VipAddr;
+use crate::model::ends::{Ends, Key};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+
+use bury::Round;
+pub use bury::Tickle;
+use peer::Peer;
+use timer::{Timer, Timers};
+
+/// What an operator may choose, and what the host is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub me: InstanceName,
+    /// Where each peer's link is: the next hop towards it.
+    pub peers: Vec<(InstanceName, IpAddr)>,
+    /// Where frontends listen; port 0 is none.
+    pub vips: Vec<VipAddr>,
+    /// There is a packet path: flows can be held and forwarded.
+    pub carries: bool,
+    pub tickle: bool,
+    pub guard_ns: u64,
+    /// Clients in the first of these are told first, then the next; all others last.
+    pub priority: Vec<IpNet>,
+    /// Source ports of this network's hosts, from which each instance has its part.
+    pub ports: RangeInclusive<u16>,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    Path(HeldRequest),
+    Send(Command),
+    /// Tell all neighbours that the address is here.
+    Announce(IpAddr),
+    /// Make these ends show themselves, paced, in this order; then call `handle_tickled`.
+    Tickle {
+        round: u64,
+        ends: Vec<Tickle>,
+    },
+    /// Answer with RST.
+    Answer(Stray),
+    /// Other live instances have the same VIP: packets of one flow may come to several of them.
+    Shared(bool),
+    Note(Note),
+}
+
+/// What is worth remembering.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The owner is dead: so many of its flows go on here, so many are reset.
+    TakenOver {
+        from: InstanceName,
+        adopted: usize,
+        reset: usize,
+    },
+    /// What became of those that were reset. Without a packet path nobody knows, and all count as silent.
+    Told {
+        from: InstanceName,
+        answered: usize,
+        silent: usize,
+    },
+    Claimed {
+        from: InstanceName,
+        flows: usize,
+    },
+    Released {
+        to: InstanceName,
+        flows: usize,
+    },
+    Forwarded(usize),
+    AddressCame(IpAddr),
+    AddressWent(IpAddr),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Takeover {
+    settings: Settings,
+    peers: BTreeMap<InstanceName, Peer>,
+    flows: HashMap<FlowId, Known>,
+    /// Of clients' packets of flows that are forwarded or refused.
+    by_key: HashMap<Key, FlowId>,
+    /// Flows that were other instances' and are this one's.
+    mine: HashSet<FlowId>,
+    /// The frontends' addresses that are on this host; `None`: nobody has said yet.
+    here: Option<BTreeSet<IpAddr>>,
+    /// Until then a silent owner counts as dead: a VIP has come.
+    fresh_until_ns: u64,
+    guard_until_ns: u64,
+    rules: HashMap<VipAddr, Unknown>,
+    rounds: BTreeMap<u64, Round>,
+    /// Rounds that wait to hear who has not answered, in the order of the questions.
+    finding: VecDeque<u64>,
+    next_round: u64,
+    asked: HashMap<Key, stray::Waiting>,
+    timers: Timers,
+    /// What an earlier process held has been sorted out.
+    settled: bool,
+    /// All peers are synced, or were waited for long enough.
+    ready: bool,
+    shared: bool,
+    slices: Vec<PeerSlice>,
+    actions: VecDeque<Action>,
+}
+
+/// A flow of another instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    owner: InstanceName,
+    ends: Ends,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Forwarded,
+    /// There is no way to its owner, or no packet path here.
+    Noted,
+    Refused,
+    Held,
+}
+
+/// An owner that does not answer the challenge in this time counts as silent.
+const CHALLENGE_NS: u64 = 150_000_000;
+/// For so long after a VIP has come a silent owner counts as dead.
+const FRESH_NS: u64 = 5_000_000_000;
+/// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
+const LINGER_NS: u64 = 5_000_000_000;
+
+/// Flows up to which invariants are checked after every event.
+const CHECKED_MAX: usize = 64;
+
+impl Takeover {
+    pub fn new(settings: Settings) -> Self {
+        let peers = settings.peers.iter().map(|(name, link)| (name.clone(), Peer::new(*link))).collect();
+        Self {
+            settings,
+            peers,
+            flows: HashMap::new(),
+            by_key: HashMap::new(),
+            mine: HashSet::new(),
+            here: None,
+            fresh_until_ns: 0,
+            guard_until_ns: 0,
+            rules: HashMap::new(),
+            rounds: BTreeMap::new(),
+            finding: VecDeque::new(),
+            next_round: 0,
+            asked: HashMap::new(),
+            timers: Timers::default(),
+            settled: false,
+            ready: false,
+            shared: false,
+            slices: Vec::new(),
+            actions: VecDeque::new(),
+        }
+    }
+
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When to call [`Takeover::handle_timeout`].
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.timers.next_ns()
+    }
+
+    pub fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
+        match remote {
+            Remote::Begin { owner, slot, .. } => self.begin(&owner, slot),
+            Remote::Flow { owner, record } => self.flow(owner, *record),
+            Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
+            Remote::Synced { owner } => self.synced(&owner),
+            Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
+            Remote::Claimed { by, flows } => self.claimed_by(by, flows),
+            Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
+            Remote::Answer { ends, owner } => self.stray_answered(now_ns, ends, owner),
+        }
+        self.renew_rules(now_ns);
+        self.check();
+    }
+
+    pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
+        match answer {
+            HeldAnswer::Touched(flows) => self.claim(flows),
+            HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
+            HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
+            HeldAnswer::Reached(round) => self.first_round(round),
+        }
+        self.check();
+    }
+
+    /// All addresses of this host.
+    pub fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
+        let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
+        let now: BTreeSet<_> = addresses.iter().copied().filter(|ip| vips.contains(ip)).collect();
+        self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
+        let before = self.here.replace(now.clone());
+        let came: Vec<_> = match &before {
+            Some(before) => now.difference(before).copied().collect(),
+            // As it was when this process began: nothing has moved.
+            None => Vec::new(),
+        };
+        for ip in before.iter().flatten().filter(|ip| !now.contains(ip)) {
+            self.actions.push_back(Action::Note(Note::AddressWent(*ip)));
+        }
+        if !came.is_empty() {
+            self.vips_came(now_ns, &came);
+        }
+        self.see_sharing();
+        self.settle();
+        self.renew_rules(now_ns);
+        self.check();
+    }
+
+    /// The peers' flows are all known, or were waited for long enough.
+    pub fn handle_ready(&mut self) {
+        self.ready = true;
+        self.settle();
+        self.check();
+    }
+
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        while let Some(timer) = self.timers.take_due(now_ns) {
+            match timer {
+                Timer::Challenge => self.challenge_over(),
+                Timer::Forget(id, ends) => self.forget(id, &ends),
+                Timer::Round(round) => self.round_due(now_ns, round),
+                Timer::Asked(key) => self.ask_expired(key),
+                Timer::Lent(key) => self.lent_over(key),
+                Timer::Guard => {}
+            }
+        }
+        self.renew_rules(now_ns);
+        self.check();
+    }
+
+    /// Flows of other instances that are known here.
+    pub fn known(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Own addresses first: neighbours that still send to the dead host are to come here before they are asked anything.
+    fn vips_came(&mut self, now_ns: u64, came: &[IpAddr]) {
+        for ip in came {
+            self.actions.push_back(Action::Announce(*ip));
+            self.actions.push_back(Action::Note(Note::AddressCame(*ip)));
+        }
+        self.guard_until_ns = now_ns + self.settings.guard_ns;
+        self.timers.set(self.guard_until_ns, Timer::Guard);
+        self.fresh_until_ns = now_ns + FRESH_NS;
+        let (dead, silent): (Vec<_>, Vec<_>) = self.peers.iter().partition(|(_, peer)| peer.is_dead);
+        let dead: Vec<_> = dead.into_iter().map(|(name, _)| name.clone()).collect();
+        let silent: Vec<_> = silent.into_iter().filter(|(_, peer)| peer.pulse == Pulse::Silent).collect();
+        let silent: Vec<_> = silent.into_iter().map(|(name, _)| name.clone()).collect();
+        dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
+        silent.into_iter().for_each(|owner| self.bury(&owner));
+        let mut challenged = false;
+        for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
+            peer.challenged = true;
+            challenged = true;
+        }
+        if challenged {
+            self.actions.push_back(Action::Send(Command::Challenge));
+            self.timers.set(now_ns + CHALLENGE_NS, Timer::Challenge);
+        }
+    }
+
+    fn challenge_over(&mut self) {
+        let mute: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| peer.challenged).map(|(name, _)| name.clone()).collect();
+        for owner in mute {
+            if let Some(peer) = self.peers.get_mut(&owner) {
+                peer.challenged = false;
+            }
+            self.bury(&owner);
+        }
+    }
+
+    fn flow(&mut self, owner: InstanceName, record: FlowRecord) {
+        let (id, ends) = (record.id, record.ends);
+        if self.mine.contains(&id) {
+            // It was taken from this owner, or from the one before, and its packets come here.
+            return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+        }
+        let Some(peer) = self.peers.get_mut(&owner) else { return };
+        peer.stale.remove(&id);
+        if let Some(before) = self.flows.get(&id) {
+            let same = before.owner == owner && before.ends == ends;
+            match (&record.keeping, before.state) {
+                (Keeping::Sockets, State::Forwarded) if same => return,
+                // A record that was on its way when the flow lost its sockets.
+                (Keeping::Sockets, State::Held) if same => return,
+                _ if !same => self.remove(id),
+                _ => {}
+            }
+        }
+        let owner_is_dead = self.peers.get(&owner).is_some_and(|peer| peer.is_dead);
+        let state = match record.keeping {
+            Keeping::Sockets if owner_is_dead && self.settings.carries => {
+                self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
+                State::Refused
+            }
+            Keeping::Sockets => self.forward(&owner, &ends),
+            Keeping::Passage(_) => {
+                self.by_key.remove(&ends.key(Direction::Up));
+                if self.settings.carries {
+                    self.actions.push_back(Action::Path(HeldRequest::Hold(Box::new(record))));
+                }
+                State::Held
+            }
+        };
+        if state != State::Held {
+            self.by_key.insert(ends.key(Direction::Up), id);
+        }
+        if let Some(peer) = self.peers.get_mut(&owner) {
+            peer.flows.insert(id);
+        }
+        self.flows.insert(id, Known { owner, ends, state });
+    }
+
+    /// Has both directions' packets sent to the owner.
+    fn forward(&mut self, owner: &InstanceName, ends: &Ends) -> State {
+        let Some(hop) = self.hop(owner, ends.vip.ip()).filter(|_| self.settings.carries) else { return State::Noted };
+        let keys = both(ends);
+        match self.actions.back_mut() {
+            Some(Action::Path(HeldRequest::Forward { keys: more, to })) if *to == hop => more.extend(keys),
+            _ => self.actions.push_back(Action::Path(HeldRequest::Forward { keys: keys.to_vec(), to: hop })),
+        }
+        State::Forwarded
+    }
+
+    fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId) {
+        // Of a flow that is another's by now, its former owner only says that it is not its own any more.
+        if self.flows.get(&id).is_none_or(|known| known.owner != *owner) {
+            return;
+        }
+        if let Some(known) = self.take_out(id) {
+            match known.state {
+                State::Held => self.drop_held(id),
+                State::Noted => {}
+                State::Forwarded | State::Refused => {
+                    self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
+                }
+            }
+        }
+    }
+
+    /// Packets of a flow that ended a while ago are nobody's, unless its ends have begun another one.
+    fn forget(&mut self, id: FlowId, ends: &Ends) {
+        let key = ends.key(Direction::Up);
+        let again = self.by_key.get(&key).is_some_and(|other| *other != id || self.flows.contains_key(&id));
+        if !again {
+            self.actions.push_back(Action::Path(HeldRequest::Forget(both(ends).to_vec())));
+        }
+    }
+
+    /// Ends all that is known of a flow at once.
+    fn remove(&mut self, id: FlowId) {
+        if let Some(known) = self.take_out(id) {
+            match known.state {
+                State::Held => self.drop_held(id),
+                State::Noted => {}
+                State::Forwarded | State::Refused => self.forget(id, &known.ends),
+            }
+        }
+    }
+
+    fn take_out(&mut self, id: FlowId) -> Option<Known> {
+        let known = self.flows.remove(&id)?;
+        if let Some(peer) = self.peers.get_mut(&known.owner) {
+            peer.flows.remove(&id);
+            peer.stale.remove(&id);
+        }
+        let key = known.ends.key(Direction::Up);
+        if self.by_key.get(&key) == Some(&id) {
+            self.by_key.remove(&key);
+        }
+        Some(known)
+    }
+
+    fn drop_held(&mut self, id: FlowId) {
+        if !self.settings.carries {
+            return;
+        }
+        match self.actions.back_mut() {
+            Some(Action::Path(HeldRequest::Drop(more))) => more.push(id),
+            _ => self.actions.push_back(Action::Path(HeldRequest::Drop(vec![id]))),
+        }
+    }
+
+    /// The packets of these flows' clients come here.
+    fn claim(&mut self, flows: Vec<FlowId>) {
+        let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
+        let mut adopted = Vec::new();
+        for id in flows {
+            // Without an owner: it was released to one that has not been heard of since.
+            if let Some(known) = self.take_out(id) {
+                by_owner.entry(known.owner).or_default().push(id);
+            }
+            adopted.push(id);
+        }
+        self.mine.extend(&adopted);
+        self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        for (owner, flows) in by_owner {
+            self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
+            self.actions.push_back(Action::Send(Command::Claim { owner, flows }));
+        }
+    }
+
+    fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
+        for id in &flows {
+            self.mine.remove(id);
+        }
+        self.actions.push_back(Action::Note(Note::Released { to: by, flows: flows.len() }));
+        if self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Release(flows)));
+        }
+    }
+
+    /// What an earlier process of this host held for others: over, if all peers have said what they have; else somebody's
+    /// who is dead, and so this instance's if the VIP is here.
+    fn settle(&mut self) {
+        if self.settled || !self.ready || !self.settings.carries {
+            return;
+        }
+        let all_known = self.peers.values().all(|peer| peer.synced);
+        let claim = !all_known && self.here.as_ref().is_some_and(|here| !here.is_empty());
+        if all_known || claim {
+            self.settled = true;
+            self.actions.push_back(Action::Path(HeldRequest::Settle { claim }));
+        }
+    }
+
+    /// Says anew what becomes of packets that nobody here knows.
+    fn renew_rules(&mut self, now_ns: u64) {
+        if !self.settings.carries {
+            return;
+        }
+        let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
+        let then = if self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
+        for vip in self.settings.vips.clone() {
+            // The others are source ports of backend legs: those of living peers are forwarded.
+            let any_port = VipAddr::new((vip.ip(), 0).into());
+            let any = Unknown { guard_until_ns: 0, then: Then::Reset };
+            for (vip, rule) in [(vip, Unknown { guard_until_ns, then }), (any_port, any)] {
+                if self.rules.get(&vip) != Some(&rule) {
+                    self.rules.insert(vip, rule);
+                    self.actions.push_back(Action::Path(HeldRequest::Unknown { vip, unknown: Some(rule) }));
+                }
+            }
+        }
+    }
+
+    fn is_here(&self, ip: IpAddr) -> bool {
+        self.here.as_ref().is_some_and(|here| here.contains(&ip))
+    }
+
+    /// In debug builds: what must hold after every event.
+    fn check(&self) {
+        // It looks at every flow, which is too much to do for each of thousands.
+        if cfg!(debug_assertions) && self.flows.len() < CHECKED_MAX {
+            for id in &self.mine {
+                debug_assert!(!self.flows.contains_key(id), "{id} has two owners");
+            }
+            for (key, id) in &self.by_key {
+                let known = self.flows.get(id).map(|known| (known.ends.key(Direction::Up), known.state));
+                debug_assert!(known.is_some_and(|(its, state)| its == *key && state != State::Held), "{id} {known:?}");
+            }
+            let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
+            debug_assert_eq!(owned, self.flows.len());
+        }
+    }
+}
+
+fn both(ends: &Ends) -> [Key; 2] {
+    [ends.key(Direction::Up), ends.key(Direction::Down)]
+}

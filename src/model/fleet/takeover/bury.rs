@@ -1,0 +1,189 @@
+//! An owner is dead: what has no sockets goes on, all else is reset, those first whom most depends on.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Action, Note, State, Takeover, Timer, both};
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::{HeldRequest, InstanceName};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+
+/// One end of a dead connection, and who is to send to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tickle {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+}
+
+/// Flows of one dead owner that are being told.
+#[derive(Debug)]
+pub struct Round {
+    pub from: InstanceName,
+    flows: Vec<(FlowId, Ends)>,
+    second: bool,
+    silent: usize,
+}
+
+/// Kernels answer once in 500 ms per connection to what is out of their window (tcp_invalid_ratelimit).
+const BETWEEN_NS: u64 = 700_000_000;
+
+/// After that only the rule for unknown packets answers.
+const REFUSED_NS: u64 = 30_000_000_000;
+
+impl Takeover {
+    /// Takes over all that `owner` had.
+    pub(super) fn bury(&mut self, owner: &InstanceName) {
+        let Some(peer) = self.peers.get_mut(owner).filter(|peer| !peer.is_dead) else { return };
+        peer.is_dead = true;
+        peer.challenged = false;
+        peer.synced = false;
+        self.show_slices();
+        self.bury_flows(owner, |_| true);
+    }
+
+    /// Takes over what a dead owner had of addresses that have just come here.
+    pub(super) fn bury_where(&mut self, owner: &InstanceName, vips: &[IpAddr]) {
+        self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
+    }
+
+    fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
+        let Some(peer) = self.peers.get(owner) else { return };
+        let flows: Vec<_> = peer.flows.iter().copied().collect();
+        let (mut adopted, mut refused, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        for id in flows {
+            let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
+            let (ends, state) = (known.ends, known.state);
+            match state {
+                State::Held if self.settings.carries => {
+                    if self.is_heir(ends.vip.ip()) {
+                        self.take_out(id);
+                        adopted.push(id);
+                    }
+                }
+                // Without a packet path nothing here can carry it on.
+                _ => {
+                    if self.is_here(ends.vip.ip()) {
+                        told.push((id, ends));
+                    }
+                    if state != State::Refused {
+                        refused.extend(both(&ends));
+                    }
+                    if let Some(known) = self.flows.get_mut(&id) {
+                        known.state = State::Refused;
+                        self.by_key.insert(ends.key(Direction::Up), id);
+                    }
+                }
+            }
+        }
+        if adopted.is_empty() && refused.is_empty() && told.is_empty() {
+            return;
+        }
+        let note = Note::TakenOver { from: owner.clone(), adopted: adopted.len(), reset: told.len() };
+        self.actions.push_back(Action::Note(note));
+        if !refused.is_empty() && self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Refuse(refused)));
+        }
+        if !told.is_empty() {
+            self.begin_round(owner, told);
+        }
+        if !adopted.is_empty() {
+            self.mine.extend(&adopted);
+            self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        }
+    }
+
+    fn begin_round(&mut self, owner: &InstanceName, mut flows: Vec<(FlowId, Ends)>) {
+        let class = |ends: &Ends| {
+            let ip = ends.client.ip();
+            self.settings.priority.iter().position(|network| network.contains(&ip)).unwrap_or(usize::MAX)
+        };
+        flows.sort_by_cached_key(|(id, ends)| (class(ends), *id));
+        let number = self.next_round;
+        self.next_round += 1;
+        self.rounds.insert(number, Round { from: owner.clone(), flows, second: false, silent: 0 });
+        match (self.settings.tickle, self.settings.carries) {
+            (false, _) => self.timers.set(0, Timer::Round(number)),
+            // What the ends answer must not be sent to the dead owner.
+            (true, true) => self.actions.push_back(Action::Path(HeldRequest::Report(number))),
+            (true, false) => self.first_round(number),
+        }
+    }
+
+    /// Nothing is forwarded to the dead owner any more.
+    pub(super) fn first_round(&mut self, number: u64) {
+        if let Some(flows) = self.rounds.get(&number).map(|round| round.flows.clone()) {
+            self.tickle(number, &flows);
+        }
+    }
+
+    /// Clients before backends: a client waits, a backend only keeps what it does not need.
+    fn tickle(&mut self, round: u64, flows: &[(FlowId, Ends)]) {
+        let clients =
+            flows.iter().map(|(_, ends)| Tickle { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
+        let backends = flows
+            .iter()
+            .filter(|(_, ends)| self.is_here(ends.local.ip()))
+            .map(|(_, ends)| Tickle { from: ends.local.socket_addr(), to: ends.backend.socket_addr() });
+        let ends = clients.chain(backends).collect();
+        self.actions.push_back(Action::Tickle { round, ends });
+    }
+
+    /// All ends of a round have been sent to.
+    pub fn handle_tickled(&mut self, now_ns: u64, round: u64) {
+        if self.rounds.contains_key(&round) {
+            self.timers.set(now_ns + BETWEEN_NS, Timer::Round(round));
+        }
+    }
+
+    /// The ends have had their time to answer.
+    pub(super) fn round_due(&mut self, now_ns: u64, number: u64) {
+        let Some(round) = self.rounds.get(&number) else { return };
+        if self.settings.carries && self.settings.tickle {
+            let keys: Vec<_> = round.flows.iter().flat_map(|(_, ends)| both(ends)).collect();
+            self.finding.push_back(number);
+            return self.actions.push_back(Action::Path(HeldRequest::FindUnanswered(keys)));
+        }
+        match round.second || !self.settings.tickle {
+            true => {
+                if let Some(round) = self.rounds.get_mut(&number) {
+                    round.silent = round.flows.len();
+                }
+                self.round_over(now_ns, number);
+            }
+            false => self.tickle_again(number, |_| true),
+        }
+    }
+
+    /// No packet has come for these keys of the round that was asked for first.
+    pub(super) fn second_round(&mut self, now_ns: u64, silent: &[Key]) {
+        let Some(number) = self.finding.pop_front() else { return };
+        let Some(round) = self.rounds.get_mut(&number) else { return };
+        let is_silent: HashSet<_> = silent.iter().copied().collect();
+        round.silent = round.flows.iter().filter(|(_, ends)| is_silent.contains(&ends.key(Direction::Up))).count();
+        if silent.is_empty() || round.second {
+            return self.round_over(now_ns, number);
+        }
+        self.tickle_again(number, |ends| both(ends).iter().any(|key| is_silent.contains(key)));
+    }
+
+    fn tickle_again(&mut self, number: u64, which: impl Fn(&Ends) -> bool) {
+        let Some(round) = self.rounds.get_mut(&number) else { return };
+        round.second = true;
+        let flows: Vec<_> = round.flows.iter().filter(|(_, ends)| which(ends)).copied().collect();
+        self.tickle(number, &flows);
+    }
+
+    fn round_over(&mut self, now_ns: u64, number: u64) {
+        let Some(round) = self.rounds.remove(&number) else { return };
+        let answered = round.flows.len() - round.silent;
+        self.actions.push_back(Action::Note(Note::Told { from: round.from, answered, silent: round.silent }));
+        for (id, ends) in round.flows {
+            // Unless its owner lives after all.
+            if self.flows.get(&id).is_some_and(|known| known.state == State::Refused) {
+                self.take_out(id);
+                self.timers.set(now_ns + REFUSED_NS, Timer::Forget(id, ends));
+            }
+        }
+    }
+}

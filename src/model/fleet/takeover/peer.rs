@@ -1,0 +1,183 @@
+//! What is known of one other instance, and how it is reached.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use super::{Action, State, Takeover};
+use crate::model::fleet::{Farewell, HeldRequest, InstanceName, PeerSlice, Pulse, slice};
+use crate::model::ids::FlowId;
+
+#[derive(Debug)]
+pub struct Peer {
+    /// Where its link is.
+    link: IpAddr,
+    pub pulse: Pulse,
+    /// Its flows have been taken over.
+    pub is_dead: bool,
+    /// It was asked whether it lives, and has not answered.
+    pub challenged: bool,
+    pub synced: bool,
+    slot: Option<u8>,
+    /// All addresses of its host.
+    pub addresses: Vec<IpAddr>,
+    pub flows: HashSet<FlowId>,
+    /// Those that its snapshot, which is under way, has not named yet.
+    pub stale: HashSet<FlowId>,
+}
+
+impl Peer {
+    pub fn new(link: IpAddr) -> Self {
+        Self {
+            link,
+            pulse: Pulse::Unheard,
+            is_dead: false,
+            challenged: false,
+            synced: false,
+            slot: None,
+            addresses: Vec::new(),
+            flows: HashSet::new(),
+            stale: HashSet::new(),
+        }
+    }
+
+    /// It may still say something.
+    pub fn can_be_asked(&self) -> bool {
+        !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Silent)
+    }
+
+    fn serves(&self) -> bool {
+        !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Silent | Pulse::Left(Farewell::Succeeded))
+    }
+}
+
+impl Takeover {
+    pub(super) fn begin(&mut self, owner: &InstanceName, slot: u8) {
+        let Some(peer) = self.peers.get_mut(owner) else { return };
+        peer.stale = peer.flows.clone();
+        peer.synced = false;
+        peer.slot = Some(slot);
+        // Nobody tells what it has and is dead.
+        self.lives(owner);
+        self.show_slices();
+    }
+
+    pub(super) fn synced(&mut self, owner: &InstanceName) {
+        let Some(peer) = self.peers.get_mut(owner) else { return };
+        peer.synced = true;
+        let gone: Vec<_> = std::mem::take(&mut peer.stale).into_iter().collect();
+        gone.into_iter().for_each(|id| self.remove(id));
+        self.settle();
+    }
+
+    pub(super) fn pulse(&mut self, now_ns: u64, owner: InstanceName, pulse: Pulse) {
+        let is_fresh = now_ns < self.fresh_until_ns;
+        let guard_ns = self.settings.guard_ns;
+        let Some(peer) = self.peers.get_mut(&owner) else { return };
+        let before = std::mem::replace(&mut peer.pulse, pulse);
+        match pulse {
+            Pulse::Alive => {
+                peer.challenged = false;
+                if !peer.synced && before != Pulse::Alive {
+                    // What it has is about to be told.
+                    self.guard_until_ns = self.guard_until_ns.max(now_ns + guard_ns);
+                    self.timers.set(self.guard_until_ns, super::Timer::Guard);
+                }
+                self.lives(&owner);
+            }
+            Pulse::Dead | Pulse::Left(Farewell::Stopped) => self.bury(&owner),
+            Pulse::Silent if is_fresh => self.bury(&owner),
+            Pulse::Silent | Pulse::Left(Farewell::Succeeded) | Pulse::Unheard => {}
+        }
+        self.show_slices();
+        self.see_sharing();
+    }
+
+    /// It was taken for dead, and is heard of again: what was refused in its name is forwarded again.
+    fn lives(&mut self, owner: &InstanceName) {
+        let Some(peer) = self.peers.get_mut(owner).filter(|peer| peer.is_dead) else { return };
+        peer.is_dead = false;
+        self.forward_again(owner, |state| state == State::Refused);
+        self.rounds.retain(|_, round| round.from != *owner);
+    }
+
+    pub(super) fn peer_addresses(&mut self, owner: &InstanceName, addresses: Vec<IpAddr>) {
+        let Some(peer) = self.peers.get_mut(owner) else { return };
+        let before = std::mem::replace(&mut peer.addresses, addresses);
+        let now = peer.addresses.clone();
+        // Both had it: neighbours may still believe the other.
+        let here = self.here.iter().flatten();
+        let left: Vec<_> = here.filter(|ip| before.contains(ip) && !now.contains(ip)).copied().collect();
+        left.into_iter().for_each(|ip| self.actions.push_back(Action::Announce(ip)));
+        self.see_sharing();
+        self.show_slices();
+        if before != now {
+            self.forward_again(owner, |state| state == State::Noted);
+        }
+    }
+
+    fn forward_again(&mut self, owner: &InstanceName, which: impl Fn(State) -> bool) {
+        let Some(peer) = self.peers.get(owner) else { return };
+        for id in peer.flows.iter().copied().collect::<Vec<_>>() {
+            let Some(ends) = self.flows.get(&id).filter(|known| which(known.state)).map(|known| known.ends) else {
+                continue;
+            };
+            let state = self.forward(owner, &ends);
+            if let Some(known) = self.flows.get_mut(&id) {
+                known.state = state;
+            }
+        }
+    }
+
+    /// An address of the owner's host, of the family of `vip`, that is its own and no frontend's.
+    pub(super) fn hop(&self, owner: &InstanceName, vip: IpAddr) -> Option<IpAddr> {
+        let peer = self.peers.get(owner)?;
+        let fits = |ip: &IpAddr| {
+            let is_frontends = self.settings.vips.iter().any(|vip| vip.ip() == *ip);
+            ip.is_ipv4() == vip.is_ipv4() && !is_frontends
+        };
+        std::iter::once(&peer.link).chain(&peer.addresses).copied().find(fits)
+    }
+
+    /// Tells the path whose backend legs come from which ports, if that has changed.
+    pub(super) fn show_slices(&mut self) {
+        if !self.settings.carries {
+            return;
+        }
+        let slices = self.peers.iter().filter(|(_, peer)| peer.serves()).filter_map(|(name, peer)| {
+            let ports = slice(self.settings.ports.clone(), peer.slot?)?;
+            let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
+            let at = families.iter().filter_map(|family| self.hop(name, *family)).collect();
+            Some(PeerSlice { ports, at })
+        });
+        let slices: Vec<_> = slices.collect();
+        if slices != self.slices {
+            self.slices.clone_from(&slices);
+            self.actions.push_back(Action::Path(HeldRequest::Slices(slices)));
+        }
+    }
+
+    /// Whether packets of one flow may come to several instances.
+    pub(super) fn see_sharing(&mut self) {
+        let has = |peer: &Peer| peer.addresses.iter().any(|ip| self.is_here(*ip));
+        let shared = self.peers.values().any(|peer| peer.serves() && has(peer));
+        if shared != self.shared {
+            self.shared = shared;
+            self.actions.push_back(Action::Shared(shared));
+        }
+    }
+
+    /// Whether this instance is the one to look after a flow of `vip` whose owner is dead: the first by name of those that
+    /// have the address, or of all that live if none has.
+    pub(super) fn is_heir(&self, vip: IpAddr) -> bool {
+        let live = || self.peers.iter().filter(|(_, peer)| peer.serves());
+        let others = |having: bool| {
+            live().filter(|(_, peer)| !having || peer.addresses.contains(&vip)).map(|(name, _)| name).min()
+        };
+        let me = &self.settings.me;
+        match (self.is_here(vip), others(true)) {
+            (true, first) => first.is_none_or(|first| me < first),
+            (false, Some(_)) => false,
+            (false, None) => others(false).is_none_or(|first| me < first),
+        }
+    }
+}

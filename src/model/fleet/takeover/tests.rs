@@ -1,0 +1,523 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
+use crate::model::fleet::{Epoch, Farewell};
+
+const VIP: &str = "10.0.0.100";
+const MS: u64 = 1_000_000;
+
+fn name(text: &str) -> InstanceName {
+    InstanceName(Arc::from(text))
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn settings(me: &str) -> Settings {
+    let all = [("a", "10.0.0.21"), ("b", "10.0.0.22"), ("c", "10.0.0.23")];
+    Settings {
+        me: name(me),
+        peers: all.iter().filter(|(peer, _)| *peer != me).map(|(peer, link)| (name(peer), ip(link))).collect(),
+        vips: vec![VipAddr::new((ip(VIP), 6443).into())],
+        carries: true,
+        tickle: true,
+        guard_ns: 2000 * MS,
+        priority: vec!["10.0.0.0/28".parse().unwrap()],
+        ports: 32768..=60999,
+    }
+}
+
+fn record(number: u64, client: &str, graduated: bool) -> FlowRecord {
+    let client = ClientAddr::new((ip(client), 40_000 + number as u16).into());
+    FlowRecord {
+        id: FlowId::of(7, number),
+        ends: Ends {
+            client,
+            vip: VipAddr::new((ip(VIP), 6443).into()),
+            local: LocalAddr::new((ip(VIP), 33_000 + number as u16).into()),
+            backend: BackendAddr::new("10.0.0.11:6443".parse().unwrap()),
+        },
+        client,
+        backend_key: 1,
+        accepted_unix_ms: 1,
+        connect_us: 1,
+        keeping: if graduated { Keeping::Passage(Box::default()) } else { Keeping::Sockets },
+    }
+}
+
+struct Scene {
+    machine: Takeover,
+    now_ns: u64,
+}
+
+impl Scene {
+    /// `b`, which knows that `a` lives and is synced with it.
+    fn new() -> Self {
+        Self::with(settings("b"))
+    }
+
+    fn with(settings: Settings) -> Self {
+        let mut scene = Self { machine: Takeover::new(settings), now_ns: 1_000_000 * MS };
+        scene.addresses(&["10.0.0.22"]);
+        scene.remote(Remote::Pulse { owner: name("a"), pulse: Pulse::Alive });
+        scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(1), slot: 0 });
+        scene.remote(Remote::Synced { owner: name("a") });
+        scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip(VIP)] });
+        scene.take();
+        scene
+    }
+
+    fn remote(&mut self, remote: Remote) {
+        self.machine.handle_remote(self.now_ns, remote);
+    }
+
+    fn told(&mut self, record: &FlowRecord) {
+        self.remote(Remote::Flow { owner: name("a"), record: Box::new(record.clone()) });
+    }
+
+    fn pulse(&mut self, pulse: Pulse) {
+        self.remote(Remote::Pulse { owner: name("a"), pulse });
+    }
+
+    fn addresses(&mut self, all: &[&str]) {
+        let all: Vec<_> = all.iter().map(|text| ip(text)).collect();
+        self.machine.handle_addresses(self.now_ns, &all);
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now_ns += ms * MS;
+        self.machine.handle_timeout(self.now_ns);
+    }
+
+    fn take(&mut self) -> Vec<Action> {
+        let mut all = Vec::new();
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                // The path is quick.
+                Action::Path(HeldRequest::Report(number)) => {
+                    self.machine.handle_held(self.now_ns, HeldAnswer::Reached(number));
+                }
+                action => all.push(action),
+            }
+        }
+        all
+    }
+
+    fn stray(&mut self, record: &FlowRecord) -> Stray {
+        let stray = Stray { key: record.ends.key(Direction::Up), seq: 1, ack: 2, length: 3, flags: 16 };
+        self.machine.handle_held(self.now_ns, HeldAnswer::Strays(vec![stray]));
+        stray
+    }
+}
+
+fn place(actions: &[Action], which: impl Fn(&Action) -> bool) -> usize {
+    actions.iter().position(which).unwrap_or_else(|| panic!("not among {actions:?}"))
+}
+
+fn refused(actions: &[Action]) -> Vec<Key> {
+    let keys = actions.iter().filter_map(|action| match action {
+        Action::Path(HeldRequest::Refuse(keys)) => Some(keys.clone()),
+        _ => None,
+    });
+    keys.flatten().collect()
+}
+
+fn tickled(actions: &[Action]) -> Option<(u64, Vec<Tickle>)> {
+    actions.iter().find_map(|action| match action {
+        Action::Tickle { round, ends } => Some((*round, ends.clone())),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_proxied_flow_is_forwarded_to_its_owner_and_a_graduated_one_is_held() {
+    let mut scene = Scene::new();
+    let (proxied, mut later) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
+    scene.told(&proxied);
+    let to = ip("10.0.0.21");
+    assert_eq!(scene.take(), [Action::Path(HeldRequest::Forward { keys: both(&proxied.ends).to_vec(), to })]);
+    scene.told(&proxied);
+    assert_eq!(scene.take(), [], "it is known");
+    scene.told(&later);
+    scene.take();
+    later.keeping = Keeping::Passage(Box::default());
+    scene.told(&later);
+    assert_eq!(scene.take(), [Action::Path(HeldRequest::Hold(Box::new(later.clone())))]);
+    scene.remote(Remote::Ended { owner: name("a"), id: later.id });
+    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![later.id]))]);
+    scene.remote(Remote::Ended { owner: name("a"), id: proxied.id });
+    assert_eq!(scene.take(), [], "its last packets are on their way");
+    scene.pass(5001);
+    let forget = Action::Path(HeldRequest::Forget(both(&proxied.ends).to_vec()));
+    place(&scene.take(), |action| *action == forget);
+}
+
+#[test]
+fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
+    let mut scene = Scene::new();
+    let (kubelet, master) = (record(1, "10.0.1.7", false), record(2, "10.0.0.5", false));
+    let graduated = record(3, "10.0.1.9", true);
+    [&kubelet, &master, &graduated].into_iter().for_each(|record| scene.told(record));
+    scene.pulse(Pulse::Silent);
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let actions = scene.take();
+    let announce = place(&actions, |action| *action == Action::Announce(ip(VIP)));
+    let refuse = place(&actions, |action| matches!(action, Action::Path(HeldRequest::Refuse(keys)) if keys.len() == 4));
+    let tickle = place(&actions, |action| matches!(action, Action::Tickle { .. }));
+    assert!(announce < refuse && refuse < tickle, "{actions:?}");
+    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![graduated.id])));
+    let (round, ends) = tickled(&actions).unwrap();
+    let to: Vec<_> = ends.iter().map(|tickle| tickle.to.ip().to_string()).collect();
+    assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
+    // Those that have not answered once more, and then it is over.
+    scene.machine.handle_tickled(scene.now_ns, round);
+    scene.pass(701);
+    place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::FindUnanswered(keys)) if keys.len() == 4));
+    let silent = kubelet.ends.key(Direction::Up);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![silent]));
+    let (round, ends) = tickled(&scene.take()).unwrap();
+    assert_eq!(ends[0].to, kubelet.ends.client.socket_addr());
+    scene.machine.handle_tickled(scene.now_ns, round);
+    scene.pass(701);
+    scene.take();
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![]));
+    let told = Action::Note(Note::Told { from: name("a"), answered: 2, silent: 0 });
+    place(&scene.take(), |action| *action == told);
+    assert_eq!(scene.machine.known(), 0);
+    scene.pass(30_001);
+    let forgotten = scene.take().into_iter().filter(|action| matches!(action, Action::Path(HeldRequest::Forget(_))));
+    assert_eq!(forgotten.count(), 2);
+}
+
+#[test]
+fn an_owner_that_answers_the_challenge_keeps_its_flows() {
+    for answers in [true, false] {
+        let mut scene = Scene::new();
+        let flow = record(1, "10.0.1.7", false);
+        scene.told(&flow);
+        scene.take();
+        scene.addresses(&["10.0.0.22", VIP]);
+        let actions = scene.take();
+        place(&actions, |action| *action == Action::Send(Command::Challenge));
+        assert_eq!(refused(&actions), [], "it may live");
+        if answers {
+            scene.pulse(Pulse::Alive);
+        }
+        scene.pass(151);
+        assert_eq!(refused(&scene.take()).is_empty(), answers);
+        // While the VIP stays, silence alone is no death; but right after it has come it is.
+        scene.pass(6000);
+        scene.take();
+        scene.pulse(Pulse::Silent);
+        assert_eq!(refused(&scene.take()), []);
+        scene.pulse(Pulse::Dead);
+        assert_eq!(refused(&scene.take()).len(), if answers { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn an_owner_that_lives_after_all_has_its_packets_forwarded_again() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", false);
+    scene.told(&flow);
+    scene.pulse(Pulse::Dead);
+    scene.take();
+    scene.pulse(Pulse::Alive);
+    let to = ip("10.0.0.21");
+    let again = Action::Path(HeldRequest::Forward { keys: both(&flow.ends).to_vec(), to });
+    place(&scene.take(), |action| *action == again);
+}
+
+#[test]
+fn a_held_flow_belongs_to_whom_its_packets_come() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    scene.told(&flow);
+    scene.take();
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.id]));
+    let actions = scene.take();
+    let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.id] });
+    assert!(
+        place(&actions, |action| matches!(action, Action::Path(HeldRequest::Adopt(_))))
+            < place(&actions, |a| *a == claim)
+    );
+    scene.remote(Remote::Ended { owner: name("a"), id: flow.id });
+    assert_eq!(scene.take(), [], "its end there is not its end");
+    scene.told(&flow);
+    assert_eq!(scene.take(), [claim], "a snapshot that began before");
+    scene.remote(Remote::Claimed { by: name("a"), flows: vec![flow.id] });
+    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Release(vec![flow.id])));
+    scene.told(&flow);
+    place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Hold(_))));
+}
+
+#[test]
+fn one_of_the_living_takes_what_a_dead_owner_graduated() {
+    for (me, here, others, takes) in [
+        ("b", vec![VIP], vec![], true),
+        ("b", vec![], vec![ip(VIP)], false),
+        ("b", vec![VIP], vec![ip(VIP)], true),
+        ("b", vec![], vec![], true),
+    ] {
+        let mut scene = Scene::with(settings(me));
+        scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+        scene.remote(Remote::Addresses { owner: name("c"), vips: others });
+        scene.addresses(&here);
+        let flow = record(1, "10.0.1.7", true);
+        scene.told(&flow);
+        scene.take();
+        scene.pulse(Pulse::Dead);
+        let adopts = scene.take().iter().any(|action| matches!(action, Action::Path(HeldRequest::Adopt(_))));
+        assert_eq!(adopts, takes, "{me} {here:?}");
+    }
+}
+
+#[test]
+fn what_a_new_snapshot_does_not_name_is_gone() {
+    let mut scene = Scene::new();
+    let (kept, gone) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", true));
+    scene.told(&kept);
+    scene.told(&gone);
+    scene.take();
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.told(&kept);
+    assert_eq!(scene.take(), []);
+    scene.remote(Remote::Synced { owner: name("a") });
+    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![gone.id]))]);
+}
+
+#[test]
+fn a_stray_packet_is_asked_for_once_and_never_left_without_an_answer() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", false);
+    let ends = Asked::up(&flow.ends);
+    scene.stray(&flow);
+    scene.stray(&flow);
+    assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))]);
+    scene.remote(Remote::Answer { ends, owner: Some(name("a")) });
+    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip("10.0.0.21") };
+    place(&scene.take(), |action| *action == Action::Path(forward.clone()));
+    scene.pass(10_001);
+    place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Forget(_))));
+    let stray = scene.stray(&flow);
+    scene.take();
+    scene.remote(Remote::Answer { ends, owner: None });
+    assert_eq!(scene.take(), [Action::Answer(stray)]);
+    scene.stray(&flow);
+    scene.take();
+    scene.pass(501);
+    assert_eq!(scene.take(), [Action::Answer(stray)], "the link says nothing");
+    scene.pulse(Pulse::Dead);
+    scene.take();
+    scene.stray(&flow);
+    assert_eq!(scene.take(), [Action::Answer(stray)], "nobody is there to be asked");
+}
+
+#[test]
+fn the_address_is_announced_again_when_the_other_has_let_it_go() {
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.take();
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    assert_eq!(scene.take(), [Action::Announce(ip(VIP)), Action::Shared(false)]);
+}
+
+#[test]
+fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken() {
+    let mut scene = Scene::new();
+    scene.machine.handle_ready();
+    assert_eq!(scene.take(), [], "c has not spoken, and the VIP is elsewhere");
+    scene.addresses(&["10.0.0.22", VIP]);
+    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Settle { claim: true }));
+    let mut scene = Scene::new();
+    scene.remote(Remote::Synced { owner: name("c") });
+    scene.machine.handle_ready();
+    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Settle { claim: false }));
+}
+
+#[test]
+fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives() {
+    let mut scene = Scene::new();
+    scene.pass(2001);
+    scene.take();
+    let rule = |actions: &[Action]| {
+        let rules = actions.iter().filter_map(|action| match action {
+            Action::Path(HeldRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
+            _ => None,
+        });
+        rules.collect::<Vec<_>>().pop()
+    };
+    scene.addresses(&["10.0.0.22", VIP]);
+    let guard_until_ns = scene.now_ns + 2000 * MS;
+    assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns, then: Then::Ask }));
+    scene.pulse(Pulse::Dead);
+    assert_eq!(rule(&scene.take()).map(|rule| rule.then), Some(Then::Reset));
+    scene.pass(2001);
+    assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns: 0, then: Then::Reset }));
+}
+
+/// One thing that may happen.
+#[derive(Clone, Debug)]
+enum Step {
+    Flow { owner: bool, number: u64, graduated: bool },
+    Ended { owner: bool, number: u64 },
+    Pulse { owner: bool, pulse: Pulse },
+    Snapshot { owner: bool, names: Vec<u64> },
+    Vip(bool),
+    Touched(u64),
+    Claimed { by: bool, number: u64 },
+    Stray(u64),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || 0..6u64;
+    let pulse = prop_oneof![
+        Just(Pulse::Alive),
+        Just(Pulse::Silent),
+        Just(Pulse::Dead),
+        Just(Pulse::Left(Farewell::Stopped)),
+        Just(Pulse::Left(Farewell::Succeeded)),
+    ];
+    prop_oneof![
+        (any::<bool>(), number(), any::<bool>()).prop_map(|(owner, number, graduated)| Step::Flow {
+            owner,
+            number,
+            graduated
+        }),
+        (any::<bool>(), number()).prop_map(|(owner, number)| Step::Ended { owner, number }),
+        (any::<bool>(), pulse).prop_map(|(owner, pulse)| Step::Pulse { owner, pulse }),
+        (any::<bool>(), prop::collection::vec(number(), 0..4))
+            .prop_map(|(owner, names)| Step::Snapshot { owner, names }),
+        any::<bool>().prop_map(Step::Vip),
+        number().prop_map(Step::Touched),
+        (any::<bool>(), number()).prop_map(|(by, number)| Step::Claimed { by, number }),
+        number().prop_map(Step::Stray),
+        (0..40_000u64).prop_map(Step::Pass),
+    ]
+}
+
+/// What the path has been told, as it would carry it out.
+#[derive(Default)]
+struct Told {
+    diverted: HashMap<Key, bool>,
+    held: HashSet<FlowId>,
+    own: HashSet<FlowId>,
+}
+
+impl Told {
+    fn carry_out(&mut self, request: HeldRequest) {
+        match request {
+            HeldRequest::Hold(record) if !self.own.contains(&record.id) => {
+                self.diverted.retain(|key, _| !both(&record.ends).contains(key));
+                self.held.insert(record.id);
+            }
+            HeldRequest::Drop(flows) => {
+                flows.iter().for_each(|id| assert!(self.held.remove(id) || self.own.contains(id)))
+            }
+            HeldRequest::Adopt(flows) => {
+                for id in flows {
+                    assert!(self.held.remove(&id), "{id} is adopted and was not held");
+                    self.own.insert(id);
+                }
+            }
+            HeldRequest::Release(flows) => {
+                flows.into_iter().filter(|id| self.own.remove(id)).collect::<Vec<_>>().into_iter().for_each(|id| {
+                    self.held.insert(id);
+                });
+            }
+            HeldRequest::Forward { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
+            HeldRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
+            HeldRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
+            _ => {}
+        }
+    }
+}
+
+proptest! {
+    /// Whatever happens, in whatever order: packets are forwarded only to who may live, each stray is answered, and what
+    /// is over leaves nothing behind.
+    #[test]
+    fn no_packet_goes_to_the_dead_and_nothing_is_left_behind(steps in prop::collection::vec(step(), 1..60)) {
+        let mut scene = Scene::with(settings("b"));
+        let owner = |first: bool| name(if first { "a" } else { "c" });
+        let flow = |number: u64, graduated| record(number, "10.0.1.7", graduated);
+        let (mut told, mut strays) = (Told::default(), 0i64);
+        let mut absorb = |scene: &mut Scene, strays: &mut i64| {
+            for action in scene.take() {
+                match action {
+                    Action::Path(HeldRequest::FindUnanswered(keys)) => {
+                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(keys));
+                    }
+                    Action::Path(request) => told.carry_out(request),
+                    Action::Tickle { round, .. } => scene.machine.handle_tickled(scene.now_ns, round),
+                    Action::Answer(_) => *strays -= 1,
+                    _ => {}
+                }
+            }
+            for known in scene.machine.flows.values().filter(|known| known.state == State::Forwarded) {
+                assert!(!scene.machine.peers[&known.owner].is_dead);
+                assert!(both(&known.ends).iter().all(|key| told.diverted.get(key) == Some(&true)));
+            }
+            assert!(told.own.is_disjoint(&told.held));
+            (told.diverted.len(), told.held.clone())
+        };
+        let mut held = HashSet::new();
+        for step in steps {
+            match step {
+                Step::Flow { owner: by, number, graduated } => {
+                    let record = Box::new(flow(number, graduated));
+                    scene.remote(Remote::Flow { owner: owner(by), record });
+                }
+                Step::Ended { owner: by, number } => {
+                    scene.remote(Remote::Ended { owner: owner(by), id: FlowId::of(7, number) });
+                }
+                Step::Pulse { owner: of, pulse } => scene.remote(Remote::Pulse { owner: owner(of), pulse }),
+                Step::Snapshot { owner: by, names } => {
+                    scene.remote(Remote::Begin { owner: owner(by), epoch: Epoch(9), slot: u8::from(by) });
+                    for number in names {
+                        scene.remote(Remote::Flow { owner: owner(by), record: Box::new(flow(number, false)) });
+                    }
+                    scene.remote(Remote::Synced { owner: owner(by) });
+                }
+                Step::Vip(here) => scene.addresses(if here { &["10.0.0.22", VIP] } else { &["10.0.0.22"] }),
+                Step::Touched(number) => {
+                    let id = FlowId::of(7, number);
+                    if held.contains(&id) {
+                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![id]));
+                    }
+                }
+                Step::Claimed { by, number } => {
+                    scene.remote(Remote::Claimed { by: owner(by), flows: vec![FlowId::of(7, number)] });
+                }
+                Step::Stray(number) => {
+                    let before = scene.machine.asked.len();
+                    scene.stray(&flow(100 + number, false));
+                    strays += i64::from(scene.machine.asked.len() > before || scene.machine.actions.iter().any(|a| matches!(a, Action::Answer(_))));
+                }
+                Step::Pass(ms) => scene.pass(ms),
+            }
+            held = absorb(&mut scene, &mut strays).1;
+        }
+        for first in [true, false] {
+            scene.remote(Remote::Pulse { owner: owner(first), pulse: Pulse::Alive });
+            scene.remote(Remote::Begin { owner: owner(first), epoch: Epoch(99), slot: u8::from(first) });
+            scene.remote(Remote::Synced { owner: owner(first) });
+            absorb(&mut scene, &mut strays);
+        }
+        let mut diverted = 1;
+        for _ in 0..60 {
+            scene.pass(5000);
+            diverted = absorb(&mut scene, &mut strays).0;
+        }
+        prop_assert_eq!(diverted, 0, "entries that nobody will take out");
+        prop_assert_eq!(strays, 0, "packets without an answer");
+        prop_assert_eq!(scene.machine.known(), 0);
+        prop_assert!(scene.machine.asked.is_empty() && scene.machine.rounds.is_empty());
+    }
+}

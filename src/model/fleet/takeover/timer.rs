@@ -1,0 +1,44 @@
+//! What is to be looked at later.
+
+use std::collections::BTreeMap;
+
+use crate::model::ends::{Ends, Key};
+use crate::model::ids::FlowId;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Timer {
+    /// Owners have had their time to answer.
+    Challenge,
+    /// Packets of this flow, which is over, are nobody's from now on.
+    Forget(FlowId, Ends),
+    Round(u64),
+    /// Nobody has said whose packets these are.
+    Asked(Key),
+    /// They are sent to whom a peer has named, and no record has come.
+    Lent(Key),
+    /// Unknown packets are not dropped any more.
+    Guard,
+}
+
+/// In the order of time, and of setting.
+#[derive(Debug, Default)]
+pub struct Timers {
+    set: BTreeMap<(u64, u64), Timer>,
+    next: u64,
+}
+
+impl Timers {
+    pub fn set(&mut self, at_ns: u64, timer: Timer) {
+        self.set.insert((at_ns, self.next), timer);
+        self.next += 1;
+    }
+
+    pub fn next_ns(&self) -> Option<u64> {
+        self.set.keys().next().map(|(at_ns, _)| *at_ns)
+    }
+
+    pub fn take_due(&mut self, now_ns: u64) -> Option<Timer> {
+        let first = self.set.first_entry().filter(|first| first.key().0 <= now_ns)?;
+        Some(first.remove())
+    }
+}

@@ -1,0 +1,49 @@
+//! Flows for tests.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::{FlowRecord, Keeping, Passage, Way};
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::ends::Ends;
+use crate::model::ids::FlowId;
+use crate::model::splice::Rewrite;
+
+/// A flow in sockets; those of two ids have no end in common.
+pub fn record(id: u64) -> FlowRecord {
+    let at = |net: u8, port: u16| {
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, net, (id >> 24) as u8, (id >> 16) as u8)), port)
+    };
+    let client = ClientAddr::new(at(1, id as u16));
+    FlowRecord {
+        id: FlowId(id),
+        ends: Ends {
+            client,
+            vip: VipAddr::new("10.0.0.100:6443".parse().expect("an address")),
+            local: LocalAddr::new(at(2, id as u16)),
+            backend: BackendAddr::new("10.0.0.11:6443".parse().expect("an address")),
+        },
+        client,
+        backend_key: 7,
+        accepted_unix_ms: 1_700_000_000_000,
+        connect_us: 250,
+        keeping: Keeping::Sockets,
+    }
+}
+
+/// One whose numbers all come from `seed`.
+pub fn passage(seed: u32) -> Passage {
+    let way = |from: u32| Way {
+        rewrite: Rewrite {
+            seq: from,
+            ack: from + 1,
+            tsval: from + 2,
+            tsecr: from + 3,
+            window_shift: -2,
+            clear_ecn: false,
+        },
+        sent: u64::from(from) + 4,
+        acked: u64::from(from) + 5,
+        bytes: u64::from(from) + 6,
+    };
+    Passage { up: way(seed), down: way(seed ^ 0xffff) }
+}

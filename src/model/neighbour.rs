@@ -1,0 +1,97 @@
+//! Frames that tell every neighbour where an address is from now on: gratuitous ARP (RFC 5227 section 3) and unsolicited
+//! neighbour advertisements (RFC 4861 section 7.2.6).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+const BROADCAST: Mac = [0xff; 6];
+/// Of ff02::1, all nodes (RFC 2464 section 7).
+const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ARP: [u8; 2] = [0x08, 0x06];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+const REQUEST: u8 = 1;
+const REPLY: u8 = 2;
+const ICMPV6: u8 = 58;
+const ADVERTISEMENT: u8 = 136;
+/// Whoever knows another address is to forget it.
+const OVERRIDE: u8 = 0x20;
+const TARGET_ADDRESS: u8 = 2;
+
+/// The frames that say that `ip` is at `mac`. ARP in both forms, for some hosts heed only one of them.
+pub fn announcement(ip: IpAddr, mac: Mac) -> Vec<Vec<u8>> {
+    match ip {
+        IpAddr::V4(ip) => vec![arp(ip, mac, REQUEST), arp(ip, mac, REPLY)],
+        IpAddr::V6(ip) => vec![advertisement(ip, mac)],
+    }
+}
+
+fn arp(ip: Ipv4Addr, mac: Mac, operation: u8) -> Vec<u8> {
+    let mut frame = [&BROADCAST[..], &mac, &ARP].concat();
+    // Ethernet and IPv4, with their lengths.
+    frame.extend([0, 1, 8, 0, 6, 4, 0, operation]);
+    frame.extend(mac);
+    frame.extend(ip.octets());
+    frame.extend(if operation == REPLY { mac } else { [0; 6] });
+    frame.extend(ip.octets());
+    frame
+}
+
+fn advertisement(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
+    let mut icmp = vec![ADVERTISEMENT, 0, 0, 0, OVERRIDE, 0, 0, 0];
+    icmp.extend(ip.octets());
+    icmp.extend([TARGET_ADDRESS, 1]);
+    icmp.extend(mac);
+    let length = (icmp.len() as u16).to_be_bytes();
+    let pseudo = [&ip.octets()[..], &ALL_NODES.octets(), &[0, 0], &length, &[0, 0, 0, ICMPV6], &icmp].concat();
+    let check = checksum(&pseudo);
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    let mut frame = [&ALL_NODES_MAC[..], &mac, &IPV6].concat();
+    frame.extend([0x60, 0, 0, 0]);
+    frame.extend(length);
+    // Receivers drop what a router has passed on (RFC 4861 section 7.1.2).
+    frame.extend([ICMPV6, 255]);
+    frame.extend(ip.octets());
+    frame.extend(ALL_NODES.octets());
+    frame.extend(icmp);
+    frame
+}
+
+/// RFC 1071, of an even number of bytes.
+fn checksum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 = bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = [2, 0, 0, 0, 0, 7];
+
+    #[test]
+    fn arp_comes_in_both_forms_and_names_the_address_twice() {
+        let frames = announcement("10.0.0.100".parse().unwrap(), MAC);
+        let operations: Vec<_> = frames.iter().map(|frame| frame[21]).collect();
+        assert_eq!(operations, [REQUEST, REPLY]);
+        for frame in frames {
+            assert_eq!((frame.len(), &frame[..6], &frame[6..12]), (42, &BROADCAST[..], &MAC[..]));
+            assert_eq!((&frame[28..32], &frame[38..42]), (&[10, 0, 0, 100][..], &[10, 0, 0, 100][..]));
+        }
+    }
+
+    #[test]
+    fn the_advertisement_has_a_checksum_that_holds_and_has_crossed_no_router() {
+        let ip: Ipv6Addr = "2001:db8::100".parse().unwrap();
+        let frame = announcement(ip.into(), MAC).remove(0);
+        assert_eq!((frame.len(), frame[14 + 7]), (14 + 40 + 32, 255));
+        let pseudo = [&frame[22..54], &[0, 0, 0, 32, 0, 0, 0, ICMPV6], &frame[54..]].concat();
+        assert_eq!(checksum(&pseudo), 0);
+        assert_eq!(frame[62..78], ip.octets());
+    }
+}

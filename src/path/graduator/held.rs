@@ -1,0 +1,466 @@
+//! Flows of other instances: those without sockets are held here too, and carried as soon as their packets come; packets
+//! of the others are sent to whoever has them, or answered with RST once nobody has.
+//!
+//! What is held is listed and aged elsewhere. It becomes this instance's when the takeover says so, and goes the way that
+//! flows of an earlier process go: a worker gets it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::adopt::{Pair, carried};
+use super::carried::Step;
+use super::{Path, note};
+use crate::addr::VipAddr;
+use crate::model::end_reason::EndReason;
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::{FlowRecord, Keeping, Passage, Slice, Then, Unknown, Way};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::path::entry::{Action, Egress, Entry, Seen, Share};
+use crate::path::probe::Change;
+use crate::path::program::{InstallError, Owner};
+use crate::sys::clock::{now_ns, ns_of_unix_ms};
+use crate::sys::netlink;
+use crate::table::fleet::Local;
+use crate::table::graduation::{HeldAnswer, HeldRequest, PeerSlice};
+
+/// Requests that are taken before flows of this instance have their turn.
+const BURST: usize = 256;
+
+/// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
+/// only within 2 GiB.
+const TELL_AGAIN: u64 = 1 << 30;
+
+const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
+
+/// What is kept for other instances.
+#[derive(Debug, Default)]
+pub struct Keep {
+    pub held: HashMap<FlowId, Held>,
+    /// Keys of entries that forward or refuse; true once this process was asked for it.
+    diverted: HashMap<Key, bool>,
+    /// Where packets to an address leave.
+    routes: HashMap<IpAddr, Egress>,
+    owners: HashMap<IpAddr, Owner>,
+    slices: Vec<PeerSlice>,
+    /// Rules whose packets are shown to the takeover.
+    asks: HashMap<VipAddr, Unknown>,
+}
+
+/// A flow of another instance that has no sockets.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    pub ends: Ends,
+    /// Packets of its client that were seen here.
+    packets: u64,
+    /// This process was asked to hold it; otherwise an earlier one was.
+    confirmed: bool,
+}
+
+impl Path {
+    /// Does what the takeover asks. While another process takes over, requests wait for it.
+    pub(super) fn take_held_requests(&mut self) {
+        if self.is_frozen() {
+            return;
+        }
+        for _ in 0..BURST {
+            let Some(request) = self.table.graduation.held.next_request() else { return };
+            self.serve_takeover(request);
+        }
+        self.table.graduation.wake();
+    }
+
+    fn serve_takeover(&mut self, request: HeldRequest) {
+        match request {
+            HeldRequest::Hold(record) => self.hold(*record),
+            HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
+            HeldRequest::Adopt(flows) => flows.into_iter().for_each(|id| self.adopt_held(id)),
+            HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
+            HeldRequest::Settle { claim } => self.settle_held(claim),
+            HeldRequest::Forward { keys, to } => self.forward(keys, to),
+            HeldRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
+            HeldRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
+            HeldRequest::Report(number) => self.table.graduation.held.answer(HeldAnswer::Reached(number)),
+            HeldRequest::FindUnanswered(keys) => self.find_unanswered(keys),
+            HeldRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
+            HeldRequest::Slices(slices) => {
+                self.keep.slices = slices;
+                self.show_slices();
+            }
+            HeldRequest::RoutesMoved => self.routes_moved(),
+        }
+    }
+
+    /// Takes note of what an earlier process held for others; it serves on, though nobody here lists it.
+    pub(super) fn recall_held(&mut self, key: Key, entry: &Entry) {
+        if entry.action == Action::Splice {
+            let packets = if entry.direction == Direction::Up { entry.seen.packets } else { 0 };
+            let held = self.keep.held.entry(entry.id);
+            let held = held.or_insert(Held { ends: entry.ends(key), packets: 0, confirmed: false });
+            held.packets = held.packets.max(packets);
+        } else {
+            self.keep.diverted.insert(key, false);
+        }
+    }
+
+    /// Whether the client's packets of a held flow have come since the last look.
+    pub(super) fn see_held(&mut self, entry: &Entry) -> bool {
+        // Its backend's packets may come another way, and say nothing of where its client's go.
+        let Some(held) = self.keep.held.get_mut(&entry.id).filter(|_| entry.direction == Direction::Up) else {
+            return false;
+        };
+        let before = std::mem::replace(&mut held.packets, entry.seen.packets);
+        entry.seen.packets > before
+    }
+
+    pub(super) fn is_held(&self, id: FlowId) -> bool {
+        self.keep.held.contains_key(&id)
+    }
+
+    /// Lets the program ask again, for as many packets as each rule allows.
+    pub(super) fn refill_asks(&self) {
+        for (vip, unknown) in &self.keep.asks {
+            let _ = self.program.refill_asks(*vip, unknown);
+        }
+    }
+
+    /// Tells the other instances how the flow's packets are passed on.
+    pub(super) fn tell_graduated(&mut self, id: FlowId) {
+        if !self.table.fleet.is_enabled() {
+            return;
+        }
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let [up, down] = BOTH.map(|direction| self.program.entry(&flow.ends.key(direction)).ok().flatten());
+        if let (Some(up), Some(down)) = (up, down) {
+            flow.told_bytes = up.bytes() + down.bytes();
+            let passage = Box::new(Passage { up: way(&up), down: way(&down) });
+            self.table.fleet.tell(|| Local::Graduated { id, passage });
+        }
+    }
+
+    /// As [`Path::tell_graduated`], if it has come far since the last time.
+    pub(super) fn tell_progress(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+        if flow.up.bytes + flow.down.bytes > flow.told_bytes + TELL_AGAIN {
+            self.tell_graduated(id);
+        }
+    }
+
+    fn hold(&mut self, record: FlowRecord) {
+        let (id, ends) = (record.id, record.ends);
+        let Keeping::Passage(passage) = &record.keeping else { return };
+        if self.flows.contains_key(&id) {
+            // Both count it as their own; whoever sees its packets will say so.
+            return;
+        }
+        if let Some(held) = self.keep.held.get_mut(&id) {
+            held.confirmed = true;
+            // Once packets have come, the entry knows better than its former owner.
+            if held.packets > 0 && held.ends == ends {
+                return;
+            }
+        }
+        let slot = self.slots.of(ends.backend).0;
+        let [up, down] = [(Direction::Up, &passage.up), (Direction::Down, &passage.down)].map(|(direction, way)| {
+            let egress = self.egress_to(ends.onward(direction).to.ip());
+            (ends.key(direction), entry(&record, direction, way, egress, slot))
+        });
+        for (key, entry) in [up, down] {
+            if self.is_ours(&key) {
+                return tracing::warn!(flow = %id, "another instance's flow has the addresses of one of this instance's");
+            }
+            if let Err(error) = self.program.hold(&key, &entry) {
+                self.take_out_held(&ends);
+                return tracing::warn!(flow = %id, %error, "a flow of another instance cannot be held");
+            }
+            self.keep.diverted.remove(&key);
+        }
+        if record.client != ends.client
+            && let Err(error) = self.program.keep_note(id, &note::of(record.client))
+        {
+            tracing::warn!(flow = %id, %error, "whom a flow's header named is not kept");
+        }
+        self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
+    }
+
+    fn drop_held(&mut self, id: FlowId) {
+        if let Some(held) = self.keep.held.remove(&id) {
+            self.take_out_held(&held.ends);
+            let _ = self.program.drop_note(id);
+        }
+    }
+
+    /// Takes out the entries of a held flow, unless something else has come in their place.
+    fn take_out_held(&self, ends: &Ends) {
+        for key in BOTH.map(|direction| ends.key(direction)).iter().filter(|key| !self.is_ours(key)) {
+            if let Err(error) = self.program.take_out(key) {
+                tracing::error!(%error, "the entry of a flow cannot be removed");
+            }
+        }
+    }
+
+    /// Whether an entry of this instance stands there.
+    fn is_ours(&self, key: &Key) -> bool {
+        self.program.entry(key).ok().flatten().is_some_and(|entry| !entry.held)
+    }
+
+    /// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
+    /// has just taken it over, and is about to say more.
+    fn is_carried(&self, key: &Key) -> bool {
+        let entry = self.program.entry(key).ok().flatten();
+        entry.is_some_and(|entry| !entry.held || entry.action == Action::Splice)
+    }
+
+    fn adopt_held(&mut self, id: FlowId) {
+        let Some(Held { ends, .. }) = self.keep.held.remove(&id) else { return };
+        let keys = BOTH.map(|direction| ends.key(direction));
+        let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
+        if let Err(error) = self.program.change(&keys, Change::Own) {
+            tracing::error!(%error, "the entries of a flow cannot be changed");
+        }
+        if let Some(entry) = &up {
+            self.slots.keep(entry.backend_slot, ends.backend);
+        }
+        self.table.graduation.reserve(ends.local, ends.backend);
+        let pair = Pair { ends: Some(ends), up, down };
+        self.flows.insert(id, carried(id, ends, &pair));
+        match (&pair.up, &pair.down) {
+            (Some(up), Some(down)) => self.offer(id, Some(up), Some(down)),
+            _ => self.reset(id),
+        }
+    }
+
+    fn release(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+        let ends = flow.ends;
+        self.look(id);
+        self.over(id, EndReason::Moved);
+        let Some(flow) = self.flows.remove(&id) else { return };
+        self.waiting.remove(&id);
+        self.table.graduation.release(ends.local, ends.backend);
+        if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), Change::Hold) {
+            tracing::error!(%error, "the entries of a flow cannot be changed");
+        }
+        self.keep.held.insert(id, Held { ends, packets: flow.up.packets, confirmed: true });
+    }
+
+    fn settle_held(&mut self, claim: bool) {
+        let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| *id).collect();
+        let count = old.len() as u64;
+        for id in old {
+            if claim { self.adopt_held(id) } else { self.drop_held(id) }
+        }
+        if claim {
+            self.table.fleet.census.adopted.fetch_add(count, Relaxed);
+        }
+        let old: Vec<_> = self.keep.diverted.iter().filter(|(_, said)| !**said).map(|(key, _)| *key).collect();
+        old.into_iter().for_each(|key| self.forget(key));
+    }
+
+    fn forward(&mut self, keys: Vec<Key>, to: IpAddr) {
+        let owner = match self.owner_at(to) {
+            Ok(owner) => owner,
+            Err(error) => {
+                return tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
+            }
+        };
+        for key in keys.into_iter().filter(|key| !self.is_carried(key)).collect::<Vec<_>>() {
+            self.divert(key, |path| path.program.forward(&key, &owner));
+        }
+    }
+
+    fn refuse_packets(&mut self, key: Key) {
+        if !self.is_carried(&key) {
+            self.divert(key, |path| path.program.refuse(&key));
+        }
+    }
+
+    fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) {
+        match enter(self) {
+            Ok(()) => drop(self.keep.diverted.insert(key, true)),
+            Err(error) => tracing::warn!(from = %key.from, %error, "packets of another instance's flow stay unknown"),
+        }
+    }
+
+    fn forget(&mut self, key: Key) {
+        if self.keep.diverted.remove(&key).is_some()
+            && !self.is_ours(&key)
+            && let Err(error) = self.program.take_out(&key)
+        {
+            tracing::error!(%error, "the entry of a flow cannot be removed");
+        }
+    }
+
+    fn find_unanswered(&self, keys: Vec<Key>) {
+        let silent = |key: &Key| {
+            let entry = self.program.entry(key).ok().flatten();
+            entry.is_some_and(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0)
+        };
+        let silent = keys.into_iter().filter(silent).collect();
+        self.table.graduation.held.answer(HeldAnswer::Unanswered(silent));
+    }
+
+    fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {
+        match unknown.filter(|unknown| unknown.then == Then::Ask) {
+            Some(unknown) => drop(self.keep.asks.insert(vip, unknown)),
+            None => drop(self.keep.asks.remove(&vip)),
+        }
+        if let Err(error) = self.program.set_unknown(vip, unknown) {
+            tracing::error!(%vip, %error, "what becomes of unknown packets cannot be set");
+        }
+    }
+
+    fn show_slices(&mut self) {
+        let slices: Vec<(Slice, Vec<Owner>)> = self
+            .keep
+            .slices
+            .clone()
+            .into_iter()
+            .map(|slice| (slice.ports, slice.at.iter().filter_map(|ip| self.owner_at(*ip).ok()).collect()))
+            .collect();
+        if let Err(error) = self.program.set_slices(&slices) {
+            tracing::error!(%error, "whose ports are whose cannot be set");
+        }
+    }
+
+    /// How the instance at `ip`, on a link that this host is on too, is reached.
+    fn owner_at(&mut self, ip: IpAddr) -> std::io::Result<Owner> {
+        if let Some(owner) = self.keep.owners.get(&ip).filter(|owner| owner.mac.is_some()) {
+            return Ok(*owner);
+        }
+        let route = netlink::route(ip)?;
+        if route.gateway.is_some() || route.is_local {
+            return Err(std::io::Error::other("it is not on a link of this host"));
+        }
+        self.look_at_interface(route.interface);
+        let owner = Owner { ip, mac: netlink::neighbour(route.interface, ip)?, interface: route.interface };
+        self.keep.owners.insert(ip, owner);
+        Ok(owner)
+    }
+
+    /// Where packets to `ip` leave. Without a route the entry is made nevertheless, and mended when there is one.
+    fn egress_to(&mut self, ip: IpAddr) -> Egress {
+        if let Slot::Occupied(known) = self.keep.routes.entry(ip) {
+            return *known.get();
+        }
+        let egress = by_route(ip);
+        self.keep.routes.insert(ip, egress);
+        if let Egress::Interface(index) = egress {
+            self.look_at_interface(index);
+        }
+        egress
+    }
+
+    /// Has the program on an interface that other instances' flows may come by.
+    fn look_at_interface(&mut self, index: u32) {
+        if index == 0 || !self.on_demand || self.program.attached().contains(&index) {
+            return;
+        }
+        match self.program.attach(index) {
+            Ok(()) => self.show(),
+            Err(error) => tracing::warn!(interface = index, %error, "flows that come by it cannot be carried here"),
+        }
+    }
+
+    fn routes_moved(&mut self) {
+        self.keep.owners.clear();
+        self.show_slices();
+        let known = std::mem::take(&mut self.keep.routes);
+        let mut moved = HashMap::new();
+        for (ip, before) in known {
+            let now = self.egress_to(ip);
+            if now != before {
+                moved.insert(ip, now);
+            }
+        }
+        if moved.is_empty() {
+            return;
+        }
+        for ends in self.keep.held.values().map(|held| held.ends) {
+            for direction in BOTH {
+                let change = match moved.get(&ends.onward(direction).to.ip()) {
+                    Some(Egress::Interface(index)) => Change::Interface(*index),
+                    Some(Egress::Local) => Change::Local,
+                    None => continue,
+                };
+                if let Err(error) = self.program.change(&[ends.key(direction)], change) {
+                    tracing::error!(%error, "the entries of a flow cannot be changed");
+                }
+            }
+        }
+    }
+}
+
+fn by_route(ip: IpAddr) -> Egress {
+    match netlink::route(ip) {
+        Ok(route) if route.is_local => Egress::Local,
+        Ok(route) => Egress::Interface(route.interface),
+        Err(_) => Egress::Interface(0),
+    }
+}
+
+fn way(entry: &Entry) -> Way {
+    let Seen { sent, acked, .. } = entry.seen;
+    Way { rewrite: entry.rewrite, sent, acked, bytes: entry.bytes() }
+}
+
+/// One direction of a flow as its owner has told of it.
+fn entry(record: &FlowRecord, direction: Direction, way: &Way, egress: Egress, backend_slot: u16) -> Entry {
+    // The high half of a position only counts, and counting begins here.
+    let [sent, acked] = [way.sent, way.acked].map(|position| position & u64::from(u32::MAX));
+    Entry {
+        action: Action::Splice,
+        direction,
+        onward: record.ends.onward(direction),
+        rewrite: way.rewrite,
+        egress,
+        committed: true,
+        held: true,
+        backend_slot,
+        id: record.id,
+        share: match direction {
+            Direction::Up => Share::Up {
+                accepted_at_ns: ns_of_unix_ms(record.accepted_unix_ms).min(now_ns()),
+                connect_us: record.connect_us,
+            },
+            Direction::Down => Share::Down { backend_key: record.backend_key },
+        },
+        start_position: sent as u32,
+        bytes_before: way.bytes,
+        seen: Seen { sent, acked, ..Seen::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
+    use crate::model::splice::Rewrite;
+
+    #[test]
+    fn a_busy_flow_goes_on_counting_where_its_owner_was() {
+        let rewrite = Rewrite { seq: 1, ack: 2, tsval: 3, tsecr: 4, window_shift: -2, clear_ecn: true };
+        let way = Way { rewrite, sent: 5 << 32 | 1000, acked: 1 << 32 | 7, bytes: 5 << 32 };
+        let record = FlowRecord {
+            id: FlowId::of(7, 1),
+            ends: Ends {
+                client: ClientAddr::new("10.0.0.7:40000".parse().unwrap()),
+                vip: VipAddr::new("10.0.0.100:6443".parse().unwrap()),
+                local: LocalAddr::new("10.0.0.100:33333".parse().unwrap()),
+                backend: BackendAddr::new("10.0.0.11:6443".parse().unwrap()),
+            },
+            client: ClientAddr::new("10.0.0.7:40000".parse().unwrap()),
+            backend_key: 77,
+            accepted_unix_ms: 1,
+            connect_us: 250,
+            keeping: Keeping::Sockets,
+        };
+        let mut entry = entry(&record, Direction::Up, &way, Egress::Local, 3);
+        assert_eq!((entry.seen.sent, entry.start_position, entry.bytes()), (1000, 1000, 5 << 32));
+        entry.seen.sent += 10;
+        assert_eq!(super::way(&entry), Way { sent: 1010, acked: 7, bytes: (5 << 32) + 10, ..way });
+        assert!(entry.held && entry.committed);
+    }
+}

@@ -1,0 +1,425 @@
+//! The one task that decides what is said to whom.
+
+mod lines;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::link::{Admitted, Input, Site};
+use crate::config::{self, Config};
+use crate::model::fleet::{
+    Command, Epoch, Exchange, Farewell, Hello, InstanceName, Member, Message, Notice, Own, Pulse, Query, Remote,
+};
+use crate::sys::clock::{now_ns, unix_ns};
+use crate::sys::sock_diag;
+use crate::table::Table;
+use crate::table::journal::What;
+use lines::Lines;
+
+/// How often own flows are looked at, and beats are due: half of what a change may take.
+const TICK: Duration = Duration::from_millis(10);
+/// How often the views for people are renewed.
+const SHOW_EVERY_NS: u64 = 100_000_000;
+
+/// Own changes of one round, before others have their turn.
+const LOCALS_MAX: usize = 4096;
+const INPUTS_MAX: usize = 256;
+const INPUTS_ROUND: usize = 64;
+/// Events for the takeover that wait: beyond, nothing more is read from the peers.
+const REMOTES_MAX: usize = 4096;
+/// Messages that wait for one link's socket.
+const MESSAGES_MAX: usize = 8;
+
+/// Own flows of an earlier process are adopted within this, or are told of one by one.
+const ADOPTION_MAX_NS: u64 = 10_000_000_000;
+
+/// How long goodbyes may take.
+const FAREWELL_MAX: Duration = Duration::from_millis(500);
+
+/// The running link. Dropping it leaves it running until the runtime ends.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    orders: mpsc::Sender<Order>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Leave { farewell: Farewell, done: oneshot::Sender<()> },
+    Return,
+}
+
+impl Peers {
+    /// Says goodbye to all, ends all links and listens no more. Own flows are noted still.
+    pub async fn leave(&self, farewell: Farewell) {
+        let (done, left) = oneshot::channel();
+        if self.orders.send(Order::Leave { farewell, done }).await.is_ok() {
+            let _ = timeout(2 * FAREWELL_MAX, left).await;
+        }
+    }
+
+    /// Goes on after [`Peers::leave`].
+    pub async fn come_back(&self) {
+        let _ = self.orders.send(Order::Return).await;
+    }
+}
+
+/// Links up with the peers of `config`, which it must have, and follows its reloads. Needs a tokio runtime.
+pub fn start(
+    table: Arc<Table>,
+    mut config: watch::Receiver<Arc<Config>>,
+    remotes: mpsc::Sender<Remote>,
+    commands: mpsc::Receiver<Command>,
+) -> Option<Peers> {
+    let running = config.borrow_and_update().clone();
+    let settings = running.peers.clone()?;
+    let own = Own {
+        name: settings.name.clone(),
+        epoch: Epoch(unix_ns()),
+        slot: settings.slot,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        sync_deadline_ns: settings.sync_deadline.as_nanos() as u64,
+        vips: vips(&running, settings.listen.ip()),
+    };
+    let (inputs_sender, inputs) = mpsc::channel(INPUTS_MAX);
+    let (orders, orders_receiver) = mpsc::channel(4);
+    let now_ns = now_ns();
+    let room = Arc::new(Notify::new());
+    let exchange = Exchange::new(own, &members(&settings), now_ns);
+    let site = Site { key: settings.key.clone(), hello: exchange.hello(), inputs: inputs_sender, room };
+    let mut hub = Hub {
+        table,
+        lines: Lines::open(&site, &settings),
+        exchange,
+        site,
+        settings,
+        links: HashMap::new(),
+        next_link: 1,
+        remotes,
+        started_ns: now_ns,
+        show_at_ns: 0,
+        away: false,
+        complained: HashMap::new(),
+    };
+    let task: JoinHandle<()> = tokio::spawn(async move { hub.run(config, inputs, commands, orders_receiver).await });
+    tokio::spawn(async move {
+        if task.await.is_err_and(|error| error.is_panic()) {
+            // Peers would take this process for dead, and its flows for nobody's, while it serves them.
+            tracing::error!("the peer link panicked; giving up, the supervisor should start Baton anew");
+            std::process::abort();
+        }
+    });
+    Some(Peers { orders })
+}
+
+/// A link that counts.
+#[derive(Debug)]
+struct Link {
+    number: u64,
+    messages: mpsc::Sender<Message>,
+    /// Dropped, it ends the link at once.
+    _given_up: oneshot::Sender<()>,
+}
+
+struct Hub {
+    table: Arc<Table>,
+    exchange: Exchange,
+    site: Site,
+    settings: config::Peers,
+    lines: Lines,
+    links: HashMap<InstanceName, Link>,
+    next_link: u64,
+    remotes: mpsc::Sender<Remote>,
+    started_ns: u64,
+    show_at_ns: u64,
+    /// Goodbye was said.
+    away: bool,
+    /// When strangers from an address were last complained about.
+    complained: HashMap<IpAddr, u64>,
+}
+
+impl Hub {
+    async fn run(
+        &mut self,
+        mut config: watch::Receiver<Arc<Config>>,
+        mut inputs: mpsc::Receiver<Input>,
+        mut commands: mpsc::Receiver<Command>,
+        mut orders: mpsc::Receiver<Order>,
+    ) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let room = self.site.room.clone();
+        loop {
+            let takes_inputs = self.exchange.remotes() < REMOTES_MAX;
+            tokio::select! {
+                _ = ticks.tick() => self.take_locals(),
+                () = room.notified() => {}
+                Some(input) = inputs.recv(), if takes_inputs => {
+                    self.take_input(input);
+                    for _ in 1..INPUTS_ROUND {
+                        match inputs.try_recv() {
+                            Ok(input) if self.exchange.remotes() < REMOTES_MAX => self.take_input(input),
+                            Ok(input) => { self.take_input(input); break }
+                            Err(_) => break,
+                        }
+                    }
+                }
+                Some(command) = commands.recv() => {
+                    self.exchange.handle_command(command, now_ns());
+                    while let Ok(command) = commands.try_recv() {
+                        self.exchange.handle_command(command, now_ns());
+                    }
+                }
+                Ok(()) = config.changed() => {
+                    let config = config.borrow_and_update().clone();
+                    self.follow(&config);
+                }
+                order = orders.recv() => match order {
+                    Some(Order::Leave { farewell, done }) => {
+                        self.leave(farewell).await;
+                        let _ = done.send(());
+                    }
+                    Some(Order::Return) => self.come_back(),
+                    None => return,
+                },
+            }
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        let now_ns = now_ns();
+        self.exchange.handle_time(now_ns);
+        self.answer_queries();
+        while let Some((peer, why)) = self.exchange.poll_drop() {
+            self.links.remove(&peer);
+            self.exchange.handle_loss(&peer, &why, now_ns);
+        }
+        self.pump(now_ns);
+        while let Ok(permit) = self.remotes.try_reserve() {
+            match self.exchange.poll_remote() {
+                Some(remote) => permit.send(remote),
+                None => break,
+            }
+        }
+        if self.remotes.is_closed() {
+            while self.exchange.poll_remote().is_some() {}
+        }
+        while let Some(notice) = self.exchange.poll_notice() {
+            self.tell(notice);
+        }
+        let fleet = &self.table.fleet;
+        fleet.set_ready(self.exchange.is_ready());
+        if now_ns >= self.show_at_ns {
+            self.show_at_ns = now_ns + SHOW_EVERY_NS;
+            fleet.show_members(self.exchange.members(now_ns));
+        }
+    }
+
+    fn take_locals(&mut self) {
+        let now_ns = now_ns();
+        let fleet = &self.table.fleet;
+        loop {
+            let locals: Vec<_> = std::iter::from_fn(|| fleet.next_local()).take(LOCALS_MAX).collect();
+            let more = locals.len() == LOCALS_MAX;
+            self.exchange.handle_local(locals, now_ns);
+            if !more {
+                break;
+            }
+        }
+        if fleet.is_whole() || now_ns.saturating_sub(self.started_ns) > ADOPTION_MAX_NS {
+            self.exchange.set_whole();
+        }
+    }
+
+    /// Fills every link that has room.
+    fn pump(&mut self, now_ns: u64) {
+        for (peer, link) in &self.links {
+            while let Ok(permit) = link.messages.try_reserve() {
+                match self.exchange.poll_message(peer, now_ns) {
+                    Some(message) => permit.send(message),
+                    None => break,
+                }
+            }
+        }
+    }
+
+    fn take_input(&mut self, input: Input) {
+        let now_ns = now_ns();
+        match input {
+            Input::Greeted { hello, reply } => {
+                let _ = reply.send(self.greeted(&hello, now_ns));
+            }
+            Input::Message { peer, link, message } if self.is_current(&peer, link) => {
+                if matches!(message, Message::Ask { .. }) {
+                    // It may be of a flow that was born since the last look.
+                    self.take_locals();
+                }
+                self.exchange.handle_message(&peer, message, now_ns);
+            }
+            Input::Lost { peer, link, why } if self.is_current(&peer, link) => {
+                self.links.remove(&peer);
+                self.exchange.handle_loss(&peer, &why, now_ns);
+            }
+            // Of a link that another has replaced.
+            Input::Message { .. } | Input::Lost { .. } => {}
+            Input::Failed { peer, why } => self.exchange.handle_failure(&peer, &why),
+            Input::Stranger { from, why } => self.stranger(from.ip(), &why, now_ns),
+        }
+    }
+
+    fn greeted(&mut self, hello: &Hello, now_ns: u64) -> Result<Admitted, String> {
+        if self.away {
+            return Err("this process is being replaced or stopped".to_owned());
+        }
+        if let Err(why) = self.exchange.handle_link(hello, now_ns) {
+            self.exchange.handle_failure(&hello.name, &why);
+            return Err(why);
+        }
+        let number = self.next_link;
+        self.next_link += 1;
+        let (messages, receiver) = mpsc::channel(MESSAGES_MAX);
+        let (given_up, gone) = oneshot::channel();
+        // An older link to the same peer ends here.
+        self.links.insert(hello.name.clone(), Link { number, messages, _given_up: given_up });
+        Ok(Admitted { link: number, messages: receiver, given_up: gone })
+    }
+
+    fn is_current(&self, peer: &InstanceName, link: u64) -> bool {
+        self.links.get(peer).is_some_and(|current| current.number == link)
+    }
+
+    /// Somebody connected who did not get as far as a link.
+    fn stranger(&mut self, from: IpAddr, why: &str, now_ns: u64) {
+        let known = self.settings.peers.iter().find(|peer| peer.address.ip() == from);
+        if let Some(peer) = known {
+            return self.exchange.handle_failure(&peer.name, why);
+        }
+        let minute_ns = 60_000_000_000;
+        self.complained.retain(|_, at_ns| now_ns.saturating_sub(*at_ns) < minute_ns);
+        if self.complained.len() < INPUTS_MAX && self.complained.insert(from, now_ns).is_none() {
+            tracing::warn!(%from, "somebody who is no peer connected to the peer link: {why}");
+        }
+    }
+
+    fn answer_queries(&mut self) {
+        while let Some(query) = self.exchange.poll_query() {
+            let known = is_here(&query);
+            self.exchange.handle_known(&query, known);
+        }
+    }
+
+    /// Takes over what a reload has changed.
+    fn follow(&mut self, config: &Config) {
+        let Some(settings) = &config.peers else { return };
+        self.exchange.set_vips(vips(config, settings.listen.ip()));
+        // A name and its slot are for life.
+        let settings = config::Peers { name: self.settings.name.clone(), slot: self.settings.slot, ..settings.clone() };
+        if settings == self.settings {
+            return;
+        }
+        let now_ns = now_ns();
+        if settings.key != self.settings.key || settings.listen != self.settings.listen {
+            for peer in std::mem::take(&mut self.links).into_keys() {
+                self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
+            }
+        }
+        self.exchange.set_members(&members(&settings), now_ns);
+        self.site.key = settings.key.clone();
+        self.settings = settings;
+        if !self.away {
+            self.lines = Lines::open(&self.site, &self.settings);
+        }
+    }
+
+    async fn leave(&mut self, farewell: Farewell) {
+        self.take_locals();
+        self.away = true;
+        self.lines.shut();
+        self.exchange.farewell(farewell);
+        let now_ns = now_ns();
+        for (peer, link) in std::mem::take(&mut self.links) {
+            let goodbye = async {
+                while let Ok(permit) = link.messages.reserve().await {
+                    match self.exchange.poll_message(&peer, now_ns) {
+                        Some(message @ Message::Farewell(_)) => {
+                            permit.send(message);
+                            break;
+                        }
+                        Some(message) => permit.send(message),
+                        None => break,
+                    }
+                }
+            };
+            let _ = timeout(FAREWELL_MAX, goodbye).await;
+            let Link { messages, _given_up: given_up, .. } = link;
+            drop(messages);
+            // Its last words go out, then it ends by itself.
+            tokio::spawn(async move {
+                let mut given_up = given_up;
+                let _ = timeout(FAREWELL_MAX, given_up.closed()).await;
+            });
+            self.exchange.handle_loss(&peer, "this process is being replaced or stopped", now_ns);
+        }
+    }
+
+    fn come_back(&mut self) {
+        if !std::mem::take(&mut self.away) {
+            return;
+        }
+        self.exchange.begin_again(Epoch(unix_ns()));
+        self.site.hello = self.exchange.hello();
+        self.lines = Lines::open(&self.site, &self.settings);
+    }
+
+    fn tell(&self, notice: Notice) {
+        let what = match notice {
+            Notice::Linked { peer, version } => What::PeerLinked { peer: peer.to_string(), version },
+            Notice::Lost { peer, why } => What::PeerLost { peer: peer.to_string(), why },
+            Notice::Synced { peer, flows } => What::PeerSynced { peer: peer.to_string(), flows },
+            Notice::Gap { peer } => What::PeerGap { peer: peer.to_string() },
+            Notice::Unreachable { peer, why } => {
+                tracing::warn!(%peer, "no link to a peer: {why}");
+                return self.table.journal.record(What::PeerUnreachable { peer: peer.to_string(), why });
+            }
+            Notice::Pulse { peer, pulse } => match pulse {
+                // Told as `Linked`, or no news.
+                Pulse::Alive | Pulse::Unheard => return tracing::debug!(%peer, pulse = pulse.label(), "peer"),
+                _ => What::PeerPulse { peer: peer.to_string(), pulse },
+            },
+        };
+        match &what {
+            What::PeerLinked { peer, version } => tracing::info!(peer, version, "linked with a peer"),
+            What::PeerLost { peer, why } => tracing::warn!(peer, "the link to a peer is lost: {why}"),
+            What::PeerSynced { peer, flows } => tracing::info!(peer, flows, "all flows of a peer are known"),
+            What::PeerGap { peer } => tracing::warn!(peer, "a change of a peer's is missing; it tells all anew"),
+            What::PeerPulse { peer, pulse } => tracing::warn!(peer, pulse = pulse.label(), "a peer is not heard"),
+            _ => {}
+        }
+        self.table.journal.record(what);
+    }
+}
+
+/// Whether a socket of this host has the flow. When in doubt it does: whoever asks would reset it otherwise.
+fn is_here(query: &Query) -> bool {
+    sock_diag::has_connection(query.packet.to, query.packet.from).unwrap_or(true)
+}
+
+fn members(settings: &config::Peers) -> Vec<Member> {
+    let member = |peer: &config::Peer| Member { name: peer.name.clone(), address: peer.address };
+    settings.peers.iter().map(member).collect()
+}
+
+/// The frontends' addresses that may move: all but `own`, which is this host's for good.
+fn vips(config: &Config, own: IpAddr) -> Vec<IpAddr> {
+    let listen = config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|address| address.ip());
+    let mut vips: Vec<_> = listen.filter(|ip| *ip != own && !ip.is_unspecified() && !ip.is_loopback()).collect();
+    vips.sort();
+    vips.dedup();
+    vips
+}

@@ -1,0 +1,132 @@
+//! Where links come from: connecting to peers with higher names, again and again, and listening for the others.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::config;
+use crate::peer::link::{Input, Site};
+use crate::peer::secure::LinkError;
+
+/// Between two tries to connect: soon, for a peer that restarts is awaited; less often where somebody has to mend something.
+const AGAIN: Duration = Duration::from_millis(250);
+const AGAIN_MENDED: Duration = Duration::from_secs(2);
+/// Between two tries to listen.
+const LISTEN_AGAIN: Duration = Duration::from_millis(250);
+
+/// Connections that are being greeted at once: from addresses of peers, and from all others together.
+const GREETED_MAX: usize = 16;
+const STRANGERS_MAX: usize = 4;
+
+/// The tasks behind all links. Dropping it ends them, but for links that were admitted: those are the hub's to end.
+#[derive(Debug)]
+pub struct Lines {
+    tasks: JoinSet<()>,
+}
+
+impl Lines {
+    /// Connects to those of `settings` that are this instance's to connect to, and listens.
+    pub fn open(site: &Site, settings: &config::Peers) -> Self {
+        let mut tasks = JoinSet::new();
+        for peer in settings.peers.iter().filter(|peer| settings.name < peer.name) {
+            tasks.spawn(connect(site.clone(), settings.listen, peer.clone()));
+        }
+        tasks.spawn(listen(site.clone(), settings.clone()));
+        Self { tasks }
+    }
+
+    /// Neither connects nor listens any more.
+    pub fn shut(&mut self) {
+        self.tasks.abort_all();
+    }
+}
+
+async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
+    loop {
+        // A task of its own, so that a reload that ends this one leaves a link in peace.
+        let (link, name) = (site.clone(), peer.name.clone());
+        let made = tokio::spawn(async move { link.make(own, &name, peer.address).await }).await;
+        let pause = match made {
+            Ok(Ok(())) => AGAIN,
+            Ok(Err(error)) => {
+                let pause = if is_lasting(&error) { AGAIN_MENDED } else { AGAIN };
+                let why = explain(&error);
+                let _ = site.inputs.send(Input::Failed { peer: peer.name.clone(), why }).await;
+                pause
+            }
+            Err(_) => AGAIN_MENDED,
+        };
+        // With jitter, so that instances that start together do not go on meeting.
+        sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+    }
+}
+
+async fn listen(site: Site, settings: config::Peers) {
+    let listener = bind(settings.listen).await;
+    let (known, strangers) = (Arc::new(Semaphore::new(GREETED_MAX)), Arc::new(Semaphore::new(STRANGERS_MAX)));
+    let is_known = |ip: IpAddr| settings.peers.iter().any(|peer| peer.address.ip() == ip);
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "the peer link cannot accept");
+                sleep(LISTEN_AGAIN).await;
+                continue;
+            }
+        };
+        let room = if is_known(from.ip().to_canonical()) { &known } else { &strangers };
+        let Ok(permit) = room.clone().try_acquire_owned() else { continue };
+        let site = site.clone();
+        tokio::spawn(async move {
+            if let Err(error) = site.take(stream, permit).await {
+                let _ = site.inputs.send(Input::Stranger { from, why: explain(&error) }).await;
+            }
+        });
+    }
+}
+
+/// Tries until it succeeds: the process before this one may still have the address, or the host may not have it yet.
+async fn bind(address: SocketAddr) -> TcpListener {
+    let mut said: Option<io::ErrorKind> = None;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) => {
+                if said != Some(error.kind()) {
+                    tracing::warn!(%address, %error, "cannot listen for peers; trying again");
+                    said = Some(error.kind());
+                }
+                sleep(LISTEN_AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Whether it will be the same in a moment.
+fn is_lasting(error: &LinkError) -> bool {
+    match error {
+        LinkError::Key | LinkError::Version { .. } | LinkError::NotAPeer | LinkError::Name(_) => true,
+        LinkError::Refused(_) | LinkError::RefusedByIt(_) => true,
+        LinkError::Io(error) => error.kind() == io::ErrorKind::AddrNotAvailable,
+        _ => false,
+    }
+}
+
+fn explain(error: &LinkError) -> String {
+    match error {
+        LinkError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            "it refuses the connection".to_owned()
+        }
+        LinkError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset => "it reset the connection".to_owned(),
+        LinkError::Io(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+            "peers.listen is not an address of this host".to_owned()
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,222 @@
+//! One connection: made or accepted, greeted, then read and written until it ends.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::secure::{self, LinkError, Opener, Sealer, closed};
+use super::wire;
+use crate::config::PeerKey;
+use crate::model::fleet::{Hello, InstanceName, Message};
+
+/// From the first byte to the hello.
+const GREET_MAX: Duration = Duration::from_secs(2);
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// Bytes that the kernel may hold unsent: what must be said soon is not to wait behind a whole buffer of flows.
+const UNSENT_MAX: u32 = 32 * 1024;
+
+/// Bytes that are written at a time.
+const BATCH_MAX: usize = 64 * 1024;
+
+/// How long the last words may take to be taken.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
+
+/// As long as any name and version may be.
+const HELLO_TEXT_MAX: usize = 64;
+const REFUSAL_SHOWN_MAX: usize = 300;
+
+/// What links tell the hub.
+#[derive(Debug)]
+pub enum Input {
+    /// Somebody with the key says hello.
+    Greeted {
+        hello: Hello,
+        reply: oneshot::Sender<Result<Admitted, String>>,
+    },
+    Message {
+        peer: InstanceName,
+        link: u64,
+        message: Message,
+    },
+    Lost {
+        peer: InstanceName,
+        link: u64,
+        why: String,
+    },
+    /// A connection was not made.
+    Failed {
+        peer: InstanceName,
+        why: String,
+    },
+    /// A connection was accepted and came to nothing.
+    Stranger {
+        from: SocketAddr,
+        why: String,
+    },
+}
+
+/// A link that counts from now on.
+#[derive(Debug)]
+pub struct Admitted {
+    pub link: u64,
+    /// What is to be sent. When it closes, the link ends once all is sent.
+    pub messages: mpsc::Receiver<Message>,
+    /// When its sender is dropped, the link ends at once.
+    pub given_up: oneshot::Receiver<()>,
+}
+
+/// What every link of an instance needs.
+#[derive(Clone, Debug)]
+pub struct Site {
+    pub key: PeerKey,
+    pub hello: Hello,
+    pub inputs: mpsc::Sender<Input>,
+    /// Notified when a link has room for more messages.
+    pub room: Arc<Notify>,
+}
+
+impl Site {
+    /// Connects to `peer`, from the address that it knows this instance by, and stays until the link ends.
+    pub async fn make(&self, own: SocketAddr, peer: &InstanceName, address: SocketAddr) -> Result<(), LinkError> {
+        let mut stream = timeout(CONNECT_MAX, connect(own, address)).await.map_err(|_| LinkError::TimedOut)??;
+        let greeting = async {
+            let (mut seals, mut opens) = secure::connect(&mut stream, &self.key).await?;
+            say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
+            let hello = hear_hello(&mut stream, &mut opens).await?;
+            if hello.name != *peer {
+                let named: String = hello.name.0.chars().take(HELLO_TEXT_MAX).collect();
+                return Err(LinkError::Name(named));
+            }
+            let admitted = self.admit(&mut stream, &mut seals, hello.clone()).await?;
+            Ok::<_, LinkError>((seals, opens, admitted))
+        };
+        let (seals, opens, admitted) = timeout(GREET_MAX, greeting).await.map_err(|_| LinkError::TimedOut)??;
+        self.run(stream, (seals, opens), peer.clone(), admitted).await;
+        Ok(())
+    }
+
+    /// Greets whoever connected, then stays until the link ends. `greeted` is dropped once it has said who it is.
+    pub async fn take(&self, mut stream: TcpStream, greeted: impl Sized) -> Result<(), LinkError> {
+        let _ = stream.set_nodelay(true);
+        let greeting = async {
+            let (mut seals, mut opens) = secure::accept(&mut stream, &self.key).await?;
+            let hello = hear_hello(&mut stream, &mut opens).await?;
+            let admitted = self.admit(&mut stream, &mut seals, hello.clone()).await?;
+            say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
+            Ok::<_, LinkError>((seals, opens, hello.name, admitted))
+        };
+        let (seals, opens, peer, admitted) = timeout(GREET_MAX, greeting).await.map_err(|_| LinkError::TimedOut)??;
+        drop(greeted);
+        self.run(stream, (seals, opens), peer, admitted).await;
+        Ok(())
+    }
+
+    /// Asks the hub; tells the other end if it is refused.
+    async fn admit(&self, stream: &mut TcpStream, seals: &mut Sealer, hello: Hello) -> Result<Admitted, LinkError> {
+        let (reply, answer) = oneshot::channel();
+        let asked = self.inputs.send(Input::Greeted { hello, reply }).await;
+        asked.map_err(|_| LinkError::Dropped)?;
+        match answer.await.map_err(|_| LinkError::Dropped)? {
+            Ok(admitted) => Ok(admitted),
+            Err(why) => {
+                say(stream, seals, &Message::Refuse(why.clone())).await?;
+                Err(LinkError::Refused(why))
+            }
+        }
+    }
+
+    async fn run(&self, stream: TcpStream, (seals, opens): (Sealer, Opener), peer: InstanceName, admitted: Admitted) {
+        let Admitted { link, messages, given_up } = admitted;
+        let _ = SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_MAX);
+        let (mut reader, writer) = stream.into_split();
+        let ended = tokio::select! {
+            ended = self.read(&mut reader, opens, &peer, link) => ended,
+            ended = self.write(writer, seals, messages) => {
+                if ended.is_ok() {
+                    // Closing with something unread would be a reset, which may overtake what was just sent.
+                    let _ = timeout(LAST_WORDS_MAX, tokio::io::copy(&mut reader, &mut tokio::io::sink())).await;
+                }
+                ended
+            }
+            _ = given_up => Err(LinkError::Dropped),
+        };
+        let why = ended.map_or_else(|error| error.to_string(), |()| LinkError::Dropped.to_string());
+        let _ = self.inputs.send(Input::Lost { peer, link, why }).await;
+    }
+
+    async fn read(
+        &self,
+        reader: &mut OwnedReadHalf,
+        mut opens: Opener,
+        peer: &InstanceName,
+        link: u64,
+    ) -> Result<(), LinkError> {
+        let mut reader = tokio::io::BufReader::with_capacity(BATCH_MAX, reader);
+        let mut frame = Vec::new();
+        loop {
+            read_frame(&mut reader, &mut frame).await?;
+            let message = wire::decode(opens.open(&frame)?)?;
+            let input = Input::Message { peer: peer.clone(), link, message };
+            self.inputs.send(input).await.map_err(|_| LinkError::Dropped)?;
+        }
+    }
+
+    async fn write(
+        &self,
+        mut writer: OwnedWriteHalf,
+        mut seals: Sealer,
+        mut messages: mpsc::Receiver<Message>,
+    ) -> Result<(), LinkError> {
+        let mut out = Vec::with_capacity(BATCH_MAX);
+        while let Some(message) = messages.recv().await {
+            seals.seal(&wire::encode(&message)?, &mut out)?;
+            while out.len() < BATCH_MAX / 2
+                && let Ok(message) = messages.try_recv()
+            {
+                seals.seal(&wire::encode(&message)?, &mut out)?;
+            }
+            self.room.notify_one();
+            writer.write_all(&out).await?;
+            out.clear();
+        }
+        Ok(writer.shutdown().await?)
+    }
+}
+
+async fn connect(own: SocketAddr, address: SocketAddr) -> Result<TcpStream, LinkError> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_nodelay(true)?;
+    socket.bind(SocketAddr::new(own.ip(), 0))?;
+    Ok(socket.connect(address).await?)
+}
+
+async fn say(stream: &mut TcpStream, seals: &mut Sealer, message: &Message) -> Result<(), LinkError> {
+    let mut out = Vec::new();
+    seals.seal(&wire::encode(message)?, &mut out)?;
+    Ok(stream.write_all(&out).await?)
+}
+
+async fn hear_hello(stream: &mut TcpStream, opens: &mut Opener) -> Result<Hello, LinkError> {
+    let mut frame = Vec::new();
+    read_frame(stream, &mut frame).await?;
+    match wire::decode(opens.open(&frame)?)? {
+        Message::Hello(hello) if hello.name.0.len().max(hello.version.len()) <= HELLO_TEXT_MAX => Ok(hello),
+        Message::Refuse(why) => Err(LinkError::RefusedByIt(why.chars().take(REFUSAL_SHOWN_MAX).collect())),
+        _ => Err(LinkError::NoHello),
+    }
+}
+
+async fn read_frame(reader: &mut (impl tokio::io::AsyncRead + Unpin), frame: &mut Vec<u8>) -> Result<(), LinkError> {
+    let length = usize::from(reader.read_u16().await.map_err(closed)?);
+    frame.resize(length, 0);
+    reader.read_exact(frame).await.map_err(closed)?;
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! The handshake and the encryption: Noise (revision 34) with a secret that both ends share beforehand.
+//!
+//! `NNpsk0`: fresh keys for each connection, so that what was recorded cannot be read with a secret that leaks later, and nobody
+//! without the secret gets past the first message.
+
+use std::io;
+use std::sync::Arc;
+
+use snow::{Builder, HandshakeState, StatelessTransportState};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::wire::{DecodeError, FRAME_MAX, PREAMBLE_BYTES, SEAL_BYTES, TooLong, VERSIONS, Versions};
+use crate::config::PeerKey;
+
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+
+/// A handshake message of this pattern: a public key and a seal.
+const HANDSHAKE_BYTES: usize = 48;
+
+/// Why a link is not made, or ends.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it closed the connection")]
+    Closed,
+    #[error("it is silent")]
+    TimedOut,
+    #[error("what answers there is no Baton")]
+    NotAPeer,
+    #[error(
+        "it speaks {theirs} of the peer protocol, this instance {VERSIONS}; bring both to releases that have one in common"
+    )]
+    Version { theirs: Versions },
+    #[error("its key is another than this instance's: peers.key_file must hold the same on all instances")]
+    Key,
+    #[error("a frame does not open: it was altered on the way")]
+    Seal,
+    #[error("a message cannot be read: {0}")]
+    Decode(#[from] DecodeError),
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+    #[error("it said something before its hello")]
+    NoHello,
+    #[error("{0} answers there")]
+    Name(String),
+    /// By this instance.
+    #[error("{0}")]
+    Refused(String),
+    #[error("it refuses: {0}")]
+    RefusedByIt(String),
+    #[error("the link was given up")]
+    Dropped,
+}
+
+/// Seals what is sent.
+pub struct Sealer {
+    state: Arc<StatelessTransportState>,
+    nonce: u64,
+}
+
+/// Opens what is received.
+pub struct Opener {
+    state: Arc<StatelessTransportState>,
+    nonce: u64,
+    plain: Vec<u8>,
+}
+
+/// Both halves of a connection that has proven that its other end has the key.
+pub type Secured = (Sealer, Opener);
+
+/// The handshake of the end that made the connection.
+pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &PeerKey) -> Result<Secured, LinkError> {
+    stream.write_all(&VERSIONS.preamble()).await?;
+    let theirs = preamble(stream).await?;
+    let mut handshake = handshake(key, VERSIONS.preamble(), theirs.preamble(), true)?;
+    let mut message = [0; HANDSHAKE_BYTES];
+    handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
+    send(stream, &message).await?;
+    handshake.read_message(&receive(stream).await?, &mut []).map_err(|_| LinkError::Key)?;
+    secured(handshake)
+}
+
+/// The handshake of the end that accepted it.
+pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &PeerKey) -> Result<Secured, LinkError> {
+    // Said first, so that a peer of another version hears which ones are spoken here.
+    stream.write_all(&VERSIONS.preamble()).await?;
+    let theirs = preamble(stream).await?;
+    let mut handshake = handshake(key, theirs.preamble(), VERSIONS.preamble(), false)?;
+    if handshake.read_message(&receive(stream).await?, &mut []).is_err() {
+        stream.write_all(&[0, 0]).await?;
+        return Err(LinkError::Key);
+    }
+    let mut message = [0; HANDSHAKE_BYTES];
+    handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
+    send(stream, &message).await?;
+    secured(handshake)
+}
+
+async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Versions, LinkError> {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    stream.read_exact(&mut bytes).await.map_err(closed)?;
+    let theirs = Versions::parse(&bytes).ok_or(LinkError::NotAPeer)?;
+    match VERSIONS.common(theirs) {
+        Some(_) => Ok(theirs),
+        None => Err(LinkError::Version { theirs }),
+    }
+}
+
+fn handshake(
+    key: &PeerKey,
+    maker: [u8; PREAMBLE_BYTES],
+    taker: [u8; PREAMBLE_BYTES],
+    makes: bool,
+) -> Result<HandshakeState, LinkError> {
+    let prologue = [maker, taker].concat();
+    let params = PATTERN.parse().map_err(|_| LinkError::Seal)?;
+    let builder = Builder::new(params).psk(0, &key.0).and_then(|builder| builder.prologue(&prologue));
+    let built = builder.and_then(|builder| if makes { builder.build_initiator() } else { builder.build_responder() });
+    built.map_err(|_| LinkError::Seal)
+}
+
+fn secured(handshake: HandshakeState) -> Result<Secured, LinkError> {
+    let state = Arc::new(handshake.into_stateless_transport_mode().map_err(|_| LinkError::Seal)?);
+    Ok((Sealer { state: state.clone(), nonce: 0 }, Opener { state, nonce: 0, plain: vec![0; FRAME_MAX] }))
+}
+
+async fn send<S: AsyncWrite + Unpin>(stream: &mut S, message: &[u8; HANDSHAKE_BYTES]) -> Result<(), LinkError> {
+    let mut frame = (HANDSHAKE_BYTES as u16).to_be_bytes().to_vec();
+    frame.extend(message);
+    Ok(stream.write_all(&frame).await?)
+}
+
+async fn receive<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[u8; HANDSHAKE_BYTES], LinkError> {
+    match usize::from(stream.read_u16().await.map_err(closed)?) {
+        0 => Err(LinkError::Key),
+        HANDSHAKE_BYTES => {
+            let mut message = [0; HANDSHAKE_BYTES];
+            stream.read_exact(&mut message).await.map_err(closed)?;
+            Ok(message)
+        }
+        _ => Err(LinkError::NotAPeer),
+    }
+}
+
+/// An end of file is an end of the link, and no fault of the network.
+pub fn closed(error: io::Error) -> LinkError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => LinkError::Closed,
+        _ => LinkError::Io(error),
+    }
+}
+
+impl Sealer {
+    /// Adds the frame of `plain` to `out`.
+    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), LinkError> {
+        let length = plain.len() + SEAL_BYTES;
+        let short = u16::try_from(length).map_err(|_| TooLong(plain.len()))?;
+        out.extend(short.to_be_bytes());
+        let start = out.len();
+        out.resize(start + length, 0);
+        self.state.write_message(self.nonce, plain, &mut out[start..]).map_err(|_| LinkError::Seal)?;
+        self.nonce += 1;
+        Ok(())
+    }
+}
+
+impl Opener {
+    /// What `frame`, without its length, holds.
+    pub fn open(&mut self, frame: &[u8]) -> Result<&[u8], LinkError> {
+        let length = self.state.read_message(self.nonce, frame, &mut self.plain).map_err(|_| LinkError::Seal)?;
+        self.nonce += 1;
+        Ok(&self.plain[..length])
+    }
+}
+
+impl std::fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sealer").field("nonce", &self.nonce).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Opener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opener").field("nonce", &self.nonce).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::duplex;
+
+    fn key(byte: u8) -> PeerKey {
+        PeerKey([byte; 32])
+    }
+
+    #[tokio::test]
+    async fn what_is_sealed_at_one_end_opens_at_the_other_in_its_order_only() {
+        let (mut near, mut far) = duplex(4096);
+        let (key_1, key_2) = (key(1), key(1));
+        let (made, taken) = tokio::join!(connect(&mut near, &key_1), accept(&mut far, &key_2));
+        let ((mut seals, mut own_opens), (mut far_seals, mut opens)) = (made.unwrap(), taken.unwrap());
+        let mut frames = Vec::new();
+        for text in [&b"one"[..], b"", &[7; 60_000]] {
+            let mut frame = Vec::new();
+            seals.seal(text, &mut frame).unwrap();
+            frames.push((text, frame));
+        }
+        assert!(opens.open(&frames[1].1[2..]).is_err(), "another place in the order");
+        for (text, frame) in &frames {
+            assert_eq!(opens.open(&frame[2..]).unwrap(), *text);
+        }
+        let mut frame = Vec::new();
+        far_seals.seal(b"back", &mut frame).unwrap();
+        assert!(opens.open(&frame[2..]).is_err(), "its own direction");
+        frame[5] ^= 1;
+        assert!(own_opens.open(&frame[2..]).is_err(), "altered");
+        assert!(seals.seal(&[0; FRAME_MAX - SEAL_BYTES + 1], &mut Vec::new()).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_wrong_key_is_said_to_both_ends() {
+        let (mut near, mut far) = duplex(4096);
+        let (ours, theirs) = (key(1), key(2));
+        let (made, taken) = tokio::join!(connect(&mut near, &ours), accept(&mut far, &theirs));
+        for error in [made.unwrap_err(), taken.unwrap_err()] {
+            assert!(matches!(error, LinkError::Key), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_of_another_version_is_refused_and_both_can_say_so() {
+        for connects in [true, false] {
+            let (mut near, mut far) = duplex(4096);
+            let later = Versions { lowest: 2, highest: 3 };
+            far.write_all(&later.preamble()).await.unwrap();
+            let key = key(1);
+            let made = if connects { connect(&mut near, &key).await } else { accept(&mut near, &key).await };
+            let said = made.unwrap_err().to_string();
+            assert!(said.contains("speaks versions 2 to 3 of the peer protocol, this instance version 1"), "{said}");
+            let mut heard = [0; PREAMBLE_BYTES];
+            far.read_exact(&mut heard).await.unwrap();
+            assert_eq!(Versions::parse(&heard), Some(VERSIONS));
+        }
+    }
+
+    #[tokio::test]
+    async fn strangers_do_not_get_past_the_first_bytes() {
+        let mut long = VERSIONS.preamble().to_vec();
+        long.extend([0xff, 0xff, 1, 2, 3]);
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &long] {
+            let (mut near, mut far) = duplex(4096);
+            far.write_all(bytes).await.unwrap();
+            assert!(matches!(accept(&mut near, &key(1)).await, Err(LinkError::NotAPeer)));
+        }
+        let (mut near, mut far) = duplex(4096);
+        far.write_all(b"BTN").await.unwrap();
+        drop(far);
+        assert!(accept(&mut near, &key(1)).await.is_err());
+    }
+}

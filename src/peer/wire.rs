@@ -1,0 +1,162 @@
+//! What is on the wire.
+//!
+//! ```text
+//!   both, in the clear     | "BTNP" | lowest version | highest version |              4 + 2 + 2 bytes
+//!   handshake              | length | Noise message |, once each way                  2 + 48
+//!                          | 0 |  the other's key is another one
+//!   then, each way         | length | one message, sealed |                           2 + length, at most 65,535
+//! ```
+//! Numbers are big-endian. Inside is one message in postcard. Both ends speak the highest version that both know; the clear
+//! beginning is part of what the handshake proves, so nobody on the way can make them speak an older one.
+
+use crate::model::fleet::Message;
+
+pub const PREAMBLE_BYTES: usize = 8;
+
+/// Bytes of a frame behind its length.
+pub const FRAME_MAX: usize = u16::MAX as usize;
+/// What sealing adds.
+pub const SEAL_BYTES: usize = 16;
+
+/// Lowest and highest version that this release speaks.
+pub const VERSIONS: Versions = Versions { lowest: 1, highest: 1 };
+
+const MAGIC: [u8; 4] = *b"BTNP";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    pub lowest: u16,
+    pub highest: u16,
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("it is none that this release knows: {0}")]
+    Body(String),
+    #[error("{0} bytes are left over")]
+    Rest(usize),
+}
+
+/// The message is longer than a frame can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message has {0} bytes, more than fit into a frame")]
+pub struct TooLong(pub usize);
+
+impl Versions {
+    pub fn preamble(self) -> [u8; PREAMBLE_BYTES] {
+        let mut bytes = [0; PREAMBLE_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&self.lowest.to_be_bytes());
+        bytes[6..].copy_from_slice(&self.highest.to_be_bytes());
+        bytes
+    }
+
+    /// `None`: whoever sent this is no Baton.
+    pub fn parse(bytes: &[u8; PREAMBLE_BYTES]) -> Option<Self> {
+        let number = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        (bytes[..4] == MAGIC).then(|| Self { lowest: number(4), highest: number(6) })
+    }
+
+    /// The version that both speak, if there is one.
+    pub fn common(self, other: Self) -> Option<u16> {
+        let highest = self.highest.min(other.highest);
+        (highest >= self.lowest.max(other.lowest)).then_some(highest)
+    }
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.lowest == self.highest {
+            true => write!(f, "version {}", self.lowest),
+            false => write!(f, "versions {} to {}", self.lowest, self.highest),
+        }
+    }
+}
+
+pub fn encode(message: &Message) -> Result<Vec<u8>, TooLong> {
+    let bytes = postcard::to_stdvec(message).expect("a vector takes everything");
+    if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(TooLong(bytes.len())) } else { Ok(bytes) }
+}
+
+pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(DecodeError::Rest(rest.len())),
+        Err(error) => Err(DecodeError::Body(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fleet::testing::{passage, record};
+    use crate::model::fleet::{Asked, Change, Epoch, Farewell, FlowRecord, Hello, InstanceName, Keeping};
+    use crate::model::ids::FlowId;
+
+    /// The largest that each may be.
+    fn all() -> Vec<Message> {
+        let six = |port: u16| format!("[fd00:1234:5678:9abc:def0:1234:5678:{port:x}]:{port}").parse().unwrap();
+        let mut flow = record(u64::MAX);
+        flow.ends.client = crate::addr::ClientAddr::new(six(65535));
+        flow.ends.vip = crate::addr::VipAddr::new(six(65534));
+        flow.ends.local = crate::addr::LocalAddr::new(six(65533));
+        flow.ends.backend = crate::addr::BackendAddr::new(six(65532));
+        flow.client = flow.ends.client;
+        (flow.backend_key, flow.accepted_unix_ms, flow.connect_us) = (u64::MAX, u64::MAX, u32::MAX);
+        let mut largest = passage(u32::MAX - 9);
+        for way in [&mut largest.up, &mut largest.down] {
+            (way.sent, way.acked, way.bytes) = (u64::MAX, u64::MAX, u64::MAX);
+        }
+        let graduated = FlowRecord { keeping: Keeping::Passage(Box::new(largest)), ..flow };
+        let packet = Asked { from: six(1), to: six(2) };
+        vec![
+            Message::Hello(Hello {
+                name: InstanceName("n".repeat(63).into()),
+                epoch: Epoch(u64::MAX),
+                slot: 7,
+                version: "1.0.0".to_owned(),
+            }),
+            Message::Refuse("no".to_owned()),
+            Message::Begin { next: u64::MAX },
+            Message::Records(vec![graduated.clone(); 64]),
+            Message::Changes { first: u64::MAX, changes: vec![Change::Flow(Box::new(graduated)); 64] },
+            Message::Whole,
+            Message::Ack { next: 5 },
+            Message::Again,
+            Message::Beat { number: 7, echo: true },
+            Message::Echo { number: 7 },
+            Message::Claim(vec![FlowId(u64::MAX); 1024]),
+            Message::Ask { number: 1, packet },
+            Message::Answer { number: 1, known: true },
+            Message::Addresses(vec![packet.from.ip(); 1024]),
+            Message::Farewell(Farewell::Succeeded),
+        ]
+    }
+
+    #[test]
+    fn every_message_survives_the_wire_and_fits_into_a_frame() {
+        for message in all() {
+            let bytes = encode(&message).unwrap();
+            assert_eq!(decode(&bytes).as_ref(), Ok(&message));
+            let mut longer = bytes.clone();
+            longer.push(0);
+            assert_eq!(decode(&longer), Err(DecodeError::Rest(1)));
+            for length in 0..bytes.len().min(300) {
+                assert!(decode(&bytes[..length]).is_err(), "{message:?} cut to {length}");
+            }
+        }
+        assert!(encode(&Message::Claim(vec![FlowId(u64::MAX); 10_000])).is_err());
+    }
+
+    #[test]
+    fn the_highest_version_that_both_know_is_spoken() {
+        let versions = |lowest, highest| Versions { lowest, highest };
+        assert_eq!(versions(1, 3).common(versions(2, 5)), Some(3));
+        assert_eq!(versions(2, 5).common(versions(1, 3)), Some(3));
+        assert_eq!(versions(1, 1).common(versions(2, 2)), None);
+        assert_eq!(versions(4, 4).common(versions(1, 9)), Some(4));
+        assert_eq!(Versions::parse(&versions(3, 700).preamble()), Some(versions(3, 700)));
+        assert_eq!(Versions::parse(b"GET / HT"), None);
+    }
+}

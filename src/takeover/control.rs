@@ -1,0 +1,234 @@
+//! The task: hears of everything, asks the machine, does what it says.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+use super::Links;
+use super::addresses::Addresses;
+use super::firewall::{self, MARK};
+use super::wire::{Batch, Wire};
+use crate::config::TakeoverSettings;
+use crate::model::fleet::takeover::{Action, Note, Settings, Takeover};
+use crate::model::fleet::{Command, HeldRequest};
+use crate::sys::clock::now_ns;
+use crate::sys::netlink::{Changed, Watch};
+use crate::table::Table;
+use crate::table::journal::What;
+
+/// How often it is looked whether kept addresses are needed, and whether all peers are known.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Words of the link that are taken in one turn.
+const BURST: usize = 512;
+
+/// Routes change many at a time.
+const ROUTES_SETTLE: Duration = Duration::from_millis(50);
+
+pub struct Control {
+    table: Arc<Table>,
+    machine: Takeover,
+    settings: Settings,
+    addresses: Addresses,
+    watch: AsyncFd<Watch>,
+    wire: Wire,
+    tickled: mpsc::UnboundedReceiver<u64>,
+    links: Links,
+    /// Commands that the link has no room for yet.
+    backlog: VecDeque<Command>,
+    routes_moved: bool,
+    told_ready: bool,
+}
+
+enum Heard {
+    Remotes,
+    Answers,
+    Network,
+    Tickled(u64),
+    Time,
+    Gone,
+}
+
+impl Control {
+    pub fn new(table: Arc<Table>, settings: Settings, wanted: &TakeoverSettings, links: Links) -> io::Result<Self> {
+        let (done, tickled) = mpsc::unbounded_channel();
+        Ok(Self {
+            machine: Takeover::new(settings.clone()),
+            addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip())),
+            watch: Watch::open()?.register()?,
+            wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
+            tickled,
+            links,
+            backlog: VecDeque::new(),
+            routes_moved: false,
+            told_ready: false,
+            settings,
+            table,
+        })
+    }
+
+    pub async fn run(mut self) {
+        if let Err(error) = firewall::raise(&self.settings.vips, self.settings.carries).await {
+            tracing::info!(%error, "no table of nftables; a firewall that drops what it has not tracked would stop resets");
+        }
+        self.look_at_addresses();
+        let mut remotes = Vec::with_capacity(BURST);
+        loop {
+            match self.hear(&mut remotes).await {
+                Heard::Gone => break,
+                Heard::Remotes => {
+                    let now_ns = now_ns();
+                    remotes.drain(..).for_each(|remote| self.machine.handle_remote(now_ns, remote));
+                }
+                Heard::Answers => {
+                    while let Some(answer) = self.table.graduation.held.next_answer() {
+                        self.machine.handle_held(now_ns(), answer);
+                    }
+                }
+                Heard::Network => self.network_changed(),
+                Heard::Tickled(round) => self.machine.handle_tickled(now_ns(), round),
+                Heard::Time => self.tick(),
+            }
+            self.act();
+        }
+        if let Err(error) = firewall::lower().await {
+            tracing::debug!(%error, "there was no table of nftables");
+        }
+    }
+
+    async fn hear(&mut self, remotes: &mut Vec<crate::model::fleet::Remote>) -> Heard {
+        let due =
+            self.machine.poll_timeout().map_or(TICK, |at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())));
+        let wait = if self.routes_moved { ROUTES_SETTLE } else { TICK };
+        tokio::select! {
+            // An address that comes goes before all that must wait for its ARP.
+            biased;
+            ready = self.watch.readable() => {
+                match ready {
+                    // All is read after this: what comes later makes it ready again.
+                    Ok(mut ready) => ready.clear_ready(),
+                    Err(_) => return Heard::Gone,
+                }
+                Heard::Network
+            }
+            count = self.links.remotes.recv_many(remotes, BURST) => match count {
+                0 => Heard::Gone,
+                _ => Heard::Remotes,
+            },
+            () = self.table.graduation.held.answered() => Heard::Answers,
+            Some(round) = self.tickled.recv() => Heard::Tickled(round),
+            () = tokio::time::sleep(due.min(wait)) => Heard::Time,
+        }
+    }
+
+    fn tick(&mut self) {
+        let now_ns = now_ns();
+        if self.machine.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.machine.handle_timeout(now_ns);
+        }
+        if std::mem::take(&mut self.routes_moved) && self.settings.carries {
+            self.table.graduation.ask_held(HeldRequest::RoutesMoved);
+        }
+        if !self.told_ready && self.table.fleet.is_ready() {
+            self.told_ready = true;
+            self.machine.handle_ready();
+        }
+        for ip in self.addresses.tidy(&self.table) {
+            tracing::info!(%ip, "no flow needs the address any more that moved away; it is not kept any longer");
+        }
+    }
+
+    fn network_changed(&mut self) {
+        let mut addresses = false;
+        loop {
+            match self.watch.get_ref().take() {
+                Ok(changes) => {
+                    addresses |= changes.iter().any(|change| *change != Changed::Routes);
+                    self.routes_moved |= changes.iter().any(|change| matches!(change, Changed::Routes | Changed::Lost));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    tracing::error!(%error, "changes of addresses cannot be read");
+                    break;
+                }
+            }
+        }
+        if addresses {
+            self.look_at_addresses();
+        }
+    }
+
+    fn look_at_addresses(&mut self) {
+        match self.addresses.look(&self.table) {
+            Ok(seen) => {
+                for ip in &seen.newly_kept {
+                    tracing::info!(%ip, "an address has left; it is kept on lo for the flows that it still has");
+                }
+                self.machine.handle_addresses(now_ns(), &seen.all);
+            }
+            Err(error) => tracing::error!(%error, "the addresses of this host cannot be read"),
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                Action::Path(request) => self.table.graduation.ask_held(request),
+                Action::Send(command) => self.backlog.push_back(command),
+                Action::Announce(ip) => self.wire.announce(ip),
+                Action::Tickle { round, ends } => self.wire.tickle(Batch { round, ends }),
+                Action::Answer(stray) => {
+                    self.table.fleet.census.reset.fetch_add(1, Relaxed);
+                    self.wire.answer(&stray);
+                }
+                Action::Shared(shared) => self.table.fleet.set_shared(shared),
+                Action::Note(note) => self.note(note),
+            }
+        }
+        while let Some(command) = self.backlog.pop_front() {
+            if let Err(TrySendError::Full(command)) = self.links.commands.try_send(command) {
+                self.backlog.push_front(command);
+                break;
+            }
+        }
+    }
+
+    fn note(&self, note: Note) {
+        let census = &self.table.fleet.census;
+        let what = match note {
+            Note::TakenOver { from, adopted, reset } => {
+                census.takeovers.fetch_add(1, Relaxed);
+                census.adopted.fetch_add(adopted as u64, Relaxed);
+                tracing::warn!(%from, adopted, reset, "an instance is dead: flows without sockets go on here, others are reset");
+                What::TookOverFrom { instance: from, adopted, reset }
+            }
+            Note::Told { from, answered, silent } => {
+                tracing::info!(%from, answered, silent, "the clients of a dead instance were told");
+                What::ClientsTold { instance: from, answered, silent }
+            }
+            Note::Claimed { from, flows } => {
+                census.adopted.fetch_add(flows as u64, Relaxed);
+                What::FlowsClaimed { instance: from, flows }
+            }
+            Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
+            Note::Forwarded(packets) => {
+                census.forwarded.fetch_add(packets as u64, Relaxed);
+                return;
+            }
+            Note::AddressCame(address) => {
+                tracing::info!(%address, "a frontend's address has come to this host");
+                What::AddressCame { address }
+            }
+            Note::AddressWent(address) => {
+                tracing::info!(%address, "a frontend's address has left this host");
+                What::AddressWent { address }
+            }
+        };
+        self.table.journal.record(what);
+    }
+}

@@ -1,0 +1,105 @@
+//! What goes out without a socket of TCP's: announcements, bare ACKs that make idle ends show themselves, and RSTs.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::addresses::Addresses;
+use crate::model::fleet::Stray;
+use crate::model::fleet::takeover::Tickle;
+use crate::model::neighbour::announcement;
+use crate::model::segment::{Flags, Segment};
+use crate::sys::frame::FrameSender;
+use crate::sys::raw::RawSender;
+use crate::table::Table;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Segments are sent in steps of this length.
+const STEP: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub struct Wire {
+    /// `None`: this process may not send frames.
+    frames: Option<FrameSender>,
+    raw: RawSender,
+    batches: mpsc::UnboundedSender<Batch>,
+}
+
+/// Ends to be tickled one after the other.
+#[derive(Debug)]
+pub struct Batch {
+    pub round: u64,
+    pub ends: Vec<Tickle>,
+}
+
+impl Wire {
+    /// `mark`: of each packet, for this host's firewall. Rounds that are done come out of `done`.
+    pub fn open(table: Arc<Table>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
+        let (batches, waiting) = mpsc::unbounded_channel();
+        let sender = RawSender::marked(mark)?;
+        tokio::spawn(tickle(table, sender, per_second, waiting, done));
+        let frames = FrameSender::open().inspect_err(|error| {
+            tracing::warn!(%error, "neighbours will not be told of an address that comes; keepalived has to");
+        });
+        Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches })
+    }
+
+    /// Tells all neighbours that `ip` is here. On `lo` only: nobody asks for it.
+    pub fn announce(&self, ip: IpAddr) {
+        let Some(frames) = &self.frames else { return };
+        let sent = Addresses::places(ip).and_then(|places| {
+            places.iter().try_for_each(|(interface, mac)| {
+                announcement(ip, *mac).iter().try_for_each(|frame| frames.send(*interface, frame))
+            })
+        });
+        if let Err(error) = sent {
+            tracing::warn!(%ip, %error, "neighbours could not be told of an address that came");
+        }
+    }
+
+    pub fn answer(&self, stray: &Stray) {
+        let reset = stray.reset();
+        if let Some(packet) = reset.packet() {
+            // Who cannot be reached needs no RST.
+            let _ = self.raw.send(&packet, reset.to.ip());
+        }
+    }
+
+    pub fn tickle(&self, batch: Batch) {
+        let _ = self.batches.send(batch);
+    }
+}
+
+async fn tickle(
+    table: Arc<Table>,
+    raw: RawSender,
+    per_second: u32,
+    mut waiting: mpsc::UnboundedReceiver<Batch>,
+    done: mpsc::UnboundedSender<u64>,
+) {
+    let step = (u64::from(per_second) * STEP.as_millis() as u64 / 1000).max(1) as usize;
+    let mut ticks = tokio::time::interval(STEP);
+    while let Some(Batch { round, ends }) = waiting.recv().await {
+        for some in ends.chunks(step) {
+            ticks.tick().await;
+            for Tickle { from, to } in some {
+                let segment = Segment {
+                    from: *from,
+                    to: *to,
+                    seq: fastrand::u32(..),
+                    ack: fastrand::u32(..),
+                    flags: Flags::Ack,
+                    window: 0,
+                };
+                if let Some(packet) = segment.packet() {
+                    let _ = raw.send(&packet, to.ip());
+                }
+            }
+            table.fleet.census.tickled.fetch_add(some.len() as u64, Relaxed);
+        }
+        let _ = done.send(round);
+    }
+}

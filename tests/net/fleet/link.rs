@@ -1,0 +1,169 @@
+//! What the instances tell each other.
+
+use super::*;
+
+#[test]
+fn two_instances_know_each_others_flows_within_moments() {
+    let Some(scene) = Scene::new("two_instances_know_each_others_flows_within_moments", 2) else { return };
+    let _servers = scene.serve();
+    let all = scene.start();
+    let (a, b) = (&all[0], &all[1]);
+    let mut conns: Vec<_> = (0..50).map(|_| scene.lab.client.connect(a.listens_at())).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 100));
+    b.wait_sees("lb-a", "flows", 50);
+    assert_eq!((a.sees("lb-b")["flows"].as_u64(), a.sees("lb-b")["slot"].as_u64()), (Some(0), Some(1)));
+    a.wait_sees("lb-b", "behind", 0);
+    conns.truncate(20);
+    b.wait_sees("lb-a", "flows", 20);
+    assert_eq!(b.baton.metric("baton_peer_flows", &["peer=\"lb-a\""]), 20.0);
+    assert_eq!(b.baton.metric("baton_peer_up", &["peer=\"lb-a\""]), 1.0);
+    let table = b.baton.order(&["peers"]);
+    assert!(table.contains("lb-a") && table.contains("alive") && table.contains("ready for the VIP"), "{table}");
+}
+
+#[test]
+fn an_instance_that_joins_is_told_what_there_was_before_it() {
+    let Some(scene) = Scene::new("an_instance_that_joins_is_told_what_there_was_before_it", 3) else { return };
+    let _servers = scene.serve();
+    let first = scene.launch(0, &scene.config(0).peers("sync_deadline", "1s"));
+    // Nobody else is there: it is ready once the deadline has passed, and not before.
+    eventually(LONG, "it says why it is not ready", || {
+        first.baton.http("/readyz").is_some_and(|(status, why)| status == 503 && why.contains("lb-b, lb-c"))
+    });
+    first.baton.wait_until_ready();
+    let mut conns: Vec<_> = (0..30).map(|_| scene.lab.client.connect(first.listens_at())).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 100));
+    let others: Vec<_> = (1..3).map(|number| scene.launch(number, &scene.config(number))).collect();
+    for other in &others {
+        other.baton.wait_until_ready();
+        other.wait_synced("lb-a");
+        other.wait_sees("lb-a", "flows", 30);
+    }
+    others[0].wait_synced("lb-c");
+    drop(conns);
+    others.iter().for_each(|other| other.wait_sees("lb-a", "flows", 0));
+}
+
+#[test]
+fn what_cannot_be_a_link_is_said_at_both_ends() {
+    let Some(scene) = Scene::new("what_cannot_be_a_link_is_said_at_both_ends", 2) else { return };
+    let other = scene.write_key("other.key", 8);
+    let a = scene.launch(0, &scene.config(0));
+    let b = scene.launch(1, &scene.config(1).peers("key_file", other.to_str().unwrap()));
+    let why = |it: &Instance, peer: &str| it.sees(peer)["why_not"].as_str().unwrap_or_default().to_owned();
+    for (one, peer) in [(&a, "lb-b"), (&b, "lb-a")] {
+        eventually(LONG, "the wrong key is named", || why(one, peer).contains("peers.key_file"));
+        one.baton.wait_log(&["no link to a peer", "peers.key_file"]);
+        assert_eq!(one.sees(peer)["pulse"], "unheard");
+    }
+    drop(b);
+    let b = scene.launch(1, &scene.config(1).instance("slot", 0));
+    for (one, peer) in [(&a, "lb-b"), (&b, "lb-a")] {
+        eventually(LONG, "the slot is named", || why(one, peer).contains("slot 0"));
+    }
+    drop(b);
+    let b = scene.launch(1, &scene.config(1));
+    a.wait_synced("lb-b");
+    b.wait_synced("lb-a");
+}
+
+#[test]
+fn a_peer_that_is_killed_is_silent_at_once_and_dead_soon() {
+    let Some(scene) = Scene::new("a_peer_that_is_killed_is_silent_at_once_and_dead_soon", 2) else { return };
+    let _servers = scene.serve();
+    let mut all = scene.start();
+    let b = all.pop().unwrap();
+    let a = all.pop().unwrap();
+    let mut conn = scene.lab.client.connect(b.listens_at());
+    conn.echo(1, 100);
+    a.wait_sees("lb-b", "flows", 1);
+    b.baton.process.kill();
+    a.wait_sees("lb-b", "pulse", "dead");
+    // What it had is still known: that is what a takeover needs.
+    assert_eq!(a.sees("lb-b")["flows"], 1);
+    assert!(a.baton.http("/readyz").is_some_and(|(status, _)| status == 200));
+    let pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();
+    assert_eq!(pulses, ["silent", "dead"]);
+    let again = Baton::start_with(&b.host, &b.directory);
+    again.wait_until_ready();
+    a.wait_synced("lb-b");
+    a.wait_sees("lb-b", "flows", 0);
+}
+
+#[test]
+fn a_peer_that_stops_or_is_replaced_says_so() {
+    let Some(scene) = Scene::new("a_peer_that_stops_or_is_replaced_says_so", 2) else { return };
+    let _servers = scene.serve();
+    let all = scene.start();
+    let (a, b) = (&all[0], &all[1]);
+    let mut conns: Vec<_> = (0..20).map(|_| scene.lab.client.connect(b.listens_at())).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 100));
+    a.wait_sees("lb-b", "flows", 20);
+    let before = a.sees("lb-b")["epoch"].as_u64().unwrap();
+    b.baton.order(&["upgrade"]);
+    eventually(LONG, "the new process is heard", || a.sees("lb-b")["epoch"].as_u64().unwrap() > before);
+    a.wait_synced("lb-b");
+    a.wait_sees("lb-b", "flows", 20);
+    conns.iter_mut().for_each(|conn| conn.echo(2, 100));
+    let pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();
+    assert_eq!(pulses, [serde_json::json!({ "left": "succeeded" })]);
+}
+
+#[test]
+fn a_reload_adds_an_instance_to_the_fleet() {
+    let Some(scene) = Scene::new("a_reload_adds_an_instance_to_the_fleet", 3) else { return };
+    let pair = |number: usize| {
+        let mut config = scene.config(number);
+        if number < 2 {
+            let other = 1 - number;
+            config = config.peers("peer", Vec::<toml::Value>::new()).peer(NAMES[other], scene.host(other).v4(PORT));
+        }
+        config
+    };
+    let a = scene.launch(0, &pair(0));
+    let b = scene.launch(1, &pair(1));
+    a.wait_synced("lb-b");
+    for instance in [&a, &b] {
+        instance.baton.write_config(&scene.config(if instance.name == "lb-a" { 0 } else { 1 }));
+        instance.baton.order(&["reload"]);
+    }
+    let c = scene.launch(2, &scene.config(2));
+    c.baton.wait_until_ready();
+    for instance in [&a, &b] {
+        instance.wait_synced("lb-c");
+        c.wait_synced(instance.name);
+    }
+    a.wait_synced("lb-b");
+}
+
+#[test]
+fn strangers_on_the_peer_port_disturb_nobody() {
+    let Some(scene) = Scene::new("strangers_on_the_peer_port_disturb_nobody", 2) else { return };
+    let _servers = scene.serve();
+    let all = scene.start();
+    let (a, b) = (&all[0], &all[1]);
+    let mut conn = scene.lab.client.connect(a.listens_at());
+    conn.echo(1, 100);
+    // Silent ones, in numbers, and some that say nonsense.
+    let silent: Vec<_> = (0..40).filter_map(|_| scene.lab.client.try_connect(b.host.v4(PORT), secs(5)).ok()).collect();
+    for text in ["GET / HTTP/1.1\r\n\r\n", "BTNP\0\x01\0\x01\0\x30", "BTNP\0\x07\0\x09"] {
+        let mut stranger = scene.lab.client.connect(b.host.v4(PORT));
+        let _ = stranger.send_bytes(text.as_bytes());
+        stranger.end(LONG);
+    }
+    b.baton.wait_log(&["somebody who is no peer connected to the peer link"]);
+    conn.echo(2, 100);
+    b.wait_sees("lb-a", "pulse", "alive");
+    assert_eq!(b.baton.events_of("peer_lost").len(), 0);
+    drop(silent);
+}
+
+#[test]
+fn the_key_that_genkey_prints_is_taken() {
+    let key = std::process::Command::new(baton::BINARY).arg("genkey").output().unwrap();
+    assert!(key.status.success());
+    let text = String::from_utf8(key.stdout).unwrap();
+    assert_eq!((text.trim().len(), text.lines().count()), (64, 1));
+    let again = std::process::Command::new(baton::BINARY).arg("genkey").output().unwrap();
+    assert_ne!(again.stdout, text.as_bytes());
+}

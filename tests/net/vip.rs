@@ -38,6 +38,7 @@ impl<'a> Node<'a> {
         let ip = |host: &Host| host.v4(0).ip().to_string();
         let replaced = [
             ("/usr/bin/baton ready", format!("{BINARY} ready --socket {}", baton.paths.socket.display())),
+            ("/run/baton-vip-away", directory.join("away").display().to_string()),
             ("10.0.0.21", ip(host)),
             ("10.0.0.22", ip(peer)),
             ("10.0.0.100", VIP.to_owned()),

@@ -139,3 +139,18 @@ fn without_the_healing_lines_the_arp_may_stay_wrong() {
     }
     panic!("it was right each time: the lines are not what does it");
 }
+
+#[test]
+fn a_word_in_the_file_moves_the_vip_at_once_and_taking_it_back_moves_nothing() {
+    let Some(lab) = Lab::new("vip given up") else { return };
+    let _servers = lab.echo_everywhere();
+    let [a, b] = pair(&lab, &[]);
+    let watch = Stopwatch::start();
+    std::fs::write(a.directory.join("away"), "1\n").unwrap();
+    eventually(LONG, "the other has the VIP", || b.has_vip() && !a.has_vip());
+    await_service(&lab);
+    println!("vip: given up by a file: served by the other after {:?}", watch.elapsed());
+    std::fs::write(a.directory.join("away"), "0\n").unwrap();
+    wait::throughout(secs(2), "it stays", || b.has_vip() && !a.has_vip());
+    assert!(b.baton.events_of("vip_shared").is_empty(), "at no time did two hosts have it");
+}

@@ -59,12 +59,48 @@ impl Fleet {
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        all[0].host.add_address(vip().ip());
+        Some(Self { scene, all, _servers: servers, _pinned: pinned })
+    }
+
+    /// The first has the VIP.
+    fn with_owner(self) -> Self {
+        self.owner().host.add_address(vip().ip());
+        self.wait_served();
+        self
+    }
+
+    /// All have the VIP, and routers spread flows over some of them.
+    fn spread(self) -> Self {
+        for instance in &self.all {
+            instance.host.run(&format!("ip address add {VIP}/32 dev lo"));
+            for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
+                instance.host.sysctl(&format!("net/ipv4/{key}"), "0");
+            }
+        }
+        self.route(&[0]);
+        self.wait_served();
+        self
+    }
+
+    /// Clients and backends reach the VIP by these instances, each flow's two directions by whichever comes.
+    fn route(&self, numbers: &[usize]) {
+        let hops = numbers.iter().map(|number| format!("nexthop via {} ", self.all[*number].host.v4));
+        let hops = hops.collect::<String>();
+        for host in [&self.scene.lab.client, &self.scene.lab.b1, &self.scene.lab.b2] {
+            host.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
+            host.run(&format!("ip route replace {VIP}/32 {hops}"));
+        }
+    }
+
+    fn wait_served(&self) {
         eventually(LONG, "the VIP is served", || {
-            let conn = scene.lab.client.try_connect(vip(), secs(1));
+            let conn = self.scene.lab.client.try_connect(vip(), secs(1));
             conn.is_ok_and(|mut conn| conn.try_echo(1, 100).is_ok())
         });
-        Some(Self { scene, all, _servers: servers, _pinned: pinned })
+    }
+
+    fn resets(&self) -> f64 {
+        self.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &["reset"])).sum()
     }
 
     /// So many clients that have been served.
@@ -111,6 +147,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
     for firewall in [false, true] {
         let test = "idle_clients_of_a_host_that_died_are_reset";
         let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
+        let fleet = fleet.with_owner();
         let mut conns = fleet.clients(300);
         fleet.wait_known(300, 0);
         let heir = &fleet.heir().host;
@@ -134,6 +171,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
 fn without_waking_them_idle_clients_of_a_host_that_died_wait_on() {
     let test = "without_waking_them_idle_clients_of_a_host_that_died_wait_on";
     let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config.takeover("tickle", false)) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(5);
     fleet.wait_known(5, 0);
     fleet.owner().host.link_down();
@@ -146,6 +184,7 @@ fn without_waking_them_idle_clients_of_a_host_that_died_wait_on() {
 fn idle_clients_of_a_host_that_died_are_reset_by_the_packet_path() {
     let test = "idle_clients_of_a_host_that_died_are_reset_by_the_packet_path";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(300);
     fleet.wait_known(300, 0);
     fleet.owner().host.link_down();
@@ -164,6 +203,7 @@ fn idle_clients_of_a_host_that_died_are_reset_by_the_packet_path() {
 fn graduated_flows_outlive_the_host_that_graduated_them() {
     let test = "graduated_flows_outlive_the_host_that_graduated_them";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(100);
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));
@@ -185,6 +225,7 @@ fn graduated_flows_outlive_the_host_that_graduated_them() {
 fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
     let test = "proxied_flows_are_served_by_their_owner_after_the_vip_has_moved";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(100);
     fleet.wait_known(100, 0);
     fleet.let_go(fleet.owner());
@@ -210,6 +251,7 @@ fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
 fn graduated_flows_follow_the_vip_to_and_fro() {
     let test = "graduated_flows_follow_the_vip_to_and_fro";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(50);
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));
@@ -225,5 +267,79 @@ fn graduated_flows_follow_the_vip_to_and_fro() {
         from.baton.wait_ended("moved", 50 * (round / 2 + 1));
         eventually(LONG, "it lists them no more", || from.baton.flow_count() == 0);
         std::mem::swap(&mut from, &mut to);
+    }
+}
+
+#[test]
+fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
+    for flows in [Flows::Kept, Flows::Graduate] {
+        let test = "instances_join_and_leave_behind_a_router_and_no_flow_notices";
+        let Some(fleet) = Fleet::new(test, 3, flows, |config| config) else { return };
+        let fleet = fleet.spread();
+        let mut conns = fleet.clients(60);
+        if flows == Flows::Graduate {
+            for round in 0..5 {
+                conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+            }
+            fleet.owner().baton.wait_graduated(60);
+        }
+        for (round, routed) in [&[0][..], &[0, 1], &[0, 1, 2], &[1, 2], &[2], &[0, 2]].into_iter().enumerate() {
+            fleet.route(routed);
+            for seed in 0..5 {
+                conns.iter_mut().for_each(|conn| conn.echo(seed + round as u64, 3000));
+                conns.push(fleet.scene.lab.client.connect(vip()));
+                conns.last_mut().unwrap().echo(seed, 5000);
+            }
+        }
+        println!("{} flows went on, {} packets reset", conns.len(), fleet.resets());
+        conns.iter_mut().for_each(|conn| conn.echo(9, 100_000));
+    }
+}
+
+#[test]
+fn without_peers_flows_that_come_to_another_instance_are_reset() {
+    let test = "without_peers_flows_that_come_to_another_instance_are_reset";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
+    let mut fleet = fleet.spread();
+    // The same instances, each on its own.
+    for number in 0..2 {
+        let alone =
+            Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1]).frontend("listen", vec![vip().to_string()]);
+        fleet.all[number].baton.process.kill();
+        fleet.all[number] = fleet.scene.launch(number, &alone);
+        fleet.all[number].baton.wait_standing("b1", "ready", LONG);
+    }
+    let mut conns = fleet.clients(5);
+    fleet.route(&[1]);
+    assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));
+}
+
+#[test]
+fn behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_once() {
+    let test = "behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_once";
+    for flows in [Flows::Kept, Flows::Graduate] {
+        let Some(fleet) = Fleet::new(test, 3, flows, |config| config) else { return };
+        let fleet = fleet.spread();
+        let mut conns = fleet.clients(60);
+        if flows == Flows::Graduate {
+            for round in 0..5 {
+                conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+            }
+            fleet.owner().baton.wait_graduated(60);
+        }
+        for other in &fleet.all[1..] {
+            other.wait_sees("lb-a", "flows", 60);
+            other.wait_sees("lb-a", "graduated", if flows == Flows::Graduate { 60 } else { 0 });
+        }
+        fleet.owner().host.link_down();
+        let watch = Stopwatch::start();
+        fleet.route(&[1, 2]);
+        match flows {
+            Flows::Graduate => conns.iter_mut().for_each(|conn| conn.echo(7, 3000)),
+            _ => drop(all_reset(&mut conns)),
+        }
+        println!("after {:?}", watch.elapsed());
+        let mut fresh = fleet.clients(20);
+        fresh.iter_mut().for_each(|conn| conn.echo(8, 3000));
     }
 }

@@ -1,19 +1,15 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
-use std::net::IpAddr;
-
 use super::*;
 
 const VIP: &str = "10.77.0.100";
-
-fn vip() -> SocketAddr {
-    SocketAddr::new(VIP.parse().unwrap(), 6443)
-}
+const VIP6: &str = "fd77::100";
 
 /// A fleet before a VIP that the first instance has.
 struct Fleet {
     scene: Scene,
+    vip: SocketAddr,
     all: Vec<Instance>,
     _servers: [Server; 2],
     _pinned: Vec<Pinned>,
@@ -31,13 +27,21 @@ enum Flows {
 
 impl Fleet {
     fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
+        Self::at(VIP, test, count, flows, change)
+    }
+
+    fn at(vip: &str, test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
         let scene = Scene::new(test, count)?;
-        let servers = scene.serve();
+        let vip = SocketAddr::new(vip.parse().unwrap(), 6443);
+        let hosts = [&scene.lab.b1, &scene.lab.b2];
+        let serving = hosts.map(|host| if vip.is_ipv6() { host.v6(6443) } else { host.v4(6443) });
+        let servers = [0, 1].map(|number| hosts[number].serve_on(serving[number], Behaviour::Echo));
         let mut pinned = Vec::new();
         let mut all = Vec::new();
         for number in 0..count {
             let mut config =
-                scene.config(number).frontend("listen", vec![vip().to_string()]).peers("sync_deadline", "2s");
+                scene.config(number).frontend("listen", vec![vip.to_string()]).peers("sync_deadline", "2s");
+            config = config.only(&[]).backend("b1", serving[0]).backend("b2", serving[1]);
             if flows != Flows::Proxied {
                 let pins = Pinned::new();
                 if let Err(error) = pins.open(&[]) {
@@ -59,12 +63,12 @@ impl Fleet {
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        Some(Self { scene, all, _servers: servers, _pinned: pinned })
+        Some(Self { scene, vip, all, _servers: servers, _pinned: pinned })
     }
 
     /// The first has the VIP.
     fn with_owner(self) -> Self {
-        self.owner().host.add_address(vip().ip());
+        self.owner().host.add_address(self.vip.ip());
         self.wait_served();
         self
     }
@@ -94,7 +98,7 @@ impl Fleet {
 
     fn wait_served(&self) {
         eventually(LONG, "the VIP is served", || {
-            let conn = self.scene.lab.client.try_connect(vip(), secs(1));
+            let conn = self.scene.lab.client.try_connect(self.vip, secs(1));
             conn.is_ok_and(|mut conn| conn.try_echo(1, 100).is_ok())
         });
     }
@@ -105,7 +109,7 @@ impl Fleet {
 
     /// So many clients that have been served.
     fn clients(&self, count: u64) -> Vec<Conn> {
-        let mut conns: Vec<_> = (0..count).map(|_| self.scene.lab.client.connect(vip())).collect();
+        let mut conns: Vec<_> = (0..count).map(|_| self.scene.lab.client.connect(self.vip)).collect();
         conns.iter_mut().for_each(|conn| conn.echo(1, 100));
         conns
     }
@@ -125,11 +129,12 @@ impl Fleet {
     }
 
     fn let_go(&self, instance: &Instance) {
-        instance.host.run(&format!("ip address del {VIP}/24 dev eth0"));
+        let bits = if self.vip.is_ipv6() { 64 } else { 24 };
+        instance.host.run(&format!("ip address del {}/{bits} dev eth0", self.vip.ip()));
     }
 
     fn take(&self, instance: &Instance) {
-        instance.host.add_address(VIP.parse::<IpAddr>().unwrap());
+        instance.host.add_address(self.vip.ip());
     }
 }
 
@@ -233,7 +238,7 @@ fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 2000));
     }
-    let mut fresh = fleet.scene.lab.client.connect(vip());
+    let mut fresh = fleet.scene.lab.client.connect(fleet.vip);
     fresh.echo(9, 100);
     assert_eq!(fleet.heir().baton.flow_count(), 1, "new ones are served by the new owner");
     assert_eq!(fleet.owner().baton.flow_count(), 100);
@@ -287,7 +292,7 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
             fleet.route(routed);
             for seed in 0..5 {
                 conns.iter_mut().for_each(|conn| conn.echo(seed + round as u64, 3000));
-                conns.push(fleet.scene.lab.client.connect(vip()));
+                conns.push(fleet.scene.lab.client.connect(fleet.vip));
                 conns.last_mut().unwrap().echo(seed, 5000);
             }
         }
@@ -303,8 +308,8 @@ fn without_peers_flows_that_come_to_another_instance_are_reset() {
     let mut fleet = fleet.spread();
     // The same instances, each on its own.
     for number in 0..2 {
-        let alone =
-            Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1]).frontend("listen", vec![vip().to_string()]);
+        let alone = Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1])
+            .frontend("listen", vec![fleet.vip.to_string()]);
         fleet.all[number].baton.process.kill();
         fleet.all[number] = fleet.scene.launch(number, &alone);
         fleet.all[number].baton.wait_standing("b1", "ready", LONG);
@@ -341,5 +346,33 @@ fn behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_
         println!("after {:?}", watch.elapsed());
         let mut fresh = fleet.clients(20);
         fresh.iter_mut().for_each(|conn| conn.echo(8, 3000));
+    }
+}
+
+#[test]
+fn ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4() {
+    let test = "ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4";
+    for flows in [Flows::Kept, Flows::Graduate] {
+        let Some(fleet) = Fleet::at(VIP6, test, 2, flows, |config| config) else { return };
+        let fleet = fleet.with_owner();
+        let mut conns = fleet.clients(50);
+        let graduated = if flows == Flows::Graduate { 50 } else { 0 };
+        for round in 0..5 {
+            conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+        }
+        fleet.owner().baton.wait_graduated(graduated);
+        fleet.wait_known(50, graduated);
+        fleet.let_go(fleet.owner());
+        fleet.take(fleet.heir());
+        conns.iter_mut().for_each(|conn| conn.echo(5, 20_000));
+        if flows == Flows::Graduate {
+            fleet.heir().baton.wait_graduated(50);
+        }
+        assert_eq!(fleet.resets(), 0.0);
+        fleet.owner().host.link_down();
+        match flows {
+            Flows::Graduate => conns.iter_mut().for_each(|conn| conn.echo(6, 3000)),
+            _ => drop(all_reset(&mut conns)),
+        }
     }
 }

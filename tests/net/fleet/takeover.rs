@@ -2,6 +2,7 @@
 //! reset at once.
 
 use super::*;
+use crate::lab::process::Process;
 
 const VIP: &str = "10.77.0.100";
 const VIP6: &str = "fd77::100";
@@ -48,6 +49,8 @@ impl Fleet {
                     network::skip(test, &error.to_string());
                     return None;
                 }
+                // Baton makes its own, with room for more flows.
+                ::baton::path::program::remove(&pins.directory).unwrap();
                 config = config.graduating(&pins.directory);
                 pinned.push(pins);
             }
@@ -101,6 +104,23 @@ impl Fleet {
             let conn = self.scene.lab.client.try_connect(self.vip, secs(1));
             conn.is_ok_and(|mut conn| conn.try_echo(1, 100).is_ok())
         });
+    }
+
+    /// Real keepalived gives the VIP to the first.
+    fn kept_alive(&self) -> Vec<Process> {
+        let pair = [(0, 1, 100), (1, 0, 90)];
+        let all = pair.map(|(number, peer, priority)| {
+            let (own, peer) = (&self.all[number], &self.all[peer]);
+            let process = crate::vip::keepalived(&own.host, &peer.host, &own.directory, &own.baton, priority);
+            if number == 0 {
+                eventually(LONG, "the first has the VIP", || {
+                    own.host.run("ip -4 -o address show dev eth0").contains(VIP)
+                });
+            }
+            process
+        });
+        self.wait_served();
+        all.into()
     }
 
     fn resets(&self) -> f64 {
@@ -373,6 +393,36 @@ fn ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4() {
         match flows {
             Flows::Graduate => conns.iter_mut().for_each(|conn| conn.echo(6, 3000)),
             _ => drop(all_reset(&mut conns)),
+        }
+    }
+}
+
+#[test]
+fn a_host_that_dies_under_thousands_of_flows_costs_what_keepalived_takes() {
+    let test = "a_host_that_dies_under_thousands_of_flows_costs_what_keepalived_takes";
+    for (flows, count) in [(Flows::Graduate, 2000), (Flows::Proxied, 5000)] {
+        let Some(fleet) = Fleet::new(test, 2, flows, |config| config) else { return };
+        let _keepalived = fleet.kept_alive();
+        let mut conns = fleet.clients(count);
+        let graduated = if flows == Flows::Graduate { count } else { 0 };
+        for round in 0..4 {
+            conns.iter_mut().for_each(|conn| conn.echo(round, 100));
+        }
+        fleet.owner().baton.wait_graduated(graduated);
+        fleet.wait_known(count, graduated);
+        let watch = Stopwatch::start();
+        fleet.owner().host.link_down();
+        match flows {
+            Flows::Graduate => {
+                conns[0].echo(5, 100);
+                let first = watch.elapsed();
+                conns.iter_mut().for_each(|conn| conn.echo(6, 100));
+                println!("{count} graduated: the first went on after {first:?}, the last after {:?}", watch.elapsed());
+            }
+            _ => {
+                all_reset(&mut conns);
+                println!("{count} proxied and idle: the last was reset after {:?}", watch.elapsed());
+            }
         }
     }
 }

@@ -117,8 +117,8 @@ pub struct Takeover {
     flows: HashMap<FlowId, Known>,
     /// Of clients' packets of flows that are forwarded or refused.
     by_key: HashMap<Key, FlowId>,
-    /// Flows that were other instances' and are this one's.
-    mine: HashSet<FlowId>,
+    /// Flows that were other instances' and are this one's, or that another says are its own.
+    mine: HashMap<FlowId, Option<Ends>>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
     /// Until then a silent owner counts as dead: a VIP has come.
@@ -146,6 +146,8 @@ struct Known {
     owner: InstanceName,
     ends: Ends,
     state: State,
+    /// Others that say the same of it, for a moment: it goes from one to another.
+    also: Vec<InstanceName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +177,7 @@ impl Takeover {
             peers,
             flows: HashMap::new(),
             by_key: HashMap::new(),
-            mine: HashSet::new(),
+            mine: HashMap::new(),
             here: None,
             fresh_until_ns: 0,
             guard_until_ns: 0,
@@ -220,6 +222,7 @@ impl Takeover {
     pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
         match answer {
             HeldAnswer::Touched(flows) => self.claim(flows),
+            HeldAnswer::Ours(flows) => self.also_ours(&flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
         }
@@ -239,6 +242,10 @@ impl Takeover {
         };
         for ip in before.iter().flatten().filter(|ip| !now.contains(ip)) {
             self.actions.push_back(Action::Note(Note::AddressWent(*ip)));
+        }
+        if now.is_empty() {
+            // Whoever has got it now judges whether its last owner lives.
+            self.fresh_until_ns = 0;
         }
         if !came.is_empty() {
             self.vips_came(now_ns, &came);
@@ -315,13 +322,21 @@ impl Takeover {
 
     fn flow(&mut self, owner: InstanceName, record: FlowRecord) {
         let (id, ends) = (record.id, record.ends);
-        if self.mine.contains(&id) {
-            // It was taken from this owner, or from the one before, and its packets come here.
-            return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+        if self.mine.contains_key(&id) {
+            if self.prevails_over(&owner, ends.vip.ip()) {
+                // It was taken from this owner, or from the one before.
+                return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+            }
+            self.mine.remove(&id);
+            self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
+        let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
+            also.clone_from(&before.also);
+            also.push(before.owner.clone());
+            also.retain(|other| *other != owner && before.ends == ends);
             let same = before.owner == owner && before.ends == ends;
             match (&record.keeping, before.state) {
                 (Keeping::Sockets, State::Forwarded) if same => return,
@@ -352,7 +367,7 @@ impl Takeover {
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
         }
-        self.flows.insert(id, Known { owner, ends, state });
+        self.flows.insert(id, Known { owner, ends, state, also });
     }
 
     /// Has both directions' packets sent to the owner.
@@ -367,8 +382,18 @@ impl Takeover {
     }
 
     fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId) {
+        let Some(known) = self.flows.get_mut(&id) else { return };
+        known.also.retain(|other| other != owner);
         // Of a flow that is another's by now, its former owner only says that it is not its own any more.
-        if self.flows.get(&id).is_none_or(|known| known.owner != *owner) {
+        if known.owner != *owner {
+            return;
+        }
+        if known.state == State::Held
+            && let Some(other) = known.also.pop()
+        {
+            known.owner = other.clone();
+            self.peers.entry(owner.clone()).and_modify(|peer| drop(peer.flows.take(&id)));
+            self.peers.entry(other).and_modify(|peer| drop(peer.flows.replace(id)));
             return;
         }
         if let Some(known) = self.take_out(id) {
@@ -430,10 +455,18 @@ impl Takeover {
         let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
-            if self.flows.get(&id).is_none_or(|known| known.state != State::Held) {
-                continue;
+            match self.flows.get(&id).map(|known| known.state) {
+                Some(State::Held) => {}
+                Some(_) => continue,
+                // Nobody says that it is its own, and here its packets come.
+                None if !self.mine.contains_key(&id) => {
+                    self.mine.insert(id, None);
+                    adopted.push(id);
+                }
+                None => continue,
             }
             if let Some(known) = self.take_out(id) {
+                self.mine.insert(id, Some(known.ends));
                 by_owner.entry(known.owner).or_default().push(id);
                 adopted.push(id);
             }
@@ -441,7 +474,6 @@ impl Takeover {
         if adopted.is_empty() {
             return;
         }
-        self.mine.extend(&adopted);
         self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
         for (owner, flows) in by_owner {
             self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
@@ -451,11 +483,45 @@ impl Takeover {
 
     fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
         for id in &flows {
-            self.mine.remove(id);
+            // Until it says more of them itself: their packets may come here again at once.
+            if let Some(Some(ends)) = self.mine.remove(id)
+                && let Some(peer) = self.peers.get_mut(&by)
+            {
+                peer.flows.insert(*id);
+                let known = Known { owner: by.clone(), ends, state: State::Held, also: Vec::new() };
+                self.flows.insert(*id, known);
+            }
         }
         self.actions.push_back(Action::Note(Note::Released { to: by, flows: flows.len() }));
         if self.settings.carries {
             self.actions.push_back(Action::Path(HeldRequest::Release(flows)));
+        }
+    }
+
+    /// The path was to hold these for others, and has them as this instance's own.
+    fn also_ours(&mut self, flows: &[FlowId]) {
+        for id in flows {
+            let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
+            let (owner, ends) = (known.owner.clone(), known.ends);
+            match self.prevails_over(&owner, ends.vip.ip()) {
+                true => {
+                    self.take_out(*id);
+                    self.mine.insert(*id, Some(ends));
+                    self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![*id] }));
+                }
+                false => self.actions.push_back(Action::Path(HeldRequest::Release(vec![*id]))),
+            }
+        }
+    }
+
+    /// Of two that both look after a flow of `vip`, whether this one goes on with it. If both think so, or neither does, it is
+    /// nobody's for a moment, and then whose its packets come to.
+    fn prevails_over(&self, owner: &InstanceName, vip: IpAddr) -> bool {
+        let there = self.peers.get(owner).is_some_and(|peer| peer.addresses.contains(&vip));
+        match (self.is_here(vip), there) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => self.settings.me < *owner,
         }
     }
 
@@ -501,7 +567,7 @@ impl Takeover {
     fn check(&self) {
         // It looks at every flow, which is too much to do for each of thousands.
         if cfg!(debug_assertions) && self.flows.len() < CHECKED_MAX {
-            for id in &self.mine {
+            for id in self.mine.keys() {
                 debug_assert!(!self.flows.contains_key(id), "{id} has two owners");
             }
             for (key, id) in &self.by_key {

@@ -39,10 +39,11 @@ use crate::config::{Config, Graduate};
 use crate::drain::{Drain, DrainWatch, Phase};
 use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
-use crate::handoff::message::State;
+use crate::handoff::message::{Hello, PathReader, State};
 use crate::health::Checker;
 use crate::metrics::Metrics;
 use crate::model::fleet::Farewell;
+use crate::path::program::LAYOUT;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::process;
@@ -143,7 +144,8 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
 /// Starts an instance that takes over from the process at the other end of `channel`. It serves when that one is done;
 /// see [`Bound::dismissed`].
 pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
-    let met = move || (destination::meet(&channel, takeover::PATIENCE), channel);
+    let hello = Hello::here().reading(PathReader { layout: LAYOUT, pins: Some(config.path.pins.clone()) });
+    let met = move || (destination::meet(&channel, hello, takeover::PATIENCE), channel);
     let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
     let Offer { welcome, doors, state } = offer?;
     let old = process::Other::open(welcome.pid).ok();
@@ -197,7 +199,11 @@ fn assemble(
     peers::Peers::expect(&config, &table);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
-    let graduated = path::Path::open(&config, &table, taking_over)?;
+    let left_by = match taking_over {
+        true => path::LeftBy::Living { graduated: state.graduated },
+        false => path::LeftBy::Dead,
+    };
+    let graduated = path::Path::open(&config, &table, left_by)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
     state.totals.carry_into(&table.registry);
     let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton::addr::{BackendAddr, VipAddr};
 use baton::cli::demo::certs::{Authority, CertFiles, Flaw};
 use baton::cli::demo::process::{Condition, Recipe, StandInProcess};
-use baton::cli::kubelet::{Event, Kubelet, Observed, Settings};
+use baton::cli::kubelet::{Event, Heartbeat, Kubelet, Observed, Settings};
 use baton::cli::tls;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -86,7 +86,7 @@ async fn renewals_and_watch_events_share_one_connection() {
     let first = next(&mut events, connected).await;
     assert!(matches!(&first, Event::Connected { stand_in: Some(name), .. } if name == "cp7"), "{first:?}");
     for _ in 0..5 {
-        next(&mut events, |event| matches!(event, Event::Watched { bytes } if *bytes > 0)).await;
+        next(&mut events, |event| matches!(event, Event::Watched { bytes, .. } if *bytes > 0)).await;
         next(&mut events, renewed).await;
     }
     let summary = kubelet.stop();
@@ -226,28 +226,40 @@ async fn a_bad_certificate_is_refused_by_name() {
     }
 }
 
-/// Runs `baton drill` beside `meanwhile`, which is told when every kubelet has had its heartbeat; its verdict and exit code.
+/// Runs `baton drill` beside `meanwhile`, which is told its process; its verdict and exit code.
+async fn drill_with(
+    scene: &Scene,
+    server: BackendAddr,
+    arguments: &str,
+    meanwhile: impl AsyncFnOnce(u32),
+) -> (serde_json::Value, i32) {
+    let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"))
+        .arg("drill")
+        .args(arguments.split_whitespace())
+        .args(["--json", "--ca"])
+        .arg(&scene.ca)
+        .arg(server.to_string())
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    meanwhile(child.id().unwrap()).await;
+    let output = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.unwrap().unwrap();
+    (serde_json::from_slice(&output.stdout).expect("a verdict"), output.status.code().unwrap())
+}
+
+/// As [`drill_with`], with fifty kubelets whose timers are short, and a watch each.
 async fn drill(
     scene: &Scene,
     server: BackendAddr,
     seconds: &str,
     meanwhile: impl AsyncFnOnce(),
 ) -> (serde_json::Value, i32) {
-    let arguments =
-        ["drill", "--kubelets", "50", "--every", "200ms", "--grace", "1500ms", "--timeout", "500ms", "--json"];
-    let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"))
-        .args(arguments)
-        .args(["--for", seconds, "--ca"])
-        .arg(&scene.ca)
-        .args(["--watch", "/api/v1/nodes?watch=true", &server.to_string()])
-        .stdout(std::process::Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    meanwhile().await;
-    let output = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.unwrap().unwrap();
-    (serde_json::from_slice(&output.stdout).expect("a verdict"), output.status.code().unwrap())
+    let arguments = format!("{SHORT} --grace 1500ms --for {seconds} --watch /api/v1/nodes?watch=true");
+    drill_with(scene, server, &arguments, async |_| meanwhile().await).await
 }
+
+const SHORT: &str = "--kubelets 50 --every 200ms --timeout 500ms";
 
 #[tokio::test]
 async fn a_drill_without_a_fault_passes() {
@@ -289,4 +301,116 @@ async fn a_drill_against_nobody_has_no_heartbeat_and_says_why_it_cannot_begin() 
     assert!(refused(&["--ca", "/nowhere/ca.crt", "127.0.0.1:9"]).contains("reading /nowhere/ca.crt"));
     assert!(refused(&["--ca", ca, "127.0.0.1"]).contains("127.0.0.1 is not HOST:PORT"));
     assert!(refused(&["--ca", ca, "--path", "readyz", "127.0.0.1:9"]).contains("must begin with a slash"));
+}
+
+/// A client whose heartbeat is a GET of the lease called `name`, so that it succeeds while that is there.
+fn reader(scene: &Scene, server: BackendAddr, namespace: &str, name: &str) -> (Kubelet, UnboundedReceiver<Observed>) {
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
+    let settings = scene.settings(server);
+    Kubelet::start(Settings { heartbeat: Heartbeat::Get(path), watch: None, ..settings })
+}
+
+#[tokio::test]
+async fn a_drill_keeps_leases_as_kubelets_do_and_leaves_none_behind() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let server = stand_in.address();
+    let (_reader, mut seen) = reader(&scene, server, "trial", "lb-a-50");
+    let arguments = format!("{SHORT} --grace 30s --lease trial/lb-a --for 4s");
+    let (verdict, code) = drill_with(&scene, server, &arguments, async |_| {
+        next(&mut seen, renewed).await;
+    })
+    .await;
+    assert_eq!((verdict["never"].as_u64(), code), (Some(0), 0), "{verdict}");
+    assert!(verdict["heartbeats"].as_u64() > Some(200), "{verdict}");
+    assert_eq!((verdict["failures"].as_u64(), verdict["leases_left"].as_u64()), (Some(0), Some(0)), "{verdict}");
+    let gone = |event: &Event| matches!(event, Event::Failed { error } if error.contains("404"));
+    next(&mut seen, gone).await;
+    for name in ["lb-a-1", "lb-a-49"] {
+        let (_reader, mut seen) = reader(&scene, server, "trial", name);
+        let first = next(&mut seen, |event| renewed(event) || gone(event)).await;
+        assert!(gone(&first), "{name} was left: {first:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_drill_does_not_touch_the_lease_of_a_node() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let server = stand_in.address();
+    let (node, mut events) = Kubelet::start(scene.settings(server));
+    next(&mut events, renewed).await;
+    drop(node);
+    let arguments = "--kubelets 2 --every 200ms --grace 30s --lease kube-node-lease/node --for 2s";
+    let (verdict, _) = drill_with(&scene, server, arguments, async |_| {}).await;
+    assert_eq!((verdict["never"].as_u64(), verdict["leases_left"].as_u64()), (Some(1), Some(0)), "{verdict}");
+    assert!(verdict["last_error"].as_str().unwrap().contains("and no drill's"), "{verdict}");
+    // It is there still, and another drill's are not.
+    let (_reader, mut seen) = reader(&scene, server, "kube-node-lease", "node-1");
+    next(&mut seen, renewed).await;
+    let (_reader, mut seen) = reader(&scene, server, "kube-node-lease", "node-2");
+    next(&mut seen, |event| matches!(event, Event::Failed { error } if error.contains("404"))).await;
+}
+
+#[tokio::test]
+async fn several_watches_live_on_each_connection_and_are_opened_anew_with_it() {
+    let scene = Scene::new();
+    let mut stand_in = scene.stand_in("cp1", Flaw::None, Duration::from_millis(100)).await;
+    let server = stand_in.address();
+    let arguments = "--kubelets 20 --every 200ms --grace 30s --watches 5 --for 6s";
+    let (verdict, code) = drill_with(&scene, server, arguments, async |pid| {
+        let sockets = || {
+            let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            let links = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+        };
+        // A socket for each kubelet and, if any, the runtime's own pair for signals: not one for each watch.
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while sockets() < 20 {
+            assert!(tokio::time::Instant::now() < deadline, "{} sockets", sockets());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(sockets() <= 23, "{} sockets", sockets());
+        stand_in.kill();
+        stand_in.restart(None).await.unwrap();
+    })
+    .await;
+    assert_eq!((verdict["watches_open"].as_u64(), code), (Some(100), 0), "{verdict}");
+    assert!(verdict["watches_ended"].as_u64() >= Some(1) && verdict["watch_events"].as_u64() > Some(1000), "{verdict}");
+    assert!(verdict["watch_gap_ms_max"].as_u64() >= Some(100), "{verdict}");
+}
+
+#[tokio::test]
+async fn a_thousand_kubelets_fit_on_one_core() {
+    let scene = Scene::new();
+    let stand_in = scene.stand_in("cp1", Flaw::None, Duration::ZERO).await;
+    let cpu = std::sync::Mutex::new(Vec::new());
+    let arguments = "--kubelets 1000 --lease trial --watches 1 --for 24s";
+    let (verdict, code) = drill_with(&scene, stand_in.address(), arguments, async |pid| {
+        // Every connection is made in the first ten seconds; what follows is a kubelet's everyday life.
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_secs(11)).await;
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+            let stats = tasks.map(|task| std::fs::read_to_string(task.path().join("schedstat")).unwrap());
+            let ns: u64 = stats.map(|stat| stat.split(' ').next().unwrap().parse::<u64>().unwrap()).sum();
+            cpu.lock().unwrap().push(Duration::from_nanos(ns));
+        }
+    })
+    .await;
+    let cpu = cpu.into_inner().unwrap();
+    println!(
+        "a thousand kubelets: {:?} of CPU in the first 11 s with 1000 handshakes, {:?} in the next 11 s",
+        cpu[0],
+        cpu[1] - cpu[0]
+    );
+    println!("a thousand kubelets: {verdict}");
+    assert_eq!((verdict["kubelets"].as_u64(), verdict["never"].as_u64()), (Some(1000), Some(0)), "{verdict}");
+    assert_eq!(
+        (verdict["not_ready"].as_u64(), verdict["leases_left"].as_u64(), code),
+        (Some(0), Some(0), 0),
+        "{verdict}"
+    );
+    // How late they are says how busy the machine is: beside them runs the server, with as many handshakes.
+    assert!(verdict["heartbeats"].as_u64() >= Some(1000), "{verdict}");
+    assert!(cpu[1] - cpu[0] < Duration::from_secs(11) / 2, "more than half a core for what a tenth should do: {cpu:?}");
 }

@@ -36,6 +36,13 @@ class Watch:
         return times + sum(map(cpu_s, self.processes))
 
 
+def share_now(seconds):
+    """The share of all cores that are busy for so long, 0 to 1."""
+    began, rest = time.monotonic(), rest_s()
+    time.sleep(seconds)
+    return max(0.0, 1 - (rest_s() - rest) / ((time.monotonic() - began) * CORES))
+
+
 def await_calm():
     """Returns when others leave the machine alone, or after a while."""
     deadline = time.monotonic() + PATIENCE_S
@@ -49,6 +56,12 @@ def await_calm():
 def busy_s():
     user, nice, system, _, _, irq, softirq, steal = map(int, pathlib.Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / HZ
+
+
+def rest_s():
+    """Time that cores had nothing to do, or were another machine's: the kernel measures it, where it samples what is busy."""
+    fields = list(map(int, pathlib.Path("/proc/stat").read_text().split()[1:9]))
+    return (fields[3] + fields[4] + fields[7]) / HZ
 
 
 def cpu_s(pid):

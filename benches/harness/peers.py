@@ -1,5 +1,6 @@
 """What is compared: how each proxy is installed, configured and started."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -31,6 +32,9 @@ class Peer:
 
     def target(self, stage, frontend=0):
         return stage.frontends[frontend].vip
+
+    def check(self, stage, report):
+        """Fails if the run was not what it was to be."""
 
 
 class Direct(Peer):
@@ -213,11 +217,62 @@ class Before(Baton):
     key, label = "before", "Baton before"
 
 
-def baton_config(stage, http="127.0.0.1:9470"):
+class Graduated(Baton):
+    """Baton whose flows leave it. ip(8) gives it a /sys of its own, and what it pins there goes with it."""
+
+    key, label = "baton-graduated", "Baton graduated"
+
+    def start(self, stage):
+        config = stage.directory / "baton.toml"
+        config.write_text(baton_config(stage, path='graduate = "require"'))
+        return stage.start(stage.proxy, self.binary, "run", "-c", config)
+
+    def check(self, stage, report):
+        status = run("nsenter", "--target", stage.processes[-1].pid, "--net", "--mount", self.binary, "--json", "path", "status")
+        report["spliced"] = json.loads(status)["counters"]["spliced"]
+        # Segments of bulk are up to 64 KiB long.
+        least = report.get("requests", 0) * 2 or report["bytes"] / 65536
+        if report["spliced"] < least:
+            raise Failed(f"only {report['spliced']} packets were spliced: the flows stayed proxied")
+
+
+class Dnat(Peer):
+    """The kernel's own: every connection goes to the next backend, whose answers find their way back by the route."""
+
+    key, label = "dnat", "DNAT in the kernel"
+
+    def install(self):
+        debian("nftables", shutil.which("nft"))
+
+    def start(self, stage):
+        (vip, port), backends = stage.vip.split(":"), stage.backends
+        table = ", ".join(f"{n} : {address.split(':')[0]}" for n, address in enumerate(backends))
+        stage.sysctl(stage.proxy, "net.ipv4.ip_forward=1")
+        stage.rules(stage.proxy, f"""
+table ip nat {{
+  chain prerouting {{
+    type nat hook prerouting priority dstnat;
+    ip daddr {vip} tcp dport {port} dnat to numgen inc mod {len(backends)} map {{ {table} }}
+  }}
+}}
+""")
+
+
+class Routed(Direct):
+    """From client to backend through the host in between, which forwards and does nothing else."""
+
+    key, label = "routed", "routed"
+
+    def start(self, stage):
+        stage.sysctl(stage.proxy, "net.ipv4.ip_forward=1")
+        run("ip", "-n", stage.client, "route", "add", "10.77.1.0/24", "via", "10.77.0.1")
+
+
+def baton_config(stage, http="127.0.0.1:9470", path='graduate = "off"'):
     """Baton as it would be run: table, probes, metrics and the flow log are on."""
     return f"""
 [path]
-graduate = "off"
+{path}
 [admin]
 http = "{http}"
 socket = "{stage.directory}/admin.sock"
@@ -241,7 +296,7 @@ interval = "1s"
 """
 
 
-PEERS = {peer.key: peer for peer in (Direct(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton())}
+PEERS = {peer.key: peer for peer in (Direct(), Routed(), Dnat(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton(), Graduated())}
 
 
 def family(process):

@@ -20,11 +20,21 @@ class Row:
     values: tuple = ()
     hosts: int = 1
     without: tuple = ()
+    # Who runs it, if not everybody that a connection to this host can be measured with.
+    only: tuple = ()
     # Rounds at most; the report says how many there were.
     rounds_max: int = 99
     # Has a second frontend, whose backend is a process of its own.
     mortal: bool = False
 
+    def has(self, peer):
+        return peer in self.only if self.only else peer not in self.without and peer not in OFF_LOOPBACK
+
+
+# Those that are measured from namespace to namespace, by what everything together uses.
+OFF_LOOPBACK = ("routed", "dnat", "baton-graduated")
+PATH = ("routed", "dnat", "haproxy", "haproxy-splice", "nginx", "baton", "baton-graduated")
+PROXIES = ("haproxy", "haproxy-splice", "nginx", "baton")
 
 CPU_REQUEST = ("cpu_us_each", "CPU per request", "µs", 1, "lower")
 P50 = ("latency_us.p50", "p50", "µs", 1, "lower")
@@ -48,6 +58,15 @@ def _bulk(way, flows):
     plural = "s" if flows > 1 else ""
     return Row(f"bulk-{way}-{flows}", f"Bulk {way}, {flows} flow{plural}",
                ("bulk", "--direction", way, "--flows", flows), values=BULK)
+
+
+def _path(name, title, load, *values):
+    # The time before the window is for graduation, too.
+    return Row(f"path-{name}", f"Between namespaces: {title}", load, hosts=3, only=PATH, warmup=1.0, values=values)
+
+
+MACHINE_REQUEST = ("machine_us_each", "CPU of everything per request", "µs", 1, "lower")
+MACHINE_GB = ("machine_s_per_gb", "CPU of everything per GB", "s", 1, "lower")
 
 
 def _death(name, title, arguments):
@@ -81,6 +100,12 @@ ROWS = {row.key: row for row in (
                 ("delay_p9999_ns", "the same while the table is listed, p99.99", "µs", 1e-3, "lower"),
                 ("delay_slowest_ns", "slowest", "µs", 1e-3, "lower"))),
     Row("behaviour", "Behaviour", ("behave",), seconds=20, warmup=0, rounds_max=1, without=("direct",)),
+    _path("requests-64-c64", "requests, 64 B, C=64", ("requests", "--connections", 64), MACHINE_REQUEST, PER_SECOND, P50, P99),
+    # One thread of clients: two of them and those of the backends would wait for each other on a machine of two cores.
+    _path("rate-20k", "20,000 requests a second, 64 B, C=64", ("requests", "--connections", 64, "--rate", 20000, "--threads", 1),
+          MACHINE_REQUEST, P50, P99),
+    *(_path(f"bulk-{way}-8", f"bulk {way}, 8 flows", ("bulk", "--direction", way, "--flows", 8, "--settle", 0.8), MACHINE_GB, BULK[1])
+      for way in ("up", "down")),
     Row("connections-two-minutes", "Connections between namespaces, two minutes", ("connect", "--connections", 64),
         seconds=120, hosts=3, rounds_max=1, without=("direct", "haproxy-splice")),
 )}
@@ -114,6 +139,8 @@ def measure_once(row, peer, seconds):
     if row.key == "table":
         watch = noise.Watch()
         return table.measure() | {"others": watch.others(), "at": round(time.time())}
+    # Before anything of this run is there: what the machine does anyway is not the run's.
+    idle = noise.share_now(IDLE_S) if row.key.startswith("path-") else 0
     with Stage(row.hosts, row.mortal) as stage:
         last_server = stage.serve()
         process = peer.start(stage)
@@ -135,7 +162,25 @@ def measure_once(row, peer, seconds):
             arguments += ["--pids", ",".join(map(str, pids))]
         watch = noise.Watch([pid for started in stage.processes for pid in family(started)])
         report = stage.load(*arguments, within_s=seconds + 40)
-        return report | {"others": watch.others(), "at": round(time.time())}
+        others = watch.others()
+        if row.key.startswith("path-"):
+            add_machine(report, idle, seconds)
+        peer.check(stage, report)
+        return report | {"others": others, "at": round(time.time())}
+
+
+# How long the machine is looked at before a run.
+IDLE_S = 0.5
+
+
+def add_machine(report, idle, seconds):
+    """What all processes and all interrupts used for each unit of work, beyond what the machine does anyway."""
+    used_ns = report["machine_ns"] - idle * noise.CORES * seconds * 1e9
+    report["idle_share"] = round(idle, 4)
+    if "requests" in report:
+        report["machine_us_each"] = used_ns / 1e3 / max(report["units"], 1)
+    else:
+        report["machine_s_per_gb"] = used_ns / max(report["bytes"], 1)
 
 
 def value(report, key):

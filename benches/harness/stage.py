@@ -73,6 +73,8 @@ class Stage:
         for outside in (self.client, self.server):
             # Only the proxy's own way with TIME_WAIT is of interest: the other hosts keep none.
             self.sysctl(outside, "net.ipv4.tcp_max_tw_buckets=0")
+        # For flows that backends see with the VIP or the client for their source.
+        run("ip", "-n", self.server, "route", "add", "10.77.0.0/24", "via", "10.77.1.1")
 
     def _namespace(self):
         name = f"baton-bench-{os.getpid()}-{next(_numbers)}"
@@ -94,6 +96,12 @@ class Stage:
 
     def sysctl(self, namespace, setting):
         run("ip", "netns", "exec", namespace, "sysctl", "-qw", setting)
+
+    def rules(self, namespace, text):
+        """Loads rules of nft(8)."""
+        done = subprocess.run(["ip", "netns", "exec", namespace, "nft", "-f", "-"], input=text, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(f"nft: {done.stderr.strip()}")
 
     def start(self, namespace, *command, wait_for=None):
         """Starts a process; with `wait_for`, returns when it has printed that line."""

@@ -2,6 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
 
 use baton::sys::clock::now_ns;
 use serde_json::{Value, json};
@@ -9,7 +11,7 @@ use serde_json::{Value, json};
 use crate::Common;
 use crate::net;
 use crate::pattern;
-use crate::script::{Act, Head};
+use crate::script::{Act, HEAD, Head};
 use crate::window::{Bounds, sleep_until};
 
 const CHUNK: usize = 256 * 1024;
@@ -22,15 +24,22 @@ pub enum Way {
     Down,
 }
 
-/// Moves as much as goes, or at most `rate` bytes a second on each flow.
-pub fn run(common: &Common, flows: usize, way: Way, rate: Option<f64>) -> io::Result<Value> {
+/// Moves as much as goes, or at most `rate` bytes a second on each flow; `settle` seconds after all are connected.
+pub fn run(common: &Common, flows: usize, way: Way, rate: Option<f64>, settle: f64) -> io::Result<Value> {
     let window = common.window();
     let act = if way == Way::Up { Act::Sink } else { Act::Source };
     let head = || Head { act, bytes: 0, id: net::new_id() };
     let (moved, spent) = window.run(
         flows,
-        |_| net::open(common.target, head()),
-        |stream, bounds| move_bytes(stream, way, bounds, rate),
+        |_| net::connect(common.target),
+        |mut stream, bounds| {
+            // In parts: what has hardly moved a byte has not shown its kernel yet by which way it comes.
+            for part in head().encode().chunks(HEAD / 4) {
+                stream.write_all(part)?;
+                thread::sleep(Duration::from_secs_f64(settle / 4.0));
+            }
+            move_bytes(stream, way, bounds, rate)
+        },
     )?;
     let bytes = moved.into_iter().sum::<u64>();
     let mut report = json!({

@@ -5,6 +5,7 @@ mod behave;
 mod bulk;
 mod connect;
 mod death;
+mod entries;
 mod idle;
 mod net;
 mod pattern;
@@ -109,6 +110,9 @@ enum Mode {
         /// Bytes a second of each flow at most.
         #[arg(long)]
         rate: Option<f64>,
+        /// Time for which the connections are left alone first, in s; part of the time that does not count.
+        #[arg(long, default_value_t = 0.0)]
+        settle: f64,
     },
     /// Flows that do nothing.
     Idle {
@@ -132,6 +136,8 @@ enum Mode {
         #[command(flatten)]
         death: Death,
     },
+    /// Fills a map of graduated flows with flows that nobody has.
+    Entries(entries::Entries),
     /// Whether bytes, FIN and RST get through as they are.
     Behave {
         #[arg(long)]
@@ -148,10 +154,11 @@ fn main() -> std::io::Result<()> {
         Mode::Serve { listen, threads } => return serve::run(&listen, threads),
         Mode::Requests { common, connections, bytes, rate } => requests::run(&common, connections, bytes, rate)?,
         Mode::Connect { common, connections, rate } => connect::run(&common, connections, rate)?,
-        Mode::Bulk { common, flows, direction, rate } => bulk::run(&common, flows, direction, rate)?,
+        Mode::Bulk { common, flows, direction, rate, settle } => bulk::run(&common, flows, direction, rate, settle)?,
         Mode::Idle { common, flows } => idle::run(&common, flows)?,
         Mode::Stall { common, witness } => stall::run(&common, witness)?,
         Mode::Death { common, death } => death::run(&common, &death)?,
+        Mode::Entries(asked) => entries::run(&asked)?,
         Mode::Behave { target, witness } => behave::run(target, witness),
     };
     println!("{report}");

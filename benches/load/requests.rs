@@ -28,11 +28,16 @@ const TICK: u64 = u64::MAX;
 const SECOND_NS: u64 = 1_000_000_000;
 const LOOK_UP: Duration = Duration::from_millis(20);
 
+/// How finely the longest latencies are told apart.
+const GRAIN_NS: u64 = 10_000_000;
+
 /// What one thread saw.
 pub struct Seen {
     latency: Histogram<u64>,
     /// The same, by second of the window.
     pub by_second: Vec<Histogram<u64>>,
+    /// The longest in µs, by [`GRAIN_NS`] of the window in which the requests were due.
+    longest_us: Vec<u64>,
     /// Connections that broke; each was made anew.
     pub broken: u64,
     /// Requests at a fixed rate that were due for longer than 0.1 s at the end.
@@ -51,11 +56,16 @@ pub fn run(common: &Common, connections: usize, bytes: usize, rate: Option<f64>)
     )?;
     let mut latency = net::latencies();
     let mut by_second = vec![net::latencies(); window.seconds().ceil() as usize];
+    let mut longest_us = Vec::new();
     let (mut broken, mut late) = (0, 0);
     for seen in seen {
         latency.add(&seen.latency).expect("the bounds are the same");
         for (all, one) in by_second.iter_mut().zip(&seen.by_second) {
             all.add(one).expect("the bounds are the same");
+        }
+        longest_us.resize(seen.longest_us.len(), 0);
+        for (all, one) in longest_us.iter_mut().zip(&seen.longest_us) {
+            *all = (*all).max(*one);
         }
         broken += seen.broken;
         late += seen.late;
@@ -68,6 +78,10 @@ pub fn run(common: &Common, connections: usize, bytes: usize, rate: Option<f64>)
         "broken": broken,
         "unanswered": late,
     });
+    if rate.is_some() {
+        report["begins_ns"] = json!(window.begins_ns());
+        report["longest_us_by_10_ms"] = json!(longest_us);
+    }
     spent.describe(&mut report, latency.len() as f64);
     Ok(report)
 }
@@ -109,7 +123,8 @@ impl Caller {
     pub fn serve(mut self, (begins_ns, ends_ns): Bounds, rate: Option<f64>) -> io::Result<Seen> {
         let seconds = ends_ns.saturating_sub(begins_ns).div_ceil(SECOND_NS) as usize;
         let by_second = vec![net::latencies(); seconds];
-        let mut seen = Seen { latency: net::latencies(), by_second, broken: 0, late: 0 };
+        let longest_us = vec![0; ends_ns.saturating_sub(begins_ns).div_ceil(GRAIN_NS) as usize];
+        let mut seen = Seen { latency: net::latencies(), by_second, longest_us, broken: 0, late: 0 };
         let mut events = Events::default();
         let mut pace = rate.map(|rate| Pace { next_ns: now_ns() as f64, interval_ns: 1e9 / rate, next: 0 });
         let ticker = pace.as_ref().map(|pace| ticker(&self.epoll, pace.interval_ns)).transpose()?;
@@ -157,6 +172,7 @@ impl Caller {
                 if waited_us > 100_000 {
                     seen.late += 1;
                     seen.latency.saturating_record(waited_us);
+                    seen.note(*due_ns, begins_ns, waited_us);
                 }
             }
         }
@@ -221,6 +237,7 @@ impl Caller {
                 if due_ns >= begins_ns || (closed_loop && now_ns >= begins_ns) {
                     let latency_us = now_ns.saturating_sub(due_ns) / 1000;
                     seen.latency.saturating_record(latency_us);
+                    seen.note(due_ns, begins_ns, latency_us);
                     let second = now_ns.saturating_sub(begins_ns) / SECOND_NS;
                     if let Some(second) = seen.by_second.get_mut(second as usize) {
                         second.saturating_record(latency_us);
@@ -234,6 +251,15 @@ impl Caller {
             if count < self.buffer.len() {
                 return;
             }
+        }
+    }
+}
+
+impl Seen {
+    fn note(&mut self, due_ns: u64, begins_ns: u64, took_us: u64) {
+        let grain = due_ns.saturating_sub(begins_ns) / GRAIN_NS;
+        if let Some(longest_us) = self.longest_us.get_mut(grain as usize) {
+            *longest_us = took_us.max(*longest_us);
         }
     }
 }

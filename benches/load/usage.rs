@@ -7,10 +7,12 @@ use std::fs;
 pub struct Usage {
     pub cpu_ns: u64,
     pub rss_bytes: u64,
+    /// Time that no core of the machine had anything to do, or was somebody else's, summed over the cores, in ns.
+    pub rest_ns: u64,
 }
 
 pub fn of(pids: &[u32]) -> Usage {
-    let mut usage = Usage::default();
+    let mut usage = Usage { rest_ns: rest_ns(), ..Usage::default() };
     for pid in pids {
         usage.cpu_ns += threads_cpu_ns(*pid);
         usage.rss_bytes += rss_bytes(*pid);
@@ -25,6 +27,24 @@ fn threads_cpu_ns(pid: u32) -> u64 {
         line.split(' ').next()?.parse::<u64>().ok()
     };
     tasks.flatten().filter_map(on_cpu).sum()
+}
+
+/// From /proc/stat: idle and waiting for I/O, which the kernel measures; what is busy it only samples. Interrupts, in which
+/// packets are forwarded, belong to no process and are in neither.
+fn rest_ns() -> u64 {
+    /// USER_HZ is 100 wherever Linux shows it.
+    const TICK_NS: u64 = 10_000_000;
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let fields: Vec<u64> = text
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    // user nice system idle iowait irq softirq steal
+    [3, 4, 7].into_iter().filter_map(|field| fields.get(field)).sum::<u64>() * TICK_NS
 }
 
 fn rss_bytes(pid: u32) -> u64 {

@@ -24,6 +24,8 @@ pub type Bounds = (u64, u64);
 /// What the proxy used in the window.
 pub struct Spent {
     pub cpu_ns: u64,
+    /// CPU time of everything on this machine, interrupts too.
+    pub machine_ns: u64,
     pub end: Usage,
 }
 
@@ -64,7 +66,13 @@ impl Window {
                 sleep_until(ends_ns);
             }
             let end = usage::of(&self.pids);
-            let spent = Spent { cpu_ns: end.cpu_ns.saturating_sub(before.cpu_ns), end };
+            let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+            let rest_ns = end.rest_ns.saturating_sub(before.rest_ns);
+            let spent = Spent {
+                cpu_ns: end.cpu_ns.saturating_sub(before.cpu_ns),
+                machine_ns: (cores * self.length_ns).saturating_sub(rest_ns),
+                end,
+            };
             let done = running.into_iter().map(|thread| thread.join().expect("a thread of the load panicked"));
             Ok((done.collect::<io::Result<_>>()?, spent))
         })
@@ -72,6 +80,11 @@ impl Window {
 
     pub fn seconds(&self) -> f64 {
         self.length_ns as f64 / 1e9
+    }
+
+    /// In monotonic ns; 0 before all threads were ready.
+    pub fn begins_ns(&self) -> u64 {
+        self.begins_ns.get().copied().unwrap_or(0)
     }
 
     fn bounds(&self) -> Bounds {
@@ -84,6 +97,8 @@ impl Spent {
     /// Adds what was spent, in all and for each of `units`, to a report.
     pub fn describe(&self, report: &mut Value, units: f64) {
         report["cpu_ns"] = json!(self.cpu_ns);
+        report["machine_ns"] = json!(self.machine_ns);
+        report["units"] = json!(units);
         report["cpu_us_each"] = json!(if units > 0.0 { self.cpu_ns as f64 / 1e3 / units } else { 0.0 });
         report["rss_bytes"] = json!(self.end.rss_bytes);
     }

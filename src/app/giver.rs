@@ -13,7 +13,7 @@ use super::Core;
 use super::reload::Reloader;
 use crate::admin::doors::Lent;
 use crate::admin::upgrade::UpgradeProgress;
-use crate::handoff::message::{Door, LastWord, State};
+use crate::handoff::message::{Door, Hello, LastWord, State};
 use crate::handoff::source::{Giver, Load, Progress, Taken};
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Farewell;
@@ -84,6 +84,10 @@ impl Giver for InstanceGiver {
         Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
     }
 
+    fn obstacle(&self, hello: &Hello) -> Option<String> {
+        self.core.path.obstacle(hello.path.as_ref())
+    }
+
     fn state(&self, protocol: u32) -> Result<State, String> {
         let table = &self.core.table;
         // The first version knows no shares.
@@ -94,6 +98,7 @@ impl Giver for InstanceGiver {
         Ok(State {
             next_flow_id: table.flows.next_id() + kept,
             flows: table.flows_with_sockets() as u64,
+            graduated: self.core.path.graduated(),
             backends: self.runtime.block_on(self.core.checker.save()),
             totals: Totals::of(&table.registry),
             carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,

@@ -10,8 +10,9 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::StartError;
 use crate::config::{Config, Graduate, PathSettings};
+use crate::handoff::message::PathReader;
 use crate::path::graduator::Graduator;
-use crate::path::program::{self, OpenError, Program};
+use crate::path::program::{self, LAYOUT, OpenError, Program};
 use crate::path::settings;
 use crate::sys::netdev;
 use crate::table::Table;
@@ -35,6 +36,15 @@ pub struct Path {
     lock: Mutex<Option<File>>,
 }
 
+/// What may be pinned when a process starts.
+#[derive(Clone, Copy, Debug)]
+pub enum LeftBy {
+    /// Whatever a process left that has ended, if there was one.
+    Dead,
+    /// Another process, which this one follows, still manages what is pinned, with so many flows.
+    Living { graduated: u64 },
+}
+
 /// Why there is no path.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPath {
@@ -47,19 +57,19 @@ pub enum NoPath {
 }
 
 impl Path {
-    /// Opens the path as `config` wants it. Nothing graduates before [`Path::serve`]. `taking_over`: another process, which
-    /// this one follows, still manages what is pinned.
-    pub fn open(config: &Config, table: &Arc<Table>, taking_over: bool) -> Result<Self, StartError> {
+    /// Opens the path as `config` wants it. Nothing graduates before [`Path::serve`]. A process that follows another one must
+    /// be able to adopt its flows: nobody else would watch over them.
+    pub fn open(config: &Config, table: &Arc<Table>, left_by: LeftBy) -> Result<Self, StartError> {
         let wanted = config.path.graduate;
         let pins = config.path.pins.clone();
         let mut lock = None;
-        let started = match taking_over {
-            true => start(&config.path, table),
-            false => start_locked(&config.path, table, &mut lock),
+        let (started, to_adopt) = match left_by {
+            LeftBy::Living { graduated } => (start(&config.path, table), graduated > 0),
+            LeftBy::Dead => (start_locked(&config.path, table, &mut lock), false),
         };
         let graduator = match started {
             Ok(graduator) => graduator,
-            Err(error) if wanted == Graduate::Require => return Err(StartError::Path(error)),
+            Err(error) if wanted == Graduate::Require || to_adopt => return Err(StartError::Path(error)),
             Err(error) => {
                 tracing::warn!("flows stay proxied: {error}");
                 shut(table, error.to_string());
@@ -70,6 +80,29 @@ impl Path {
             shut(table, "path.graduate is \"off\"".to_owned());
         }
         Ok(Self { table: table.clone(), pins, graduator: Mutex::new(graduator), lock: Mutex::new(lock) })
+    }
+
+    /// Flows without sockets here, and those that are about to be.
+    pub fn graduated(&self) -> u64 {
+        let graduation = &self.table.graduation;
+        graduation.without_sockets() as u64 + u64::from(graduation.in_flight())
+    }
+
+    /// Why a process that reads what `reader` says, if anything, cannot adopt what has graduated here.
+    pub fn obstacle(&self, reader: Option<&PathReader>) -> Option<String> {
+        let graduated = self.graduated();
+        let why = match reader {
+            _ if graduated == 0 => return None,
+            None => "knows nothing of such flows".to_owned(),
+            Some(PathReader { layout, .. }) if *layout != LAYOUT => {
+                format!("reads them in layout {layout}, and they are in layout {LAYOUT}")
+            }
+            Some(PathReader { pins: Some(pins), .. }) if *pins != self.pins => {
+                format!("looks for them in {}, and they are in {}", pins.display(), self.pins.display())
+            }
+            Some(_) => return None,
+        };
+        Some(format!("{graduated} flows have graduated, and it {why}; `baton path remove` ends them with RST"))
     }
 
     /// Takes the lock that the process before this one held, once that has ended. Call it now and then.

@@ -98,10 +98,10 @@ impl Upgrader {
 
     /// Whether `asked` could take over.
     pub fn check(&self, asked: UpgradeRequest) -> Checking {
-        let places = self.places(asked);
+        let (core, places) = (self.core.clone(), self.places(asked));
         Box::pin(async move {
             match places {
-                Ok((binary, config)) => check(binary, config).await,
+                Ok((binary, config)) => check(&core, binary, config).await,
                 Err(failed) => UpgradeCheck {
                     binary: PathBuf::new(),
                     config: PathBuf::new(),
@@ -263,7 +263,7 @@ fn attend(channel: Channel, mut child: Child, other: Other) {
     }
 }
 
-async fn check(binary: PathBuf, config: PathBuf) -> UpgradeCheck {
+async fn check(core: &Core, binary: PathBuf, config: PathBuf) -> UpgradeCheck {
     let mut obstacles = Vec::new();
     let mut version = None;
     match output(tokio::process::Command::new(&binary).arg("handoff-version")).await {
@@ -273,6 +273,7 @@ async fn check(binary: PathBuf, config: PathBuf) -> UpgradeCheck {
                     let (min, max) = (hello.protocol_min, hello.protocol_max);
                     obstacles.push(source::Why::Protocol { version: hello.version.clone(), min, max }.to_string());
                 }
+                obstacles.extend(core.path.obstacle(hello.path.as_ref()));
                 version = Some(hello.version);
             }
             Err(_) => obstacles.push(format!("{} knows no handoff: {}", binary.display(), last_line(&output.stderr))),

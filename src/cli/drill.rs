@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! tally    every gap between two heartbeats, and the verdict      screen   what is shown meanwhile
+//! leases   which leases are written, where it is a PUT
 //! ```
 
+mod leases;
 mod screen;
 mod tally;
 
@@ -23,8 +25,10 @@ use super::duration;
 use super::kubelet::{Heartbeat, Kubelet, Observed, Retries, Settings, Summary};
 use super::tls::{self, TlsFileError};
 use crate::addr::VipAddr;
+use crate::cli::lease::{DRILL_LABEL, WATCH_PATH};
 use crate::sys::clock::now_ns;
 use crate::sys::process;
+use leases::LeaseName;
 use screen::{Moment, seconds};
 use tally::{Tally, Verdict};
 
@@ -49,12 +53,26 @@ pub struct DrillArgs {
     /// The heartbeat: a GET of this path, which changes nothing.
     #[arg(long, value_name = "PATH", default_value = "/readyz")]
     pub path: String,
-    /// Holds a watch of this path on each connection, such as '/api/v1/nodes?watch=true'.
+    /// The heartbeat is a PUT instead, as a kubelet's: of a Lease for each kubelet, PREFIX-1, PREFIX-2 ... in this
+    /// namespace, made if need be and removed at the end. Needs the rights to get, create, update and delete leases there.
+    /// A lease that no drill has made is never touched. [default PREFIX: baton-drill]
+    #[arg(long, value_name = "NAMESPACE[/PREFIX]", conflicts_with = "path", value_parser = leases::parse)]
+    pub lease: Option<LeaseName>,
+    /// Holds watches of this path on each connection [default with --watches: /api/v1/nodes?watch=true&...].
     #[arg(long, value_name = "PATH")]
     pub watch: Option<String>,
+    /// So many watches on each connection [default with --watch: 1].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub watches: Option<u16>,
     /// A bearer token, for paths that need one.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// A client certificate, PEM, instead of a token.
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub client_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    #[arg(long, value_name = "FILE", requires = "client_cert")]
+    pub client_key: Option<PathBuf>,
     /// Time between heartbeats: the kubelet's nodeLeaseDurationSeconds / 4.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub every: Duration,
@@ -155,7 +173,15 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<Verdict, DrillError> {
             _ = births.tick(), if fleet.kubelets.len() < usize::from(args.kubelets) => fleet.grow(),
         }
     }
-    Ok(tally.verdict(&fleet.summaries(), args.grace))
+    let mut verdict = tally.verdict(&fleet.summaries(), args.grace);
+    if let Some(LeaseName { namespace, .. }) = &args.lease {
+        let nodes: Vec<_> = (1..=fleet.kubelets.len()).map(|number| fleet.name(number)).collect();
+        // They would make them again.
+        fleet.kubelets.clear();
+        let gone = Kubelet::remove_leases(&fleet.settings, namespace, &nodes, REMOVAL_LIMIT).await;
+        verdict.leases_left = nodes.len() - gone;
+    }
+    Ok(verdict)
 }
 
 async fn settings(args: &DrillArgs) -> Result<Settings, DrillError> {
@@ -176,18 +202,24 @@ async fn settings(args: &DrillArgs) -> Result<Settings, DrillError> {
         Ok(token) => Ok(format!("Bearer {}", token.trim())),
         Err(source) => Err(DrillError::Token { path: path.clone(), source }),
     });
+    let own = args.client_cert.as_deref().zip(args.client_key.as_deref());
+    let prefix = args.lease.as_ref().map_or("node", |lease| &lease.prefix);
     Ok(Settings {
         server_name: ServerName::try_from(name.to_owned())
             .map_err(|_| DrillError::ServerName { name: name.to_owned() })?,
-        heartbeat: Heartbeat::Get(args.path.clone()),
+        heartbeat: match &args.lease {
+            Some(lease) => Heartbeat::DrillLease { namespace: lease.namespace.clone() },
+            None => Heartbeat::Get(args.path.clone()),
+        },
         renew_every: args.every,
         retries: Retries::KUBELET,
         request_timeout: args.timeout,
-        watch: args.watch.clone(),
+        watch: args.watch.clone().or_else(|| args.watches.map(|_| WATCH_PATH.to_owned())),
+        watches: args.watches.unwrap_or(1),
         authorization: authorization.transpose()?,
         ping_after: Some(args.ping_after).filter(|after| !after.is_zero()),
         ping_timeout: args.ping_timeout,
-        ..Settings::new(VipAddr::new(server), tls::client_config(&args.ca)?, "node")
+        ..Settings::new(VipAddr::new(server), tls::client_config_as(&args.ca, own)?, prefix)
     })
 }
 
@@ -206,8 +238,13 @@ struct Fleet {
 
 impl Fleet {
     fn grow(&mut self) {
-        let settings = Settings { name: format!("node-{}", self.kubelets.len() + 1), ..self.settings.clone() };
+        let settings = Settings { name: self.name(self.kubelets.len() + 1), ..self.settings.clone() };
         self.kubelets.push(Kubelet::start_into(settings, self.events.clone()));
+    }
+
+    /// Of the kubelet with this number, counted from 1.
+    fn name(&self, number: usize) -> String {
+        format!("{}-{number}", self.settings.name)
     }
 
     fn summaries(&self) -> Vec<Summary> {
@@ -262,8 +299,37 @@ fn tell(verdict: &Verdict, json: bool) {
             if verdict.never > 0 { format!("; {} never had one", verdict.never) } else { String::new() },
         ),
     };
+    let text = text + &if json { String::new() } else { more(verdict) };
     let _ = writeln!(out, "{text}");
 }
+
+/// What is worth a line of its own.
+fn more(verdict: &Verdict) -> String {
+    let mut text = String::new();
+    if verdict.watches_open > 0 || verdict.watches_ended > 0 {
+        text += &format!(
+            "\nwatches: {} open, {} ended, {} events, the longest time without one {}",
+            verdict.watches_open,
+            verdict.watches_ended,
+            verdict.watch_events,
+            seconds(Duration::from_millis(verdict.watch_gap_ms_max))
+        );
+    }
+    if let Some(error) = verdict.last_error.as_ref().filter(|_| verdict.never > 0) {
+        text += &format!("\nlast failure: {error}");
+    }
+    if verdict.leases_left > 0 {
+        let (key, value) = DRILL_LABEL;
+        text += &format!(
+            "\n{} leases could not be removed: kubectl delete leases -l {key}={value} -n NAMESPACE",
+            verdict.leases_left
+        );
+    }
+    text
+}
+
+/// For removing all leases at the end.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Descriptors for anything but connections.
 const SPARE_FILES: u64 = 64;

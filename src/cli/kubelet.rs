@@ -7,6 +7,7 @@
 
 pub mod command;
 pub mod gap;
+mod lease;
 mod session;
 
 use std::fmt;
@@ -44,6 +45,8 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// What it watches on the same connection.
     pub watch: Option<String>,
+    /// So many times at once, each a stream of its own.
+    pub watches: u16,
     /// Sent with every request, as the value of `authorization`.
     pub authorization: Option<String>,
     /// A ping is sent after this long without a frame from the server. `None`: never.
@@ -66,6 +69,7 @@ impl Settings {
             retries: Retries::NONE,
             request_timeout: Duration::from_secs(10),
             watch: Some(WATCH_PATH.to_owned()),
+            watches: 1,
             authorization: None,
             ping_after: Some(Duration::from_secs(30)),
             ping_timeout: Duration::from_secs(15),
@@ -77,8 +81,11 @@ impl Settings {
 /// What a renewal is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heartbeat {
-    /// PUT of the node's lease.
+    /// PUT of the node's lease, whatever version the server has of it.
     Lease,
+    /// PUT of a lease of the node's name in this namespace, made if it is not there: a drill's own, whose other state is never
+    /// touched.
+    DrillLease { namespace: String },
     /// GET of this path, which changes nothing on the server.
     Get(String),
 }
@@ -122,8 +129,8 @@ pub enum Event {
     Failed { error: String },
     /// The connection ended, and not by the client's wish.
     Disconnected { error: String },
-    /// An event came over the watch.
-    Watched { bytes: usize },
+    /// An event came over a watch; `gap_ms`: time since the one before on the same watch, or since it was first asked for.
+    Watched { bytes: usize, gap_ms: u64 },
     /// The watch ended; `None`: in the ordinary way.
     WatchEnded { error: Option<String> },
 }
@@ -139,7 +146,7 @@ impl fmt::Display for Event {
             }
             Self::Failed { error } => write!(f, "failed: {error}"),
             Self::Disconnected { error } => write!(f, "disconnected: {error}"),
-            Self::Watched { bytes } => write!(f, "watch: event of {bytes} bytes"),
+            Self::Watched { bytes, .. } => write!(f, "watch: event of {bytes} bytes"),
             Self::WatchEnded { error: None } => write!(f, "watch ended"),
             Self::WatchEnded { error: Some(error) } => write!(f, "watch ended: {error}"),
         }
@@ -168,6 +175,8 @@ pub struct Summary {
     pub connections: u64,
     pub disconnections: u64,
     pub watch_events: u64,
+    /// Watches that are open now.
+    pub watches_open: u64,
     /// Who answered last, if it said so.
     pub stand_in: Option<String>,
     /// Time since the last successful renewal.
@@ -188,6 +197,11 @@ impl Kubelet {
         (Self::start_into(settings, events), observed)
     }
 
+    /// Removes the leases that a drill kept for these nodes, over a connection of its own; how many of them are gone.
+    pub async fn remove_leases(settings: &Settings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
+        lease::remove(settings, namespace, nodes, limit).await
+    }
+
     /// As [`Kubelet::start`], for many whose events come together.
     pub fn start_into(settings: Settings, events: mpsc::UnboundedSender<Observed>) -> Self {
         let now = now_ns();
@@ -196,6 +210,7 @@ impl Kubelet {
             whole: GapMeter::new(now),
             window: GapMeter::new(now),
             failed_in_a_row: 0,
+            lease_version: None,
         };
         let progress = Arc::new(Progress { start_ns: now, counters: Mutex::new(counters), events });
         let task = tokio::spawn(live(settings, progress.clone()));
@@ -244,6 +259,8 @@ struct Counters {
     window: GapMeter,
     /// Renewals that failed since the last that succeeded.
     failed_in_a_row: u32,
+    /// Of a lease of a drill's, as the server last told it.
+    lease_version: Option<String>,
 }
 
 impl Progress {
@@ -270,6 +287,20 @@ impl Progress {
 
     fn failed_in_a_row(&self) -> u32 {
         self.counters().failed_in_a_row
+    }
+
+    fn lease_version(&self) -> Option<String> {
+        self.counters().lease_version.clone()
+    }
+
+    fn set_lease_version(&self, version: Option<String>) {
+        self.counters().lease_version = version;
+    }
+
+    /// Counts an open watch for as long as it is held.
+    fn watching(&self) -> Watching<'_> {
+        self.counters().summary.watches_open += 1;
+        Watching(self)
     }
 
     /// Time until the next renewal is due; the first is due at once.
@@ -313,6 +344,15 @@ impl Progress {
             last_renewal_ms: counters.whole.open_ns(now) / 1_000_000,
             ..counters.summary.clone()
         }
+    }
+}
+
+/// An open watch.
+struct Watching<'p>(&'p Progress);
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.0.counters().summary.watches_open -= 1;
     }
 }
 

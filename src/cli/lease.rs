@@ -1,11 +1,16 @@
 //! The few JSON bodies of the Kubernetes API that heartbeats and watches consist of.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 /// Where the leases of nodes are, without a trailing slash.
 pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+/// The namespace of the leases of nodes.
+pub const NODES_NAMESPACE: &str = "kube-node-lease";
+/// A label by which a drill knows its own leases; it never writes over another.
+pub const DRILL_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "baton-drill");
 /// What a kubelet-like client watches.
 pub const WATCH_PATH: &str = "/api/v1/nodes?watch=true&allowWatchBookmarks=true";
 /// The response header by which a stand-in names itself.
@@ -26,8 +31,10 @@ pub struct Lease {
 pub struct Metadata {
     pub name: String,
     pub namespace: String,
-    /// Opaque to clients; here the number of renewals.
+    /// Opaque to clients; of a stand-in the number of renewals.
     pub resource_version: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,11 +52,7 @@ impl Lease {
         Self {
             api_version: "coordination.k8s.io/v1".to_owned(),
             kind: "Lease".to_owned(),
-            metadata: Metadata {
-                name: node.to_owned(),
-                namespace: "kube-node-lease".to_owned(),
-                resource_version: String::new(),
-            },
+            metadata: Metadata { name: node.to_owned(), namespace: NODES_NAMESPACE.to_owned(), ..Metadata::default() },
             spec: LeaseSpec {
                 holder_identity: node.to_owned(),
                 lease_duration_seconds: 40,
@@ -57,6 +60,24 @@ impl Lease {
             },
         }
     }
+
+    /// The lease that a drill keeps for `node` in `namespace`, as it was at `version` (empty: it is not there yet), renewed now.
+    pub fn of_drill(node: &str, namespace: &str, version: &str) -> Self {
+        let mut lease = Self::renewed_now(node);
+        lease.metadata.namespace = namespace.to_owned();
+        lease.metadata.resource_version = version.to_owned();
+        lease.metadata.labels = [DRILL_LABEL].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        lease
+    }
+
+    pub fn is_a_drill_s(&self) -> bool {
+        self.metadata.labels.get(DRILL_LABEL.0).is_some_and(|value| value == DRILL_LABEL.1)
+    }
+}
+
+/// Where the leases of `namespace` are, without a trailing slash.
+pub fn leases_path(namespace: &str) -> String {
+    LEASES_PATH.replace(NODES_NAMESPACE, namespace)
 }
 
 /// RFC 3339 with microseconds in UTC, the API's `MicroTime`: 2026-01-31T10:00:00.000000Z.

@@ -26,7 +26,7 @@ pub struct PathArguments {
 enum PathCommand {
     /// The program, its interfaces, its flows and what it did with packets.
     Status,
-    /// Takes the program and its maps out of the kernel. The flows in them are reset at their next packet.
+    /// Takes the program and its maps out of the kernel. The flows in them are reset first, on both sides.
     Remove {
         /// Yes, although there are flows in it.
         #[arg(long)]
@@ -103,6 +103,10 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
     let entries = program::status(pins).ok().flatten().and_then(|status| status.entries);
     if let Some(entries) = entries.filter(|entries| *entries > 0 && !yes) {
         return Err(CliError::FlowsInPath(plural(entries.div_ceil(2).into(), "flow")));
+    }
+    // A path that is broken must be removable too, but not in silence: its flows' ends hear nothing then.
+    if let Err(error) = program::dismiss(pins) {
+        eprintln!("baton: the flows cannot be reset and end at their next packet: {error}");
     }
     let removal = program::remove(pins).map_err(fail)?;
     if output.json {

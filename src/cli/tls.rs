@@ -24,9 +24,7 @@ pub enum TlsFileError {
 /// For a server that speaks HTTP/2 and HTTP/1.1.
 pub fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {
     let chain = certificates(cert)?;
-    let key_pem = read(key)?;
-    let key_der =
-        PrivateKeyDer::from_pem_slice(&key_pem).map_err(|source| TlsFileError::Pem { path: key.to_owned(), source })?;
+    let key_der = private_key(key)?;
     let unusable = |source| TlsFileError::Use { path: cert.to_owned(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -40,18 +38,32 @@ pub fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFi
 
 /// For a client that speaks HTTP/2 only and trusts the certificates in `ca`.
 pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>, TlsFileError> {
+    client_config_as(ca, None)
+}
+
+/// As [`client_config`], with a certificate of its own and its key.
+pub fn client_config_as(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsFileError> {
     let unusable = |source| TlsFileError::Use { path: ca.to_owned(), source };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(ca)? {
         roots.add(certificate).map_err(unusable)?;
     }
-    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(unusable)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let mut config = match own {
+        None => config.with_no_client_auth(),
+        Some((cert, key)) => config
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|source| TlsFileError::Use { path: cert.to_owned(), source })?,
+    };
     config.alpn_protocols = vec![H2.to_vec()];
     Ok(Arc::new(config))
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsFileError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|source| TlsFileError::Pem { path: path.to_owned(), source })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
@@ -68,3 +80,48 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
 /// ALPN name of HTTP/2 (RFC 9113 section 3.1).
 pub const H2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
+
+#[cfg(test)]
+mod tests {
+    use rustls::server::WebPkiClientVerifier;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::cli::demo::certs::{Authority, Flaw};
+
+    #[tokio::test]
+    async fn a_client_shows_its_certificate_to_a_server_that_asks_for_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new().unwrap();
+        let ca = authority.write(directory.path()).unwrap();
+        let own = authority.issue(directory.path(), "own", &[], Flaw::None).unwrap();
+        let mut roots = RootCertStore::empty();
+        certificates(&ca).unwrap().into_iter().for_each(|certificate| roots.add(certificate).unwrap());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()));
+        let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(certificates(&own.cert).unwrap(), private_key(&own.key).unwrap())
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(server));
+        for shows in [true, false] {
+            let own = shows.then_some((own.cert.as_path(), own.key.as_path()));
+            let client = client_config_as(&ca, own).unwrap();
+            let connect = async {
+                let stream = TcpStream::connect(address).await.unwrap();
+                TlsConnector::from(client).connect(address.ip().into(), stream).await
+            };
+            let (shown, _connected) = tokio::join!(shown_by(&listener, &acceptor), connect);
+            assert_eq!(shown.ok(), shows.then_some(1));
+        }
+    }
+
+    async fn shown_by(listener: &TcpListener, acceptor: &TlsAcceptor) -> io::Result<usize> {
+        let (stream, _) = listener.accept().await.unwrap();
+        Ok(acceptor.accept(stream).await?.get_ref().1.peer_certificates().map_or(0, <[_]>::len))
+    }
+}

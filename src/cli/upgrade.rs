@@ -12,7 +12,8 @@ use crate::admin::humane::{bytes, count, duration_us, plural};
 use crate::admin::protocol::Command;
 use crate::admin::upgrade::{NotMoved, UpgradeCheck, UpgradeProgress, UpgradeRequest, Upgraded};
 use crate::admin::words::Weight;
-use crate::handoff::message::Hello;
+use crate::handoff::message::{Hello, PathReader};
+use crate::path::program::LAYOUT;
 
 #[derive(Debug, Args)]
 pub struct UpgradeArguments {
@@ -43,7 +44,8 @@ pub fn upgrade(
 
 /// What `baton upgrade --check` of another release asks this binary.
 pub fn handoff_version() -> ExitCode {
-    println!("{}", serde_json::to_string(&Hello::here()).expect("it is plain data"));
+    let hello = Hello::here().reading(PathReader { layout: LAYOUT, pins: None });
+    println!("{}", serde_json::to_string(&hello).expect("it is plain data"));
     ExitCode::SUCCESS
 }
 

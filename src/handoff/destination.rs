@@ -76,8 +76,8 @@ pub enum Outcome {
 }
 
 /// Says hello and hears what the old process has. Nothing is served yet.
-pub fn meet(channel: &Channel, limit: Duration) -> Result<Offer, NoOffer> {
-    channel.send(&Message::Hello(Hello::here()), &[], limit)?;
+pub fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, NoOffer> {
+    channel.send(&Message::Hello(hello), &[], limit)?;
     let welcome = match next(channel, limit)? {
         (Message::Welcome(welcome), _) => welcome,
         (other, _) => return Err(out_of_turn(&other, "welcome")),

@@ -70,6 +70,19 @@ pub struct Hello {
     pub protocol_min: u32,
     pub protocol_max: u32,
     pub pid: u32,
+    /// Absent: it knows nothing of graduated flows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathReader>,
+}
+
+/// Which graduated flows a process can adopt. They do not go over the wire: they are in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathReader {
+    /// Of the kernel's map.
+    pub layout: u32,
+    /// Where its file says that they are pinned; absent from a process that was given none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pins: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +112,8 @@ pub struct State {
     /// Ids below it are, or may yet be, given by the old process.
     pub next_flow_id: u64,
     pub flows: u64,
+    /// Flows that the new process has to find in the kernel.
+    pub graduated: u64,
     pub backends: Vec<SavedBackend>,
     pub totals: Totals,
     pub carried: Carried,
@@ -165,7 +180,12 @@ impl Hello {
     pub fn here() -> Self {
         let (protocol_min, protocol_max) = PROTOCOL;
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Self { version, protocol_min, protocol_max, pid: std::process::id() }
+        Self { version, protocol_min, protocol_max, pid: std::process::id(), path: None }
+    }
+
+    /// The same, of a process that can adopt graduated flows.
+    pub fn reading(self, path: PathReader) -> Self {
+        Self { path: Some(path), ..self }
     }
 
     /// The highest version that it and this release speak.

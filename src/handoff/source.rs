@@ -29,6 +29,9 @@ pub trait Giver {
     /// Every listening socket, the admin doors' included.
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>>;
 
+    /// Why the process that said `hello` cannot take what is here, if so. Asked when the doors are lent.
+    fn obstacle(&self, hello: &Hello) -> Option<String>;
+
     /// In words that a process understands which speaks `protocol`.
     fn state(&self, protocol: u32) -> Result<State, String>;
 
@@ -304,6 +307,9 @@ impl<G: Giver> Source<'_, G> {
         self.welcomed_at_ns = now_ns();
         self.at(Step::Doors);
         let doors = self.giver.doors().map_err(|error| Why::Here(format!("the listeners cannot be lent: {error}")))?;
+        if let Some(why) = self.giver.obstacle(&hello) {
+            return Err(Why::Here(why));
+        }
         let Hello { version, pid, .. } = Hello::here();
         self.send(&Message::Welcome(Welcome { version, protocol, pid, doors: doors.len() }), &[])?;
         self.channel.speak(protocol);

@@ -6,6 +6,7 @@ mod http;
 mod tls;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -15,6 +16,7 @@ use crate::addr::BackendAddr;
 use crate::config::{Backend, Health, ProbeKind, Target};
 use crate::model::health::Cause;
 use crate::model::health::machine::Outcome;
+use crate::sys::socket;
 
 /// A lost SYN comes again only after 1 s (RFC 6298), a lost segment after 200 ms: on a lossy path a single connection
 /// would find a healthy backend silent. So while there is no answer more follow, in parallel, at each fifth of the
@@ -26,6 +28,8 @@ const ATTEMPTS: u32 = 4;
 pub(super) struct Manner {
     kind: Kind,
     timeout: Duration,
+    /// The longest segment that the backend takes, as the last connection was told; 0: there was none.
+    segment_max: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -54,7 +58,12 @@ impl Manner {
             ProbeKind::Http => Kind::Http(question()),
             ProbeKind::Https => Kind::Https(client(http::ALPN), question()),
         };
-        Self { kind, timeout: health.timeout }
+        Self { kind, timeout: health.timeout, segment_max: AtomicU32::new(0) }
+    }
+
+    /// The longest segment that the backend takes, in bytes; 0: not known yet.
+    pub(super) fn segment_max(&self) -> u32 {
+        self.segment_max.load(Relaxed)
     }
 
     /// Probes `to` once. The timeout covers everything from the SYN to the answer.
@@ -90,6 +99,7 @@ impl Manner {
             Ok(stream) => stream,
             Err(error) => return fault::of_connect(&error),
         };
+        self.segment_max.store(socket::segment_max(&stream).unwrap_or(0), Relaxed);
         match &self.kind {
             Kind::Tcp => Outcome::Passed,
             Kind::Tls(client) => match client.handshake(to, stream).await {

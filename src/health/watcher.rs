@@ -384,8 +384,11 @@ impl Watcher {
 }
 
 async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: BackendId, started_ns: u64) -> Report {
-    let outcome = manner.probe(to).await;
+    let outcome = manner.clone().probe(to).await;
     let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
+    if let Some(entry) = table.registry.find_backend(id) {
+        entry.segment_max.store(manner.segment_max(), Relaxed);
+    }
     let doubtful = matches!(outcome, Outcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
     Report { flows_moved: doubtful && flows_moved(table, id, started_ns).await, outcome, took }
 }

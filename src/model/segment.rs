@@ -1,4 +1,5 @@
-//! A TCP segment without payload, whole with its IP header: what resets or tickles a connection that has no socket here.
+//! A TCP segment, whole with its IP header: what resets or tickles a connection that has no socket here, or tells a socket
+//! what its far end would have.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -30,41 +31,51 @@ const HOPS: u8 = 64;
 impl Segment {
     /// The packet. `None`: the two ends are not of one family.
     pub fn packet(&self) -> Option<Vec<u8>> {
-        match (self.from.ip(), self.to.ip()) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => Some(self.over_v4(from, to)),
-            (IpAddr::V6(from), IpAddr::V6(to)) => Some(self.over_v6(from, to)),
-            _ => None,
-        }
+        self.packet_of_zeros(0)
     }
 
-    fn over_v4(&self, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-        let mut header = Vec::with_capacity(40);
+    /// The packet with so many zeros for payload, of which a packet holds 65,000 at most.
+    pub fn packet_of_zeros(&self, count: u16) -> Option<Vec<u8>> {
+        let mut packet = match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => self.over_v4(from, to, count),
+            (IpAddr::V6(from), IpAddr::V6(to)) => self.over_v6(from, to, count),
+            _ => return None,
+        };
+        packet.resize(packet.len() + usize::from(count), 0);
+        Some(packet)
+    }
+
+    fn over_v4(&self, from: Ipv4Addr, to: Ipv4Addr, payload: u16) -> Vec<u8> {
+        let length = TCP_LENGTH + payload;
+        let mut header = Vec::with_capacity(40 + usize::from(payload));
         header.extend([0x45, 0]);
-        header.extend((20 + TCP_LENGTH).to_be_bytes());
+        header.extend((20 + length).to_be_bytes());
         // Whole in any case, so its identification means nothing (RFC 6864).
         header.extend([0, 0, 0x40, 0, HOPS, TCP, 0, 0]);
         header.extend(from.octets());
         header.extend(to.octets());
         let sum = checksum(&[&header]);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
-        let pseudo = [&from.octets()[..], &to.octets(), &[0, TCP], &TCP_LENGTH.to_be_bytes()].concat();
+        let pseudo = [&from.octets()[..], &to.octets(), &[0, TCP], &length.to_be_bytes()].concat();
         header.extend(self.tcp(&pseudo));
         header
     }
 
-    fn over_v6(&self, from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
-        let mut header = Vec::with_capacity(60);
+    fn over_v6(&self, from: Ipv6Addr, to: Ipv6Addr, payload: u16) -> Vec<u8> {
+        let length = TCP_LENGTH + payload;
+        let mut header = Vec::with_capacity(60 + usize::from(payload));
         header.extend([0x60, 0, 0, 0]);
-        header.extend(TCP_LENGTH.to_be_bytes());
+        header.extend(length.to_be_bytes());
         header.extend([TCP, HOPS]);
         header.extend(from.octets());
         header.extend(to.octets());
-        let length = u32::from(TCP_LENGTH).to_be_bytes();
+        let length = u32::from(length).to_be_bytes();
         let pseudo = [&from.octets()[..], &to.octets(), &length, &[0, 0, 0, TCP]].concat();
         header.extend(self.tcp(&pseudo));
         header
     }
 
+    /// The header; zeros behind it add nothing to its sum but their count, which is in `pseudo`.
     fn tcp(&self, pseudo: &[u8]) -> Vec<u8> {
         let flags = match self.flags {
             Flags::Ack => 0x10,
@@ -113,6 +124,10 @@ mod tests {
         let pseudo = [&v6[8..40], &[0, 0, 0, 20, 0, 0, 0, TCP]].concat();
         assert_eq!((v6.len(), checksum(&[&pseudo, &v6[40..]])), (60, 0));
         assert_eq!(segment("10.0.0.1:1", "[::1]:1").packet(), None);
+        let filled = segment("10.0.0.100:6443", "10.0.0.7:40000").packet_of_zeros(1001).unwrap();
+        let pseudo = [&filled[12..20], &[0, TCP], &1021u16.to_be_bytes()].concat();
+        assert_eq!((filled.len(), checksum(&[&filled[..20]])), (1041, 0));
+        assert_eq!((checksum(&[&pseudo, &filled[20..1040]]), filled[1040]), (0, 0));
     }
 
     #[test]

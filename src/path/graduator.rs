@@ -16,6 +16,7 @@ mod grace;
 mod held;
 mod note;
 mod reset;
+mod routes;
 mod settle;
 mod slots;
 mod watch;
@@ -36,6 +37,7 @@ use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::raw::RawSender;
+use crate::sys::routes::RouteWatch;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
 use carried::Carried;
@@ -78,6 +80,7 @@ impl Graduator {
         let orders = Arc::new(Orders::default());
         let mut path = Path {
             raw: RawSender::open()?,
+            routes: RouteWatch::open()?,
             program,
             on_demand,
             grace,
@@ -144,6 +147,7 @@ struct Path {
     table: Arc<Table>,
     orders: Arc<Orders>,
     raw: RawSender,
+    routes: RouteWatch,
     grace: Grace,
     on_demand: bool,
     flows: HashMap<FlowId, Carried>,

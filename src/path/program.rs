@@ -1,5 +1,6 @@
 //! The loaded program: opened once, used by one thread, outliving the process.
 
+mod dismiss;
 mod error;
 mod links;
 mod load;
@@ -7,6 +8,7 @@ mod pins;
 mod status;
 mod unknown;
 
+pub use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
 pub use status::{Link, Removal, Status, remove, status};
 pub use unknown::Owner;
@@ -15,7 +17,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use self::pins::{LAYOUT, Pins};
+pub use self::pins::LAYOUT;
+use self::pins::Pins;
 use super::counters::Counters;
 use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::Events;
@@ -243,15 +246,7 @@ impl Program {
     /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
     /// that come or go meanwhile may be missed or seen twice.
     pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
-        let room = most.max(SCAN_MIN);
-        cursor.keys.resize(room * KEY_SIZE, 0);
-        cursor.values.resize(room * ENTRY_SIZE, 0);
-        let (count, mark) = self.flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
-        cursor.mark = mark;
-        let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
-        let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
-        out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
-        Ok(mark.is_some())
+        scan(&self.flows, cursor, most, out)
     }
 
     pub fn counters(&self) -> io::Result<Counters> {
@@ -321,6 +316,19 @@ impl Leg {
     pub fn backend(local: LocalAddr, backend: BackendAddr) -> Self {
         Self { local: local.socket_addr(), remote: backend.socket_addr() }
     }
+}
+
+/// As [`Program::scan`].
+fn scan(flows: &Map, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
+    let room = most.max(SCAN_MIN);
+    cursor.keys.resize(room * KEY_SIZE, 0);
+    cursor.values.resize(room * ENTRY_SIZE, 0);
+    let (count, mark) = flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
+    cursor.mark = mark;
+    let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
+    let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
+    out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
+    Ok(mark.is_some())
 }
 
 /// Far more than one bucket of the hash table ever holds, so that a scan always moves on.

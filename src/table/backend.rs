@@ -120,6 +120,8 @@ pub struct BackendEntry {
     pub elsewhere: Elsewhere,
     /// Monotonic ns of the last packet that came from it to a graduated flow; 0: none.
     pub heard_ns: AtomicU64,
+    /// The longest segment that it takes, as a probe's connection was told; 0: not known.
+    pub segment_max: AtomicU32,
     /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
     pub suspicion: Suspicion,
     /// One per worker, and a last one for what an earlier process counted.
@@ -327,6 +329,7 @@ impl Registry {
             active: AtomicU32::new(0),
             elsewhere: Elsewhere::default(),
             heard_ns: AtomicU64::new(0),
+            segment_max: AtomicU32::new(0),
             suspicion: Suspicion::default(),
             lanes: (0..=self.workers).map(|_| BackendLane::default()).collect(),
         });

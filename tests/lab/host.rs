@@ -122,6 +122,17 @@ impl Host {
         self.switch.ip(&format!("link set {} up\n", self.name));
     }
 
+    /// Plugs one more interface called `interface` into the switch, without an address.
+    pub fn second_link(&self, interface: &str) {
+        let far = format!("{}-{interface}", self.name);
+        let far = &far[..far.len().min(15)];
+        self.switch.ip(&format!(
+            "link add {far} type veth peer name {interface} netns {}\nlink set {far} master br0 up\n",
+            self.namespace.name()
+        ));
+        self.namespace.ip(&format!("link set {interface} up\n"));
+    }
+
     /// One more address on this host's interface.
     pub fn add_address(&self, address: IpAddr) {
         let (bits, extra) = if address.is_ipv4() { (24, "") } else { (64, "nodad") };

@@ -22,6 +22,7 @@ pub mod process;
 pub mod server;
 pub mod server_process;
 pub mod stand_in;
+pub mod tracer;
 pub mod wait;
 
 pub use baton::Baton;
@@ -33,6 +34,7 @@ pub use pinned::Pinned;
 pub use server::{Behaviour, Server};
 pub use server_process::ServerProcess;
 pub use stand_in::{Certificates, Kubelet, StandIn};
+pub use tracer::{Call, Tracer};
 pub use wait::{Stopwatch, eventually, eventually_some};
 
 use std::time::Duration;

@@ -3,7 +3,11 @@
 mod basics;
 mod faults;
 mod kills;
+mod layouts;
+mod matrix;
+mod mixes;
 mod process;
+mod steps;
 
 use crate::lab::*;
 

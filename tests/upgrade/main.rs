@@ -6,6 +6,7 @@ mod faults;
 mod flows;
 mod frames;
 mod instance;
+mod kinds;
 mod limits;
 mod part;
 mod previous;

@@ -110,7 +110,7 @@ pub async fn talker(to: SocketAddr, shared: Arc<Shared>) -> Outcome {
 
 /// Takes `length` bytes, slowly until it is over: all buffers on the way are full.
 pub async fn slow_reader(to: SocketAddr, shared: Arc<Shared>, seed: u32, length: u64) -> Outcome {
-    let socket = TcpSocket::new_v4().unwrap();
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.unwrap();
     socket.set_recv_buffer_size(RECEIVE_BUFFER).unwrap();
     let mut stream = timed("connecting", socket.connect(to)).await?;
     timed("asking", stream.write_all(&request(DOWN, seed, length))).await?;

@@ -72,7 +72,8 @@ impl Authority {
         };
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, stem);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        // A client can show it as well.
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
         if flaw == Flaw::Expired {
             params.not_before = date_time_ymd(2020, 1, 1);

@@ -162,7 +162,7 @@ mod tests {
         assert!(seen("node-1", &failed) && !seen("node-1", &failed));
         assert!(seen("node-2", &failed));
         assert!(seen("node-1", &connected) && seen("node-1", &failed));
-        assert!(!seen("node-1", &Event::Watched { bytes: 9 }));
+        assert!(!seen("node-1", &Event::Watched { bytes: 9, gap_ms: 9 }));
     }
 
     #[test]

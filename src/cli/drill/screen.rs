@@ -48,6 +48,15 @@ impl Moment<'_> {
                 seconds(self.longest())
             ),
         ];
+        let open: u64 = self.nodes.iter().map(|node| node.watches_open).sum();
+        if open > 0 || self.tally.watches_ended > 0 {
+            lines.push(format!(
+                "watches {open}  events {}  ended {}  longest without an event {}",
+                self.tally.watch_events,
+                self.tally.watches_ended,
+                seconds(Duration::from_millis(self.tally.watch_gap_ms_max))
+            ));
+        }
         for bar in bars {
             let title =
                 bar.up_to.map_or_else(|| format!("above {}", seconds(self.grace)), |to| format!("to {}", seconds(to)));
@@ -107,8 +116,10 @@ mod tests {
         (0..500).for_each(|_| tally.note(&Event::Renewed { latency_ms: 2, gap_ms: 10_010 }));
         tally.note(&Event::Renewed { latency_ms: 2, gap_ms: 44_000 });
         tally.note(&Event::Failed { error: "connecting to 10.0.0.100:6443: refused".to_owned() });
+        tally.note(&Event::Watched { bytes: 300, gap_ms: 61_000 });
         let node = |longest_gap_ms, last_renewal_ms| Summary {
             renewals: 9,
+            watches_open: 2,
             longest_gap_ms,
             last_renewal_ms,
             ..Summary::default()

@@ -16,6 +16,10 @@ pub struct Tally {
     gaps_ms: Histogram<u64>,
     pub failures: u64,
     pub disconnections: u64,
+    pub watch_events: u64,
+    pub watches_ended: u64,
+    /// The longest that any watch went between two events of its.
+    pub watch_gap_ms_max: u64,
     pub last_error: Option<String>,
 }
 
@@ -37,6 +41,17 @@ pub struct Verdict {
     pub not_ready: usize,
     /// Nodes that never had one.
     pub never: usize,
+    /// At the end.
+    pub watches_open: u64,
+    pub watch_events: u64,
+    /// Watches that ended, with their connection or by themselves; they are opened anew.
+    pub watches_ended: u64,
+    /// Between two events of one watch; a server says something about once a minute (a bookmark), if it is asked to.
+    pub watch_gap_ms_max: u64,
+    /// Leases that the drill made and could not remove.
+    pub leases_left: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
 }
 
 /// One bar: gaps up to `up_to` (`None`: all above), and how many there were.
@@ -49,7 +64,15 @@ pub struct Bar {
 impl Default for Tally {
     fn default() -> Self {
         let gaps_ms = Histogram::new_with_bounds(1, GAP_MS_MAX, 3).expect("the bounds are valid");
-        Self { gaps_ms, failures: 0, disconnections: 0, last_error: None }
+        Self {
+            gaps_ms,
+            failures: 0,
+            disconnections: 0,
+            watch_events: 0,
+            watches_ended: 0,
+            watch_gap_ms_max: 0,
+            last_error: None,
+        }
     }
 }
 
@@ -62,7 +85,17 @@ impl Tally {
                 self.last_error = Some(error.clone());
             }
             Event::Disconnected { .. } => self.disconnections += 1,
-            Event::Connected { .. } | Event::Watched { .. } | Event::WatchEnded { .. } => {}
+            Event::Watched { gap_ms, .. } => {
+                self.watch_events += 1;
+                self.watch_gap_ms_max = self.watch_gap_ms_max.max(*gap_ms);
+            }
+            Event::WatchEnded { error } => {
+                self.watches_ended += 1;
+                if let Some(error) = error {
+                    self.last_error = Some(format!("a watch: {error}"));
+                }
+            }
+            Event::Connected { .. } => {}
         }
     }
 
@@ -106,6 +139,12 @@ impl Tally {
             grace_ms,
             not_ready: nodes.iter().filter(|node| node.longest_gap_ms > grace_ms).count(),
             never: nodes.iter().filter(|node| node.renewals == 0).count(),
+            watches_open: nodes.iter().map(|node| node.watches_open).sum(),
+            watch_events: self.watch_events,
+            watches_ended: self.watches_ended,
+            watch_gap_ms_max: self.watch_gap_ms_max,
+            leases_left: 0,
+            last_error: self.last_error.clone(),
         }
     }
 }

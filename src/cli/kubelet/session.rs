@@ -2,8 +2,10 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::task::Poll;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -17,7 +19,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Event, Heartbeat, Progress, Settings};
+use super::gap::GapMeter;
+use super::{Event, Heartbeat, Progress, Settings, lease};
 use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER};
 use crate::sys::clock::now_ns;
 
@@ -37,7 +40,7 @@ pub enum ConnectError {
 
 /// Why one request did not get a good answer.
 #[derive(Debug, thiserror::Error)]
-enum RequestError {
+pub enum RequestError {
     #[error("{}", chain(.0))]
     Http(#[from] hyper::Error),
     #[error("the request: {0}")]
@@ -46,16 +49,19 @@ enum RequestError {
     Json(#[from] serde_json::Error),
     #[error("answered {0}")]
     Status(hyper::StatusCode),
+    #[error("a lease of this name is there already, and no drill's")]
+    Foreign,
     #[error("no answer within {after_ms} ms")]
     TimedOut { after_ms: u128 },
 }
 
-type Driver = http2::Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>, TokioExecutor>;
+pub type Requests = SendRequest<Full<Bytes>>;
+pub type Driver = http2::Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>, TokioExecutor>;
 
 /// A connection that requests can be sent on while [`Session::run`] runs.
 pub struct Session {
-    requests: SendRequest<Full<Bytes>>,
-    driver: Driver,
+    pub requests: Requests,
+    pub driver: Driver,
     local: SocketAddr,
     start_ns: u64,
 }
@@ -102,10 +108,11 @@ impl Session {
     pub async fn run(self, settings: &Settings, progress: &Progress) -> String {
         let Session { requests, driver, local, start_ns } = self;
         let hello = Hello { local, start_ns };
-        // The watch and the renewals come before the driver: what they saw says more than "connection closed".
+        let watching = requests.clone();
+        // The watches and the renewals come before the driver: what they saw says more than "connection closed".
         tokio::select! {
             biased;
-            never = watch(requests.clone(), settings, progress) => never,
+            ended = watches(watching, settings, progress) => ended,
             error = renew(requests, settings, progress, hello) => error,
             ended = driver => match ended {
                 Ok(()) => "the connection was closed".to_owned(),
@@ -122,12 +129,7 @@ struct Hello {
 }
 
 /// Renews the lease for ever; returns only when the connection takes no more requests.
-async fn renew(
-    mut requests: SendRequest<Full<Bytes>>,
-    settings: &Settings,
-    progress: &Progress,
-    hello: Hello,
-) -> String {
+async fn renew(mut requests: Requests, settings: &Settings, progress: &Progress, hello: Hello) -> String {
     let mut hello = Some(hello);
     // Another connection changes nothing about when the next one is due.
     let mut ticks = interval_at(Instant::now() + progress.next_due(settings.renew_every), settings.renew_every);
@@ -142,7 +144,7 @@ async fn renew(
             },
         }
         let start_ns = now_ns();
-        let attempt = timeout(settings.request_timeout, renew_once(&mut requests, settings));
+        let attempt = timeout(settings.request_timeout, renew_once(&mut requests, settings, progress));
         let timed_out = RequestError::TimedOut { after_ms: settings.request_timeout.as_millis() };
         match attempt.await.unwrap_or(Err(timed_out)) {
             Ok(stand_in) => {
@@ -169,8 +171,9 @@ async fn renew(
 
 /// Returns the name of the stand-in that answered.
 async fn renew_once(
-    requests: &mut SendRequest<Full<Bytes>>,
+    requests: &mut Requests,
     settings: &Settings,
+    progress: &Progress,
 ) -> Result<Option<String>, RequestError> {
     let answer = match &settings.heartbeat {
         Heartbeat::Lease => {
@@ -178,19 +181,35 @@ async fn renew_once(
             let path = format!("{LEASES_PATH}/{}", settings.name);
             send(requests, settings, Method::PUT, &path, lease.into()).await?
         }
+        Heartbeat::DrillLease { namespace } => return lease::renew(requests, settings, namespace, progress).await,
         Heartbeat::Get(path) => send(requests, settings, Method::GET, path, Bytes::new()).await?,
     };
-    let stand_in = answer.headers().get(NAME_HEADER).and_then(|name| name.to_str().ok()).map(str::to_owned);
+    let stand_in = name_of(&answer);
     let code = answer.status();
     answer.into_body().collect().await?;
     if code.is_success() { Ok(stand_in) } else { Err(RequestError::Status(code)) }
 }
 
+/// The name of the stand-in that answered.
+pub fn name_of(answer: &Response<Incoming>) -> Option<String> {
+    answer.headers().get(NAME_HEADER).and_then(|name| name.to_str().ok()).map(str::to_owned)
+}
+
+/// Holds as many watches as there are to be; returns when one of them says that the connection is over.
+async fn watches(requests: Requests, settings: &Settings, progress: &Progress) -> String {
+    let path = settings.watch.as_deref().unwrap_or_default();
+    let number = settings.watch.as_ref().map_or(0, |_| settings.watches);
+    let mut all: Vec<_> = (0..number).map(|_| Box::pin(watch(requests.clone(), path, settings, progress))).collect();
+    poll_fn(|cx| all.iter_mut().map(|watch| watch.as_mut().poll(cx)).find(Poll::is_ready).unwrap_or(Poll::Pending))
+        .await
+}
+
 /// Holds a watch for ever, opening a new one whenever it ends. What ends it for good is that the connection ends.
-async fn watch(mut requests: SendRequest<Full<Bytes>>, settings: &Settings, progress: &Progress) -> String {
-    let Some(path) = &settings.watch else { return std::future::pending().await };
+async fn watch(mut requests: Requests, path: &str, settings: &Settings, progress: &Progress) -> String {
+    let mut meter = GapMeter::new(now_ns());
     loop {
-        let error = watch_once(&mut requests, path, settings, progress).await.err().map(|error| error.to_string());
+        let ended = watch_once(&mut requests, path, settings, progress, &mut meter).await;
+        let error = ended.err().map(|error| error.to_string());
         progress.note(Event::WatchEnded { error: error.clone() });
         if requests.is_closed() {
             return error.unwrap_or_else(|| "the connection was closed".to_owned());
@@ -200,28 +219,33 @@ async fn watch(mut requests: SendRequest<Full<Bytes>>, settings: &Settings, prog
 }
 
 async fn watch_once(
-    requests: &mut SendRequest<Full<Bytes>>,
+    requests: &mut Requests,
     path: &str,
     settings: &Settings,
     progress: &Progress,
+    meter: &mut GapMeter,
 ) -> Result<(), RequestError> {
     let answer = send(requests, settings, Method::GET, path, Bytes::new()).await?;
     if !answer.status().is_success() {
         return Err(RequestError::Status(answer.status()));
     }
+    let _open = progress.watching();
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame?.into_data()
             && !data.is_empty()
         {
-            progress.note(Event::Watched { bytes: data.len() });
+            let now = now_ns();
+            let gap_ms = meter.open_ns(now) / 1_000_000;
+            meter.success(now);
+            progress.note(Event::Watched { bytes: data.len(), gap_ms });
         }
     }
     Ok(())
 }
 
-async fn send(
-    requests: &mut SendRequest<Full<Bytes>>,
+pub async fn send(
+    requests: &mut Requests,
     settings: &Settings,
     method: Method,
     path: &str,

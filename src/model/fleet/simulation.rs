@@ -220,6 +220,7 @@ impl Node {
                 self.unknown.remove(&vip);
                 self.unknown.extend(unknown.map(|rule| (vip, rule)));
             }
+            HeldRequest::Report(number) => return Some(HeldAnswer::Reached(number)),
             HeldRequest::Slices(_) | HeldRequest::RoutesMoved => {}
         }
         None
@@ -289,15 +290,16 @@ impl World {
     /// One of the things that happen.
     fn mishap(&mut self) {
         let node = self.dice.roll(3) as usize;
-        let other = (node + 1 + self.dice.roll(2) as usize) % 3;
         let running = self.nodes.iter().filter(|node| node.up).count();
         match self.dice.roll(20) {
             0 if running > 1 && self.nodes[node].up => self.die(node),
             1 if self.nodes[node].up => self.restart(node),
             2 => {
-                self.note(format!("the link of {} and {} is cut", NAMES[node], NAMES[other]));
-                self.cut.insert(pair(node, other));
-                self.linked.remove(&pair(node, other));
+                self.note(format!("{} is cut off", NAMES[node]));
+                for other in (0..3).filter(|other| *other != node) {
+                    self.cut.insert(pair(node, other));
+                    self.linked.remove(&pair(node, other));
+                }
             }
             3 | 4 => self.mend(),
             5 => {

@@ -118,7 +118,7 @@ pub struct Takeover {
     /// Of clients' packets of flows that are forwarded or refused.
     by_key: HashMap<Key, FlowId>,
     /// Flows that were other instances' and are this one's, or that another says are its own.
-    mine: HashMap<FlowId, Option<Ends>>,
+    mine: HashMap<FlowId, Mine>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
     /// Until then a silent owner counts as dead: a VIP has come.
@@ -140,6 +140,15 @@ pub struct Takeover {
     actions: VecDeque<Action>,
 }
 
+/// A flow that was another instance's.
+#[derive(Clone, Copy, Debug)]
+struct Mine {
+    /// `None`: not known any more, or not yet.
+    ends: Option<Ends>,
+    /// When packets of its client had last come while it was another's; 0: they have not.
+    touched_ns: u64,
+}
+
 /// A flow of another instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
@@ -159,6 +168,8 @@ enum State {
     Held,
 }
 
+/// For so long after a flow's packets have come here it stays here, whatever others say of it.
+const TOUCHED_NS: u64 = 2_000_000_000;
 /// An owner that does not answer the challenge in this time counts as silent.
 const CHALLENGE_NS: u64 = 150_000_000;
 /// For so long after a VIP has come a silent owner counts as dead.
@@ -207,7 +218,7 @@ impl Takeover {
     pub fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
         match remote {
             Remote::Begin { owner, slot, .. } => self.begin(&owner, slot),
-            Remote::Flow { owner, record } => self.flow(owner, *record),
+            Remote::Flow { owner, record } => self.flow(now_ns, owner, *record),
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
             Remote::Synced { owner } => self.synced(&owner),
             Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
@@ -221,10 +232,11 @@ impl Takeover {
 
     pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
         match answer {
-            HeldAnswer::Touched(flows) => self.claim(flows),
+            HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
             HeldAnswer::Ours(flows) => self.also_ours(&flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
+            HeldAnswer::Reached(round) => self.first_round(round),
         }
         self.check();
     }
@@ -320,15 +332,17 @@ impl Takeover {
         }
     }
 
-    fn flow(&mut self, owner: InstanceName, record: FlowRecord) {
+    fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
         let (id, ends) = (record.id, record.ends);
-        if self.mine.contains_key(&id) {
-            if self.prevails_over(&owner, ends.vip.ip()) {
+        if let Some(mine) = self.mine.get(&id) {
+            let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
+            if touched || self.prevails_over(&owner, ends.vip.ip()) {
                 // It was taken from this owner, or from the one before.
                 return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
             }
             self.mine.remove(&id);
             self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+            self.held_for(&owner, id, ends);
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
@@ -340,8 +354,17 @@ impl Takeover {
             let same = before.owner == owner && before.ends == ends;
             match (&record.keeping, before.state) {
                 (Keeping::Sockets, State::Forwarded) if same => return,
-                // A record that was on its way when the flow lost its sockets.
-                (Keeping::Sockets, State::Held) if same => return,
+                // A record that was on its way when the flow lost its sockets, or that of its next owner, who is about to
+                // say that it has none: a flow never gets any again.
+                (keeping, State::Held) if before.ends == ends => {
+                    let is_all = *keeping == Keeping::Sockets;
+                    self.take_out(id);
+                    self.held_for(&owner, id, ends);
+                    self.flows.entry(id).and_modify(|known| known.also.clone_from(&also));
+                    if is_all {
+                        return;
+                    }
+                }
                 _ if !same => self.remove(id),
                 _ => {}
             }
@@ -451,28 +474,19 @@ impl Takeover {
     }
 
     /// The packets of these flows' clients come here.
-    fn claim(&mut self, flows: Vec<FlowId>) {
+    fn claim(&mut self, now_ns: u64, flows: Vec<FlowId>) {
         let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
-            match self.flows.get(&id).map(|known| known.state) {
-                Some(State::Held) => {}
-                Some(_) => continue,
-                // Nobody says that it is its own, and here its packets come.
-                None if !self.mine.contains_key(&id) => {
-                    self.mine.insert(id, None);
-                    adopted.push(id);
-                }
-                None => continue,
-            }
+            // Its packets come here, whatever others say of it for some time.
+            let touched = Mine { ends: None, touched_ns: now_ns };
+            self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
+            // Without an owner: it was released to one that has not been heard of since.
             if let Some(known) = self.take_out(id) {
-                self.mine.insert(id, Some(known.ends));
+                self.mine.insert(id, Mine { ends: Some(known.ends), touched_ns: now_ns });
                 by_owner.entry(known.owner).or_default().push(id);
-                adopted.push(id);
             }
-        }
-        if adopted.is_empty() {
-            return;
+            adopted.push(id);
         }
         self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
         for (owner, flows) in by_owner {
@@ -484,17 +498,21 @@ impl Takeover {
     fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
         for id in &flows {
             // Until it says more of them itself: their packets may come here again at once.
-            if let Some(Some(ends)) = self.mine.remove(id)
-                && let Some(peer) = self.peers.get_mut(&by)
-            {
-                peer.flows.insert(*id);
-                let known = Known { owner: by.clone(), ends, state: State::Held, also: Vec::new() };
-                self.flows.insert(*id, known);
+            if let Some(Mine { ends: Some(ends), .. }) = self.mine.remove(id) {
+                self.held_for(&by, *id, ends);
             }
         }
         self.actions.push_back(Action::Note(Note::Released { to: by, flows: flows.len() }));
         if self.settings.carries {
             self.actions.push_back(Action::Path(HeldRequest::Release(flows)));
+        }
+    }
+
+    /// What the path has of it is the owner's.
+    fn held_for(&mut self, owner: &InstanceName, id: FlowId, ends: Ends) {
+        if let Some(peer) = self.peers.get_mut(owner) {
+            peer.flows.insert(id);
+            self.flows.insert(id, Known { owner: owner.clone(), ends, state: State::Held, also: Vec::new() });
         }
     }
 
@@ -506,7 +524,7 @@ impl Takeover {
             match self.prevails_over(&owner, ends.vip.ip()) {
                 true => {
                     self.take_out(*id);
-                    self.mine.insert(*id, Some(ends));
+                    self.mine.insert(*id, Mine { ends: Some(ends), touched_ns: 0 });
                     self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![*id] }));
                 }
                 false => self.actions.push_back(Action::Path(HeldRequest::Release(vec![*id]))),

@@ -56,8 +56,14 @@ struct sock {
 	int sk_rx_dst_ifindex;
 } KERNEL;
 
+struct ipv6_pinfo {
+	int mcast_oif;
+} KERNEL;
+
 struct inet_sock {
 	struct sock sk;
+	struct ipv6_pinfo *pinet6;
+	int mc_index;
 } KERNEL;
 
 struct inet_connection_sock {
@@ -141,6 +147,13 @@ __inline void describe(struct leg *leg, struct tcp_sock *tp)
 	leg->path_mtu = tp->inet_conn.icsk_pmtu_cookie;
 	leg->ifindex = sk->sk_dst_cache->dev->ifindex;
 	leg->rx_ifindex = sk->sk_rx_dst_ifindex;
+	/*
+	 * An accepted socket keeps it only from its second packet on, and may be silent from its first. Where its handshake
+	 * came from stands in the place for what multicast leaves by, until somebody sets that (tcp_v4_syn_recv_sock).
+	 */
+	if (!leg->rx_ifindex)
+		leg->rx_ifindex = leg->key.family == 4 ? tp->inet_conn.icsk_inet.mc_index
+						       : tp->inet_conn.icsk_inet.pinet6->mcast_oif;
 	leg->peer_scale = BITS(tp, rx_opt.snd_wscale);
 	leg->own_scale = BITS(tp, rx_opt.rcv_wscale);
 	leg->sack = BITS(tp, rx_opt.sack_ok) != 0;

@@ -76,6 +76,8 @@ pub struct Limbo {
     pub at_first: u32,
     /// The receiver's last acknowledgement that the receiving leg's socket was told of.
     pub told: u32,
+    /// Bytes that the sending leg's socket was told have come, though they went by the entries.
+    pub passed_by: u32,
 }
 
 /// What was last seen of one direction.
@@ -132,7 +134,7 @@ impl Limbo {
     /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.
     pub fn expected(&self, held: usize) -> u32 {
         let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.at_first);
-        self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin))
+        self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
     }
 }
 

@@ -1,6 +1,8 @@
 //! From a worker's flow to entries in the map: what it is, whether it may, what its terms are.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::carried::{Carried, Lent, Limbo, Look, Step};
 use super::{Path, note};
@@ -10,10 +12,11 @@ use crate::path::entry::{Egress, Ends, Identity, Splice, Start};
 use crate::path::program::{InstallError, Leg};
 use crate::sys::clock::now_ns;
 use crate::sys::{netdev, socket};
+use crate::table::backend::BackendEntry;
 use crate::table::graduation::{Answer, Candidate, Stays};
 
 /// The interface of connections of this host with itself; the first in every network namespace.
-const LOOPBACK: u32 = 1;
+pub(super) const LOOPBACK: u32 = 1;
 
 impl Path {
     /// Enters what may graduate; the others go back.
@@ -51,10 +54,14 @@ impl Path {
         if self.is_frozen() || !self.table.graduation.is_open() {
             return self.give_back(candidate, Stays::Busy);
         }
+        let backend = &LegState { peer_mss: self.takes(ends.backend, backend), ..*backend };
         let held = Held { up: candidate.sockets.held_up.len() as u32, down: candidate.sockets.held_down.len() as u32 };
         let terms = match terms(client, backend, held) {
             Ok(terms) => terms,
-            Err(obstacle) => return self.give_back(candidate, obstacle.into()),
+            Err(obstacle) => {
+                tracing::debug!(flow = candidate.ticket.id.0, %obstacle, "a flow stays proxied");
+                return self.give_back(candidate, obstacle.into());
+            }
         };
         let (towards_client, towards_backend) = match (self.egress(client), self.egress(backend)) {
             (Ok(client), Ok(backend)) => (client, backend),
@@ -141,6 +148,18 @@ impl Path {
         }
     }
 
+    /// The longest segment that the backend takes. The leg does not know it where the proxy had it announce a shorter one:
+    /// its kernel then takes that for the most of both ways (TCP_MAXSEG, tcp(7)). A probe's connection does.
+    fn takes(&self, backend: BackendAddr, leg: &LegState) -> u16 {
+        if leg.peer_mss != leg.own_mss {
+            return leg.peer_mss;
+        }
+        let entries = self.table.registry.backends();
+        let its = |entry: &Arc<BackendEntry>| entry.address() == Some(backend);
+        let told = entries.iter().filter(|entry| its(entry)).map(|entry| entry.segment_max.load(Relaxed)).max();
+        leg.peer_mss.max(told.unwrap_or(0).try_into().unwrap_or(u16::MAX))
+    }
+
     pub(super) fn begin_grace(&mut self) {
         std::mem::swap(&mut self.await_grace, &mut self.in_grace);
         self.grace.begin();
@@ -148,7 +167,10 @@ impl Path {
 
     /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
     fn egress(&mut self, leg: &LegState) -> Result<Egress, Stays> {
-        let (Some(leaves_by), Some(comes_by)) = (leg.interface, leg.receives_by) else { return Err(Stays::Busy) };
+        let (Some(leaves_by), Some(comes_by)) = (leg.interface, leg.receives_by) else {
+            tracing::debug!(?leg, "no packet of a leg has shown yet by which interface it comes");
+            return Err(Stays::Busy);
+        };
         if leaves_by == LOOPBACK || comes_by == LOOPBACK {
             return Err(Stays::Local);
         }
@@ -181,7 +203,7 @@ impl Path {
 
 fn limbo(must_ack: u32, bytes: u32, start: &Start) -> Limbo {
     let base = must_ack.wrapping_sub(bytes);
-    Limbo { base, written: 0, fin: false, position: start.position, at_first: bytes, told: base }
+    Limbo { base, position: start.position, at_first: bytes, told: base, ..Limbo::default() }
 }
 
 /// As the kernel has them: a PROXY header may have given the flow other names.

@@ -12,9 +12,10 @@ use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::Direction;
-use crate::path::entry::Entry;
+use crate::path::entry::{Entry, Key};
 use crate::path::probe::Change;
 use crate::sys::clock::now_ns;
+use crate::sys::raw::RawSender;
 use crate::sys::{silence, socket};
 use crate::table::graduation::Answer;
 
@@ -23,6 +24,10 @@ pub const RETRY: Duration = Duration::from_millis(5);
 
 /// Bytes that are read from a socket at a time.
 const CHUNK: usize = 4096;
+
+/// Bytes that a socket is told of in one packet, far less than any window of its own, and packets of one turn.
+const ZEROS: u16 = 16 * 1024;
+const ZEROS_AT_ONCE: usize = 1024;
 
 /// A socket failed while its flow was between two steps.
 #[derive(Debug)]
@@ -102,27 +107,19 @@ impl Path {
         }
     }
 
-    /// Tells the sockets what their far ends have acknowledged. Those packets pass them by, and without them a socket
-    /// resends its first segment for ever, though it is a later one that was lost.
+    /// Tells the sockets what their far ends would tell them, whose packets pass them by.
     fn tell_sockets(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
-        let keys = [flow.ends.key(Direction::Down), flow.ends.key(Direction::Up)];
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
         let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
-        let expected = [down.expected(sockets.held_down.len()), up.expected(sockets.held_up.len())];
-        for ((key, limbo), seq) in keys.into_iter().zip([up, down]).zip(expected) {
-            let Ok(Some(entry)) = self.program.entry(&key) else { continue };
-            let ack = entry.seen.acked as u32;
-            let is_news = ack.wrapping_sub(limbo.told).wrapping_sub(1) < limbo.end().wrapping_sub(limbo.told);
-            if limbo.is_empty() || !is_news {
-                continue;
-            }
-            limbo.told = ack;
-            let segment = Segment { from: key.from, to: key.to, seq, ack, flags: Flags::Ack, window: u16::MAX };
-            // Towards an address of this host, and so by loopback, which the program does not look at.
-            if let Some(packet) = segment.packet() {
-                let _ = self.raw.send(&packet, key.to.ip());
-            }
-        }
+        let entries = keys.map(|key| self.program.entry(&key));
+        let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries else { return Ok(()) };
+        // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
+        let taken = |by: &Entry| (by.seen.acked as u32).wrapping_add(by.rewrite.ack);
+        let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: taken(&of_backend) };
+        let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: taken(&of_client) };
+        backend.tell(&self.raw, &sockets.backend, up, down, sockets.held_down.len());
+        client.tell(&self.raw, &sockets.client, down, up, sockets.held_up.len());
         Ok(())
     }
 
@@ -186,6 +183,61 @@ impl Path {
     }
 }
 
+/// What a far end would tell the socket of its leg.
+struct FarEnd {
+    /// Of its packets.
+    key: Key,
+    /// What it has acknowledged.
+    acked: u32,
+    /// Up to where the other side has what it sent.
+    taken: u32,
+}
+
+impl FarEnd {
+    /// Tells `socket` what was acknowledged of `outgoing`: without that it resends its first segment for ever, though it is
+    /// a later one that was lost. And how far `incoming` has come: what it resends carries its own acknowledgement, and the
+    /// far end takes no segment whose acknowledgement lies further back than any window that it was ever given (RFC 5961
+    /// section 5.2; net/ipv4/tcp_input.c, tcp_ack). `held` bytes of `incoming` wait to be written.
+    fn tell(&self, raw: &RawSender, socket: &OwnedFd, outgoing: &mut Limbo, incoming: &mut Limbo, held: usize) {
+        if outgoing.is_empty() {
+            return;
+        }
+        let whole = outgoing.end().wrapping_sub(outgoing.told);
+        let news = self.acked.wrapping_sub(outgoing.told);
+        if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
+            outgoing.told = outgoing.told.wrapping_add(news.min(whole));
+            self.send(raw, incoming.expected(held), outgoing.told, 0);
+        }
+        // What is in the socket must be the flow's own bytes until all of those are out of it.
+        let drained = held == 0 && !incoming.fin && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
+        for _ in 0..ZEROS_AT_ONCE {
+            let behind = self.taken.wrapping_sub(incoming.expected(0));
+            if !drained || behind == 0 || behind > 1 << 31 || outgoing.told == outgoing.end() {
+                return;
+            }
+            let zeros = behind.min(ZEROS.into());
+            self.send(raw, incoming.expected(0), outgoing.told, zeros as u16);
+            incoming.passed_by = incoming.passed_by.wrapping_add(zeros);
+            discard(socket);
+        }
+    }
+
+    /// Towards an address of this host, and so by loopback, which the program does not look at.
+    fn send(&self, raw: &RawSender, seq: u32, ack: u32, zeros: u16) {
+        let Key { from, to } = self.key;
+        let segment = Segment { from, to, seq, ack, flags: Flags::Ack, window: u16::MAX };
+        if let Some(packet) = segment.packet_of_zeros(zeros) {
+            let _ = raw.send(&packet, to.ip());
+        }
+    }
+}
+
+/// Takes out of a socket what only stands for bytes that went another way.
+fn discard(socket: &OwnedFd) {
+    let mut buffer = [0; CHUNK];
+    while socket::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
+}
+
 /// Whether the receiver has all of it; `entry` is that of the receiver's packets.
 fn arrived(limbo: &Limbo, entry: &Entry) -> bool {
     limbo.is_empty() || entry.has_acked(limbo.end())
@@ -218,6 +270,7 @@ fn pass(
                 limbo.fin = true;
                 let _ = socket::finish_writing(destination);
             }
+            Ok(_) if limbo.passed_by > 0 => {}
             Ok(count) => held.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err((true, error)),

@@ -47,6 +47,7 @@ impl Path {
         if self.is_frozen() {
             return;
         }
+        self.follow_routes();
         if now_ns >= self.mend_at_ns {
             self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
             self.mend();

@@ -45,7 +45,8 @@ pub struct Link {
 pub struct Removal {
     pub directory: PathBuf,
     pub interfaces: Vec<String>,
-    /// Flows that were in the map: their ends get RST from the kernel at their next packet. `None`: not known.
+    /// Flows that were in the map. Those that nobody has reset before ([`super::dismiss`]) get RST from the kernel at their
+    /// next packet. `None`: not known.
     pub flows: Option<u32>,
 }
 

@@ -43,3 +43,26 @@ fn an_answer_to_a_half_closed_client_comes_by_the_path() {
     drop(conn);
     baton.rests();
 }
+
+/// Found as flows that were tried again each second for all their lives: after a single packet an accepted socket does not
+/// know yet by which interface it receives.
+#[test]
+fn flows_that_say_a_word_or_none_and_then_rest_graduate_all_of_them() {
+    let Some(scene) = Scene::new("graduated") else { return };
+    let lab = &scene.lab;
+    let backends = lab.backends();
+    let _v4 = lab.echo_everywhere();
+    let _v6 = backends.map(|host| host.serve_on(host.v6(6443), Behaviour::Echo));
+    for ipv6 in [false, true] {
+        let at = |host: &Host| if ipv6 { host.v6(6443) } else { host.v4(6443) };
+        let config = backends.iter().fold(scene.config().only(&[]), |config, host| config.backend(host.name, at(host)));
+        let baton = lab.start(&config);
+        let silent: Vec<_> = (0..10).map(|_| lab.client.connect(at(&lab.lb))).collect();
+        let mut brief: Vec<_> = (0..100).map(|_| lab.client.connect(at(&lab.lb))).collect();
+        brief.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 16));
+        baton.wait_graduated(110);
+        brief.iter_mut().chain(&mut { silent }).enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 1600));
+        drop(brief);
+        baton.rests();
+    }
+}

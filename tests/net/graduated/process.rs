@@ -1,7 +1,32 @@
 //! Graduated flows and the process: killed, stopped, started again, replaced.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use ::baton::handoff::codec;
+use ::baton::handoff::message::{Hello, Message, PathReader};
+use ::baton::path::program::LAYOUT;
+
 use super::Scene;
 use crate::lab::*;
+
+/// The instance that serves now, which nobody has as a child after an upgrade; killed with this.
+struct Successor<'a>(&'a Baton);
+
+impl Successor<'_> {
+    fn pid(&self) -> Option<rustix::process::Pid> {
+        rustix::process::Pid::from_raw(self.0.status()["instance"]["pid"].as_i64()? as i32)
+    }
+}
+
+impl Drop for Successor<'_> {
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid() {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
 
 #[test]
 fn row33_graduated_flows_do_not_notice_a_kill_and_the_next_process_adopts_them() {
@@ -68,6 +93,7 @@ fn an_upgrade_takes_graduated_flows_along_without_a_touch() {
     let lab = &scene.lab;
     let _servers = lab.echo_everywhere();
     let baton = lab.start(&scene.config());
+    let _successor = Successor(&baton);
     let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     for (seed, conn) in conns.iter_mut().enumerate() {
         (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
@@ -88,7 +114,155 @@ fn an_upgrade_takes_graduated_flows_along_without_a_touch() {
     }
     baton.wait_graduated(20);
     lab.client.connect(lab.lb.v4(6443)).echo(1, 1000);
-    // It is nobody's child any more.
-    let pid = baton.status()["instance"]["pid"].as_i64().and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
-    rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::KILL).unwrap();
+}
+
+/// Flows that rest, that talk without a pause and that move bulk, in whatever state each is, through upgrades amid a storm
+/// of newcomers.
+#[test]
+fn a_thousand_flows_graduated_and_proxied_notice_none_of_three_upgrades() {
+    const RESTING: u64 = 800;
+    const TALKING: u64 = 180;
+    const BULK: u64 = 20;
+    // The map has room for half of them.
+    const ROOM: u64 = 500;
+    let Some(scene) = Scene::new("mixed") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    // The map is made by the first that opens it, for so many.
+    drop(::baton::path::program::remove(&scene.pinned.directory));
+    let baton = lab.start(&scene.config().path("max_flows", ROOM as i64));
+    let _successor = Successor(&baton);
+    let open = |count: u64| (0..count).map(|_| lab.client.connect(lab.lb.v4(6443))).collect::<Vec<_>>();
+    let (mut resting, talking, bulk) = (open(RESTING), open(TALKING), open(BULK));
+    for (seed, conn) in resting.iter_mut().enumerate() {
+        (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
+    }
+    let (over, rounds, newcomers) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let over = OnDrop(&over);
+        let until_over = |conns: Vec<Conn>, bytes: u64| {
+            let (over, rounds) = (over.0, &rounds);
+            scope.spawn(move || {
+                let mut conns = conns;
+                while !over.load(Relaxed) {
+                    for (seed, conn) in conns.iter_mut().enumerate() {
+                        conn.echo(seed as u64, bytes);
+                        rounds.fetch_add(1, Relaxed);
+                    }
+                }
+            })
+        };
+        let mut talking = talking;
+        until_over(talking.split_off(TALKING as usize / 2), 700);
+        until_over(talking, 700);
+        until_over(bulk, 2_000_000);
+        let (flag, served) = (over.0, &newcomers);
+        scope.spawn(move || {
+            while !flag.load(Relaxed) {
+                lab.client.connect(lab.lb.v4(6443)).echo(served.fetch_add(1, Relaxed), 300);
+            }
+        });
+        let graduated = || baton.status()["totals"]["flows"]["graduated"].as_u64().unwrap();
+        eventually(LONG, "many flows have graduated", || graduated() > ROOM / 2);
+        for _ in 0..3 {
+            let upgraded: serde_json::Value = {
+                let text = baton.order(&["upgrade", "--json"]);
+                let documents = serde_json::Deserializer::from_str(&text).into_iter();
+                documents.map(Result::unwrap).last().expect("what became of it")
+            };
+            println!("{upgraded}");
+            assert_eq!(upgraded["not_moved"], serde_json::json!([]));
+            assert!(upgraded["moved"].as_u64() > Some(ROOM / 2), "most that are proxied move");
+            let before = rounds.load(Relaxed);
+            resting.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 3_000));
+            eventually(LONG, "all flows in motion are used", || rounds.load(Relaxed) > before + 2 * TALKING);
+        }
+        println!("{} of {} flows have graduated", graduated(), RESTING + TALKING + BULK);
+        drop(over);
+    });
+    println!("{} exchanges and {} newcomers meanwhile", rounds.load(Relaxed), newcomers.load(Relaxed));
+    let reasons = baton.ended();
+    let ordinary = |reason: &str| ["client_closed", "backend_closed"].contains(&reason);
+    assert!(reasons.iter().all(|(reason, count)| ordinary(reason) || *count == 0), "{reasons:?}");
+    drop(resting);
+    eventually(LONG, "no flow is left", || baton.flow_count() == 0);
+}
+
+/// True once this is gone, also if what comes before panics: threads wait for it.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// A binary of another release, as far as this one asks it.
+fn another_release(directory: &Path, name: &str, hello: &Hello) -> PathBuf {
+    let (path, frame) = (directory.join(name), directory.join(format!("{name}.hello")));
+    std::fs::write(&frame, codec::encode(&Message::Hello(hello.clone()), 0, 1).unwrap()).unwrap();
+    let text = format!(
+        "#!/bin/sh\ncase $1 in\nhandoff-version) echo '{}';;\nrun) cat {} >&0; exec sleep 60;;\nesac\n",
+        serde_json::to_string(hello).unwrap(),
+        frame.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// They would have gone on without anyone who ends them when their backend dies.
+#[test]
+fn a_release_that_cannot_adopt_graduated_flows_took_over_and_left_them_unwatched() {
+    let Some(scene) = Scene::new("downgrade") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let reads = |layout, pins| Hello::here().reading(PathReader { layout, pins });
+    let elsewhere = Some(PathBuf::from("/sys/fs/bpf/elsewhere"));
+    let releases = [
+        ("before", Hello { version: "0.1.0".to_owned(), ..Hello::here() }, "knows nothing of such flows"),
+        ("newer", reads(LAYOUT + 1, None), "reads them in layout"),
+        ("astray", reads(LAYOUT, elsewhere), "looks for them in /sys/fs/bpf/elsewhere"),
+    ];
+    let releases = releases.map(|(name, hello, words)| (another_release(lab.directory(), name, &hello), words));
+    let check = |binary: &Path| baton.cli(&["upgrade", "--check", "--binary", binary.to_str().unwrap()]);
+    for (binary, _) in &releases {
+        assert!(check(binary).status.success(), "no flow has graduated: {:?}", check(binary));
+    }
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    (0..4).for_each(|round| conn.echo(round, 100));
+    baton.wait_graduated(1);
+    for (binary, words) in &releases {
+        for output in [check(binary), baton.cli(&["upgrade", "--binary", binary.to_str().unwrap()])] {
+            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(!output.status.success() && said.contains(words), "{}: {said}", binary.display());
+        }
+        conn.echo(9, 1000);
+        assert_eq!(baton.status()["totals"]["flows"]["graduated"], 1);
+    }
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn taking_the_path_away_resets_its_flows_though_nobody_sends_a_byte() {
+    let Some(scene) = Scene::new("remove") else { return };
+    let lab = &scene.lab;
+    let servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    for (seed, conn) in conns.iter_mut().enumerate() {
+        (0..4).for_each(|round| conn.echo(seed as u64 * 10 + round, 100));
+    }
+    baton.wait_graduated(20);
+    baton.process.kill();
+    conns[0].echo(7, 100);
+    let pins = scene.pinned.directory.to_str().unwrap();
+    let told = lab.lb.run(&format!("{} path --pins {pins} remove --yes", crate::lab::baton::BINARY));
+    assert!(told.contains("20 flows in it"), "{told}");
+    for conn in &mut conns {
+        assert_eq!(conn.end(LONG), End::Rst);
+    }
+    eventually(LONG, "the backends are rid of them", || servers.iter().all(|server| server.open() == 0));
 }

@@ -12,7 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
 use super::watch_body::WatchBody;
-use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER};
+use crate::cli::lease::{Lease, NAME_HEADER, NODES_NAMESPACE};
 
 pub type Answer = Response<Either<Full<Bytes>, WatchBody>>;
 
@@ -22,8 +22,8 @@ pub struct StandIn {
     name: String,
     name_header: HeaderValue,
     ready: AtomicBool,
-    /// By node.
-    leases: Mutex<HashMap<String, Held>>,
+    /// By namespace and name.
+    leases: Mutex<HashMap<(String, String), Held>>,
     /// Zero: watches stay silent.
     watch_period: Duration,
     stopping: watch::Sender<bool>,
@@ -61,8 +61,8 @@ impl StandIn {
         self.stopping.subscribe()
     }
 
-    /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT and PATCH of a node's lease; GET of anything
-    /// under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All else is 404.
+    /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to its
+    /// namespace; GET of anything under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All else is 404.
     pub async fn answer<B>(&self, request: Request<B>) -> Answer
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
@@ -78,8 +78,9 @@ impl StandIn {
             (&Method::GET, "/whoami") => text(StatusCode::OK, format!("{}\n", self.name)),
             (&Method::POST, "/standin/readyz") => self.switch(&query),
             (&Method::GET, path) if path.starts_with("/api/v1/") && has(&query, "watch=true") => self.watch(),
-            (method, path) => match path.strip_prefix(LEASES_PATH).and_then(|rest| rest.strip_prefix('/')) {
-                Some(node) if !node.is_empty() => self.lease(method, node, body).await,
+            (method, path) => match lease_of(path) {
+                Some((namespace, "")) if method == Method::POST => self.create(namespace, body).await,
+                Some((namespace, name)) if !name.is_empty() => self.lease(method, namespace, name, body).await,
                 _ => status(StatusCode::NOT_FOUND, "NotFound"),
             },
         };
@@ -104,32 +105,80 @@ impl StandIn {
         answer
     }
 
-    async fn lease<B>(&self, method: &Method, node: &str, body: B) -> Answer
+    async fn lease<B>(&self, method: &Method, namespace: &str, name: &str, body: B) -> Answer
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
-        if method == Method::GET {
-            let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-            return leases
-                .get(node)
-                .map_or_else(|| status(StatusCode::NOT_FOUND, "NotFound"), |held| json(&held.lease));
+        let key = (namespace.to_owned(), name.to_owned());
+        if method == Method::GET || method == Method::DELETE {
+            let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+            let held = leases.get(&key).map(|held| json(StatusCode::OK, &held.lease));
+            if method == Method::DELETE {
+                leases.remove(&key);
+            }
+            return held.unwrap_or_else(|| status(StatusCode::NOT_FOUND, "NotFound"));
         }
         if method != Method::PUT && method != Method::PATCH {
             return status(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed");
         }
-        let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
-            return status(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge");
-        };
-        let Ok(mut lease) = serde_json::from_slice::<Lease>(&body.to_bytes()) else {
-            return status(StatusCode::BAD_REQUEST, "BadRequest");
+        let mut lease = match read(body).await {
+            Ok(lease) => lease,
+            Err(answer) => return answer,
         };
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        let renewals = leases.get(node).map_or(0, |held| held.renewals) + 1;
-        lease.metadata.resource_version = renewals.to_string();
-        let answer = json(&lease);
-        leases.insert(node.to_owned(), Held { lease, renewals });
+        let renewals = leases.get(&key).map_or(0, |held| held.renewals);
+        // Apiservers share their store; stand-ins do not, so that a node that comes from another knows a version of that one's.
+        if method == Method::PUT && namespace != NODES_NAMESPACE && renewals > 0 {
+            match lease.metadata.resource_version.as_str() {
+                "" => return status(StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
+                version if version != renewals.to_string() => return status(StatusCode::CONFLICT, "Conflict"),
+                _ => {}
+            }
+        }
+        lease.metadata.resource_version = (renewals + 1).to_string();
+        let answer = json(StatusCode::OK, &lease);
+        leases.insert(key, Held { lease, renewals: renewals + 1 });
         answer
     }
+
+    async fn create<B>(&self, namespace: &str, body: B) -> Answer
+    where
+        B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        let mut lease = match read(body).await {
+            Ok(lease) => lease,
+            Err(answer) => return answer,
+        };
+        let key = (namespace.to_owned(), lease.metadata.name.clone());
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        if leases.contains_key(&key) {
+            return status(StatusCode::CONFLICT, "AlreadyExists");
+        }
+        lease.metadata.resource_version = "1".to_owned();
+        let answer = json(StatusCode::CREATED, &lease);
+        leases.insert(key, Held { lease, renewals: 1 });
+        answer
+    }
+}
+
+/// Namespace and name of the lease at `path`; the name is empty where it is the namespace's collection.
+fn lease_of(path: &str) -> Option<(&str, &str)> {
+    let (namespace, rest) = path.strip_prefix("/apis/coordination.k8s.io/v1/namespaces/")?.split_once('/')?;
+    let name = rest.strip_prefix("leases")?;
+    match name.strip_prefix('/') {
+        Some(name) if !name.is_empty() => Some((namespace, name)),
+        None if name.is_empty() => Some((namespace, "")),
+        _ => None,
+    }
+}
+
+async fn read<B>(body: B) -> Result<Lease, Answer>
+where
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
+    let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
+    let body = body.map_err(|_| status(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge"))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|_| status(StatusCode::BAD_REQUEST, "BadRequest"))
 }
 
 /// Returns once the stand-in stops, or is gone.
@@ -149,10 +198,10 @@ fn text(code: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer
 }
 
-fn json(lease: &Lease) -> Answer {
+fn json(code: StatusCode, lease: &Lease) -> Answer {
     match serde_json::to_vec(lease) {
         Ok(body) => {
-            let mut answer = text(StatusCode::OK, body);
+            let mut answer = text(code, body);
             answer.headers_mut().insert(CONTENT_TYPE, JSON);
             answer
         }
@@ -176,6 +225,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::lease::LEASES_PATH;
 
     async fn ask(stand_in: &StandIn, method: Method, path: &str, body: &str) -> (u16, String) {
         let request = Request::builder()
@@ -215,7 +265,23 @@ mod tests {
         assert_eq!((code, held.metadata.resource_version.as_str()), (200, "2"));
         assert_eq!(held.spec, lease.spec);
         assert_eq!(ask(&stand_in, Method::PUT, &path, "{").await.0, 400);
-        assert_eq!(ask(&stand_in, Method::DELETE, &path, "").await.0, 405);
+        assert_eq!(ask(&stand_in, Method::HEAD, &path, "").await.0, 405);
         assert_eq!(ask(&stand_in, Method::PUT, LEASES_PATH, &body).await.0, 404);
+        assert_eq!(ask(&stand_in, Method::DELETE, &path, "").await.0, 200);
+        assert_eq!(ask(&stand_in, Method::GET, &path, "").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn a_lease_of_no_node_is_made_once_and_changed_at_its_version_only() {
+        let stand_in = StandIn::new("cp1".to_owned(), Duration::ZERO);
+        let leases = LEASES_PATH.replace(NODES_NAMESPACE, "trial");
+        let path = format!("{leases}/node-1");
+        let lease = |version| serde_json::to_string(&Lease::of_drill("node-1", "trial", version)).unwrap();
+        assert_eq!(ask(&stand_in, Method::POST, &leases, &lease("")).await.0, 201);
+        assert_eq!(ask(&stand_in, Method::POST, &leases, &lease("")).await.0, 409);
+        assert_eq!(ask(&stand_in, Method::PUT, &path, &lease("")).await.0, 422);
+        assert_eq!(ask(&stand_in, Method::PUT, &path, &lease("7")).await.0, 409);
+        assert_eq!(ask(&stand_in, Method::PUT, &path, &lease("1")).await.0, 200);
+        assert_eq!(ask(&stand_in, Method::GET, &format!("{LEASES_PATH}/node-1"), "").await.0, 404);
     }
 }

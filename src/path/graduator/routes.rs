@@ -16,6 +16,7 @@ impl Path {
         if !self.routes.has_changed() {
             return;
         }
+        self.attach_everywhere();
         // Many flows go to few places.
         let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
         let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
@@ -31,16 +32,27 @@ impl Path {
             }
         }
         for (interface, keys) in moved {
-            // What goes there will most likely come from there.
-            if self.on_demand
-                && !self.program.attached().contains(&interface)
-                && let Err(error) = self.program.attach(interface)
-            {
-                tracing::error!(interface = netdev::name(interface).ok(), %error, "the path cannot look at its packets");
-            }
             if let Err(error) = self.program.change(&keys, Change::Interface(interface)) {
                 tracing::error!(%error, "flows cannot follow their routes");
             }
         }
+    }
+
+    /// By an interface that has an address packets of a flow may come as soon as a route says so, and a packet of theirs
+    /// that the program does not see is answered with RST. So it looks there before.
+    fn attach_everywhere(&mut self) {
+        if !self.on_demand || self.flows.is_empty() {
+            return;
+        }
+        let networks = netdev::networks().unwrap_or_default();
+        let indices = networks.iter().filter_map(|(name, _)| Some(netdev::interface(name).ok()?.index));
+        for index in indices.filter(|index| *index != super::enter::LOOPBACK).collect::<Vec<_>>() {
+            if !self.program.attached().contains(&index)
+                && let Err(error) = self.program.attach(index)
+            {
+                tracing::error!(interface = netdev::name(index).ok(), %error, "the path cannot look at its packets");
+            }
+        }
+        self.show();
     }
 }

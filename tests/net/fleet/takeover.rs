@@ -426,3 +426,31 @@ fn a_host_that_dies_under_thousands_of_flows_costs_what_keepalived_takes() {
         }
     }
 }
+
+#[test]
+fn a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_it() {
+    let test = "a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_it";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = fleet.with_owner();
+    let mut conns = fleet.clients(40);
+    for round in 0..5 {
+        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+    }
+    fleet.owner().baton.wait_graduated(40);
+    fleet.wait_known(40, 40);
+    fleet.owner().host.link_down();
+    fleet.take(fleet.heir());
+    conns.iter_mut().for_each(|conn| conn.echo(6, 300));
+    fleet.heir().baton.wait_graduated(40);
+    fleet.let_go(fleet.owner());
+    fleet.owner().host.link_up();
+    fleet.owner().baton.wait_ended("moved", 40);
+    fleet.owner().wait_sees("lb-b", "graduated", 40);
+    assert_eq!(fleet.heir().baton.flow_count(), 40);
+    conns.iter_mut().for_each(|conn| conn.echo(7, 30_000));
+    // And all of it back again.
+    fleet.let_go(fleet.heir());
+    fleet.take(fleet.owner());
+    conns.iter_mut().for_each(|conn| conn.echo(8, 30_000));
+    fleet.owner().baton.wait_graduated(40);
+}

@@ -189,6 +189,16 @@ impl Host {
         self.run(&format!("tc qdisc replace dev eth0 root tbf rate {rate} burst 32kbit latency 100ms"));
     }
 
+    /// The same for what comes to this host.
+    pub fn slow_inbound(&self, rate: &str) {
+        let command = format!(
+            "ip netns exec {} tc qdisc replace dev {} root tbf rate {rate} burst 32kbit latency 100ms",
+            self.switch.name(),
+            self.name
+        );
+        self.run(&command);
+    }
+
     /// TCP sockets here that somebody has or had and that are not past their end, so without LISTEN, SYN_RECV,
     /// TIME_WAIT and FIN_WAIT2: local address, remote address, state.
     pub fn tcp_sockets(&self) -> Vec<String> {

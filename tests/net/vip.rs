@@ -3,7 +3,7 @@
 mod faults;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -35,26 +35,7 @@ impl<'a> Node<'a> {
         let config = lab.config().frontend("listen", vec![vip.to_string()]);
         let baton = Baton::start(host, &directory, &config);
         baton.wait_until_ready();
-        let ip = |host: &Host| host.v4(0).ip().to_string();
-        let replaced = [
-            ("/usr/bin/baton ready", format!("{BINARY} ready --socket {}", baton.paths.socket.display())),
-            ("/run/baton-vip-away", directory.join("away").display().to_string()),
-            ("10.0.0.21", ip(host)),
-            ("10.0.0.22", ip(peer)),
-            ("10.0.0.100", VIP.to_owned()),
-            ("priority  100", format!("priority  {priority}")),
-        ];
-        let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
-            assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
-            text.replace(shipped, here)
-        });
-        let stays = |line: &&str| !left_out.iter().any(|word| line.trim_start().starts_with(word));
-        let text = text.lines().filter(stays).map(|line| format!("{line}\n")).collect::<String>();
-        let file = |name: &str| directory.join(name).to_str().unwrap().to_owned();
-        std::fs::write(file("keepalived.conf"), text).unwrap();
-        let (config, pid, vrrp_pid) = (file("keepalived.conf"), file("keepalived.pid"), file("vrrp.pid"));
-        let command = ["keepalived", "-n", "-l", "-P", "-f", &config, "-p", &pid, "-r", &vrrp_pid];
-        let keepalived = host.spawn(&command, &directory.join("keepalived.log"));
+        let keepalived = keepalived(host, peer, &directory, &baton, (priority, left_out));
         Self { host, directory, baton, keepalived }
     }
 
@@ -93,6 +74,36 @@ impl<'a> Node<'a> {
         self.baton = Baton::start_with(self.host, &self.directory);
         self.baton.wait_until_ready();
     }
+}
+
+/// keepalived with the shipped configuration, but for lines that begin with a word of `left_out`.
+pub fn keepalived(
+    host: &Host,
+    peer: &Host,
+    directory: &Path,
+    baton: &Baton,
+    (priority, left_out): (u8, &[&str]),
+) -> Process {
+    let ip = |host: &Host| host.v4(0).ip().to_string();
+    let replaced = [
+        ("/usr/bin/baton ready", format!("{BINARY} ready --socket {}", baton.paths.socket.display())),
+        ("/run/baton-vip-away", directory.join("away").display().to_string()),
+        ("10.0.0.21", ip(host)),
+        ("10.0.0.22", ip(peer)),
+        ("10.0.0.100", VIP.to_owned()),
+        ("priority  100", format!("priority  {priority}")),
+    ];
+    let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
+        assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
+        text.replace(shipped, here)
+    });
+    let stays = |line: &&str| !left_out.iter().any(|word| line.trim_start().starts_with(word));
+    let text = text.lines().filter(stays).map(|line| format!("{line}\n")).collect::<String>();
+    let file = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    std::fs::write(file("keepalived.conf"), text).unwrap();
+    let (config, pid, vrrp_pid) = (file("keepalived.conf"), file("keepalived.pid"), file("vrrp.pid"));
+    let command = ["keepalived", "-n", "-l", "-P", "-f", &config, "-p", &pid, "-r", &vrrp_pid];
+    host.spawn(&command, &directory.join("keepalived.log"))
 }
 
 /// Waits until a new connection to the VIP is served.

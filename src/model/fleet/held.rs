@@ -53,6 +53,8 @@ pub struct PeerSlice {
 pub enum HeldAnswer {
     /// Packets of these held flows' clients have come.
     Touched(Vec<FlowId>),
+    /// These were to be held, and are this instance's own.
+    Ours(Vec<FlowId>),
     Strays(Vec<Stray>),
     Unanswered(Vec<Key>),
     Reached(u64),

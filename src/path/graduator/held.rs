@@ -152,8 +152,8 @@ impl Path {
         let (id, ends) = (record.id, record.ends);
         let Keeping::Passage(passage) = &record.keeping else { return };
         if self.flows.contains_key(&id) {
-            // Both count it as their own; whoever sees its packets will say so.
-            return;
+            // Both count it as their own, and the takeover decides who goes on with it.
+            return self.table.graduation.held.answer(HeldAnswer::Ours(vec![id]));
         }
         if let Some(held) = self.keep.held.get_mut(&id) {
             held.confirmed = true;

@@ -58,6 +58,7 @@ impl Takeover {
                 State::Held if self.settings.carries => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);
+                        self.mine.insert(id, super::Mine { ends: Some(ends), touched_ns: 0 });
                         adopted.push(id);
                     }
                 }
@@ -88,7 +89,6 @@ impl Takeover {
             self.begin_round(owner, told);
         }
         if !adopted.is_empty() {
-            self.mine.extend(&adopted);
             self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
         }
     }

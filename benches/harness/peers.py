@@ -226,7 +226,7 @@ class Graduated(Baton):
     def start(self, stage):
         config = stage.directory / "baton.toml"
         config.write_text(baton_config(stage, path=f'graduate = "require"\npins = "{self.pins(stage)}"'))
-        return stage.start(stage.proxy, self.binary, "run", "-c", config)
+        return stage.start(stage.proxy, self.binary, "run", "-c", config, aside=True)
 
     def pins(self, stage):
         return f"/sys/fs/bpf/{stage.directory.name}"

@@ -104,13 +104,14 @@ class Stage:
         if done.returncode:
             raise Failed(f"nft: {done.stderr.strip()}")
 
-    def start(self, namespace, *command, wait_for=None):
-        """Starts a process; with `wait_for`, returns when it has printed that line."""
+    def start(self, namespace, *command, wait_for=None, aside=False):
+        """Starts a process; with `wait_for`, returns when it has printed that line. `aside`: no packet waits for it, and it
+        has no more priority than anybody."""
         name = pathlib.Path(str(command[0])).name
         log = open(self.directory / f"{name}-{len(self.processes)}.log", "wb")
         output = subprocess.PIPE if wait_for else log
         process = subprocess.Popen(
-            ["ip", "netns", "exec", namespace, *self.scheduler, *map(str, command)],
+            ["ip", "netns", "exec", namespace, *([] if aside else self.scheduler), *map(str, command)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=log, cwd=self.directory,
         )
         self.processes.append(process)

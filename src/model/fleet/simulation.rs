@@ -673,12 +673,12 @@ impl World {
             self.demand(right, &format!("{id}: sockets at {sockets:?}, looked after at {own:?}, VIP at {holder:?}"));
             self.demand(client.waits_since_ns.is_none(), &format!("{id} is not served"));
         }
-        for node in 0..3 {
-            for view in self.nodes[node].exchange.members(self.now_ns) {
+        for (name, node) in NAMES.iter().zip(&self.nodes) {
+            for view in node.exchange.members(self.now_ns) {
                 let other = NAMES.iter().position(|name| **name == *view.name.0).expect("a node");
                 let has = self.nodes[other].sockets.len() + self.nodes[other].own.len();
                 let fine = view.synced && view.behind == 0 && view.flows == has;
-                self.demand(fine, &format!("{} knows {view:?}, which has {has} flows", NAMES[node]));
+                self.demand(fine, &format!("{name} knows {view:?}, which has {has} flows"));
             }
         }
     }

@@ -24,7 +24,7 @@ mod stray;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -415,8 +415,12 @@ impl Takeover {
             && let Some(other) = known.also.pop()
         {
             known.owner = other.clone();
-            self.peers.entry(owner.clone()).and_modify(|peer| drop(peer.flows.take(&id)));
-            self.peers.entry(other).and_modify(|peer| drop(peer.flows.replace(id)));
+            if let Some(peer) = self.peers.get_mut(owner) {
+                peer.flows.remove(&id);
+            }
+            if let Some(peer) = self.peers.get_mut(&other) {
+                peer.flows.insert(id);
+            }
             return;
         }
         if let Some(known) = self.take_out(id) {

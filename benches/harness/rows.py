@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from . import noise, table
 from .peers import family
-from .stage import Stage
+from .stage import Failed, Stage
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ def measure_once(row, peer, seconds):
         return table.measure() | {"others": watch.others(), "at": round(time.time())}
     # Before anything of this run is there: what the machine does anyway is not the run's.
     idle = noise.share_at_rest() if row.key.startswith("path-") else 0
+    if idle > noise.TOLERATED / 2:
+        raise Failed(f"others use {idle:.0%} of the machine, whose CPU is what is measured")
     with Stage(row.hosts, row.mortal, row.realtime) as stage:
         last_server = stage.serve()
         process = peer.start(stage)

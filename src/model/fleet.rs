@@ -7,6 +7,8 @@ mod message;
 mod mirror;
 mod record;
 mod session;
+#[cfg(test)]
+mod simulation;
 mod slice;
 mod stray;
 pub mod takeover;

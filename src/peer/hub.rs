@@ -194,6 +194,9 @@ impl Hub {
 
     fn turn(&mut self) {
         let now_ns = now_ns();
+        if self.exchange.remotes() >= REMOTES_MAX {
+            self.exchange.is_deaf(now_ns);
+        }
         self.exchange.handle_time(now_ns);
         self.answer_queries();
         while let Some((peer, why)) = self.exchange.poll_drop() {

@@ -16,6 +16,7 @@ pub struct Config {
     path: Table,
     instance: Table,
     peers: Table,
+    takeover: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -32,6 +33,7 @@ impl Config {
             path: with(Table::new(), "graduate", "off"),
             instance: Table::new(),
             peers: Table::new(),
+            takeover: Table::new(),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -70,6 +72,10 @@ impl Config {
 
     pub fn peers(self, key: &str, value: impl Into<Value>) -> Self {
         Self { peers: with(self.peers, key, value), ..self }
+    }
+
+    pub fn takeover(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { takeover: with(self.takeover, key, value), ..self }
     }
 
     /// One more `[[peers.peer]]`.
@@ -143,7 +149,7 @@ impl Config {
         file.insert("process".to_owned(), self.process.clone().into());
         file.insert("log".to_owned(), self.log.clone().into());
         file.insert("path".to_owned(), self.path.clone().into());
-        for (name, table) in [("instance", &self.instance), ("peers", &self.peers)] {
+        for (name, table) in [("instance", &self.instance), ("peers", &self.peers), ("takeover", &self.takeover)] {
             if !table.is_empty() {
                 file.insert(name.to_owned(), table.clone().into());
             }

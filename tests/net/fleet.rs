@@ -2,6 +2,7 @@
 
 mod faults;
 mod link;
+mod takeover;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;

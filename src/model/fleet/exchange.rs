@@ -18,6 +18,8 @@ use super::{Asked, Command, Epoch, Farewell, InstanceName, Local, MemberView, Pu
 
 /// What a question may take.
 pub const ASK_WITHIN_NS: u64 = 60_000_000;
+/// Longer than this between two looks, this instance was away itself.
+const ABSENCE_NS: u64 = 100_000_000;
 /// Questions under way: beyond, they are answered at once with nobody.
 const ASKS_MAX: usize = 4096;
 /// A peer that is linked gets so many times the deadline to tell all its flows.
@@ -98,6 +100,8 @@ pub struct Exchange {
     notices: VecDeque<Notice>,
     queries: VecDeque<Query>,
     drops: VecDeque<(InstanceName, String)>,
+    /// When this was last told the time.
+    looked_ns: u64,
 }
 
 #[derive(Debug)]
@@ -122,6 +126,7 @@ impl Exchange {
             notices: VecDeque::new(),
             queries: VecDeque::new(),
             drops: VecDeque::new(),
+            looked_ns: now_ns,
         };
         exchange.set_members(members, now_ns);
         exchange
@@ -286,8 +291,14 @@ impl Exchange {
         }
     }
 
-    /// Call it every few milliseconds.
+    /// Call it every few milliseconds, behind what has come. A peer's silence counts only for as long as this instance has
+    /// listened: one that was stopped for seconds, or had no time, would take all others for dead when it goes on.
     pub fn handle_time(&mut self, now_ns: u64) {
+        let absence_ns = now_ns.saturating_sub(self.looked_ns);
+        self.looked_ns = now_ns;
+        if absence_ns > ABSENCE_NS {
+            self.sessions.values_mut().for_each(|session| session.was_not_listened_to(absence_ns));
+        }
         let names: Vec<_> = self.sessions.keys().cloned().collect();
         for name in names {
             let Some(session) = self.sessions.get_mut(&name) else { continue };
@@ -313,6 +324,13 @@ impl Exchange {
                 None => drop(self.ask_order.pop_front()),
             }
         }
+    }
+
+    /// What peers say is not taken in at the moment: their silence says nothing.
+    pub fn is_deaf(&mut self, now_ns: u64) {
+        let absence_ns = now_ns.saturating_sub(self.looked_ns);
+        self.looked_ns = now_ns;
+        self.sessions.values_mut().for_each(|session| session.was_not_listened_to(absence_ns));
     }
 
     /// The next thing to say to `peer`.

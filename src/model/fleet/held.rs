@@ -28,6 +28,8 @@ pub enum HeldRequest {
     Refuse(Vec<Key>),
     /// Forget what was said of such packets.
     Forget(Vec<Key>),
+    /// Say when all that was asked before is done. Answered by `Reached`.
+    Report(u64),
     /// Which of these, that are refused, no packet has come for? Answered by `Unanswered`.
     FindUnanswered(Vec<Key>),
     /// What becomes of packets to `vip` that nobody knows; port 0: to all ports that have no rule of their own.
@@ -51,6 +53,9 @@ pub struct PeerSlice {
 pub enum HeldAnswer {
     /// Packets of these held flows' clients have come.
     Touched(Vec<FlowId>),
+    /// These were to be held, and are this instance's own.
+    Ours(Vec<FlowId>),
     Strays(Vec<Stray>),
     Unanswered(Vec<Key>),
+    Reached(u64),
 }

@@ -17,7 +17,7 @@ use crate::model::splice::Direction;
 /// Changes that are kept for peers that have not been told of them yet: 8 bytes each.
 const LOG_MAX: usize = 1 << 18;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Mirror {
     flows: BTreeMap<FlowId, FlowRecord>,
     /// By the hash of how the packets of each direction show themselves; see [`Mirror::find`].
@@ -28,6 +28,21 @@ pub struct Mirror {
     /// When the changes below each number were made, oldest first.
     made: VecDeque<Made>,
     graduated: usize,
+    pub(super) log_max: usize,
+}
+
+impl Default for Mirror {
+    fn default() -> Self {
+        Self {
+            flows: BTreeMap::new(),
+            by_packet: HashMap::new(),
+            log: VecDeque::new(),
+            log_start: 0,
+            made: VecDeque::new(),
+            graduated: 0,
+            log_max: LOG_MAX,
+        }
+    }
 }
 
 /// The changes below `end`, as far as they are not of an earlier one.
@@ -68,7 +83,7 @@ impl Mirror {
             return;
         }
         self.made.push_back(Made { end: self.end(), at_ns: now_ns });
-        let surplus = self.log.len().saturating_sub(LOG_MAX);
+        let surplus = self.log.len().saturating_sub(self.log_max);
         self.log.drain(..surplus);
         self.log_start += surplus as u64;
         while self.made.front().is_some_and(|made| made.end <= self.log_start) {
@@ -218,14 +233,14 @@ mod tests {
 
     #[test]
     fn a_log_that_is_full_forgets_its_oldest_changes() {
-        let mut mirror = Mirror::default();
+        let mut mirror = Mirror { log_max: 1024, ..Mirror::default() };
         for round in 0..4 {
-            let chunk = LOG_MAX as u64 / 2;
+            let chunk = 512;
             mirror.apply((round * chunk + 1..=(round + 1) * chunk).map(established), round);
             mirror.apply((round * chunk + 1..=(round + 1) * chunk).map(|id| Local::Ended(FlowId(id))), round);
         }
-        assert_eq!((mirror.log.len(), mirror.end()), (LOG_MAX, 4 * LOG_MAX as u64));
-        assert!(!mirror.reaches_back_to(0) && mirror.reaches_back_to(3 * LOG_MAX as u64));
+        assert_eq!((mirror.log.len(), mirror.end()), (1024, 4 * 1024));
+        assert!(!mirror.reaches_back_to(0) && mirror.reaches_back_to(3 * 1024));
         assert!(mirror.made.len() <= 3, "{:?}", mirror.made);
     }
 

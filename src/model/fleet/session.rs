@@ -210,6 +210,13 @@ impl Session {
         }
     }
 
+    /// What it said in this time has not been taken in yet.
+    pub fn was_not_listened_to(&mut self, absence_ns: u64) {
+        if self.link.is_some() {
+            self.heard_ns = self.heard_ns.map(|heard| heard + absence_ns);
+        }
+    }
+
     fn set_pulse(&mut self, pulse: Pulse) -> Option<Pulse> {
         (std::mem::replace(&mut self.pulse, pulse) != pulse).then_some(pulse)
     }

@@ -24,7 +24,7 @@ mod stray;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -117,8 +117,8 @@ pub struct Takeover {
     flows: HashMap<FlowId, Known>,
     /// Of clients' packets of flows that are forwarded or refused.
     by_key: HashMap<Key, FlowId>,
-    /// Flows that were other instances' and are this one's.
-    mine: HashSet<FlowId>,
+    /// Flows that were other instances' and are this one's, or that another says are its own.
+    mine: HashMap<FlowId, Mine>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
     /// Until then a silent owner counts as dead: a VIP has come.
@@ -140,12 +140,23 @@ pub struct Takeover {
     actions: VecDeque<Action>,
 }
 
+/// A flow that was another instance's.
+#[derive(Clone, Copy, Debug)]
+struct Mine {
+    /// `None`: not known any more, or not yet.
+    ends: Option<Ends>,
+    /// When packets of its client had last come while it was another's; 0: they have not.
+    touched_ns: u64,
+}
+
 /// A flow of another instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
     owner: InstanceName,
     ends: Ends,
     state: State,
+    /// Others that say the same of it, for a moment: it goes from one to another.
+    also: Vec<InstanceName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +168,8 @@ enum State {
     Held,
 }
 
+/// For so long after a flow's packets have come here it stays here, whatever others say of it.
+const TOUCHED_NS: u64 = 2_000_000_000;
 /// An owner that does not answer the challenge in this time counts as silent.
 const CHALLENGE_NS: u64 = 150_000_000;
 /// For so long after a VIP has come a silent owner counts as dead.
@@ -175,7 +188,7 @@ impl Takeover {
             peers,
             flows: HashMap::new(),
             by_key: HashMap::new(),
-            mine: HashSet::new(),
+            mine: HashMap::new(),
             here: None,
             fresh_until_ns: 0,
             guard_until_ns: 0,
@@ -205,7 +218,7 @@ impl Takeover {
     pub fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
         match remote {
             Remote::Begin { owner, slot, .. } => self.begin(&owner, slot),
-            Remote::Flow { owner, record } => self.flow(owner, *record),
+            Remote::Flow { owner, record } => self.flow(now_ns, owner, *record),
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
             Remote::Synced { owner } => self.synced(&owner),
             Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
@@ -219,9 +232,11 @@ impl Takeover {
 
     pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
         match answer {
-            HeldAnswer::Touched(flows) => self.claim(flows),
+            HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
+            HeldAnswer::Ours(flows) => self.also_ours(&flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
+            HeldAnswer::Reached(round) => self.first_round(round),
         }
         self.check();
     }
@@ -239,6 +254,10 @@ impl Takeover {
         };
         for ip in before.iter().flatten().filter(|ip| !now.contains(ip)) {
             self.actions.push_back(Action::Note(Note::AddressWent(*ip)));
+        }
+        if now.is_empty() {
+            // Whoever has got it now judges whether its last owner lives.
+            self.fresh_until_ns = 0;
         }
         if !came.is_empty() {
             self.vips_came(now_ns, &came);
@@ -313,20 +332,39 @@ impl Takeover {
         }
     }
 
-    fn flow(&mut self, owner: InstanceName, record: FlowRecord) {
+    fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
         let (id, ends) = (record.id, record.ends);
-        if self.mine.contains(&id) {
-            // It was taken from this owner, or from the one before, and its packets come here.
-            return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+        if let Some(mine) = self.mine.get(&id) {
+            let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
+            if touched || self.prevails_over(&owner, ends.vip.ip()) {
+                // It was taken from this owner, or from the one before.
+                return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+            }
+            self.mine.remove(&id);
+            self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+            self.held_for(&owner, id, ends);
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
+        let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
+            also.clone_from(&before.also);
+            also.push(before.owner.clone());
+            also.retain(|other| *other != owner && before.ends == ends);
             let same = before.owner == owner && before.ends == ends;
             match (&record.keeping, before.state) {
                 (Keeping::Sockets, State::Forwarded) if same => return,
-                // A record that was on its way when the flow lost its sockets.
-                (Keeping::Sockets, State::Held) if same => return,
+                // A record that was on its way when the flow lost its sockets, or that of its next owner, who is about to
+                // say that it has none: a flow never gets any again.
+                (keeping, State::Held) if before.ends == ends => {
+                    let is_all = *keeping == Keeping::Sockets;
+                    self.take_out(id);
+                    self.held_for(&owner, id, ends);
+                    self.flows.entry(id).and_modify(|known| known.also.clone_from(&also));
+                    if is_all {
+                        return;
+                    }
+                }
                 _ if !same => self.remove(id),
                 _ => {}
             }
@@ -352,7 +390,7 @@ impl Takeover {
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
         }
-        self.flows.insert(id, Known { owner, ends, state });
+        self.flows.insert(id, Known { owner, ends, state, also });
     }
 
     /// Has both directions' packets sent to the owner.
@@ -367,8 +405,22 @@ impl Takeover {
     }
 
     fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId) {
+        let Some(known) = self.flows.get_mut(&id) else { return };
+        known.also.retain(|other| other != owner);
         // Of a flow that is another's by now, its former owner only says that it is not its own any more.
-        if self.flows.get(&id).is_none_or(|known| known.owner != *owner) {
+        if known.owner != *owner {
+            return;
+        }
+        if known.state == State::Held
+            && let Some(other) = known.also.pop()
+        {
+            known.owner = other.clone();
+            if let Some(peer) = self.peers.get_mut(owner) {
+                peer.flows.remove(&id);
+            }
+            if let Some(peer) = self.peers.get_mut(&other) {
+                peer.flows.insert(id);
+            }
             return;
         }
         if let Some(known) = self.take_out(id) {
@@ -426,22 +478,20 @@ impl Takeover {
     }
 
     /// The packets of these flows' clients come here.
-    fn claim(&mut self, flows: Vec<FlowId>) {
+    fn claim(&mut self, now_ns: u64, flows: Vec<FlowId>) {
         let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
-            if self.flows.get(&id).is_none_or(|known| known.state != State::Held) {
-                continue;
-            }
+            // Its packets come here, whatever others say of it for some time.
+            let touched = Mine { ends: None, touched_ns: now_ns };
+            self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
+            // Without an owner: it was released to one that has not been heard of since.
             if let Some(known) = self.take_out(id) {
+                self.mine.insert(id, Mine { ends: Some(known.ends), touched_ns: now_ns });
                 by_owner.entry(known.owner).or_default().push(id);
-                adopted.push(id);
             }
+            adopted.push(id);
         }
-        if adopted.is_empty() {
-            return;
-        }
-        self.mine.extend(&adopted);
         self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
         for (owner, flows) in by_owner {
             self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
@@ -451,11 +501,49 @@ impl Takeover {
 
     fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
         for id in &flows {
-            self.mine.remove(id);
+            // Until it says more of them itself: their packets may come here again at once.
+            if let Some(Mine { ends: Some(ends), .. }) = self.mine.remove(id) {
+                self.held_for(&by, *id, ends);
+            }
         }
         self.actions.push_back(Action::Note(Note::Released { to: by, flows: flows.len() }));
         if self.settings.carries {
             self.actions.push_back(Action::Path(HeldRequest::Release(flows)));
+        }
+    }
+
+    /// What the path has of it is the owner's.
+    fn held_for(&mut self, owner: &InstanceName, id: FlowId, ends: Ends) {
+        if let Some(peer) = self.peers.get_mut(owner) {
+            peer.flows.insert(id);
+            self.flows.insert(id, Known { owner: owner.clone(), ends, state: State::Held, also: Vec::new() });
+        }
+    }
+
+    /// The path was to hold these for others, and has them as this instance's own.
+    fn also_ours(&mut self, flows: &[FlowId]) {
+        for id in flows {
+            let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
+            let (owner, ends) = (known.owner.clone(), known.ends);
+            match self.prevails_over(&owner, ends.vip.ip()) {
+                true => {
+                    self.take_out(*id);
+                    self.mine.insert(*id, Mine { ends: Some(ends), touched_ns: 0 });
+                    self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![*id] }));
+                }
+                false => self.actions.push_back(Action::Path(HeldRequest::Release(vec![*id]))),
+            }
+        }
+    }
+
+    /// Of two that both look after a flow of `vip`, whether this one goes on with it. If both think so, or neither does, it is
+    /// nobody's for a moment, and then whose its packets come to.
+    fn prevails_over(&self, owner: &InstanceName, vip: IpAddr) -> bool {
+        let there = self.peers.get(owner).is_some_and(|peer| peer.addresses.contains(&vip));
+        match (self.is_here(vip), there) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => self.settings.me < *owner,
         }
     }
 
@@ -501,7 +589,7 @@ impl Takeover {
     fn check(&self) {
         // It looks at every flow, which is too much to do for each of thousands.
         if cfg!(debug_assertions) && self.flows.len() < CHECKED_MAX {
-            for id in &self.mine {
+            for id in self.mine.keys() {
                 debug_assert!(!self.flows.contains_key(id), "{id} has two owners");
             }
             for (key, id) in &self.by_key {

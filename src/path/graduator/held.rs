@@ -82,6 +82,7 @@ impl Path {
             HeldRequest::Forward { keys, to } => self.forward(keys, to),
             HeldRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
             HeldRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
+            HeldRequest::Report(number) => self.table.graduation.held.answer(HeldAnswer::Reached(number)),
             HeldRequest::FindUnanswered(keys) => self.find_unanswered(keys),
             HeldRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
             HeldRequest::Slices(slices) => {
@@ -151,8 +152,8 @@ impl Path {
         let (id, ends) = (record.id, record.ends);
         let Keeping::Passage(passage) = &record.keeping else { return };
         if self.flows.contains_key(&id) {
-            // Both count it as their own; whoever sees its packets will say so.
-            return;
+            // Both count it as their own, and the takeover decides who goes on with it.
+            return self.table.graduation.held.answer(HeldAnswer::Ours(vec![id]));
         }
         if let Some(held) = self.keep.held.get_mut(&id) {
             held.confirmed = true;
@@ -203,6 +204,13 @@ impl Path {
     /// Whether an entry of this instance stands there.
     fn is_ours(&self, key: &Key) -> bool {
         self.program.entry(key).ok().flatten().is_some_and(|entry| !entry.held)
+    }
+
+    /// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
+    /// has just taken it over, and is about to say more.
+    fn is_carried(&self, key: &Key) -> bool {
+        let entry = self.program.entry(key).ok().flatten();
+        entry.is_some_and(|entry| !entry.held || entry.action == Action::Splice)
     }
 
     fn adopt_held(&mut self, id: FlowId) {
@@ -258,13 +266,13 @@ impl Path {
                 return tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
             }
         };
-        for key in keys.into_iter().filter(|key| !self.is_ours(key)).collect::<Vec<_>>() {
+        for key in keys.into_iter().filter(|key| !self.is_carried(key)).collect::<Vec<_>>() {
             self.divert(key, |path| path.program.forward(&key, &owner));
         }
     }
 
     fn refuse_packets(&mut self, key: Key) {
-        if !self.is_ours(&key) {
+        if !self.is_carried(&key) {
             self.divert(key, |path| path.program.refuse(&key));
         }
     }

@@ -1,5 +1,7 @@
 //! Links that are slow, cut or old: the traffic does not notice.
 
+use std::io::{Read, Write};
+
 use super::*;
 
 #[test]
@@ -23,4 +25,72 @@ fn a_cut_link_is_told_anew_as_a_whole_and_the_traffic_goes_on() {
     b.wait_synced("lb-a");
     b.wait_sees("lb-a", "flows", 15);
     conns.iter_mut().for_each(|conn| conn.echo(3, 100));
+}
+
+/// Answers on the port of a peer with other bytes than this release would.
+fn stand_in(host: &Host, bytes: &'static [u8]) -> std::thread::JoinHandle<Vec<u8>> {
+    let listener = host.enter(|| std::net::TcpListener::bind(host.v4(PORT)).unwrap());
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut heard = Vec::new();
+        let _ = stream.read_to_end(&mut heard);
+        heard
+    })
+}
+
+#[test]
+fn a_peer_of_another_release_is_refused_and_both_ends_can_say_why() {
+    let test = "a_peer_of_another_release_is_refused_and_both_ends_can_say_why";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let _servers = scene.serve();
+    let other = stand_in(scene.host(1), b"BTNP\0\x07\0\x09");
+    let a = scene.launch(0, &scene.config(0).peers("sync_deadline", "1s"));
+    a.baton.wait_log(&["no link to a peer", "speaks versions 7 to 9 of the peer protocol"]);
+    assert_eq!(other.join().unwrap()[..8], *b"BTNP\0\x01\0\x01", "it hears what is spoken here");
+    // It serves alone, as if there were nobody.
+    a.baton.wait_until_ready();
+    let mut conn = scene.lab.client.connect(a.listens_at());
+    conn.echo(1, 100_000);
+    assert_eq!(a.sees("lb-b")["pulse"], "unheard");
+}
+
+#[test]
+fn a_slow_link_and_a_storm_of_flows_do_not_disturb_each_other() {
+    let test = "a_slow_link_and_a_storm_of_flows_do_not_disturb_each_other";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let _servers = scene.serve();
+    let all = scene.start();
+    let (a, b) = (&all[0], &all[1]);
+    // What comes to it goes through a straw; clients of the other are not behind it.
+    b.host.slow_inbound("256kbit");
+    let mut conns: Vec<_> = (0..300).map(|_| scene.lab.client.connect(a.listens_at())).collect();
+    for round in 0..3 {
+        conns.iter_mut().for_each(|conn| conn.echo(round, 1000));
+        // Many that live for a moment.
+        (0..200).for_each(|_| scene.lab.client.connect(a.listens_at()).echo(9, 10));
+    }
+    b.wait_sees("lb-a", "flows", 300);
+    a.wait_sees("lb-b", "behind", 0);
+    conns.truncate(7);
+    b.wait_sees("lb-a", "flows", 7);
+    assert_eq!(a.baton.events_of("peer_lost").len(), 0, "{:?}", a.baton.events());
+    conns.iter_mut().for_each(|conn| conn.echo(4, 1000));
+}
+
+#[test]
+fn an_instance_that_was_stopped_for_seconds_takes_nobody_for_dead() {
+    let test = "an_instance_that_was_stopped_for_seconds_takes_nobody_for_dead";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let _servers = scene.serve();
+    let all = scene.start();
+    let (a, b) = (&all[0], &all[1]);
+    a.baton.process.stop();
+    b.wait_sees("lb-a", "pulse", "dead");
+    a.baton.process.go_on();
+    b.wait_synced("lb-a");
+    a.wait_synced("lb-b");
+    let dead = a.baton.events_of("peer_pulse").iter().filter(|event| event["pulse"] == "dead").count();
+    assert_eq!(dead, 0, "{:?}", a.baton.events_of("peer_pulse"));
 }

@@ -58,6 +58,7 @@ impl Takeover {
                 State::Held if self.settings.carries => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);
+                        self.mine.insert(id, super::Mine { ends: Some(ends), touched_ns: 0 });
                         adopted.push(id);
                     }
                 }
@@ -88,7 +89,6 @@ impl Takeover {
             self.begin_round(owner, told);
         }
         if !adopted.is_empty() {
-            self.mine.extend(&adopted);
             self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
         }
     }
@@ -101,12 +101,19 @@ impl Takeover {
         flows.sort_by_cached_key(|(id, ends)| (class(ends), *id));
         let number = self.next_round;
         self.next_round += 1;
-        if self.settings.tickle {
-            self.tickle(number, &flows);
-        }
         self.rounds.insert(number, Round { from: owner.clone(), flows, second: false, silent: 0 });
-        if !self.settings.tickle {
-            self.timers.set(0, Timer::Round(number));
+        match (self.settings.tickle, self.settings.carries) {
+            (false, _) => self.timers.set(0, Timer::Round(number)),
+            // What the ends answer must not be sent to the dead owner.
+            (true, true) => self.actions.push_back(Action::Path(HeldRequest::Report(number))),
+            (true, false) => self.first_round(number),
+        }
+    }
+
+    /// Nothing is forwarded to the dead owner any more.
+    pub(super) fn first_round(&mut self, number: u64) {
+        if let Some(flows) = self.rounds.get(&number).map(|round| round.flows.clone()) {
+            self.tickle(number, &flows);
         }
     }
 

@@ -1,0 +1,65 @@
+//! Any bytes as what a peer says: as messages, each behind its length, to an instance that is linked with it. Whatever it says, the
+//! instance goes on, and what it makes of it holds together.
+#![no_main]
+
+use std::collections::HashSet;
+
+use baton::model::fleet::{Epoch, Exchange, Hello, InstanceName, Member, Message, Own, Remote};
+use baton::peer::wire::{self, Versions};
+use libfuzzer_sys::fuzz_target;
+
+const STEP_NS: u64 = 10_000_000;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some((head, _)) = bytes.split_first_chunk() {
+        let _ = Versions::parse(head).map(|theirs| wire::VERSIONS.common(theirs));
+    }
+    let peer = InstanceName("b".into());
+    let own = Own {
+        name: InstanceName("a".into()),
+        epoch: Epoch(1),
+        slot: 0,
+        version: String::new(),
+        sync_deadline_ns: 1_000_000_000,
+        vips: Vec::new(),
+    };
+    let member = Member { name: peer.clone(), address: "10.0.0.2:9471".parse().expect("an address") };
+    let mut exchange = Exchange::new(own, &[member], 1);
+    exchange.set_whole();
+    let hello = Hello { name: peer.clone(), epoch: Epoch(1), slot: 1, version: String::new() };
+    exchange.handle_link(&hello, 1).expect("a peer");
+    let (mut rest, mut now_ns, mut flows) = (bytes, 1, HashSet::new());
+    while let Some((length, behind)) = rest.split_first_chunk() {
+        let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
+        let (frame, next) = behind.split_at(length);
+        (rest, now_ns) = (next, now_ns + STEP_NS);
+        let Ok(message) = wire::decode(frame) else { continue };
+        reads_back(&message);
+        exchange.handle_message(&peer, message, now_ns);
+        exchange.handle_time(now_ns);
+        while exchange.poll_message(&peer, now_ns).is_some() {}
+        while let Some(remote) = exchange.poll_remote() {
+            match remote {
+                Remote::Begin { .. } => flows.clear(),
+                Remote::Flow { record, .. } => drop(flows.insert(record.id)),
+                Remote::Ended { id, .. } => assert!(flows.remove(&id), "the end of a flow that was never told of"),
+                _ => {}
+            }
+        }
+        assert_eq!(exchange.members(now_ns)[0].flows, flows.len());
+        while let Some(query) = exchange.poll_query() {
+            exchange.handle_known(&query, false);
+        }
+        if let Some((peer, why)) = exchange.poll_drop() {
+            exchange.handle_loss(&peer, &why, now_ns);
+            return;
+        }
+    }
+});
+
+/// What can be read can be written, and reads back the same.
+fn reads_back(message: &Message) {
+    if let Ok(bytes) = wire::encode(message) {
+        assert_eq!(wire::decode(&bytes).as_ref(), Ok(message));
+    }
+}

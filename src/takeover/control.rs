@@ -183,8 +183,9 @@ impl Control {
                 Action::Announce(ip) => self.wire.announce(ip),
                 Action::Tickle { round, ends } => self.wire.tickle(Batch { round, ends }),
                 Action::Answer(stray) => {
-                    self.table.fleet.census.reset.fetch_add(1, Relaxed);
-                    self.wire.answer(&stray);
+                    let census = &self.table.fleet.census;
+                    let counted = if self.wire.answer(&stray) { &census.reset } else { &census.dropped };
+                    counted.fetch_add(1, Relaxed);
                 }
                 Action::Shared(shared) => self.table.fleet.set_shared(shared),
                 Action::Note(note) => self.note(note),

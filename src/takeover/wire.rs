@@ -60,12 +60,10 @@ impl Wire {
         }
     }
 
-    pub fn answer(&self, stray: &Stray) {
+    /// Answers with RST. False: it could not be sent.
+    pub fn answer(&self, stray: &Stray) -> bool {
         let reset = stray.reset();
-        if let Some(packet) = reset.packet() {
-            // Who cannot be reached needs no RST.
-            let _ = self.raw.send(&packet, reset.to.ip());
-        }
+        reset.packet().is_some_and(|packet| self.raw.send(&packet, reset.to.ip()).is_ok())
     }
 
     pub fn tickle(&self, batch: Batch) {

@@ -8,6 +8,7 @@ use super::Path;
 use super::carried::Step;
 use crate::model::splice::Direction;
 use crate::path::probe::Change;
+use crate::sys::netdev::HARDWARE_ETHERNET;
 use crate::sys::{netdev, routes};
 
 impl Path {
@@ -49,8 +50,10 @@ impl Path {
         }
         let networks = netdev::networks().unwrap_or_default();
         let routable = networks.iter().filter(|(_, network)| is_routable(network.addr()));
-        let indices = routable.filter_map(|(name, _)| Some(netdev::interface(name).ok()?.index));
-        for index in indices.filter(|index| *index != super::enter::LOOPBACK).collect::<Vec<_>>() {
+        let interfaces = routable.filter_map(|(name, _)| netdev::interface(name).ok());
+        // The program looks for Ethernet headers: it cannot attach to tunnels, nor should it complain of each.
+        let indices = interfaces.filter(|interface| interface.hardware == HARDWARE_ETHERNET).map(|one| one.index);
+        for index in indices.collect::<Vec<_>>() {
             if self.program.attached().contains(&index) {
                 continue;
             }

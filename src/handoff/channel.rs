@@ -161,6 +161,22 @@ mod tests {
     }
 
     #[test]
+    fn a_stranger_at_the_other_end_is_refused() {
+        use rustix::thread::{Uid, set_thread_res_uid};
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Linux counts users by thread, and a pair belongs to whoever made it (unix(7), SO_PEERCRED).
+        let nobody = Uid::from_raw(65_534);
+        let pair = std::thread::spawn(move || {
+            set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            Channel::pair().unwrap()
+        });
+        let (near, _far) = pair.join().unwrap();
+        assert!(matches!(Channel::new(near), Err(ChannelError::Stranger(65_534))));
+    }
+
+    #[test]
     fn a_message_larger_than_the_buffers_arrives_with_its_descriptors() {
         let (near, far) = ends();
         let long = Message::Refuse(Reasons(vec!["x".repeat(3 << 20)]));

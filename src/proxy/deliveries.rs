@@ -1,10 +1,12 @@
 //! Far ends that pause: a reader without room for more lives, as long as its host answers window probes.
 //!
 //! TCP_USER_TIMEOUT counts such a reader as lost: while the window stays closed the kernel ends the connection after that
-//! time, answers or not (net/ipv4/tcp_timer.c, tcp_probe_timer and tcp_rtx_probe0_timed_out). Without that option, though,
-//! a host that vanishes behind a closed window is missed for a quarter of an hour. So the option stays, and the flow is
-//! given more time again and again for as long as its far end answers. The kernel sends no probe later than the time
-//! that is left (tcp_clamp_probe0_to_user_timeout), so what is given also says how often the far end is asked.
+//! time, answers or not (net/ipv4/tcp_timer.c, tcp_probe_timer and tcp_rtx_probe0_timed_out). It also ends one that loses
+//! segments for so long, though others arrive (retransmits_timed_out: retrans_stamp stays until all losses are mended).
+//! Without that option, though, a host that vanishes behind a closed window is missed for a quarter of an hour. So the
+//! option stays, and the flow is given more time again and again for as long as its far end answers, or takes something.
+//! The kernel sends no probe later than the time that is left (tcp_clamp_probe0_to_user_timeout), so what is given also
+//! says how often the far end is asked.
 //!
 //! Only flows that wrote something are looked at, until all of it was acknowledged: an idle flow costs nothing.
 
@@ -17,7 +19,7 @@ use super::graduate::patience_ns;
 use super::token::FlowRef;
 use super::worker::Worker;
 use crate::sys::socket;
-use crate::sys::tcp_info::{Delivery, Pause, delivery};
+use crate::sys::tcp_info::{Delivery, StuckBy, delivery};
 
 /// Looks within one TCP_USER_TIMEOUT.
 const LOOKS: u64 = 8;
@@ -48,16 +50,32 @@ struct Line {
 struct Delivering {
     due_ns: u64,
     at: FlowRef,
-    /// Of its client and its backend, if either pauses.
-    pauses: Option<Box<[Option<Paused>; 2]>>,
+    /// When the kernel may have begun to count. It is not seen when it begins anew: of retransmissions it goes on counting
+    /// from the first one, though much arrives in between (retrans_stamp).
+    since_ns: u64,
+    /// Its client and its backend as they were.
+    seen: Option<Box<[Option<Seen>; 2]>>,
 }
 
-/// A far end that had no room when it was looked at.
+/// A leg that had something under way when it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Paused {
-    /// The first look since it took something.
-    since_ns: u64,
+struct Seen {
     acked: u64,
+    is_stuck: bool,
+    /// The first look at it, or the last one that found that something was taken.
+    news_ns: u64,
+    /// Something was taken from one look that found it stuck to the next.
+    moves: bool,
+}
+
+/// What becomes of a leg's TCP_USER_TIMEOUT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    /// The far end lives: it gets more time.
+    Extend,
+    Leave,
+    /// It had its time: what is configured.
+    Restore,
 }
 
 impl Deliveries {
@@ -93,18 +111,19 @@ impl Worker {
         {
             // Another process, or the path, looked at it before, and what was given then is soon over.
             let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
-            self.deliveries.push(after_ns, Delivering { due_ns: self.now_ns + after_ns, at: flow.at, pauses: None });
+            let (due_ns, since_ns) = (self.now_ns + after_ns, self.now_ns);
+            self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
         }
     }
 
-    /// Gives those more time that pause and live.
+    /// Gives those more time that are stuck and live.
     pub(super) fn look_at_deliveries(&mut self) {
         for _ in 0..LOOKS_PER_TURN {
             let Some(mut looked) = self.deliveries.pop(self.now_ns) else { break };
             let now_ns = self.now_ns;
             let Some(flow) = self.living(looked.at) else { continue };
             let every_ns = patience_ns(flow) / LOOKS;
-            if look(flow, &mut looked.pauses, now_ns) {
+            if look(flow, &mut looked, now_ns) {
                 looked.due_ns = now_ns + every_ns;
                 self.deliveries.push(every_ns, looked);
             }
@@ -119,56 +138,69 @@ impl Worker {
 }
 
 /// Looks at both ends of a flow; true if it is to be looked at again.
-fn look(flow: &mut Flow, pauses: &mut Option<Box<[Option<Paused>; 2]>>, now_ns: u64) -> bool {
+fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
     let patience_ns = patience_ns(flow);
     let Phase::Relaying(relaying) = &mut flow.phase else { return false };
     let legs = [&relaying.client, &relaying.backend];
-    let states = legs.map(|leg| delivery(leg).unwrap_or(Delivery::Done));
-    let mut now = [None; 2];
-    for (side, state) in states.into_iter().enumerate() {
-        if let Delivery::Paused(pause) = state {
-            let before = pauses.as_deref().and_then(|pauses| pauses[side]);
-            let begun_ns = if relaying.lenient { now_ns.saturating_sub(given_ns(legs[side])) } else { now_ns };
-            now[side] = Some(goes_on(before, pause, begun_ns));
-        }
+    if relaying.lenient && looked.seen.is_none() {
+        let given_ns = legs.map(given_ns).into_iter().max().unwrap_or(0);
+        looked.since_ns = looked.since_ns.min(now_ns.saturating_sub(given_ns));
     }
-    if now == [None; 2] {
-        *pauses = None;
-        if std::mem::take(&mut relaying.lenient) {
-            legs.into_iter().for_each(|leg| set_patience(leg, patience_ns));
-        }
-    } else {
-        relaying.lenient = true;
-        for ((leg, state), paused) in legs.into_iter().zip(states).zip(&now) {
-            match (state, paused) {
-                (Delivery::Paused(pause), Some(paused)) if lives(pause, patience_ns) => {
-                    set_patience(leg, extended_ns(now_ns - paused.since_ns, patience_ns));
-                }
-                // It has had its time: the kernel ends it.
-                (Delivery::Paused(_), _) => {}
-                _ => set_patience(leg, patience_ns),
+    let mut seen = [None; 2];
+    let mut lenient = false;
+    for (side, leg) in legs.into_iter().enumerate() {
+        let state = delivery(leg).unwrap_or(Delivery::Done);
+        let before = looked.seen.as_deref().and_then(|seen| seen[side]);
+        seen[side] = Seen::go_on(before, state, now_ns);
+        match act(state, seen[side], now_ns, patience_ns) {
+            Act::Extend => {
+                set_patience(leg, extended_ns(now_ns - looked.since_ns, patience_ns));
+                lenient = true;
             }
+            Act::Leave => lenient |= relaying.lenient,
+            Act::Restore if relaying.lenient => set_patience(leg, patience_ns),
+            Act::Restore => {}
         }
-        *pauses = Some(Box::new(now));
     }
-    relaying.delivering = states != [Delivery::Done; 2];
+    relaying.lenient = lenient;
+    relaying.delivering = seen != [None; 2];
+    looked.seen = relaying.delivering.then(|| Box::new(seen));
     relaying.delivering
 }
 
-/// A pause that was seen before, or a new one that may have begun at `begun_ns`. The kernel counts anew once something
-/// was taken.
-fn goes_on(before: Option<Paused>, pause: Pause, begun_ns: u64) -> Paused {
-    let is_same = |before: &Paused| before.acked == pause.acked;
-    before.filter(is_same).unwrap_or(Paused { since_ns: begun_ns, acked: pause.acked })
+impl Seen {
+    /// What was seen before goes on, or begins.
+    fn go_on(before: Option<Self>, state: Delivery, now_ns: u64) -> Option<Self> {
+        let (acked, is_stuck) = match state {
+            Delivery::Done => return None,
+            Delivery::UnderWay { acked } => (acked, false),
+            Delivery::Stuck(stuck) => (stuck.acked, true),
+        };
+        let fresh = Self { acked, is_stuck, news_ns: now_ns, moves: false };
+        Some(before.map_or(fresh, |before| match before.acked == acked {
+            true => Self { is_stuck, ..before },
+            false => Self { moves: before.moves || before.is_stuck && is_stuck, ..fresh },
+        }))
+    }
 }
 
-/// A host that answered lately, or was hardly asked.
-fn lives(pause: Pause, patience_ns: u64) -> bool {
-    pause.silence.as_nanos() < u128::from(patience_ns)
-        || !pause.retransmits && pause.unanswered_probes < LOST_PROBES_MAX
+fn act(state: Delivery, seen: Option<Seen>, now_ns: u64, patience_ns: u64) -> Act {
+    let (Delivery::Stuck(stuck), Some(seen)) = (state, seen) else {
+        return if state == Delivery::Done { Act::Restore } else { Act::Leave };
+    };
+    let is_silent = stuck.silence.as_nanos() >= u128::from(patience_ns);
+    match stuck.by {
+        StuckBy::Probes(unanswered) if is_silent && unanswered >= LOST_PROBES_MAX => Act::Restore,
+        StuckBy::ClosedWindow if is_silent => Act::Restore,
+        StuckBy::Probes(_) | StuckBy::ClosedWindow => Act::Extend,
+        // That it sends something itself does not say that it hears us.
+        StuckBy::Loss if now_ns - seen.news_ns >= patience_ns => Act::Restore,
+        StuckBy::Loss if seen.moves => Act::Extend,
+        StuckBy::Loss => Act::Leave,
+    }
 }
 
-/// The TCP_USER_TIMEOUT of a flow that was seen to pause for so long. The kernel has counted for up to one look more.
+/// The TCP_USER_TIMEOUT of a leg of which the kernel has counted for so long, at most.
 fn extended_ns(paused_ns: u64, patience_ns: u64) -> u64 {
     let margin_ns = (patience_ns / 4).max(MARGIN_MIN_NS);
     (paused_ns + 2 * patience_ns / LOOKS + margin_ns).max(patience_ns)
@@ -187,20 +219,52 @@ fn set_patience(leg: &OwnedFd, patience_ns: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::tcp_info::Stuck;
 
     const PATIENCE_NS: u64 = 30_000_000_000;
 
-    fn pause(silence_s: u64, unanswered_probes: u8) -> Pause {
-        Pause { silence: Duration::from_secs(silence_s), unanswered_probes, retransmits: false, acked: 1 }
+    fn stuck(by: StuckBy, silence_s: u64, acked: u64) -> Stuck {
+        Stuck { by, silence: Duration::from_secs(silence_s), acked }
+    }
+
+    /// What becomes of a leg that was first seen at 0 and is seen again after `after_s`.
+    fn after(after_s: u64, first: Stuck, again: Stuck) -> Act {
+        let now_ns = after_s * 1_000_000_000;
+        let seen = Seen::go_on(None, Delivery::Stuck(first), 0);
+        let again = Delivery::Stuck(again);
+        act(again, Seen::go_on(seen, again, now_ns), now_ns, PATIENCE_NS)
     }
 
     #[test]
-    fn a_host_is_given_up_after_silence_and_lost_probes_not_after_one_of_them() {
-        assert!(lives(pause(119, 0), PATIENCE_NS), "it was not asked");
-        assert!(lives(pause(40, 2), PATIENCE_NS), "two probes can be lost");
-        assert!(lives(pause(29, 9), PATIENCE_NS), "it answered lately");
-        assert!(!lives(pause(30, 3), PATIENCE_NS));
-        assert!(!lives(Pause { retransmits: true, ..pause(30, 0) }, PATIENCE_NS));
+    fn a_host_without_room_is_given_up_after_silence_and_lost_probes_not_after_one_of_them() {
+        let probes = |silence_s, unanswered| {
+            let seen = stuck(StuckBy::Probes(unanswered), silence_s, 1);
+            after(100, seen, seen)
+        };
+        assert_eq!(probes(119, 0), Act::Extend, "it was not asked");
+        assert_eq!(probes(40, 2), Act::Extend, "two probes can be lost");
+        assert_eq!(probes(29, 9), Act::Extend, "it answered lately");
+        assert_eq!(probes(30, 3), Act::Restore);
+        let closed = |silence_s| stuck(StuckBy::ClosedWindow, silence_s, 1);
+        assert_eq!([after(100, closed(1), closed(29)), after(100, closed(1), closed(30))], [Act::Extend, Act::Restore]);
+    }
+
+    #[test]
+    fn a_host_that_loses_segments_must_take_some_and_not_only_speak() {
+        let loss = |acked| stuck(StuckBy::Loss, 0, acked);
+        assert_eq!(after(5, loss(1), loss(1)), Act::Leave, "it may take some yet");
+        assert_eq!(after(30, loss(1), loss(1)), Act::Restore);
+        assert_eq!(after(500, loss(1), loss(2)), Act::Extend);
+    }
+
+    /// Else a host that vanishes amid a transfer is given time for what it took before.
+    #[test]
+    fn what_was_taken_before_the_losses_began_does_not_count() {
+        let (smooth, loss) = (Delivery::UnderWay { acked: 1 }, Delivery::Stuck(stuck(StuckBy::Loss, 0, 2)));
+        let seen = Seen::go_on(Seen::go_on(None, smooth, 0), loss, 1_000_000_000);
+        assert_eq!(act(loss, seen, 1_000_000_000, PATIENCE_NS), Act::Leave);
+        assert_eq!(act(smooth, seen, 1_000_000_000, PATIENCE_NS), Act::Leave);
+        assert_eq!(act(Delivery::Done, None, 1_000_000_000, PATIENCE_NS), Act::Restore);
     }
 
     #[test]
@@ -208,24 +272,15 @@ mod tests {
         let every_ns = PATIENCE_NS / LOOKS;
         assert_eq!(extended_ns(0, PATIENCE_NS), PATIENCE_NS, "not less than what was asked for");
         for looks in 4..100 {
-            // The kernel may have begun to count just after the look before the first one that saw the pause.
-            let kernel_ns = (looks + 1) * every_ns;
-            let left_ns = extended_ns(looks * every_ns, PATIENCE_NS) - kernel_ns;
+            let left_ns = extended_ns(looks * every_ns, PATIENCE_NS) - looks * every_ns;
             assert!(left_ns > 2 * every_ns, "a worker may be late: {left_ns}");
-            assert!(left_ns < PATIENCE_NS / 2, "several probes within the time: {left_ns}");
+            assert!(left_ns <= PATIENCE_NS / 2, "several probes within the time: {left_ns}");
         }
     }
 
     #[test]
-    fn whoever_takes_something_begins_a_new_pause() {
-        let first = goes_on(None, pause(0, 0), 7);
-        assert_eq!(goes_on(Some(first), pause(0, 0), 9).since_ns, 7);
-        assert_eq!(goes_on(Some(first), Pause { acked: 2, ..pause(0, 0) }, 9).since_ns, 9);
-    }
-
-    #[test]
     fn each_setting_has_a_line_of_its_own_and_the_soonest_comes_first() {
-        let flow = |due_ns, index| Delivering { due_ns, at: FlowRef { index, generation: 0 }, pauses: None };
+        let flow = |due_ns, index| Delivering { due_ns, at: FlowRef { index, generation: 0 }, since_ns: 0, seen: None };
         let mut deliveries = Deliveries::default();
         deliveries.push(100, flow(100, 1));
         deliveries.push(10, flow(12, 2));

@@ -20,23 +20,30 @@ pub struct PeerSigns {
 pub enum Delivery {
     /// All was acknowledged.
     Done,
-    /// It is on its way, and the retransmission timer watches over it.
-    UnderWay,
-    /// The far host has no room for more.
-    Paused(Pause),
+    /// It is on its way, and nothing is amiss. Bytes acknowledged so far.
+    UnderWay { acked: u64 },
+    /// Bytes wait, and the kernel counts the time until TCP_USER_TIMEOUT.
+    Stuck(Stuck),
 }
 
-/// A far host without room, and whether it answers when it is asked for some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pause {
-    /// Since the last segment that came from it.
+pub struct Stuck {
+    pub by: StuckBy,
+    /// Since the last segment that came from the far host.
     pub silence: Duration,
-    /// Window probes in a row without an answer.
-    pub unanswered_probes: u8,
-    /// A segment is under way all the same, and is sent again and again instead of window probes.
-    pub retransmits: bool,
     /// Bytes acknowledged so far.
     pub acked: u64,
+}
+
+/// What the kernel does meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StuckBy {
+    /// The far host has no room: so many window probes in a row were not answered.
+    Probes(u8),
+    /// It has no room, and a segment that was under way is sent again and again in place of window probes.
+    ClosedWindow,
+    /// Segments were lost, or are not acknowledged, and are sent again.
+    Loss,
 }
 
 /// `struct tcp_info` as far as Linux 5.4 has it; libc's ends before the byte counters.
@@ -61,12 +68,17 @@ struct Info {
     send_window: u32,
 }
 
+const CONGESTION_STATE: usize = 1;
+const RETRANSMITS: usize = 2;
 const PROBES: usize = 3;
 const BACKOFF: usize = 4;
 const UNACKED: usize = 4;
 const LAST_DATA_CAME: usize = 11;
 const LAST_ACK_CAME: usize = 12;
 const UNSENT_BYTES: usize = 2;
+
+/// TCP_CA_Recovery; after it comes TCP_CA_Loss.
+const RECOVERY: u8 = 3;
 
 /// Reads the signs of life from a connected TCP socket.
 pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
@@ -78,16 +90,16 @@ pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
 pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     let info = read(socket)?;
     let (unacked, unsent) = (info.words[UNACKED], info.counts[UNSENT_BYTES]);
-    Ok(match (unacked, unsent, info.send_window) {
-        (0, 0, _) => Delivery::Done,
-        (1.., _, 1..) => Delivery::UnderWay,
-        _ => Delivery::Paused(Pause {
-            silence: Duration::from_millis(info.words[LAST_DATA_CAME].min(info.words[LAST_ACK_CAME]).into()),
-            unanswered_probes: info.bytes[PROBES],
-            retransmits: unacked > 0,
-            acked: info.bytes_acked,
-        }),
-    })
+    let is_lossy = info.bytes[CONGESTION_STATE] >= RECOVERY || info.bytes[RETRANSMITS] > 0 || info.bytes[BACKOFF] > 0;
+    let by = match (unacked, unsent, info.send_window) {
+        (0, 0, _) => return Ok(Delivery::Done),
+        (0, _, _) => StuckBy::Probes(info.bytes[PROBES]),
+        (_, _, 0) => StuckBy::ClosedWindow,
+        _ if is_lossy => StuckBy::Loss,
+        _ => return Ok(Delivery::UnderWay { acked: info.bytes_acked }),
+    };
+    let silence = Duration::from_millis(info.words[LAST_DATA_CAME].min(info.words[LAST_ACK_CAME]).into());
+    Ok(Delivery::Stuck(Stuck { by, silence, acked: info.bytes_acked }))
 }
 
 /// Whether the far end's FIN came, given the bytes that were read from it to the end: the kernel counts a FIN as one byte
@@ -155,7 +167,7 @@ mod tests {
                 written += count;
             }
             match delivery(&near).unwrap() {
-                Delivery::Paused(pause) => break pause,
+                Delivery::Stuck(stuck) if matches!(stuck.by, StuckBy::Probes(_)) => break stuck,
                 other => assert!(now_ns() < deadline_ns, "{other:?}"),
             }
             std::thread::yield_now();

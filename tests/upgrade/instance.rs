@@ -71,6 +71,10 @@ impl Instance {
             instance.ask(&["status"]).is_some_and(|status| status.to_string().contains("\"ready\""))
                 && TcpStream::connect(frontend).is_ok()
         });
+        wait_for("the first connections to end", || {
+            let status = instance.ask(&["status"]).unwrap_or_default();
+            status["totals"]["flows"].as_object().is_some_and(|flows| flows.values().all(|count| *count == 0))
+        });
         instance
     }
 
@@ -116,7 +120,8 @@ impl Instance {
     pub fn upgrade_with(&mut self, arguments: &[&str]) -> Upgrade {
         let old = Other::open(self.pid().unwrap()).unwrap();
         let mut asking = self.start_command(&[&["--json", "upgrade"], arguments].concat());
-        let ended = std::thread::spawn(move || old.ends_within(DEADLINE).then(now_ns));
+        // On a machine that has much else to do thousands of flows take their time.
+        let ended = std::thread::spawn(move || old.ends_within(4 * DEADLINE).then(now_ns));
         let (mut text, mut last_step_ns) = (String::new(), 0);
         for line in BufReader::new(asking.stdout.take().unwrap()).lines().map(Result::unwrap) {
             if line.contains(Step::Finished.label()) {

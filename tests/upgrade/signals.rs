@@ -68,3 +68,23 @@ fn a_reload_or_a_stop_during_an_upgrade_is_refused_or_waits() {
     });
     assert!(instance.log().contains("stopped"), "it ended in the ordinary way: {}", instance.log());
 }
+
+#[test]
+fn sigusr2_replaces_the_process_by_the_binary_that_is_there_now() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let backends = [runtime.block_on(backend::serve())];
+    let mut instance = Instance::start(&backends, 2);
+    let mut flow = TcpStream::connect(instance.frontend).unwrap();
+    flow.set_read_timeout(Some(DEADLINE)).unwrap();
+    flow.write_all(&request(ECHO, 0, 0)).unwrap();
+    let old = instance.first_pid();
+    signal(old, Signal::USR2);
+    wait_for("another process in its place", || {
+        instance.reap();
+        !lives(old) && instance.pid().is_some_and(|pid| pid != old)
+    });
+    flow.write_all(b"word").unwrap();
+    let mut back = [0; 4];
+    flow.read_exact(&mut back).unwrap();
+    assert_eq!(&back, b"word");
+}

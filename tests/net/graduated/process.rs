@@ -173,6 +173,20 @@ fn a_thousand_flows_graduated_and_proxied_notice_none_of_three_upgrades() {
             println!("{upgraded}");
             assert_eq!(upgraded["not_moved"], serde_json::json!([]));
             assert!(upgraded["moved"].as_u64() > Some(ROOM / 2), "most that are proxied move");
+            let told = |name: &str| baton.metric(&format!("baton_handoff_{name}"), &[]);
+            let seconds = |key: &str| upgraded[key].as_f64().expect("microseconds") / 1e6;
+            assert_eq!(baton.metric("baton_handoffs_total", &["outcome=\"took_over\""]), 1.0);
+            assert_eq!(told("flows_adopted_total"), upgraded["moved"].as_f64().expect("a count"));
+            assert_eq!(
+                (told("flows_not_moved_total"), told("held_bytes_total")),
+                (0.0, upgraded["held_bytes"].as_f64().unwrap())
+            );
+            assert!((told("longest_pause_seconds") - seconds("longest_pause_us")).abs() < 1e-6);
+            let event = baton.events_of("took_over").pop().expect("an event of it");
+            for key in ["held_bytes", "longest_pause_us"] {
+                assert_eq!(event[key], upgraded[key], "{event}");
+            }
+            assert_eq!(event["flows"], upgraded["moved"], "{event}");
             let before = rounds.load(Relaxed);
             resting.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 3_000));
             eventually(LONG, "all flows in motion are used", || rounds.load(Relaxed) > before + 2 * TALKING);

@@ -51,6 +51,7 @@ use crate::table::Table;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
 use crate::takeover as fleet_takeover;
+use crate::vips;
 use control::Wiring;
 use takeover::Newcomer;
 
@@ -243,7 +244,7 @@ impl Bound {
         let table = core.table.clone();
         let (end_flow_log, ended) = oneshot::channel();
         let stop = async move { drop(ended.await) };
-        let flow_log = tokio::spawn(flow_log::run(table.clone(), core.config.clone(), metrics, stop));
+        let flow_log = tokio::spawn(flow_log::run(table.clone(), core.config.clone(), metrics.clone(), stop));
         let mut tasks = JoinSet::new();
         tasks.spawn(admin.sample_rates());
         tasks.spawn(watchdog::run(table.clone()));
@@ -251,6 +252,7 @@ impl Bound {
         let moves = rebalance::run(table, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
         tasks.spawn(once_serving(phase.clone(), moves));
         tasks.spawn(once_serving(phase.clone(), watch::run(reloader.clone(), path, phase)));
+        tasks.spawn(once_serving(core.drain.watch(), vips::keep(core.table.clone(), core.latest.subscribe(), metrics)));
         tasks.spawn(sweep(core.clone()));
         let workers = core.proxy.workers();
         Self { http, socket, workers, core, reloader, upgrader, takeover: None, tasks, flow_log, end_flow_log }

@@ -19,3 +19,4 @@ pub mod rebalance;
 pub mod sys;
 pub mod table;
 pub mod takeover;
+pub mod vips;

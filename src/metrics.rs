@@ -50,6 +50,11 @@ pub struct ReloadLabels {
     pub outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AddressLabels {
+    pub address: String,
+}
+
 /// All instruments, and the registry that renders them.
 #[derive(Debug)]
 pub struct Metrics {
@@ -61,6 +66,10 @@ pub struct Metrics {
     /// Lines that sampling left out of the flow log.
     pub flow_log_skipped: Counter,
     pub handoffs: Handoffs,
+    /// 1 while another host has this address as well.
+    pub vip_duplicate: Family<AddressLabels, Gauge>,
+    /// 1 while this address is here and keepalived, which brought it, is gone.
+    pub vip_left_behind: Family<AddressLabels, Gauge>,
     registry: Mutex<Registry>,
     /// For names that take no prefix of ours.
     unprefixed: Registry,
@@ -77,6 +86,8 @@ impl Default for Metrics {
             last_reload_success_time: Gauge::default(),
             flow_log_skipped: Counter::default(),
             handoffs: Handoffs::default(),
+            vip_duplicate: Family::default(),
+            vip_left_behind: Family::default(),
             registry: Mutex::new(Registry::with_prefix("baton")),
             unprefixed,
         };
@@ -95,6 +106,10 @@ impl Default for Metrics {
             let skipped = metrics.flow_log_skipped.clone();
             registry.register("flow_log_skipped", "Ended flows left out of the log by its rate limit", skipped);
             metrics.handoffs.register(registry);
+            let (duplicate, left) = (metrics.vip_duplicate.clone(), metrics.vip_left_behind.clone());
+            registry.register("vip_duplicate", "1 while another host has this address as well", duplicate);
+            let help = "1 while this address is here though keepalived, which brought it, is gone";
+            registry.register("vip_left_behind", help, left);
         });
         metrics
     }

@@ -1,5 +1,6 @@
 //! System calls as safe functions: the only module that may hold `unsafe`.
 
+pub mod arp;
 pub mod bpf;
 pub mod bpffs;
 pub mod clock;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["main", "cli"],
     &["app"],
-    &["proxy", "path", "health", "rebalance", "peer", "takeover", "handoff", "admin", "preflight"],
+    &["proxy", "path", "health", "rebalance", "peer", "takeover", "handoff", "admin", "preflight", "vips"],
     &["table", "config", "metrics", "drain"],
     &["model"],
     &["sys"],

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use baton::config;
+use baton::config::{self, PeerKey};
 use baton::model::end_reason::{ClientSaw, EndReason};
 
 fn readme() -> String {
@@ -32,12 +32,19 @@ fn the_table_of_end_reasons_is_complete_and_in_the_words_of_the_code() {
 fn the_example_configurations_are_valid() {
     let readme = readme();
     let examples: Vec<_> = readme.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(examples.len(), 2);
+    assert_eq!(examples.len(), 3);
+    let key = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&key, PeerKey([7; 32]).spell()).unwrap();
+    let key_file = format!("key_file = {:?}", key.path());
     for example in examples {
-        // The authority's file is on a control-plane host only.
+        // The authority's file is on a control-plane host only, and the key on those of a fleet.
         let here: String = example
             .lines()
-            .map(|line| if line.starts_with("ca_file") { "insecure_skip_verify = true" } else { line })
+            .map(|line| match line.split(' ').next() {
+                Some("ca_file") => "insecure_skip_verify = true",
+                Some("key_file") => &key_file,
+                _ => line,
+            })
             .flat_map(|line| [line, "\n"])
             .collect();
         let loaded = config::parse(&here, "README.md".as_ref()).unwrap();

@@ -218,17 +218,22 @@ class Before(Baton):
 
 
 class Graduated(Baton):
-    """Baton whose flows leave it. ip(8) gives it a /sys of its own, and what it pins there goes with it."""
+    """Baton whose flows leave it. ip(8) gives it a /sys of its own, and what it pins there goes with it; the lock of what is
+    pinned goes by its name, and is the whole machine's."""
 
     key, label = "baton-graduated", "Baton graduated"
 
     def start(self, stage):
         config = stage.directory / "baton.toml"
-        config.write_text(baton_config(stage, path='graduate = "require"'))
-        return stage.start(stage.proxy, self.binary, "run", "-c", config)
+        config.write_text(baton_config(stage, path=f'graduate = "require"\npins = "{self.pins(stage)}"'))
+        return stage.start(stage.proxy, self.binary, "run", "-c", config, aside=True)
+
+    def pins(self, stage):
+        return f"/sys/fs/bpf/{stage.directory.name}"
 
     def check(self, stage, report):
-        status = run("nsenter", "--target", stage.processes[-1].pid, "--net", "--mount", self.binary, "--json", "path", "status")
+        status = run("nsenter", "--target", stage.processes[-1].pid, "--net", "--mount", self.binary, "--json", "path",
+                     "--pins", self.pins(stage), "status")
         report["spliced"] = json.loads(status)["counters"]["spliced"]
         # Segments of bulk are up to 64 KiB long.
         least = report.get("requests", 0) * 2 or report["bytes"] / 65536

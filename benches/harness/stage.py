@@ -35,9 +35,10 @@ class Frontend:
 
 class Stage:
     """One host in a namespace of its own, or three in a row: clients, proxy, backends. With `mortal` there is a second
-    frontend, with one backend, which is a process of its own."""
+    frontend, with one backend, which is a process of its own. With `realtime` nobody waits for another's time slice."""
 
-    def __init__(self, hosts=1, mortal=False):
+    def __init__(self, hosts=1, mortal=False, realtime=False):
+        self.scheduler = ["chrt", "--fifo", "1"] if realtime else []
         self.processes = []
         self.namespaces = []
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="baton-bench-"))
@@ -103,13 +104,14 @@ class Stage:
         if done.returncode:
             raise Failed(f"nft: {done.stderr.strip()}")
 
-    def start(self, namespace, *command, wait_for=None):
-        """Starts a process; with `wait_for`, returns when it has printed that line."""
+    def start(self, namespace, *command, wait_for=None, aside=False):
+        """Starts a process; with `wait_for`, returns when it has printed that line. `aside`: no packet waits for it, and it
+        has no more priority than anybody."""
         name = pathlib.Path(str(command[0])).name
         log = open(self.directory / f"{name}-{len(self.processes)}.log", "wb")
         output = subprocess.PIPE if wait_for else log
         process = subprocess.Popen(
-            ["ip", "netns", "exec", namespace, *map(str, command)],
+            ["ip", "netns", "exec", namespace, *([] if aside else self.scheduler), *map(str, command)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=log, cwd=self.directory,
         )
         self.processes.append(process)
@@ -125,7 +127,7 @@ class Stage:
 
     def load(self, *arguments, within_s):
         """Runs the load generator as a client; its report."""
-        command = ["ip", "netns", "exec", self.client, LOAD, *map(str, arguments)]
+        command = ["ip", "netns", "exec", self.client, *self.scheduler, LOAD, *map(str, arguments)]
         try:
             done = subprocess.run(list(map(str, command)), capture_output=True, timeout=within_s)
         except subprocess.TimeoutExpired:

@@ -47,6 +47,13 @@ pub fn event(what: &What) -> String {
         }
         What::WorkerStuck { worker, for_ms } => format!("worker {worker} is stuck for {}", duration_ms(*for_ms)),
         What::WorkerMoves { worker } => format!("worker {worker} moves again"),
+        What::VipShared { address, by } => {
+            format!("another host ({by}) has {address} too: clients reach either by chance")
+        }
+        What::VipAlone { address } => format!("no other host has {address} any more"),
+        What::VipLeftBehind { address } => {
+            format!("keepalived is gone and has left {address} behind: start it, or take the address away")
+        }
         What::Started { version } => format!("Baton {version} started"),
         What::Stopping { flows, timeout_ms } => {
             format!("stopping: {} may go on for {}", plural(*flows as u64, "flow"), duration_ms(*timeout_ms))
@@ -148,6 +155,8 @@ pub fn weight(what: &What) -> Weight {
             Weight::Notice
         }
         What::UpgradeFailed { .. } | What::Inherited { .. } => Weight::Bad,
+        What::VipShared { .. } | What::VipLeftBehind { .. } => Weight::Bad,
+        What::VipAlone { .. } => Weight::Good,
         What::TookOver { not_moved, .. } if *not_moved > 0 => Weight::Notice,
         What::TookOver { .. } => Weight::Good,
         What::PathMended { .. } => Weight::Bad,

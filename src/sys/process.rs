@@ -34,14 +34,23 @@ pub fn holds_capability(number: u32) -> bool {
     held.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|held| held & 1 << number != 0)
 }
 
-/// Whether a process of this name runs in this network namespace (proc(5) comm, and its namespace). Those that cannot be
-/// looked into count, so that without rights nobody is taken for gone.
+/// Whether a process of this name runs in this network namespace (proc(5): comm, stat and ns/net). Those that may not be
+/// looked into count, so that without rights nobody is taken for gone; those that nobody has waited for do not.
 pub fn runs_any(name: &str) -> bool {
     let own = std::fs::read_link("/proc/thread-self/ns/net").ok();
     std::fs::read_dir("/proc").into_iter().flatten().flatten().any(|entry| {
-        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let there = || std::fs::read_link(entry.path().join("ns/net"));
-        comm.trim_end() == name && there().map_or(true, |there| own.as_ref() == Some(&there))
+        let read = |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if read("comm").trim_end() != name {
+            return false;
+        }
+        // The state stands behind the name, which is in brackets and may hold any of them.
+        let stat = read("stat");
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        !state.starts_with(['Z', 'X'])
+            && match std::fs::read_link(entry.path().join("ns/net")) {
+                Ok(there) => own.as_ref() == Some(&there),
+                Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+            }
     })
 }
 

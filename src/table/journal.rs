@@ -80,6 +80,19 @@ pub enum What {
     WorkerMoves {
         worker: usize,
     },
+    /// Another host, with this Ethernet address, has an address of a frontend that is here.
+    VipShared {
+        address: IpAddr,
+        by: String,
+    },
+    /// No other host claims it any more, or it is not here any more.
+    VipAlone {
+        address: IpAddr,
+    },
+    /// keepalived ended without taking it away.
+    VipLeftBehind {
+        address: IpAddr,
+    },
     Started {
         version: String,
     },

@@ -41,8 +41,14 @@ impl Baton {
     /// Starts it with the configuration file that is there already.
     #[track_caller]
     pub fn start_with(host: &Host, directory: &Path) -> Self {
+        Self::start_by(&[], host, directory)
+    }
+
+    /// As [`Baton::start_with`], by the words of a command that becomes it.
+    #[track_caller]
+    pub fn start_by(wrapper: &[&str], host: &Host, directory: &Path) -> Self {
         let paths = Paths::below(directory);
-        let command = [BINARY, "run", "-c", paths.config.to_str().expect("UTF-8")];
+        let command = [wrapper, &[BINARY, "run", "-c", paths.config.to_str().expect("UTF-8")]].concat();
         Self { process: host.spawn(&command, &paths.log), host: host.clone(), paths, baseline: None }
     }
 

@@ -122,6 +122,25 @@ impl Host {
         self.switch.ip(&format!("link set {} up\n", self.name));
     }
 
+    /// Keeps it from hearing other hosts that are kept so too, and them from hearing it; all others are as before.
+    pub fn isolate(&self, on: bool) {
+        let word = if on { "on" } else { "off" };
+        self.switch.ip(&format!("link set {} type bridge_slave isolated {word}\n", self.name));
+    }
+
+    /// The Ethernet address of its interface.
+    pub fn mac(&self) -> String {
+        let link = self.run("ip -o link show eth0");
+        let mac = link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+        mac.expect("an Ethernet address").to_owned()
+    }
+
+    /// The Ethernet address that it has learnt for `address`.
+    pub fn neighbour(&self, address: IpAddr) -> Option<String> {
+        let entry = self.run(&format!("ip neigh show {address} dev eth0"));
+        Some(entry.split_whitespace().skip_while(|word| *word != "lladdr").nth(1)?.to_owned())
+    }
+
     /// Plugs one more interface called `interface` into the switch, without an address.
     pub fn second_link(&self, interface: &str) {
         let far = format!("{}-{interface}", self.name);

@@ -6,6 +6,7 @@
 mod lab;
 
 mod admission;
+mod ecmp;
 mod faults_backend;
 mod faults_client;
 mod faults_limits;
@@ -19,4 +20,5 @@ mod operator;
 mod path;
 mod preflight;
 mod relaying;
+mod units;
 mod vip;

@@ -1,7 +1,11 @@
 //! A VIP that moves between two hosts with Baton: the keepalived configuration of deploy/, with real keepalived.
 
+mod faults;
+
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lab::baton::{BINARY, Baton};
 use crate::lab::process::Process;
@@ -15,35 +19,51 @@ struct Node<'a> {
     host: &'a Host,
     directory: PathBuf,
     baton: Baton,
-    _keepalived: Process,
+    keepalived: Process,
 }
 
 impl<'a> Node<'a> {
     fn start(lab: &Lab, host: &'a Host, peer: &Host, priority: u8) -> Self {
+        Self::start_without(lab, host, peer, priority, &[])
+    }
+
+    /// As [`Node::start`], without the lines of keepalived's configuration that begin with one of `left_out`.
+    fn start_without(lab: &Lab, host: &'a Host, peer: &Host, priority: u8, left_out: &[&str]) -> Self {
         let directory = lab.directory().join(host.name);
         std::fs::create_dir(&directory).unwrap();
         let vip: SocketAddr = format!("{VIP}:6443").parse().unwrap();
         let config = lab.config().frontend("listen", vec![vip.to_string()]);
         let baton = Baton::start(host, &directory, &config);
         baton.wait_until_ready();
-        let ip = |host: &Host| host.v4(0).ip().to_string();
-        let replaced = [
-            ("/usr/bin/baton ready", format!("{BINARY} ready --socket {}", baton.paths.socket.display())),
-            ("10.0.0.21", ip(host)),
-            ("10.0.0.22", ip(peer)),
-            ("10.0.0.100", VIP.to_owned()),
-            ("priority  100", format!("priority  {priority}")),
-        ];
-        let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
-            assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
-            text.replace(shipped, here)
+        let keepalived = keepalived(host, peer, &directory, &baton, (priority, left_out));
+        Self { host, directory, baton, keepalived }
+    }
+
+    /// The two processes of keepalived: the one that starts, and the one that speaks VRRP.
+    fn movers(&self) -> [Pid; 2] {
+        let text = std::fs::read_to_string(self.directory.join("vrrp.pid")).expect("it runs");
+        [self.keepalived.pid(), Pid::from_raw(text.trim().parse().expect("a number")).expect("a process")]
+    }
+
+    /// SIGKILL to both: neither can clean up after itself or the other.
+    fn kill_keepalived(&self) {
+        // Stopped first: it would start another child, and the child gives the VIP up when it sees that its parent is gone.
+        let [parent, child] = self.movers();
+        kill_process(parent, Signal::STOP).expect("it runs");
+        kill_process(child, Signal::KILL).expect("it runs");
+        self.keepalived.kill();
+    }
+
+    fn signal_keepalived(&self, signal: Signal) {
+        self.movers().into_iter().for_each(|pid| kill_process(pid, signal).expect("it runs"));
+    }
+
+    /// Waits for an event of this kind about the VIP.
+    #[track_caller]
+    fn wait_event(&self, kind: &str) {
+        eventually(secs(30), &format!("{kind} on {}", self.host.name), || {
+            self.baton.events_of(kind).iter().any(|event| event["address"] == VIP)
         });
-        let file = |name: &str| directory.join(name).to_str().unwrap().to_owned();
-        std::fs::write(file("keepalived.conf"), text).unwrap();
-        let (config, pid, vrrp_pid) = (file("keepalived.conf"), file("keepalived.pid"), file("vrrp.pid"));
-        let command = ["keepalived", "-n", "-l", "-P", "-f", &config, "-p", &pid, "-r", &vrrp_pid];
-        let _keepalived = host.spawn(&command, &directory.join("keepalived.log"));
-        Self { host, directory, baton, _keepalived }
     }
 
     fn has_vip(&self) -> bool {
@@ -54,6 +74,36 @@ impl<'a> Node<'a> {
         self.baton = Baton::start_with(self.host, &self.directory);
         self.baton.wait_until_ready();
     }
+}
+
+/// keepalived with the shipped configuration, but for lines that begin with a word of `left_out`.
+pub fn keepalived(
+    host: &Host,
+    peer: &Host,
+    directory: &Path,
+    baton: &Baton,
+    (priority, left_out): (u8, &[&str]),
+) -> Process {
+    let ip = |host: &Host| host.v4(0).ip().to_string();
+    let replaced = [
+        ("/usr/bin/baton ready", format!("{BINARY} ready --socket {}", baton.paths.socket.display())),
+        ("/run/baton-vip-away", directory.join("away").display().to_string()),
+        ("10.0.0.21", ip(host)),
+        ("10.0.0.22", ip(peer)),
+        ("10.0.0.100", VIP.to_owned()),
+        ("priority  100", format!("priority  {priority}")),
+    ];
+    let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
+        assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
+        text.replace(shipped, here)
+    });
+    let stays = |line: &&str| !left_out.iter().any(|word| line.trim_start().starts_with(word));
+    let text = text.lines().filter(stays).map(|line| format!("{line}\n")).collect::<String>();
+    let file = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    std::fs::write(file("keepalived.conf"), text).unwrap();
+    let (config, pid, vrrp_pid) = (file("keepalived.conf"), file("keepalived.pid"), file("vrrp.pid"));
+    let command = ["keepalived", "-n", "-l", "-P", "-f", &config, "-p", &pid, "-r", &vrrp_pid];
+    host.spawn(&command, &directory.join("keepalived.log"))
 }
 
 /// Waits until a new connection to the VIP is served.

@@ -15,6 +15,9 @@ use crate::sys::{netdev, socket};
 use crate::table::backend::BackendEntry;
 use crate::table::graduation::{Answer, Candidate, Stays};
 
+/// Of the TCP option, padded as it always is.
+const TIMESTAMPS_LENGTH: u16 = 12;
+
 /// The interface of connections of this host with itself; the first in every network namespace.
 pub(super) const LOOPBACK: u32 = 1;
 
@@ -53,6 +56,9 @@ impl Path {
     fn enter_one(&mut self, candidate: Candidate, ends: Ends, client: &LegState, backend: &LegState) {
         if self.is_frozen() || !self.table.graduation.is_open() {
             return self.give_back(candidate, Stays::Busy);
+        }
+        if [client, backend].iter().any(|leg| [leg.interface, leg.receives_by].contains(&Some(LOOPBACK))) {
+            return self.give_back(candidate, Stays::Local);
         }
         let backend = &LegState { peer_mss: self.takes(ends.backend, backend), ..*backend };
         let held = Held { up: candidate.sockets.held_up.len() as u32, down: candidate.sockets.held_down.len() as u32 };
@@ -151,13 +157,16 @@ impl Path {
     /// The longest segment that the backend takes. The leg does not know it where the proxy had it announce a shorter one:
     /// its kernel then takes that for the most of both ways (TCP_MAXSEG, tcp(7)). A probe's connection does.
     fn takes(&self, backend: BackendAddr, leg: &LegState) -> u16 {
-        if leg.peer_mss != leg.own_mss {
+        // What timestamps need is taken off one of the two, and counted in what the probe saw.
+        let timestamps = if leg.timestamps.is_some() { TIMESTAMPS_LENGTH } else { 0 };
+        if leg.peer_mss != leg.own_mss + timestamps {
             return leg.peer_mss;
         }
         let entries = self.table.registry.backends();
         let its = |entry: &Arc<BackendEntry>| entry.address() == Some(backend);
         let told = entries.iter().filter(|entry| its(entry)).map(|entry| entry.segment_max.load(Relaxed)).max();
-        leg.peer_mss.max(told.unwrap_or(0).try_into().unwrap_or(u16::MAX))
+        let told = u16::try_from(told.unwrap_or(0)).unwrap_or(u16::MAX);
+        leg.peer_mss.max(told.saturating_sub(TIMESTAMPS_LENGTH - timestamps))
     }
 
     pub(super) fn begin_grace(&mut self) {
@@ -167,13 +176,13 @@ impl Path {
 
     /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
     fn egress(&mut self, leg: &LegState) -> Result<Egress, Stays> {
-        let (Some(leaves_by), Some(comes_by)) = (leg.interface, leg.receives_by) else {
-            tracing::debug!(?leg, "no packet of a leg has shown yet by which interface it comes");
-            return Err(Stays::Busy);
-        };
-        if leaves_by == LOOPBACK || comes_by == LOOPBACK {
-            return Err(Stays::Local);
-        }
+        let Some(leaves_by) = leg.interface else { return Err(Stays::Busy) };
+        // A backend that has only acknowledged so far has not left the kernel a trace of its way. It is the way there
+        // in all likelihood, and whatever interface it is, the program looks at it.
+        let comes_by = leg.receives_by.unwrap_or_else(|| {
+            self.attach_everywhere();
+            leaves_by
+        });
         if !self.program.attached().contains(&comes_by) {
             if !self.on_demand {
                 return Err(Stays::Interface);

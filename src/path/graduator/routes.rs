@@ -16,6 +16,9 @@ impl Path {
         if !self.routes.has_changed() {
             return;
         }
+        if !self.flows.is_empty() {
+            self.attach_everywhere();
+        }
         // Many flows go to few places.
         let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
         let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
@@ -31,16 +34,49 @@ impl Path {
             }
         }
         for (interface, keys) in moved {
-            // What goes there will most likely come from there.
-            if self.on_demand
-                && !self.program.attached().contains(&interface)
-                && let Err(error) = self.program.attach(interface)
-            {
-                tracing::error!(interface = netdev::name(interface).ok(), %error, "the path cannot look at its packets");
-            }
             if let Err(error) = self.program.change(&keys, Change::Interface(interface)) {
                 tracing::error!(%error, "flows cannot follow their routes");
             }
         }
+    }
+
+    /// By an interface that has an address packets of a flow may come as soon as a route says so, and a packet of theirs
+    /// that the program does not see is answered with RST. So it looks there before. Interfaces that have nothing but a
+    /// link-local address, such as those of a node's many pods, are none of its business.
+    pub(super) fn attach_everywhere(&mut self) {
+        if !self.on_demand {
+            return;
+        }
+        let networks = netdev::networks().unwrap_or_default();
+        let routable = networks.iter().filter(|(_, network)| is_routable(network.addr()));
+        let indices = routable.filter_map(|(name, _)| Some(netdev::interface(name).ok()?.index));
+        for index in indices.filter(|index| *index != super::enter::LOOPBACK).collect::<Vec<_>>() {
+            if self.program.attached().contains(&index) {
+                continue;
+            }
+            if let Err(error) = self.program.attach(index) {
+                tracing::error!(interface = netdev::name(index).ok(), %error, "the path cannot look at its packets");
+            }
+            self.show();
+        }
+    }
+}
+
+fn is_routable(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_with_a_link_local_address_alone_is_left_alone() {
+        let routable = |address: &str| is_routable(address.parse().unwrap());
+        assert!(routable("10.0.0.1") && routable("fd77::1"));
+        assert!(!routable("169.254.1.1") && !routable("fe80::1") && !routable("127.0.0.1") && !routable("::1"));
     }
 }

@@ -1,19 +1,16 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
-use std::net::IpAddr;
-
 use super::*;
+use crate::lab::process::Process;
 
 const VIP: &str = "10.77.0.100";
-
-fn vip() -> SocketAddr {
-    SocketAddr::new(VIP.parse().unwrap(), 6443)
-}
+const VIP6: &str = "fd77::100";
 
 /// A fleet before a VIP that the first instance has.
 struct Fleet {
     scene: Scene,
+    vip: SocketAddr,
     all: Vec<Instance>,
     _servers: [Server; 2],
     _pinned: Vec<Pinned>,
@@ -31,19 +28,29 @@ enum Flows {
 
 impl Fleet {
     fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
+        Self::at(VIP, test, count, flows, change)
+    }
+
+    fn at(vip: &str, test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
         let scene = Scene::new(test, count)?;
-        let servers = scene.serve();
+        let vip = SocketAddr::new(vip.parse().unwrap(), 6443);
+        let hosts = [&scene.lab.b1, &scene.lab.b2];
+        let serving = hosts.map(|host| if vip.is_ipv6() { host.v6(6443) } else { host.v4(6443) });
+        let servers = [0, 1].map(|number| hosts[number].serve_on(serving[number], Behaviour::Echo));
         let mut pinned = Vec::new();
         let mut all = Vec::new();
         for number in 0..count {
             let mut config =
-                scene.config(number).frontend("listen", vec![vip().to_string()]).peers("sync_deadline", "2s");
+                scene.config(number).frontend("listen", vec![vip.to_string()]).peers("sync_deadline", "2s");
+            config = config.only(&[]).backend("b1", serving[0]).backend("b2", serving[1]);
             if flows != Flows::Proxied {
                 let pins = Pinned::new();
                 if let Err(error) = pins.open(&[]) {
                     network::skip(test, &error.to_string());
                     return None;
                 }
+                // Baton makes its own, with room for more flows.
+                ::baton::path::program::remove(&pins.directory).unwrap();
                 config = config.graduating(&pins.directory);
                 pinned.push(pins);
             }
@@ -59,17 +66,70 @@ impl Fleet {
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        all[0].host.add_address(vip().ip());
+        Some(Self { scene, vip, all, _servers: servers, _pinned: pinned })
+    }
+
+    /// The first has the VIP.
+    fn with_owner(self) -> Self {
+        self.owner().host.add_address(self.vip.ip());
+        self.wait_served();
+        self
+    }
+
+    /// All have the VIP, and routers spread flows over some of them.
+    fn spread(self) -> Self {
+        for instance in &self.all {
+            instance.host.run(&format!("ip address add {VIP}/32 dev lo"));
+            for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
+                instance.host.sysctl(&format!("net/ipv4/{key}"), "0");
+            }
+        }
+        self.route(&[0]);
+        self.wait_served();
+        self
+    }
+
+    /// Clients and backends reach the VIP by these instances, each flow's two directions by whichever comes.
+    fn route(&self, numbers: &[usize]) {
+        let hops = numbers.iter().map(|number| format!("nexthop via {} ", self.all[*number].host.v4));
+        let hops = hops.collect::<String>();
+        for host in [&self.scene.lab.client, &self.scene.lab.b1, &self.scene.lab.b2] {
+            host.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
+            host.run(&format!("ip route replace {VIP}/32 {hops}"));
+        }
+    }
+
+    fn wait_served(&self) {
         eventually(LONG, "the VIP is served", || {
-            let conn = scene.lab.client.try_connect(vip(), secs(1));
+            let conn = self.scene.lab.client.try_connect(self.vip, secs(1));
             conn.is_ok_and(|mut conn| conn.try_echo(1, 100).is_ok())
         });
-        Some(Self { scene, all, _servers: servers, _pinned: pinned })
+    }
+
+    /// Real keepalived gives the VIP to the first.
+    fn kept_alive(&self) -> Vec<Process> {
+        let pair = [(0, 1, 100), (1, 0, 90)];
+        let all = pair.map(|(number, peer, priority)| {
+            let (own, peer) = (&self.all[number], &self.all[peer]);
+            let process = crate::vip::keepalived(&own.host, &peer.host, &own.directory, &own.baton, (priority, &[]));
+            if number == 0 {
+                eventually(LONG, "the first has the VIP", || {
+                    own.host.run("ip -4 -o address show dev eth0").contains(VIP)
+                });
+            }
+            process
+        });
+        self.wait_served();
+        all.into()
+    }
+
+    fn resets(&self) -> f64 {
+        self.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &["reset"])).sum()
     }
 
     /// So many clients that have been served.
     fn clients(&self, count: u64) -> Vec<Conn> {
-        let mut conns: Vec<_> = (0..count).map(|_| self.scene.lab.client.connect(vip())).collect();
+        let mut conns: Vec<_> = (0..count).map(|_| self.scene.lab.client.connect(self.vip)).collect();
         conns.iter_mut().for_each(|conn| conn.echo(1, 100));
         conns
     }
@@ -89,11 +149,12 @@ impl Fleet {
     }
 
     fn let_go(&self, instance: &Instance) {
-        instance.host.run(&format!("ip address del {VIP}/24 dev eth0"));
+        let bits = if self.vip.is_ipv6() { 64 } else { 24 };
+        instance.host.run(&format!("ip address del {}/{bits} dev eth0", self.vip.ip()));
     }
 
     fn take(&self, instance: &Instance) {
-        instance.host.add_address(VIP.parse::<IpAddr>().unwrap());
+        instance.host.add_address(self.vip.ip());
     }
 }
 
@@ -111,6 +172,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
     for firewall in [false, true] {
         let test = "idle_clients_of_a_host_that_died_are_reset";
         let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
+        let fleet = fleet.with_owner();
         let mut conns = fleet.clients(300);
         fleet.wait_known(300, 0);
         let heir = &fleet.heir().host;
@@ -134,6 +196,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
 fn without_waking_them_idle_clients_of_a_host_that_died_wait_on() {
     let test = "without_waking_them_idle_clients_of_a_host_that_died_wait_on";
     let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config.takeover("tickle", false)) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(5);
     fleet.wait_known(5, 0);
     fleet.owner().host.link_down();
@@ -146,6 +209,7 @@ fn without_waking_them_idle_clients_of_a_host_that_died_wait_on() {
 fn idle_clients_of_a_host_that_died_are_reset_by_the_packet_path() {
     let test = "idle_clients_of_a_host_that_died_are_reset_by_the_packet_path";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(300);
     fleet.wait_known(300, 0);
     fleet.owner().host.link_down();
@@ -164,6 +228,7 @@ fn idle_clients_of_a_host_that_died_are_reset_by_the_packet_path() {
 fn graduated_flows_outlive_the_host_that_graduated_them() {
     let test = "graduated_flows_outlive_the_host_that_graduated_them";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(100);
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));
@@ -185,6 +250,7 @@ fn graduated_flows_outlive_the_host_that_graduated_them() {
 fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
     let test = "proxied_flows_are_served_by_their_owner_after_the_vip_has_moved";
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(100);
     fleet.wait_known(100, 0);
     fleet.let_go(fleet.owner());
@@ -192,7 +258,7 @@ fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 2000));
     }
-    let mut fresh = fleet.scene.lab.client.connect(vip());
+    let mut fresh = fleet.scene.lab.client.connect(fleet.vip);
     fresh.echo(9, 100);
     assert_eq!(fleet.heir().baton.flow_count(), 1, "new ones are served by the new owner");
     assert_eq!(fleet.owner().baton.flow_count(), 100);
@@ -210,6 +276,7 @@ fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
 fn graduated_flows_follow_the_vip_to_and_fro() {
     let test = "graduated_flows_follow_the_vip_to_and_fro";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = fleet.with_owner();
     let mut conns = fleet.clients(50);
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));
@@ -226,4 +293,164 @@ fn graduated_flows_follow_the_vip_to_and_fro() {
         eventually(LONG, "it lists them no more", || from.baton.flow_count() == 0);
         std::mem::swap(&mut from, &mut to);
     }
+}
+
+#[test]
+fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
+    for flows in [Flows::Kept, Flows::Graduate] {
+        let test = "instances_join_and_leave_behind_a_router_and_no_flow_notices";
+        let Some(fleet) = Fleet::new(test, 3, flows, |config| config) else { return };
+        let fleet = fleet.spread();
+        let mut conns = fleet.clients(60);
+        if flows == Flows::Graduate {
+            for round in 0..5 {
+                conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+            }
+            fleet.owner().baton.wait_graduated(60);
+        }
+        for (round, routed) in [&[0][..], &[0, 1], &[0, 1, 2], &[1, 2], &[2], &[0, 2]].into_iter().enumerate() {
+            fleet.route(routed);
+            for seed in 0..5 {
+                conns.iter_mut().for_each(|conn| conn.echo(seed + round as u64, 3000));
+                conns.push(fleet.scene.lab.client.connect(fleet.vip));
+                conns.last_mut().unwrap().echo(seed, 5000);
+            }
+        }
+        println!("{} flows went on, {} packets reset", conns.len(), fleet.resets());
+        conns.iter_mut().for_each(|conn| conn.echo(9, 100_000));
+    }
+}
+
+#[test]
+fn without_peers_flows_that_come_to_another_instance_are_reset() {
+    let test = "without_peers_flows_that_come_to_another_instance_are_reset";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
+    let mut fleet = fleet.spread();
+    // The same instances, each on its own.
+    for number in 0..2 {
+        let alone = Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1])
+            .frontend("listen", vec![fleet.vip.to_string()]);
+        fleet.all[number].baton.process.kill();
+        fleet.all[number] = fleet.scene.launch(number, &alone);
+        fleet.all[number].baton.wait_standing("b1", "ready", LONG);
+    }
+    let mut conns = fleet.clients(5);
+    fleet.route(&[1]);
+    assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));
+}
+
+#[test]
+fn behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_once() {
+    let test = "behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_once";
+    for flows in [Flows::Kept, Flows::Graduate] {
+        let Some(fleet) = Fleet::new(test, 3, flows, |config| config) else { return };
+        let fleet = fleet.spread();
+        let mut conns = fleet.clients(60);
+        if flows == Flows::Graduate {
+            for round in 0..5 {
+                conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+            }
+            fleet.owner().baton.wait_graduated(60);
+        }
+        for other in &fleet.all[1..] {
+            other.wait_sees("lb-a", "flows", 60);
+            other.wait_sees("lb-a", "graduated", if flows == Flows::Graduate { 60 } else { 0 });
+        }
+        fleet.owner().host.link_down();
+        let watch = Stopwatch::start();
+        fleet.route(&[1, 2]);
+        match flows {
+            Flows::Graduate => conns.iter_mut().for_each(|conn| conn.echo(7, 3000)),
+            _ => drop(all_reset(&mut conns)),
+        }
+        println!("after {:?}", watch.elapsed());
+        let mut fresh = fleet.clients(20);
+        fresh.iter_mut().for_each(|conn| conn.echo(8, 3000));
+    }
+}
+
+#[test]
+fn ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4() {
+    let test = "ipv6_flows_are_carried_forwarded_and_reset_as_those_of_ipv4";
+    for flows in [Flows::Kept, Flows::Graduate] {
+        let Some(fleet) = Fleet::at(VIP6, test, 2, flows, |config| config) else { return };
+        let fleet = fleet.with_owner();
+        let mut conns = fleet.clients(50);
+        let graduated = if flows == Flows::Graduate { 50 } else { 0 };
+        for round in 0..5 {
+            conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+        }
+        fleet.owner().baton.wait_graduated(graduated);
+        fleet.wait_known(50, graduated);
+        fleet.let_go(fleet.owner());
+        fleet.take(fleet.heir());
+        conns.iter_mut().for_each(|conn| conn.echo(5, 20_000));
+        if flows == Flows::Graduate {
+            fleet.heir().baton.wait_graduated(50);
+        }
+        assert_eq!(fleet.resets(), 0.0);
+        fleet.owner().host.link_down();
+        match flows {
+            Flows::Graduate => conns.iter_mut().for_each(|conn| conn.echo(6, 3000)),
+            _ => drop(all_reset(&mut conns)),
+        }
+    }
+}
+
+#[test]
+fn a_host_that_dies_under_thousands_of_flows_costs_what_keepalived_takes() {
+    let test = "a_host_that_dies_under_thousands_of_flows_costs_what_keepalived_takes";
+    for (flows, count) in [(Flows::Graduate, 2000), (Flows::Proxied, 5000)] {
+        let Some(fleet) = Fleet::new(test, 2, flows, |config| config) else { return };
+        let _keepalived = fleet.kept_alive();
+        let mut conns = fleet.clients(count);
+        let graduated = if flows == Flows::Graduate { count } else { 0 };
+        for round in 0..4 {
+            conns.iter_mut().for_each(|conn| conn.echo(round, 100));
+        }
+        fleet.owner().baton.wait_graduated(graduated);
+        fleet.wait_known(count, graduated);
+        let watch = Stopwatch::start();
+        fleet.owner().host.link_down();
+        match flows {
+            Flows::Graduate => {
+                conns[0].echo(5, 100);
+                let first = watch.elapsed();
+                conns.iter_mut().for_each(|conn| conn.echo(6, 100));
+                println!("{count} graduated: the first went on after {first:?}, the last after {:?}", watch.elapsed());
+            }
+            _ => {
+                all_reset(&mut conns);
+                println!("{count} proxied and idle: the last was reset after {:?}", watch.elapsed());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_it() {
+    let test = "a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_it";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = fleet.with_owner();
+    let mut conns = fleet.clients(40);
+    for round in 0..5 {
+        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+    }
+    fleet.owner().baton.wait_graduated(40);
+    fleet.wait_known(40, 40);
+    fleet.owner().host.link_down();
+    fleet.take(fleet.heir());
+    conns.iter_mut().for_each(|conn| conn.echo(6, 300));
+    fleet.heir().baton.wait_graduated(40);
+    fleet.let_go(fleet.owner());
+    fleet.owner().host.link_up();
+    fleet.owner().baton.wait_ended("moved", 40);
+    fleet.owner().wait_sees("lb-b", "graduated", 40);
+    assert_eq!(fleet.heir().baton.flow_count(), 40);
+    conns.iter_mut().for_each(|conn| conn.echo(7, 30_000));
+    // And all of it back again.
+    fleet.let_go(fleet.heir());
+    fleet.take(fleet.owner());
+    conns.iter_mut().for_each(|conn| conn.echo(8, 30_000));
+    fleet.owner().baton.wait_graduated(40);
 }

@@ -66,3 +66,22 @@ fn flows_that_say_a_word_or_none_and_then_rest_graduate_all_of_them() {
         baton.rests();
     }
 }
+
+#[test]
+fn an_upload_that_its_backend_only_acknowledges_graduates_in_its_first_pause() {
+    let Some(scene) = Scene::new("graduated") else { return };
+    let server = scene.lab.b1.serve(Behaviour::Sink);
+    let baton = scene.lab.start(&scene.config().only(&["b1"]));
+    let probes = server.accepted();
+    let mut conn = scene.lab.client.connect(scene.lab.lb.v4(6443));
+    conn.send(1, 16).unwrap();
+    baton.wait_graduated(1);
+    conn.send(2, 2_000_000).unwrap();
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+    let whole =
+        || server.ended().iter().skip(probes.saturating_sub(1)).any(|served| served.received.bytes == 2_000_016);
+    eventually(LONG, "the backend got every byte", whole);
+    drop(conn);
+    baton.rests();
+}

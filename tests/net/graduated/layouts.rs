@@ -52,6 +52,9 @@ fn flows_follow_routes_to_another_next_hop_and_to_another_interface() {
         host.second_link("other");
         host.run(&format!("ip address add {address}/24 dev other"));
     }
+    eventually(LONG, "the path looks there", || {
+        baton.status()["path"]["interfaces"].as_array().unwrap().iter().any(|name| name == "other")
+    });
     lab.lb.run("ip route replace 10.88.0.1/32 via 10.66.0.21 src 10.77.0.2");
     lab.b1.run("ip route add 10.77.0.2/32 via 10.66.0.2");
     lab.b1.drop_packets("input", "iifname eth0 ip daddr 10.88.0.1");

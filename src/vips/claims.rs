@@ -1,0 +1,82 @@
+//! Who else claims an address: told once when it is certain, and once when it is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use crate::sys::arp::Mac;
+
+/// The same claim later than this after the first is no echo of a VIP that was just about to move.
+const CERTAIN_AFTER_NS: u64 = 400_000_000;
+/// Questions are asked each second: three without an answer.
+const OVER_AFTER_NS: u64 = 3_500_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Shared { address: Ipv4Addr, mac: Mac },
+    Alone { address: Ipv4Addr },
+}
+
+/// Addresses of this host that others have claimed lately.
+#[derive(Debug, Default)]
+pub struct Claims {
+    heard: BTreeMap<Ipv4Addr, Heard>,
+}
+
+#[derive(Debug)]
+struct Heard {
+    first_ns: u64,
+    last_ns: u64,
+    told: bool,
+}
+
+impl Claims {
+    /// Another host claimed `address`, which is here.
+    pub fn heard(&mut self, address: Ipv4Addr, mac: Mac, now_ns: u64) -> Option<Change> {
+        let heard = self.heard.entry(address).or_insert(Heard { first_ns: now_ns, last_ns: now_ns, told: false });
+        heard.last_ns = now_ns;
+        let certain = now_ns - heard.first_ns >= CERTAIN_AFTER_NS && !heard.told;
+        heard.told |= certain;
+        certain.then_some(Change::Shared { address, mac })
+    }
+
+    /// `here`: the addresses of this host now. Those that left it, and those that nobody else claims any more, are forgotten.
+    pub fn pass(&mut self, here: &BTreeSet<Ipv4Addr>, now_ns: u64) -> Vec<Change> {
+        let over = |address: &Ipv4Addr, heard: &Heard| {
+            !here.contains(address) || now_ns.saturating_sub(heard.last_ns) > OVER_AFTER_NS
+        };
+        let gone = self.heard.extract_if(.., |address, heard| over(address, heard));
+        gone.filter(|(_, heard)| heard.told).map(|(address, _)| Change::Alone { address }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+    const OTHER: Mac = [2, 0, 0, 0, 0, 1];
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn one_announcement_is_a_vip_that_moves_and_two_are_two_hosts() {
+        let mut claims = Claims::default();
+        let here = [VIP].into();
+        assert_eq!(claims.heard(VIP, OTHER, 0), None);
+        assert_eq!(claims.heard(VIP, OTHER, MS), None, "a burst is one announcement");
+        assert_eq!(claims.heard(VIP, OTHER, 1000 * MS), Some(Change::Shared { address: VIP, mac: OTHER }));
+        assert_eq!(claims.heard(VIP, OTHER, 2000 * MS), None, "it is told once");
+        assert_eq!(claims.pass(&here, 5000 * MS), []);
+        assert_eq!(claims.pass(&here, 6000 * MS), [Change::Alone { address: VIP }]);
+        assert_eq!(claims.pass(&here, 7000 * MS), []);
+    }
+
+    #[test]
+    fn a_vip_that_went_is_the_other_host_s() {
+        let mut claims = Claims::default();
+        claims.heard(VIP, OTHER, 0);
+        assert_eq!(claims.pass(&BTreeSet::new(), 100 * MS), [], "nothing was told of it");
+        claims.heard(VIP, OTHER, 200 * MS);
+        claims.heard(VIP, OTHER, 700 * MS);
+        assert_eq!(claims.pass(&BTreeSet::new(), 800 * MS), [Change::Alone { address: VIP }]);
+    }
+}

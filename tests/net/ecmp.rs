@@ -1,0 +1,124 @@
+//! Three instances that serve one VIP at a time, announced by the BIRD of deploy/, and a router that spreads flows over them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::lab::baton::{BINARY, Baton};
+use crate::lab::process::Process;
+use crate::lab::*;
+
+const SHIPPED: &str = include_str!("../../deploy/bird/bird.conf");
+const WATCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/bird/watch");
+const VIP: &str = "10.99.0.100";
+
+struct Instance<'a> {
+    host: &'a Host,
+    baton: Baton,
+    _bird: Process,
+    _watch: Process,
+}
+
+impl<'a> Instance<'a> {
+    fn start(lab: &Lab, host: &'a Host, router: &Host) -> Self {
+        let directory = lab.directory().join(host.name);
+        std::fs::create_dir(&directory).unwrap();
+        host.run(&format!("ip address add {VIP}/32 dev lo"));
+        let listen = vec![format!("{VIP}:6443")];
+        let config = lab.config().only(&["b1"]).frontend("listen", listen).frontend("source", "route");
+        let baton = Baton::start(host, &directory, &config);
+        baton.wait_until_ready();
+        let replaced = [
+            ("10.0.0.21", host.v4.to_string()),
+            ("neighbor 10.0.0.1 ", format!("neighbor {} ", router.v4)),
+            ("10.0.0.100", VIP.to_owned()),
+        ];
+        let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
+            assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
+            text.replace(shipped, here)
+        });
+        let (bird, socket) = start_bird(lab, host, &text);
+        let ready = format!("{BINARY} ready --socket {}", baton.paths.socket.display());
+        let socket = format!("BIRD_SOCKET={}", socket.display());
+        let mut watch = vec!["env", &socket, WATCH];
+        watch.extend(ready.split(' '));
+        let _watch = host.spawn(&watch, &directory.join("watch.log"));
+        Self { host, baton, _bird: bird, _watch }
+    }
+}
+
+fn start_bird(lab: &Lab, host: &Host, text: &str) -> (Process, PathBuf) {
+    let file = |what: &str| lab.directory().join(format!("bird-{}.{what}", host.name));
+    std::fs::write(file("conf"), text).unwrap();
+    let (config, socket) = (file("conf").display().to_string(), file("ctl"));
+    let command = ["bird", "-f", "-c", &config, "-s", socket.to_str().unwrap()];
+    (host.spawn(&command, &file("log")), socket)
+}
+
+/// What the router has beside the shipped file's counterpart: a session with each instance, and equal-cost paths.
+fn router_config(router: &Host, instances: &[&Host]) -> String {
+    let sessions: String = instances
+        .iter()
+        .map(|host| {
+            format!(
+                "protocol bgp {} {{ local as 65000; neighbor {} as 65010; hold time 9; bfd on; ipv4 {{ import all; export none; }}; }}\n",
+                host.name, host.v4
+            )
+        })
+        .collect();
+    format!(
+        "router id {};\nprotocol device {{ scan time 1; }}\n\
+         protocol bfd {{ interface \"*\" {{ min rx interval 100 ms; min tx interval 100 ms; multiplier 3; }}; }}\n\
+         protocol kernel {{ merge paths on; ipv4 {{ export all; import none; }}; }}\n{sessions}",
+        router.v4
+    )
+}
+
+/// Instances that the router sends the VIP's flows to.
+fn paths(router: &Host) -> Vec<String> {
+    let route = router.run(&format!("ip route show {VIP}"));
+    let words: Vec<_> = route.split_whitespace().collect();
+    words.windows(2).filter(|pair| pair[0] == "via").map(|pair| pair[1].to_owned()).collect()
+}
+
+#[test]
+fn a_router_spreads_flows_over_three_instances_and_forgets_one_that_dies_or_is_not_ready() {
+    let Some(lab) = Lab::new("ecmp") else { return };
+    if Command::new("bird").arg("--version").output().is_err() {
+        return network::skip("ecmp", "bird is not installed");
+    }
+    let router = &lab.client2;
+    router.sysctl("net/ipv4/ip_forward", "1");
+    router.sysctl("net/ipv4/conf/all/send_redirects", "0");
+    router.sysctl("net/ipv4/conf/eth0/send_redirects", "0");
+    router.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
+    lab.client.run(&format!("ip route add {VIP}/32 via {}", router.v4));
+    let _server = lab.b1.serve(Behaviour::Echo);
+    let hosts = [&lab.lb, &lab.b2, &lab.b3];
+    let _bird = start_bird(&lab, router, &router_config(router, &hosts));
+    let instances = hosts.map(|host| Instance::start(&lab, host, router));
+    eventually(secs(30), "the router knows three ways", || paths(router).len() == 3);
+    let vip: SocketAddr = format!("{VIP}:6443").parse().unwrap();
+    let mut conns: Vec<_> = (0..60).map(|_| lab.client.connect(vip)).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    let counts: BTreeMap<_, _> =
+        instances.iter().map(|instance| (instance.host.name, instance.baton.flow_count())).collect();
+    println!("ecmp: 60 flows over three instances: {counts:?}");
+    assert!(counts.values().all(|flows| *flows > 5) && counts.values().sum::<u64>() == 60, "{counts:?}");
+
+    let watch = Stopwatch::start();
+    instances[1].host.link_down();
+    eventually(secs(30), "its way is withdrawn", || paths(router).len() == 2);
+    println!("ecmp: a host dies: its way is withdrawn after {:?}", watch.elapsed());
+    assert!(!paths(router).contains(&instances[1].host.v4.to_string()), "{:?}", paths(router));
+    (0..20).for_each(|_| lab.client.connect(vip).echo(2, 1000));
+
+    let watch = Stopwatch::start();
+    instances[2].baton.process.stop();
+    eventually(secs(30), "the way to the one that hangs is withdrawn", || paths(router).len() == 1);
+    println!("ecmp: an instance hangs: its way is withdrawn after {:?}", watch.elapsed());
+    (0..20).for_each(|_| lab.client.connect(vip).echo(3, 1000));
+    instances[2].baton.process.go_on();
+    eventually(secs(30), "it is announced again", || paths(router).len() == 2);
+}

@@ -1,0 +1,79 @@
+//! The units of deploy/: Baton as nobody, with the capabilities that they give it and no others.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+
+use crate::lab::*;
+
+const FULL: &str = include_str!("../../deploy/baton.service");
+const PROXY: &str = include_str!("../../deploy/baton-proxy.service");
+
+const NOBODY: u32 = 65_534;
+
+/// The words behind `key` in a unit.
+fn words(unit: &str, key: &str) -> Vec<String> {
+    let line = unit.lines().find_map(|line| line.strip_prefix(&format!("{key}="))).expect("the unit has it");
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Starts Baton on `lb` as systemd would by `unit`: as nobody, in a /run of its own.
+fn start(lab: &Lab, unit: &str, config: &Config) -> Baton {
+    let ambient = words(unit, "AmbientCapabilities");
+    assert_eq!(ambient, words(unit, "CapabilityBoundingSet"));
+    let sets: String =
+        ambient.iter().map(|cap| format!(",+{}", cap.trim_start_matches("CAP_").to_lowercase())).collect();
+    let directory = lab.directory().join("own");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(lab.directory(), PermissionsExt::from_mode(0o755)).unwrap();
+    chown(&directory, Some(NOBODY), Some(NOBODY)).unwrap();
+    let paths = config::Paths::below(&directory);
+    std::fs::write(&paths.config, config.text(&paths.socket)).unwrap();
+    let script = format!(
+        "mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/baton && chown {NOBODY} /run/baton && exec setpriv \
+         --reuid {NOBODY} --regid {NOBODY} --clear-groups --no-new-privs --inh-caps=-all{sets} --ambient-caps=-all{sets} \
+         --bounding-set=-all{sets} \"$@\""
+    );
+    let baton = Baton::start_by(&["unshare", "--mount", "sh", "-euc", &script, "sh"], &lab.lb, &directory);
+    baton.wait_until_ready();
+    let held = held(baton.process.pid().as_raw_nonzero().get());
+    assert_eq!(held.count_ones() as usize, ambient.len(), "{held:x}: {ambient:?}");
+    baton
+}
+
+/// Capabilities that it may use, and that it is not root.
+fn held(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap();
+    let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    assert!(of("Uid:").split_whitespace().all(|uid| uid == NOBODY.to_string()), "{}", of("Uid:"));
+    u64::from_str_radix(&of("CapEff:"), 16).unwrap()
+}
+
+#[test]
+fn a_plain_relay_needs_no_capability_at_all() {
+    let Some(lab) = Lab::new("unit of a relay") else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = start(&lab, PROXY, &lab.config());
+    assert_eq!(held(baton.process.pid().as_raw_nonzero().get()), 0);
+    lab.client.connect(lab.lb.v4(6443)).echo(1, 100_000);
+}
+
+#[test]
+fn flows_graduate_with_the_capabilities_of_the_unit_and_no_others() {
+    let Some(lab) = Lab::new("unit with the path") else { return };
+    let pinned = Pinned::new();
+    if let Err(error) = pinned.open(&[]) {
+        return network::skip("unit with the path", &error.to_string());
+    }
+    let _servers = lab.echo_everywhere();
+    // Two ports below 1024 for nobody to listen on.
+    let listen = vec![lab.lb.v4(443).to_string()];
+    let baton = start(&lab, FULL, &lab.config().graduating(&pinned.directory).frontend("listen", listen));
+    let mut conn = lab.client.connect(lab.lb.v4(443));
+    for seed in 0..4 {
+        conn.echo(seed, 1000);
+    }
+    baton.wait_graduated(1);
+    conn.echo(9, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}

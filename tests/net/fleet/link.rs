@@ -116,7 +116,10 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
     conns.iter_mut().for_each(|conn| conn.echo(1, 100));
     a.wait_sees("lb-b", "flows", 20);
     let before = a.sees("lb-b")["epoch"].as_u64().unwrap();
-    let upgraded: serde_json::Value = serde_json::from_str(&b.baton.order(&["--json", "upgrade"])).unwrap();
+    // Its progress comes first.
+    let said = b.baton.order(&["--json", "upgrade"]);
+    let said = serde_json::Deserializer::from_str(&said).into_iter::<serde_json::Value>();
+    let upgraded = said.last().expect("a result").expect("JSON");
     let _successor = Successor::of(&upgraded);
     eventually(LONG, "the new process is heard", || a.sees("lb-b")["epoch"].as_u64().unwrap() > before);
     a.wait_synced("lb-b");

@@ -157,7 +157,13 @@ impl Hub {
         loop {
             let takes_inputs = self.exchange.remotes() < REMOTES_MAX;
             tokio::select! {
-                _ = ticks.tick() => self.take_locals(),
+                _ = ticks.tick() => {
+                    // A claim goes out before the records of what was claimed.
+                    while let Ok(command) = commands.try_recv() {
+                        self.exchange.handle_command(command, now_ns());
+                    }
+                    self.take_locals();
+                }
                 () = room.notified() => {}
                 Some(input) = inputs.recv(), if takes_inputs => {
                     self.take_input(input);

@@ -179,7 +179,10 @@ impl Control {
         while let Some(action) = self.machine.poll_action() {
             match action {
                 Action::Path(request) => self.table.graduation.ask_held(request),
-                Action::Send(command) => self.backlog.push_back(command),
+                Action::Send(command) => {
+                    self.backlog.push_back(command);
+                    self.send();
+                }
                 Action::Announce(ip) => self.wire.announce(ip),
                 Action::Tickle { round, ends } => self.wire.tickle(Batch { round, ends }),
                 Action::Answer(stray) => {
@@ -191,6 +194,11 @@ impl Control {
                 Action::Note(note) => self.note(note),
             }
         }
+        self.send();
+    }
+
+    /// As much as the link takes.
+    fn send(&mut self) {
         while let Some(command) = self.backlog.pop_front() {
             if let Err(TrySendError::Full(command)) = self.links.commands.try_send(command) {
                 self.backlog.push_front(command);

@@ -337,7 +337,9 @@ impl Takeover {
         let (id, ends) = (record.id, record.ends);
         if let Some(mine) = self.mine.get(&id) {
             let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
-            if touched || self.prevails_over(&owner, ends.vip.ip()) {
+            let vip = ends.vip.ip();
+            // Who has the address now gets its packets now, wherever they came a moment ago.
+            if self.prevails_by_address(&owner, vip).unwrap_or(touched || self.prevails_over(&owner, vip)) {
                 // It was taken from this owner, or from the one before.
                 return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
             }

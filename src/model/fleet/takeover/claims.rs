@@ -23,11 +23,12 @@ impl Takeover {
             }
             adopted.push(id);
         }
-        self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        // Said before this instance tells of them as its own: their owner would take that for a second claim to them.
         for (owner, flows) in by_owner {
             self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
             self.actions.push_back(Action::Send(Command::Claim { owner, flows }));
         }
+        self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
     }
 
     pub(super) fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
@@ -70,11 +71,13 @@ impl Takeover {
     /// Of two that both look after a flow of `vip`, whether this one goes on with it. If both think so, or neither does, it is
     /// nobody's for a moment, and then whose its packets come to.
     pub(super) fn prevails_over(&self, owner: &InstanceName, vip: IpAddr) -> bool {
+        self.prevails_by_address(owner, vip).unwrap_or(self.settings.me < *owner)
+    }
+
+    /// `None`: both have the address, or neither.
+    pub(super) fn prevails_by_address(&self, owner: &InstanceName, vip: IpAddr) -> Option<bool> {
         let there = self.peers.get(owner).is_some_and(|peer| peer.addresses.contains(&vip));
-        match (self.is_here(vip), there) {
-            (true, false) => true,
-            (false, true) => false,
-            _ => self.settings.me < *owner,
-        }
+        let here = self.is_here(vip);
+        (here != there).then_some(here)
     }
 }

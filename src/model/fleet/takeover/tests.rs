@@ -239,13 +239,15 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", true);
     scene.told(&flow);
+    // As behind a router: both have it.
+    scene.addresses(&["10.0.0.22", "10.0.0.100"]);
     scene.take();
     scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.id]));
     let actions = scene.take();
     let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.id] });
     assert!(
         place(&actions, |action| matches!(action, Action::Path(HeldRequest::Adopt(_))))
-            < place(&actions, |a| *a == claim)
+            > place(&actions, |a| *a == claim)
     );
     scene.remote(Remote::Ended { owner: name("a"), id: flow.id });
     assert_eq!(scene.take(), [], "its end there is not its end");
@@ -255,6 +257,23 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     place(&scene.take(), |action| *action == Action::Path(HeldRequest::Release(vec![flow.id])));
     scene.told(&flow);
     place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Hold(_))));
+}
+
+/// Found as flows that nobody looked after once a VIP had gone to and fro within moments.
+#[test]
+fn who_has_lost_the_address_does_not_claim_back_what_it_claimed_before() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    scene.told(&flow);
+    scene.addresses(&["10.0.0.22", "10.0.0.100"]);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.id]));
+    scene.addresses(&["10.0.0.22"]);
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip("10.0.0.100")] });
+    scene.take();
+    scene.told(&flow);
+    let actions = scene.take();
+    place(&actions, |action| *action == Action::Path(HeldRequest::Release(vec![flow.id])));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Send(Command::Claim { .. }))), "{actions:?}");
 }
 
 #[test]

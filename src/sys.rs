@@ -15,7 +15,6 @@ pub mod pipe;
 pub mod process;
 pub mod random;
 pub mod raw;
-pub mod routes;
 pub mod silence;
 pub mod sock_diag;
 pub mod socket;

@@ -36,8 +36,8 @@ use super::program::{Cursor, Program};
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
+use crate::sys::netlink::Watch;
 use crate::sys::raw::RawSender;
-use crate::sys::routes::RouteWatch;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
 use carried::Carried;
@@ -80,7 +80,7 @@ impl Graduator {
         let orders = Arc::new(Orders::default());
         let mut path = Path {
             raw: RawSender::open()?,
-            routes: RouteWatch::open()?,
+            routes: Watch::open()?,
             program,
             on_demand,
             grace,
@@ -147,7 +147,7 @@ struct Path {
     table: Arc<Table>,
     orders: Arc<Orders>,
     raw: RawSender,
-    routes: RouteWatch,
+    routes: Watch,
     grace: Grace,
     on_demand: bool,
     flows: HashMap<FlowId, Carried>,

@@ -5,7 +5,7 @@ mod route;
 mod watch;
 
 pub use address::{add_to_loopback, remove_from_loopback};
-pub use route::{Route, neighbour, route};
+pub use route::{Route, leaves_by, neighbour, route};
 pub use watch::{Changed, Watch};
 
 use std::io;
@@ -64,7 +64,7 @@ pub fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
 }
 
 /// Sends one request and hands over the body of each answer.
-pub(super) fn ask(kind: u16, flags: u16, body: &[u8], mut answer: impl FnMut(&[u8])) -> io::Result<()> {
+fn ask(kind: u16, flags: u16, body: &[u8], mut answer: impl FnMut(&[u8])) -> io::Result<()> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let mut request = Vec::new();
     request.extend((16 + body.len() as u32).to_ne_bytes());
@@ -121,7 +121,7 @@ fn ip(octets: &[u8]) -> Option<IpAddr> {
 }
 
 /// Type and value of each attribute; ends where they do not fit.
-pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let head = rest.first_chunk::<4>()?;
         let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));

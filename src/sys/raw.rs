@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
-use super::routes;
+use super::netlink;
 
 /// Sends whole IP packets. It receives nothing: IPPROTO_RAW is for sending only. Needs CAP_NET_RAW.
 #[derive(Debug)]
@@ -55,15 +55,16 @@ impl RawSender {
     }
 
     fn send_below(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {
-        let hop = routes::next_hop(to)?;
-        let mac = routes::neighbour(hop)?.ok_or(io::ErrorKind::HostUnreachable)?;
+        let route = netlink::route(to)?;
+        let mac = netlink::neighbour(route.interface, route.gateway.unwrap_or(to))?;
+        let mac = mac.ok_or(io::ErrorKind::HostUnreachable)?;
         let protocol = if to.is_ipv4() { libc::ETH_P_IP } else { libc::ETH_P_IPV6 } as u16;
         let mut address = [0; 8];
         address[..6].copy_from_slice(&mac);
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
             sll_protocol: protocol.to_be(),
-            sll_ifindex: hop.interface as i32,
+            sll_ifindex: route.interface as i32,
             sll_hatype: 0,
             sll_pkttype: 0,
             sll_halen: mac.len() as u8,

@@ -9,7 +9,7 @@ use super::carried::Step;
 use crate::model::splice::Direction;
 use crate::path::probe::Change;
 use crate::sys::netdev::HARDWARE_ETHERNET;
-use crate::sys::{netdev, routes};
+use crate::sys::{netdev, netlink};
 
 impl Path {
     /// Has every flow leave by the interface that its route has now. Cheap while no route changes.
@@ -27,7 +27,7 @@ impl Path {
             let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
             let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
             for (ends, direction) in [(up, Direction::Up), (down, Direction::Down)] {
-                let interface = *known.entry(ends).or_insert_with(|| routes::leaves_by(ends.0, ends.1).ok());
+                let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
                 // Without a route, or while it would stay on this host, there is nowhere better to go.
                 if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
                     moved.entry(interface).or_default().push(flow.ends.key(direction));

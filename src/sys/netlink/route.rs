@@ -1,4 +1,4 @@
-//! Where packets to an address leave, and the link-layer address of a neighbour.
+//! Where packets leave this host, and the link-layer address of a neighbour.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,6 +19,7 @@ pub struct Route {
 const RTM_GETROUTE: u16 = 26;
 const RTM_GETNEIGH: u16 = 30;
 const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 /// Where `rtm_type` stands in `struct rtmsg`, and what it says of a local address.
@@ -27,13 +28,32 @@ const RTN_LOCAL: u8 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 
-/// Asks the routes of this thread's network namespace. An error: the destination cannot be reached.
+/// Asks the routes of this thread's network namespace, whoever the packet comes from. An error: the destination cannot be
+/// reached.
 pub fn route(to: IpAddr) -> io::Result<Route> {
+    look_up(None, to)
+}
+
+/// The interface by which a packet from `from` to `to` would leave; both are of one family. A source that is not, or not
+/// now, an address of this host does not count.
+pub fn leaves_by(from: IpAddr, to: IpAddr) -> io::Result<u32> {
+    if from.is_ipv4() != to.is_ipv4() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    look_up(Some(from), to).or_else(|_| look_up(None, to)).map(|route| route.interface)
+}
+
+fn look_up(from: Option<IpAddr>, to: IpAddr) -> io::Result<Route> {
+    let bits = if to.is_ipv4() { 32 } else { 128 };
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
     let mut body = vec![0; 12];
     body[0] = family(to);
-    body[1] = if to.is_ipv4() { 32 } else { 128 };
+    body[1] = bits;
     put(&mut body, RTA_DST, &octets(to));
+    if let Some(from) = from {
+        body[2] = bits;
+        put(&mut body, RTA_SRC, &octets(from));
+    }
     let mut found = None;
     ask(RTM_GETROUTE, 0, &body, |message| {
         let is_local = message.get(ROUTE_TYPE) == Some(&RTN_LOCAL);
@@ -79,5 +99,13 @@ mod tests {
             assert_eq!((route.interface, route.is_local, route.gateway), (1, true, None), "{ip}");
         }
         assert_eq!(neighbour(1, "127.0.0.2".parse().unwrap()).unwrap(), None);
+    }
+
+    #[test]
+    fn loopback_is_left_by_loopback() {
+        for ip in ["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()) {
+            assert_eq!(leaves_by(ip, ip).unwrap(), 1);
+        }
+        assert!(leaves_by("127.0.0.1".parse().unwrap(), "::1".parse().unwrap()).is_err());
     }
 }

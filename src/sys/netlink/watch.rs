@@ -33,6 +33,7 @@ pub enum Changed {
 #[derive(Debug)]
 pub struct Watch(OwnedFd);
 
+/// A link that goes down takes its routes with it, of which nothing else is said.
 const GROUPS: u32 = LINK | IPV4_ADDRESS | IPV4_ROUTE | IPV6_ADDRESS | IPV6_ROUTE;
 const LINK: u32 = 0x1;
 const IPV4_ADDRESS: u32 = 0x10;
@@ -56,6 +57,19 @@ impl Watch {
     pub fn register(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: `as_fd` and `as_raw_fd` give the one descriptor that `self` owns, and nothing takes it out of `self`.
         unsafe { AsyncFd::register(self) }.map_err(io::Error::from)
+    }
+
+    /// Whether anything may have changed since the last time.
+    pub fn has_changed(&self) -> bool {
+        let mut changed = false;
+        loop {
+            match self.take() {
+                Ok(_) => changed = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return changed,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return true,
+            }
+        }
     }
 
     /// What has come. `WouldBlock`: nothing.
@@ -116,6 +130,11 @@ mod tests {
         message.extend([0; 10]);
         message.extend(body);
         message
+    }
+
+    #[test]
+    fn changes_can_be_heard_of() {
+        Watch::open().unwrap();
     }
 
     #[test]

@@ -134,6 +134,16 @@ impl Fleet {
         conns
     }
 
+    /// As [`Fleet::clients`], and the owner has graduated their flows.
+    fn graduated_clients(&self, count: u64) -> Vec<Conn> {
+        let mut conns = self.clients(count);
+        for round in 0..5 {
+            conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+        }
+        self.owner().baton.wait_graduated(count);
+        conns
+    }
+
     fn owner(&self) -> &Instance {
         &self.all[0]
     }
@@ -240,11 +250,7 @@ fn graduated_flows_outlive_the_host_that_graduated_them() {
     let test = "graduated_flows_outlive_the_host_that_graduated_them";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
     let fleet = fleet.with_owner();
-    let mut conns = fleet.clients(100);
-    for round in 0..5 {
-        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-    }
-    fleet.owner().baton.wait_graduated(100);
+    let mut conns = fleet.graduated_clients(100);
     fleet.wait_known(100, 100);
     fleet.owner().host.link_down();
     fleet.take(fleet.heir());
@@ -288,11 +294,7 @@ fn graduated_flows_follow_the_vip_to_and_fro() {
     let test = "graduated_flows_follow_the_vip_to_and_fro";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
     let fleet = fleet.with_owner();
-    let mut conns = fleet.clients(50);
-    for round in 0..5 {
-        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-    }
-    fleet.owner().baton.wait_graduated(50);
+    let mut conns = fleet.graduated_clients(50);
     fleet.wait_known(50, 50);
     let (mut from, mut to) = (fleet.owner(), fleet.heir());
     for round in 0..4 {
@@ -311,13 +313,10 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
         let test = "instances_join_and_leave_behind_a_router_and_no_flow_notices";
         let Some(fleet) = Fleet::new(test, 3, flows, |config| config) else { return };
         let fleet = fleet.spread();
-        let mut conns = fleet.clients(60);
-        if flows == Flows::Graduate {
-            for round in 0..5 {
-                conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-            }
-            fleet.owner().baton.wait_graduated(60);
-        }
+        let mut conns = match flows {
+            Flows::Graduate => fleet.graduated_clients(60),
+            _ => fleet.clients(60),
+        };
         for (round, routed) in [&[0][..], &[0, 1], &[0, 1, 2], &[1, 2], &[2], &[0, 2]].into_iter().enumerate() {
             fleet.route(routed);
             for seed in 0..5 {
@@ -355,13 +354,10 @@ fn behind_a_router_only_proxied_flows_of_an_instance_that_dies_are_reset_and_at_
     for flows in [Flows::Kept, Flows::Graduate] {
         let Some(fleet) = Fleet::new(test, 3, flows, |config| config) else { return };
         let fleet = fleet.spread();
-        let mut conns = fleet.clients(60);
-        if flows == Flows::Graduate {
-            for round in 0..5 {
-                conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-            }
-            fleet.owner().baton.wait_graduated(60);
-        }
+        let mut conns = match flows {
+            Flows::Graduate => fleet.graduated_clients(60),
+            _ => fleet.clients(60),
+        };
         for other in &fleet.all[1..] {
             other.wait_sees("lb-a", "flows", 60);
             other.wait_sees("lb-a", "graduated", if flows == Flows::Graduate { 60 } else { 0 });
@@ -442,11 +438,7 @@ fn a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_
     let test = "a_host_that_comes_back_from_the_dead_gives_up_the_flows_that_went_on_without_it";
     let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
     let fleet = fleet.with_owner();
-    let mut conns = fleet.clients(40);
-    for round in 0..5 {
-        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-    }
-    fleet.owner().baton.wait_graduated(40);
+    let mut conns = fleet.graduated_clients(40);
     fleet.wait_known(40, 40);
     fleet.owner().host.link_down();
     fleet.take(fleet.heir());

@@ -35,6 +35,15 @@ impl Proxied {
         (Self { client_leg, backend_leg }, client)
     }
 
+    /// As [`Proxied::new`], and ten bytes went there and back.
+    pub fn after_an_exchange(lab: &Lab, backend: SocketAddr) -> (Self, Conn) {
+        let (proxied, mut client) = Self::new(lab, backend);
+        client.send(1, 10).unwrap();
+        proxied.relay(10);
+        client.read_tally(10).unwrap();
+        (proxied, client)
+    }
+
     pub fn ends(&self) -> Ends {
         Ends {
             client: ClientAddr::new(self.client_leg.peer_addr().unwrap()),

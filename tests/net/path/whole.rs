@@ -93,10 +93,7 @@ fn a_reset_of_either_end_reaches_the_other_and_is_told() {
     let mut events = program.events().unwrap().filter_map(Told::flow);
     for address in [lab.b1.v4(6443), lab.b1.v6(6443)] {
         let server = lab.b1.serve_on(address, Behaviour::Echo);
-        let (proxied, mut client) = Proxied::new(&lab, address);
-        client.send(1, 10).unwrap();
-        proxied.relay(10);
-        client.read_tally(10).unwrap();
+        let (proxied, mut client) = Proxied::after_an_exchange(&lab, address);
         proxied.graduate(&lab, &program);
         client.echo(2, 1000);
         client.reset();
@@ -125,10 +122,7 @@ fn a_flow_ended_by_order_answers_both_ends_with_a_reset_at_their_next_packet() {
     // Nothing of the kernel's gets out: what resets is the program, which no firewall of this host sees.
     for address in [lab.b1.v4(6443), lab.b1.v6(6443)] {
         let _server = lab.b1.serve_on(address, Behaviour::Echo);
-        let (proxied, mut client) = Proxied::new(&lab, address);
-        client.send(1, 10).unwrap();
-        proxied.relay(10);
-        client.read_tally(10).unwrap();
+        let (proxied, mut client) = Proxied::after_an_exchange(&lab, address);
         let flow = proxied.graduate(&lab, &program);
         client.echo(2, 100_000);
         lab.lb.drop_packets("output", "tcp flags & rst == rst");
@@ -147,10 +141,7 @@ fn an_interface_that_became_too_narrow_ends_both_sides_instead_of_hanging_them()
     let mut events = program.events().unwrap().filter_map(Told::flow);
     for address in [lab.b1.v4(6443), lab.b1.v6(6443)] {
         let server = lab.b1.serve_on(address, Behaviour::Echo);
-        let (proxied, mut client) = Proxied::new(&lab, address);
-        client.send(1, 10).unwrap();
-        proxied.relay(10);
-        client.read_tally(10).unwrap();
+        let (proxied, mut client) = Proxied::after_an_exchange(&lab, address);
         let flow = proxied.graduate(&lab, &program);
         client.echo(2, 10_000);
         lab.lb.run("ip link set eth0 mtu 1300");

@@ -64,6 +64,7 @@ __function int begins_anew(struct entry *entry, const struct key *key)
 	entry->action = ACTION_PASS;
 	if (other)
 		other->action = ACTION_RESET;
+	mark(entry);
 	tell(entry, key, EVENT_REUSED);
 	return 1;
 }
@@ -116,6 +117,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 			tell(entry, key, EVENT_FIN);
 		}
 	}
+	mark(entry);
 	evidence = bpf_map_lookup_elem(&backends, &slot);
 	if (!evidence)
 		return;
@@ -208,6 +210,7 @@ __function int end_both(struct __sk_buff *skb, const struct packet *packet, stru
 	count(OVERSIZED);
 	entry->action = ACTION_RESET;
 	entry->rst_ns = bpf_ktime_get_coarse_ns();
+	mark(entry);
 	tell(entry, &packet->key, EVENT_OVERSIZED);
 	other = partner(entry, packet->key.family);
 	rst.seq = entry->sent;

@@ -128,23 +128,21 @@ impl Path {
 
     /// Takes the entries out and lets the port be used again.
     pub(super) fn remove(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.remove(&id) else { return };
+        let Some(flow) = self.flows.remove(id) else { return };
         if let Err(error) = self.program.remove(&flow.ends).and_then(|_| self.program.drop_note(id)) {
             tracing::error!(%error, "the entries of a flow cannot be removed");
         }
         self.table.graduation.release(flow.ends.local, flow.ends.backend);
     }
 
-    /// Takes note of what the entries hold now.
-    pub(super) fn look(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
+    /// Takes note of what the entries hold now; true if anything has passed since the last time.
+    pub(super) fn look(&mut self, id: FlowId) -> bool {
+        let Some(flow) = self.flows.get(&id) else { return false };
         let see = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
         let (up, down) = (see(Direction::Up), see(Direction::Down));
-        if let Some(flow) = self.flows.get_mut(&id) {
-            for entry in up.iter().chain(&down) {
-                flow.take_note(entry);
-            }
-        }
+        let Some(flow) = self.flows.get_mut(&id) else { return false };
+        // Of both, whatever the first one says.
+        up.iter().chain(&down).fold(false, |changed, entry| flow.take_note(entry) | changed)
     }
 }
 

@@ -1,6 +1,4 @@
 //! Watching over what is carried: who has ended, who is silent, how much has passed.
-//!
-//! While no packet passes, nothing is scanned: an idle flow costs nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -20,13 +18,6 @@ use crate::table::backend::Suspicion;
 use crate::table::graduation::{HeldAnswer, PathView};
 use crate::table::journal::What;
 
-/// Between two scans at least, and in lengths of the last one: with many flows scanning must not fill a core.
-const SCAN_PAUSE: Duration = Duration::from_millis(250);
-const SCAN_SHARE: u64 = 50;
-
-/// Entries of one call.
-const SCAN_STEP: usize = 2048;
-
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
 
@@ -45,7 +36,7 @@ impl Path {
         let now_ns = now_ns();
         self.see_backends(now_ns);
         if self.is_frozen() {
-            return;
+            return self.scan.begin_anew();
         }
         self.follow_routes();
         if now_ns >= self.mend_at_ns {
@@ -57,18 +48,8 @@ impl Path {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
             self.refill_asks();
         }
-        if now_ns >= self.scan_at_ns && !(self.flows.is_empty() && self.keep.held.is_empty()) {
-            self.scan_at_ns = now_ns + SCAN_PAUSE.as_nanos() as u64;
-            match self.program.counters() {
-                Ok(counters) if counters == self.counters => {}
-                Ok(counters) => {
-                    self.counters = counters;
-                    self.scan();
-                    let took_ns = crate::sys::clock::now_ns().saturating_sub(now_ns);
-                    self.scan_at_ns = self.scan_at_ns.max(now_ns + SCAN_SHARE * took_ns);
-                }
-                Err(error) => tracing::error!(%error, "the counters of the path cannot be read"),
-            }
+        if !(self.flows.is_empty() && self.keep.held.is_empty()) {
+            self.scan(now_ns);
             self.end_silent(now_ns);
         }
     }
@@ -96,7 +77,7 @@ impl Path {
         self.tell_takeover(touched, strays);
     }
 
-    fn tell_takeover(&self, mut touched: Vec<FlowId>, strays: Vec<Stray>) {
+    pub(super) fn tell_takeover(&self, mut touched: Vec<FlowId>, strays: Vec<Stray>) {
         let held = &self.table.graduation.held;
         if !touched.is_empty() {
             touched.sort_unstable();
@@ -106,38 +87,6 @@ impl Path {
         if !strays.is_empty() {
             held.answer(HeldAnswer::Strays(strays));
         }
-    }
-
-    /// Takes note of every flow that something has passed of.
-    fn scan(&mut self) {
-        let mut seen = Vec::with_capacity(SCAN_STEP);
-        let (mut changed, mut touched) = (Vec::new(), Vec::new());
-        loop {
-            seen.clear();
-            let more = match self.program.scan(&mut self.cursor, SCAN_STEP, &mut seen) {
-                Ok(more) => more,
-                Err(error) => return tracing::error!(%error, "the map of flows cannot be read"),
-            };
-            for (_, entry) in &seen {
-                if entry.held {
-                    touched.extend(self.see_held(entry).then_some(entry.id));
-                } else if let Some(flow) = self.flows.get_mut(&entry.id)
-                    && flow.take_note(entry)
-                {
-                    changed.push(flow.id);
-                }
-            }
-            if !more {
-                break;
-            }
-        }
-        changed.sort_unstable();
-        changed.dedup();
-        for id in changed {
-            self.tell_progress(id);
-            self.has_moved(id);
-        }
-        self.tell_takeover(touched, Vec::new());
     }
 
     /// Tells the worker, and ends what is over.

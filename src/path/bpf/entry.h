@@ -78,7 +78,12 @@ struct entry {
 	__u64 fin_ns;
 	__u64 rst_ns;
 	__u32 marks;
-	__u32 zero_too;
+	/* When the last packet came that demands an answer: data, FIN, a probe. In units of 2^20 ns, modulo 2^32; 0: never. */
+	__u32 asked;
+};
+
+enum {
+	ASKED_SHIFT = 20,
 };
 
 _Static_assert(sizeof(struct key) == 40, "codec.rs: KEY_SIZE");

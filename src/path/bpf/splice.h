@@ -92,6 +92,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct evidence *evidence;
 	int demands = 0;
+	__u32 asked;
 	__s32 ahead;
 
 	entry->packets += skb->gso_segs ?: 1;
@@ -106,6 +107,10 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	} else {
 		/* Data, FIN, and a probe, which lies before what was sent. */
 		demands = behind != segment->seq || (__s32)(segment->seq - (__u32)entry->sent) < 0;
+		if (demands) {
+			asked = now >> ASKED_SHIFT;
+			entry->asked = asked ?: 1;
+		}
 		ahead = behind - (__u32)entry->sent;
 		if (ahead > 0)
 			entry->sent += ahead;

@@ -116,6 +116,16 @@ impl Path {
         self.later.push_back((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
+    /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
+    /// 3.10.7.4). `look` is at what `to` has sent.
+    pub(super) fn ask(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+        let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
+        if let Some(packet) = (Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 }).packet() {
+            // Where it cannot be sent there is no answer either.
+            let _ = self.raw.send(&packet, to.ip());
+        }
+    }
+
     /// `look` is at what `to` has sent.
     fn tickle(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
         let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };

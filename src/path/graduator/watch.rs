@@ -24,6 +24,9 @@ const EVENTS: usize = 1024;
 /// A backend that was asked and has not answered for so long is suspect.
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
+const ASK_EVERY: u64 = 8;
+
 /// How often the program may ask again for unknown packets.
 const REFILL_EVERY: Duration = Duration::from_millis(100);
 
@@ -126,10 +129,14 @@ impl Path {
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(since_ns) > flow.patience_ns
+            now_ns.saturating_sub(since_ns) > flow.patience_ns && flow.is_surely_silent()
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
-        let silent: Vec<_> = waiting.filter(too_long).map(|flow| flow.id).collect();
+        let (silent, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);
+        let due = |flow: &&&Carried| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
+        let to_ask: Vec<_> = waiting.iter().filter(due).map(|flow| flow.id).collect();
+        let silent: Vec<_> = silent.iter().map(|flow| flow.id).collect();
+        to_ask.into_iter().for_each(|id| self.ask_silent(id, now_ns));
         for id in silent {
             // The last scan may have been a while ago.
             self.look(id);
@@ -141,6 +148,19 @@ impl Path {
                 self.over(id, reason);
                 self.reset(id);
             }
+        }
+    }
+
+    /// Asks the silent side, which any living end answers. The other one may do so too rarely to tell silence from a lost
+    /// answer: probes of a closed window, and segments sent again, come up to two minutes apart.
+    fn ask_silent(&mut self, id: FlowId, now_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(unanswered) = &mut flow.unanswered else { return };
+        unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
+        let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
+        match by_client {
+            true => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
+            false => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
         }
     }
 
@@ -207,15 +227,29 @@ impl Carried {
         }
     }
 
-    /// Begins to count, or goes on, or stops: a side is silent while the other's bytes are newer than its last packet.
+    /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes
+    /// and gets none; a probe comes again.
+    fn is_surely_silent(&self) -> bool {
+        let Some(unanswered) = self.unanswered else { return false };
+        let (silent, other) = if unanswered.by_client { (&self.up, &self.down) } else { (&self.down, &self.up) };
+        other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1
+    }
+
+    /// Begins to count, or goes on, or stops: a side is silent while the other has demanded an answer since its last packet.
     fn count_silence(&mut self) {
         let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
             .into_iter()
-            .find(|(_, silent, other)| other.packets > 0 && other.last_data_ns > silent.last_ns);
+            .find(|(_, silent, other)| other.packets > 0 && other.asked_ns > silent.last_ns);
         let before = self.unanswered;
         self.unanswered = silent.map(|(by_client, silent, other)| match before {
             Some(before) if (before.by_client, before.last_ns) == (by_client, silent.last_ns) => before,
-            _ => Unanswered { by_client, since_ns: other.last_data_ns, last_ns: silent.last_ns },
+            _ => Unanswered {
+                by_client,
+                since_ns: other.asked_ns,
+                last_ns: silent.last_ns,
+                packets: other.packets,
+                ask_at_ns: other.asked_ns + self.patience_ns / 2,
+            },
         });
     }
 }

@@ -20,7 +20,8 @@ use crate::sys::clock;
 /// From the beginning of a round to that of the next, at least.
 const ROUND: Duration = Duration::from_millis(250);
 
-/// From the beginning of a step to the next, in lengths of the step: with many busy flows looking must not fill a core.
+/// From the beginning of a step to the next, in lengths of the CPU time that the step took: with many busy flows looking must
+/// not fill a core, nor be put off for seconds because somebody else had it.
 const SHARE: u64 = 50;
 
 /// Flows that are looked up in a step, and entries that are read in one.
@@ -88,6 +89,7 @@ impl Path {
             self.scan.round_at_ns = now_ns + ROUND.as_nanos() as u64;
             self.begin_round();
         }
+        let began_ns = clock::thread_cpu_ns();
         let mut touched = Vec::new();
         self.scan.stage = match std::mem::replace(&mut self.scan.stage, Stage::Rest) {
             Stage::Rest => Stage::Rest,
@@ -95,8 +97,7 @@ impl Path {
             Stage::Sweep(cursor) => self.sweep(cursor, &mut touched),
         };
         self.tell_takeover(touched, Vec::new());
-        let took_ns = clock::now_ns().saturating_sub(now_ns);
-        self.scan.step_at_ns = now_ns + SHARE * took_ns;
+        self.scan.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
     }
 
     fn begin_round(&mut self) {

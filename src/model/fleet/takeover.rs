@@ -122,6 +122,8 @@ pub struct Takeover {
     mine: HashMap<FlowId, Mine>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
+    /// This host's other addresses.
+    own: BTreeSet<IpAddr>,
     /// Until then a silent owner counts as dead: a VIP has come.
     fresh_until_ns: u64,
     guard_until_ns: u64,
@@ -191,6 +193,7 @@ impl Takeover {
             by_key: HashMap::new(),
             mine: HashMap::new(),
             here: None,
+            own: BTreeSet::new(),
             fresh_until_ns: 0,
             guard_until_ns: 0,
             rules: HashMap::new(),
@@ -245,7 +248,8 @@ impl Takeover {
     /// All addresses of this host.
     pub fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let now: BTreeSet<_> = addresses.iter().copied().filter(|ip| vips.contains(ip)).collect();
+        let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
+        self.own = own;
         self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
@@ -333,8 +337,13 @@ impl Takeover {
         }
     }
 
-    fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
+    fn flow(&mut self, now_ns: u64, owner: InstanceName, mut record: FlowRecord) {
         let (id, ends) = (record.id, record.ends);
+        if [ends.client.ip(), ends.backend.ip()].iter().any(|ip| self.own.contains(ip)) {
+            // Its packets begin or end on this host, by loopback once the VIP is here, where no program sees them. It cannot
+            // be carried from here, so it must be reset as one that has sockets is, or its other end would wait for ever.
+            record.keeping = Keeping::Sockets;
+        }
         if let Some(mine) = self.mine.get(&id) {
             let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
             let vip = ends.vip.ip();

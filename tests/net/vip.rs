@@ -1,6 +1,7 @@
 //! A VIP that moves between two hosts with Baton: the keepalived configuration of deploy/, with real keepalived.
 
 mod faults;
+mod ipv6;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -128,6 +128,8 @@ pub struct Peers {
     pub listen: SocketAddr,
     /// The same for all instances.
     pub key: PeerKey,
+    /// Where it was read.
+    pub key_file: PathBuf,
     /// How long readiness waits for peers that cannot be reached.
     pub sync_deadline: Duration,
     /// At least one, in the order of their names; neither name nor address is this instance's.

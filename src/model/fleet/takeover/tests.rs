@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
 use crate::model::fleet::Epoch;
+use crate::model::segment::Flags;
 
 const VIP: &str = "10.0.0.100";
 const MS: u64 = 1_000_000;
@@ -174,6 +175,8 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let (round, ends) = tickled(&actions).unwrap();
     let to: Vec<_> = ends.iter().map(|tickle| tickle.to.ip().to_string()).collect();
     assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
+    let with: Vec<_> = ends.iter().map(|tickle| tickle.with).collect();
+    assert_eq!(with, [Flags::SynAck, Flags::SynAck, Flags::Ack, Flags::Ack], "what passes a client's firewall");
     // Those that have not answered once more, and then it is over.
     scene.machine.handle_tickled(scene.now_ns, round);
     scene.pass(701);
@@ -181,7 +184,7 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let silent = kubelet.ends.key(Direction::Up);
     scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![silent]));
     let (round, ends) = tickled(&scene.take()).unwrap();
-    assert_eq!(ends[0].to, kubelet.ends.client.socket_addr());
+    assert_eq!((ends[0].to, ends[0].with), (kubelet.ends.client.socket_addr(), Flags::Ack));
     scene.machine.handle_tickled(scene.now_ns, round);
     scene.pass(701);
     scene.take();

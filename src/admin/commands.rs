@@ -50,7 +50,9 @@ pub async fn execute(
         Command::Peers {} => Ok(json(&peers(admin))),
         Command::Handover(asked) => handover::hand_over(admin, asked, replies).await?,
         Command::CancelHandover {} => handover::take_back(admin).await,
-        Command::CheckHandover(asked) => Ok(json(&admin.aside(move |admin| admin.control.check_handover(&asked)).await)),
+        Command::CheckHandover(asked) => {
+            Ok(json(&admin.aside(move |admin| admin.control.check_handover(&asked)).await))
+        }
         Command::CheckUpgrade(asked) => Ok(json(&admin.control.check_upgrade(asked).await)),
     })
 }

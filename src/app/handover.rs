@@ -16,8 +16,8 @@ use crate::admin::handover::{
 use crate::config::Config;
 use crate::drain::Phase;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::handover::{Failure, Handover, Look, Order, Step, Wish};
 use crate::model::fleet::Pulse;
+use crate::model::fleet::handover::{Failure, Handover, Look, Order, Step, Wish};
 use crate::sys::clock::now_ns;
 use crate::table::flows::FlowState;
 use crate::table::journal::What;
@@ -67,7 +67,9 @@ pub fn begin_anew(config: &Config) {
     let left = std::fs::read_to_string(path).is_ok_and(|text| !matches!(text.trim(), "" | "0"));
     if left {
         match write(path, false) {
-            Ok(()) => tracing::info!(path = %path.display(), "an earlier process had let the VIP go; this one may have it"),
+            Ok(()) => {
+                tracing::info!(path = %path.display(), "an earlier process had let the VIP go; this one may have it")
+            }
             Err(error) => {
                 tracing::error!(path = %path.display(), %error, "an earlier process has let the VIP go, and this one cannot take that back");
             }
@@ -86,9 +88,14 @@ pub fn begin(core: &Arc<Core>, asked: &HandoverRequest) -> Result<Handing, Hando
     let track_file = core.config.load().takeover.track_file.clone();
     if let Some(path) = &track_file {
         // Nobody is to find out half-way.
-        std::fs::File::options().create(true).append(true).open(path).map_err(|error| refused(unwritable(path, &error).to_string()))?;
+        std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|error| refused(unwritable(path, &error).to_string()))?;
     }
-    let machine = with_look(core, |look| Handover::begin(wish(asked), look)).map_err(|failure| refused(failure.to_string()))?;
+    let machine =
+        with_look(core, |look| Handover::begin(wish(asked), look)).map_err(|failure| refused(failure.to_string()))?;
     let (progress_sender, progress) = watch::channel(HandoverProgress::default());
     let (report_sender, report) = watch::channel(None);
     let handing = Handing { progress, report };
@@ -303,7 +310,10 @@ impl Run {
                     let process = &config.load().process;
                     let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
                     let (selector, reason) = (Selector::WithSockets, EndReason::HandoverDeadline);
-                    tracing::warn!(flows = table.flows_with_sockets(), "the deadline of the handover has passed: resetting");
+                    tracing::warn!(
+                        flows = table.flows_with_sockets(),
+                        "the deadline of the handover has passed: resetting"
+                    );
                     table.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }
                 Order::TakeBack => {

@@ -104,7 +104,10 @@ fn in_words(report: &HandoverReport, output: &Output) -> String {
             format!("{} this host may be switched off, after {took}\n", output.paint(Weight::Good, "done:"))
         }
         HandoverOutcome::Away => {
-            format!("{} this host may be switched off, after {took}\n", output.paint(Weight::Bad, "done, but not cleanly:"))
+            format!(
+                "{} this host may be switched off, after {took}\n",
+                output.paint(Weight::Bad, "done, but not cleanly:")
+            )
         }
         HandoverOutcome::TakenBack(why) => {
             format!("{} this host may have the VIP, after {took}: {why}\n", output.paint(Weight::Bad, "failed:"))
@@ -176,7 +179,10 @@ fn check(client: &mut Client, asked: HandoverRequest, output: &Output) -> Result
     }
     vips.iter().try_for_each(|vip| output.line(format!("  {}", place(vip))))?;
     output.line(format!("  {} have graduated and go on", plural(graduated, "flow")))?;
-    output.line(format!("  {} in sockets graduate, end by themselves, or are reset at the deadline", plural(proxied, "flow")))?;
+    output.line(format!(
+        "  {} in sockets graduate, end by themselves, or are reset at the deadline",
+        plural(proxied, "flow")
+    ))?;
     for (why, flows) in stays {
         let why = if why.is_empty() { "not tried yet".to_owned() } else { format!("stayed when last tried: {why}") };
         output.line(format!("    {}: {why}", count(flows)))?;

@@ -87,7 +87,9 @@ pub enum Failure {
     NotAlive { peer: InstanceName, pulse: Pulse },
     #[error("no peer is alive: {}", .0.join(", "))]
     NobodyAlive(Vec<String>),
-    #[error("{peer} does not know all flows of this instance: {behind} changes are not acknowledged after {waited_ms} ms")]
+    #[error(
+        "{peer} does not know all flows of this instance: {behind} changes are not acknowledged after {waited_ms} ms"
+    )]
     NotTold { peer: InstanceName, behind: usize, waited_ms: u64 },
     #[error("{0} cannot be kept on lo for the flows that are in sockets; the log says why")]
     NotKept(IpAddr),
@@ -95,7 +97,9 @@ pub enum Failure {
     NotLeft { vip: IpAddr, waited_ms: u64 },
     #[error("no live peer has taken {vip} within {waited_ms} ms")]
     NotTaken { vip: IpAddr, waited_ms: u64 },
-    #[error("new connections still come here after {waited_ms} ms: nothing withdraws the route to {vip} while `baton ready` fails")]
+    #[error(
+        "new connections still come here after {waited_ms} ms: nothing withdraws the route to {vip} while `baton ready` fails"
+    )]
     NotWithdrawn { vip: IpAddr, waited_ms: u64 },
     #[error("no live peer has {0} any more")]
     HeirLost(IpAddr),

@@ -1,6 +1,8 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod handover;
+
 use super::*;
 use crate::lab::process::Process;
 

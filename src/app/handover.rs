@@ -63,7 +63,7 @@ impl Desk {
 
 /// A process that starts anew may have the VIP, whatever the one before it had let go.
 pub fn begin_anew(config: &Config) {
-    let Some(path) = &config.takeover.track_file else { return };
+    let Some(path) = config.takeover.track_file.as_ref().filter(|_| config.peers.is_some()) else { return };
     let left = std::fs::read_to_string(path).is_ok_and(|text| !matches!(text.trim(), "" | "0"));
     if left {
         match write(path, false) {
@@ -360,7 +360,7 @@ impl Run {
     fn report(&self, outcome: HandoverOutcome) -> HandoverReport {
         HandoverReport {
             outcome,
-            vips: places(&self.core, self.machine.vips()),
+            vips: places(&self.core, self.machine.watched()),
             flows: Counts::of(&self.core).since(&self.before),
             took_ms: now_ns().saturating_sub(self.began_ns) / 1_000_000,
             unconfirmed: self.machine.unconfirmed().to_vec(),

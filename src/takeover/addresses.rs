@@ -75,7 +75,8 @@ impl Addresses {
         }
         self.last_on = now_on;
         let here = seen.all.iter().copied().filter(|ip| self.vips.contains(ip)).collect();
-        seen.places = Places { here, kept: self.kept.iter().copied().collect() };
+        let all = |set: &BTreeSet<IpAddr>| set.iter().copied().collect();
+        seen.places = Places { frontends: all(&self.vips), here, kept: all(&self.kept) };
         Ok(seen)
     }
 

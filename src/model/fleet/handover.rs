@@ -21,6 +21,8 @@ use super::{InstanceName, MemberView, Pulse};
 /// Where the frontends' addresses are on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
+    /// Of all frontends, wherever they are.
+    pub frontends: Vec<IpAddr>,
     /// On an interface, or on `lo` by somebody else's hand: neighbours or routers send packets here.
     pub here: Vec<IpAddr>,
     /// On `lo` by this instance's hand, for flows whose packets come by another instance, or are about to.
@@ -119,6 +121,8 @@ pub struct Handover {
     moving: Vec<IpAddr>,
     /// Addresses that others have as well, to which routers send packets: these have to cease.
     routed: Vec<IpAddr>,
+    /// These, and those that a live peer had all along: none may be nobody's.
+    watched: Vec<IpAddr>,
     accepted: u64,
     /// When a new flow was last seen to come.
     came_ns: u64,
@@ -151,6 +155,8 @@ impl Handover {
         heirs(&wish, look.peers)?;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
         let (routed, moving) = look.places.here.iter().copied().partition(taken);
+        let somewhere = |vip: &&IpAddr| look.places.here.contains(vip) || taken(vip);
+        let watched = look.places.frontends.iter().filter(somewhere).copied().collect();
         let mut handover = Self {
             wish,
             step: Step::Telling,
@@ -158,6 +164,7 @@ impl Handover {
             since_ns: look.now_ns,
             moving,
             routed,
+            watched,
             accepted: look.accepted,
             came_ns: look.now_ns,
             missing_since_ns: None,
@@ -178,6 +185,11 @@ impl Handover {
     /// Addresses that leave this host, or its routes.
     pub fn vips(&self) -> impl Iterator<Item = IpAddr> {
         self.moving.iter().chain(&self.routed).copied()
+    }
+
+    /// The frontends' addresses that somebody had at the beginning.
+    pub fn watched(&self) -> impl Iterator<Item = IpAddr> {
+        self.watched.iter().copied()
     }
 
     /// Why it came to nothing. `None` in [`Step::Here`]: it was called off.
@@ -302,7 +314,7 @@ impl Handover {
 
     /// Nobody has the address, and this host still lives: it had better have it than nobody.
     fn watch_heirs(&mut self, look: &Look<'_>) {
-        let orphan = self.vips().find(|vip| !living(look.peers).any(|peer| peer.vips.contains(vip)));
+        let orphan = self.watched().find(|vip| !living(look.peers).any(|peer| peer.vips.contains(vip)));
         let Some(vip) = orphan else { return self.missing_since_ns = None };
         let since_ns = *self.missing_since_ns.get_or_insert(look.now_ns);
         if look.now_ns.saturating_sub(since_ns) > MISSING_MAX_NS {

@@ -47,7 +47,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let places = Places { here: vec![ip(VIP)], kept: Vec::new() };
+        let places = Places { frontends: vec![ip(VIP)], here: vec![ip(VIP)], kept: Vec::new() };
         Self { now_ns: 1000 * MS, peers: vec![peer("b")], places, proxied: 10, accepted: 10, machine: None }
     }
 
@@ -196,6 +196,17 @@ fn an_address_that_nobody_has_any_more_comes_back() {
         assert_eq!(scene.pass(300), (vec![Order::TakeBack], Step::Here));
         assert_eq!(scene.failure(), Some(Failure::HeirLost(ip(VIP))));
     }
+}
+
+#[test]
+fn an_address_that_was_never_here_comes_when_nobody_has_it_any_more() {
+    let mut scene = Scene::new();
+    scene.moves();
+    scene.begin(None).unwrap();
+    scene.proxied = 0;
+    assert_eq!(scene.pass(1000), (vec![Order::LetGo, Order::Graduate, Order::Release], Step::Away));
+    scene.peers[0].vips.clear();
+    assert_eq!(scene.pass(2200), (vec![Order::TakeBack], Step::Here));
 }
 
 #[test]

@@ -371,15 +371,14 @@ fn a_handover_goes_on_without_its_command_and_is_taken_back_by_another() {
     assert!(String::from_utf8_lossy(&upgrade.stderr).contains("its VIP is handed over"), "{upgrade:?}");
     conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
     // Who asks again is shown what is under way; another order ends it for both.
-    std::thread::scope(|scope| {
-        let again = scope.spawn(|| owner.baton.cli(&["handover", "--json"]));
-        let cancelled = owner.baton.order(&["handover", "--cancel"]);
-        assert!(cancelled.contains("this host may have the VIP again"), "{cancelled}");
-        let output = again.join().unwrap();
-        let outcome = Instance::report(&output)["outcome"].clone();
-        // If it came too late to see the first, it began another one, for which nobody moved anything.
-        assert!(outcome == "cancelled" || outcome["taken_back"].is_string(), "{outcome}");
-    });
+    let log = owner.directory.join("again.log");
+    let again = owner.host.spawn(&[baton::BINARY, "handover", "--socket", socket], &log);
+    let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
+    eventually(LONG, "it is shown what is under way", || said("20 flows in sockets may end within"));
+    let cancelled = owner.baton.order(&["handover", "--cancel"]);
+    assert!(cancelled.contains("this host may have the VIP again"), "{cancelled}");
+    eventually(LONG, "it ends", || again.exit_status().is_some());
+    assert!(again.exit_status().unwrap().code() == Some(1) && said("called off"));
     eventually(LONG, "this host may have the VIP again", || {
         away() == "0\n" && owner.baton.http("/readyz").unwrap().0 == 200
     });

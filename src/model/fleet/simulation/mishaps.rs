@@ -20,7 +20,8 @@ impl World {
             }
             3 | 4 => self.mend(),
             5 => {
-                let dead = (0..3).find(|node| !self.nodes[*node].up);
+                let dead =
+                    (0..3).find(|node| !self.nodes[*node].up && self.now_ns - self.nodes[*node].died_ns > BOOT_NS);
                 dead.into_iter().for_each(|node| self.come_up(node));
             }
             6 | 7 if self.is_fit(node) => self.move_vip(Some(node)),
@@ -93,6 +94,7 @@ impl World {
         self.falls_silent(node);
         self.note(format!("{} dies", NAMES[node]));
         self.nodes[node].up = false;
+        self.nodes[node].died_ns = self.now_ns;
         let lost: Vec<_> = self.nodes[node].own.keys().copied().collect();
         self.wires.retain(|(_, to), _| *to != node);
         if self.vip_at == Some(node) {
@@ -108,6 +110,7 @@ impl World {
 
     pub(super) fn come_up(&mut self, node: usize) {
         self.note(format!("{} comes back with nothing", NAMES[node]));
+        self.linked.retain(|(one, other), _| *one != node && *other != node);
         let epoch = self.nodes[node].epoch + 1;
         self.nodes[node] = Node::new(node, epoch, self.now_ns);
         self.tell_addresses(node);

@@ -47,7 +47,7 @@ impl Takeover {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
-    fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
+    pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         let flows: Vec<_> = peer.flows.iter().copied().collect();
         let (mut adopted, mut refused, mut told) = (Vec::new(), Vec::new(), Vec::new());
@@ -72,7 +72,7 @@ impl Takeover {
                     }
                     if let Some(known) = self.flows.get_mut(&id) {
                         known.state = State::Refused;
-                        self.by_key.insert(ends.key(Direction::Up), id);
+                        self.index(id, &ends);
                     }
                 }
             }

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, State, Takeover};
+use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, Pulse, State, Takeover, Timer};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
+
+/// Who has claimed a flow tells of it within this, or it has ended before its turn came.
+const PROMISED_NS: u64 = 5_000_000_000;
 
 impl Takeover {
     /// The packets of these flows' clients come here.
@@ -31,16 +34,53 @@ impl Takeover {
         self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
     }
 
-    pub(super) fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
-        for id in &flows {
+    pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FlowId, Option<Ends>)>) {
+        self.actions.push_back(Action::Note(Note::Released { to: by.clone(), flows: flows.len() }));
+        if self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
+        }
+        for (id, ends) in &flows {
+            let was_mine = self.mine.remove(id).and_then(|mine| mine.ends);
             // Until it says more of them itself: their packets may come here again at once.
-            if let Some(Mine { ends: Some(ends), .. }) = self.mine.remove(id) {
-                self.held_for(&by, *id, ends);
+            if let Some(ends) = was_mine.or(*ends).filter(|_| !self.flows.contains_key(id)) {
+                self.promised_to(now_ns, &by, *id, ends);
             }
         }
-        self.actions.push_back(Action::Note(Note::Released { to: by, flows: flows.len() }));
-        if self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Release(flows)));
+    }
+
+    /// `owner` has given a flow to `to`, who may have told of it already.
+    pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, to: &InstanceName) {
+        let Some(known) = self.flows.get(&id) else { return };
+        let promised = known.owner == *owner
+            && known.state == State::Held
+            && !known.also.contains(to)
+            && self.peers.contains_key(to);
+        if !promised {
+            return self.ended(now_ns, owner, id);
+        }
+        let ends = known.ends;
+        self.take_out(id);
+        self.promised_to(now_ns, to, id, ends);
+    }
+
+    /// As [`Takeover::held_for`], though `owner` has not told of it yet.
+    fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, ends: Ends) {
+        self.held_for(owner, id, ends);
+        if let Some(known) = self.flows.get_mut(&id) {
+            known.told = false;
+            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id));
+        }
+        if self.peers.get(owner).is_some_and(|peer| peer.is_dead) {
+            self.bury_flows(owner, |its| *its == ends);
+        }
+    }
+
+    pub(super) fn promise_due(&mut self, now_ns: u64, id: FlowId) {
+        let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == State::Held) else { return };
+        let peer = self.peers.get(&known.owner);
+        match peer.is_some_and(|peer| peer.synced && peer.pulse == Pulse::Alive) {
+            true => self.remove(id),
+            false => self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id)),
         }
     }
 
@@ -48,7 +88,8 @@ impl Takeover {
     pub(super) fn held_for(&mut self, owner: &InstanceName, id: FlowId, ends: Ends) {
         if let Some(peer) = self.peers.get_mut(owner) {
             peer.flows.insert(id);
-            self.flows.insert(id, Known { owner: owner.clone(), ends, state: State::Held, also: Vec::new() });
+            let state = State::Held;
+            self.flows.insert(id, Known { owner: owner.clone(), ends, state, also: Vec::new(), told: true });
         }
     }
 

@@ -455,3 +455,31 @@ fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives
     scene.pass(2001);
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns: 0, then: Then::Reset }));
 }
+
+/// Found as packets of a connect storm that were dropped for as long as a VIP that had just come was guarded: what a
+/// handshake's owner has not told of yet is its owner's nevertheless.
+#[test]
+fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
+    let mut scene = Scene::new();
+    let elsewhere = |machine: &Takeover| {
+        let mut slices = machine.slices.iter().filter(|slice| slice.ports.contains(6443));
+        slices.next().map(|slice| slice.at.clone())
+    };
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it is on its way");
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it has just come");
+    scene.pass(5001);
+    assert_eq!(elsewhere(&scene.machine), None, "it is here");
+    // Who has died is sent nothing.
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Dead);
+    assert_eq!(elsewhere(&scene.machine), None);
+    // And of two that have it nobody knows whose they are.
+    let mut scene = Scene::new();
+    scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+    scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
+    assert_eq!(elsewhere(&scene.machine), None);
+}

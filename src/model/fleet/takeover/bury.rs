@@ -7,6 +7,7 @@ use super::{Action, Note, State, Takeover, Timer, both};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{HeldRequest, InstanceName};
 use crate::model::ids::FlowId;
+use crate::model::segment::Flags;
 use crate::model::splice::Direction;
 
 /// One end of a dead connection, and who is to send to it.
@@ -14,6 +15,7 @@ use crate::model::splice::Direction;
 pub struct Tickle {
     pub from: SocketAddr,
     pub to: SocketAddr,
+    pub with: Flags,
 }
 
 /// Flows of one dead owner that are being told.
@@ -47,7 +49,7 @@ impl Takeover {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
-    fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
+    pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         let flows: Vec<_> = peer.flows.iter().copied().collect();
         let (mut adopted, mut refused, mut told) = (Vec::new(), Vec::new(), Vec::new());
@@ -72,7 +74,7 @@ impl Takeover {
                     }
                     if let Some(known) = self.flows.get_mut(&id) {
                         known.state = State::Refused;
-                        self.by_key.insert(ends.key(Direction::Up), id);
+                        self.index(id, &ends);
                     }
                 }
             }
@@ -118,15 +120,20 @@ impl Takeover {
     }
 
     /// Clients before backends: a client waits, a backend only keeps what it does not need.
-    fn tickle(&mut self, round: u64, flows: &[(FlowId, Ends)]) {
+    fn tickle(&mut self, number: u64, flows: &[(FlowId, Ends)]) {
+        // A firewall that tracks the connection, on the client's own host for one, drops an ACK whose numbers are not the
+        // connection's, and nobody here knows those. The second round is for what lets only ACKs pass.
+        let second = self.rounds.get(&number).is_some_and(|round| round.second);
+        let with = if second { Flags::Ack } else { Flags::SynAck };
         let clients =
-            flows.iter().map(|(_, ends)| Tickle { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
-        let backends = flows
-            .iter()
-            .filter(|(_, ends)| self.is_here(ends.local.ip()))
-            .map(|(_, ends)| Tickle { from: ends.local.socket_addr(), to: ends.backend.socket_addr() });
+            flows.iter().map(|(_, ends)| Tickle { from: ends.vip.socket_addr(), to: ends.client.socket_addr(), with });
+        let backends = flows.iter().filter(|(_, ends)| self.is_here(ends.local.ip())).map(|(_, ends)| Tickle {
+            from: ends.local.socket_addr(),
+            to: ends.backend.socket_addr(),
+            with: Flags::Ack,
+        });
         let ends = clients.chain(backends).collect();
-        self.actions.push_back(Action::Tickle { round, ends });
+        self.actions.push_back(Action::Tickle { round: number, ends });
     }
 
     /// All ends of a round have been sent to.

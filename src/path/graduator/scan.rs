@@ -54,9 +54,8 @@ enum Stage {
 
 impl Scan {
     pub fn new(moved: Moved) -> Self {
-        // What was marked before this process looked is known by nobody.
-        let stage = Stage::Sweep(Cursor::default());
-        Self { moved, before: Vec::new(), stage, round_at_ns: 0, step_at_ns: 0 }
+        // Flows are read as they are adopted; what moved before that is known.
+        Self { moved, before: Vec::new(), stage: Stage::Rest, round_at_ns: 0, step_at_ns: 0 }
     }
 
     /// Another process may have taken marks.

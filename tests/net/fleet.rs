@@ -1,5 +1,6 @@
 //! Several instances that tell each other of their flows.
 
+mod cut_off;
 mod faults;
 mod link;
 mod takeover;

@@ -2,7 +2,10 @@
 
 mod cut_off;
 mod faults;
+mod kubeadm;
 mod link;
+mod newborn;
+mod split;
 mod takeover;
 
 use std::net::SocketAddr;

@@ -32,7 +32,18 @@ impl Fleet {
     }
 
     pub fn at(vip: &str, test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
-        let scene = Scene::new(test, count)?;
+        Self::within(Scene::new(test, count)?, vip, test, count, flows, |_, config| change(config))
+    }
+
+    /// `change` is told which instance the configuration is of.
+    pub fn within(
+        scene: Scene,
+        vip: &str,
+        test: &str,
+        count: usize,
+        flows: Flows,
+        change: impl Fn(usize, Config) -> Config,
+    ) -> Option<Self> {
         let vip = SocketAddr::new(vip.parse().unwrap(), 6443);
         let hosts = [&scene.lab.b1, &scene.lab.b2];
         let serving = hosts.map(|host| if vip.is_ipv6() { host.v6(6443) } else { host.v4(6443) });
@@ -57,7 +68,7 @@ impl Fleet {
             if flows == Flows::Kept {
                 config = config.path("after_round_trips", 1000).path("after", "1h");
             }
-            all.push(scene.launch(number, &change(config)));
+            all.push(scene.launch(number, &change(number, config)));
         }
         for instance in &all {
             instance.baton.wait_until_ready();

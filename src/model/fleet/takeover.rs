@@ -85,6 +85,11 @@ pub enum Action {
 /// What is worth remembering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
+    /// So many flows of a living owner are reset: their backend is on this host, and so is the address of their leg.
+    Stuck {
+        from: InstanceName,
+        flows: usize,
+    },
     /// The owner is dead: so many of its flows go on here, so many are reset.
     TakenOver {
         from: InstanceName,
@@ -124,6 +129,8 @@ pub struct Takeover {
     contested: HashSet<FlowId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
+    /// All addresses of this host.
+    own: BTreeSet<IpAddr>,
     /// Until then a silent owner counts as dead: a VIP has come.
     fresh_until_ns: u64,
     guard_until_ns: u64,
@@ -204,6 +211,7 @@ impl Takeover {
             mine: HashMap::new(),
             contested: HashSet::new(),
             here: None,
+            own: BTreeSet::new(),
             fresh_until_ns: 0,
             guard_until_ns: 0,
             last_owners: BTreeMap::new(),
@@ -263,6 +271,7 @@ impl Takeover {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let now: BTreeSet<_> = addresses.iter().copied().filter(|ip| vips.contains(ip)).collect();
         self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
+        self.own = addresses.iter().copied().collect();
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
             Some(before) => now.difference(before).copied().collect(),
@@ -333,6 +342,9 @@ impl Takeover {
         let silent: Vec<_> = silent.into_iter().map(|(name, _)| name.clone()).collect();
         dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
         silent.into_iter().for_each(|owner| self.bury(&owner));
+        let living: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| !peer.is_dead).map(|(name, _)| name.clone()).collect();
+        living.into_iter().for_each(|owner| self.end_stuck(&owner));
         let mut challenged = false;
         for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
             peer.challenged = true;
@@ -371,6 +383,9 @@ impl Takeover {
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
+        if self.is_stuck(&ends) {
+            return self.refuse(owner, id, ends);
+        }
         let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);

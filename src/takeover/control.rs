@@ -227,6 +227,10 @@ impl Control {
                 tracing::warn!(%from, adopted, reset, "an instance is dead: flows without sockets go on here, others are reset");
                 What::TookOverFrom { instance: from, adopted, reset }
             }
+            Note::Stuck { from, flows } => {
+                tracing::warn!(%from, flows, "flows to this host's own backend are reset: the address that they come from is here now");
+                return;
+            }
             Note::Told { from, answered, silent } => {
                 tracing::info!(%from, answered, silent, "the clients of a dead instance were told");
                 What::ClientsTold { instance: from, answered, silent }

@@ -216,7 +216,9 @@ async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Li
                             Selector::Flow { id, .. } => flow.id == id,
                             Selector::Backend(id) => flow.backend == id,
                             Selector::Client(network) => network.contains(&flow.client.ip()),
-                            Selector::Frontend(_) | Selector::WithSockets | Selector::All => true,
+                            Selector::Frontend(_) | Selector::SocketsOf(_) | Selector::WithSockets | Selector::All => {
+                                true
+                            }
                         };
                     if meant {
                         writer.remove(&table.flows, flow.key);

@@ -85,6 +85,11 @@ pub enum Action {
 /// What is worth remembering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
+    /// So many flows of a living owner are reset: their backend is on this host, and so is the address of their leg.
+    Stuck {
+        from: InstanceName,
+        flows: usize,
+    },
     /// The owner is dead: so many of its flows go on here, so many are reset.
     TakenOver {
         from: InstanceName,
@@ -337,6 +342,9 @@ impl Takeover {
         let silent: Vec<_> = silent.into_iter().map(|(name, _)| name.clone()).collect();
         dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
         silent.into_iter().for_each(|owner| self.bury(&owner));
+        let living: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| !peer.is_dead).map(|(name, _)| name.clone()).collect();
+        living.into_iter().for_each(|owner| self.end_stuck(&owner));
         let mut challenged = false;
         for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
             peer.challenged = true;
@@ -359,13 +367,8 @@ impl Takeover {
         }
     }
 
-    fn flow(&mut self, now_ns: u64, owner: InstanceName, mut record: FlowRecord) {
+    fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
         let (id, ends) = (record.id, record.ends);
-        if [ends.client.ip(), ends.backend.ip()].iter().any(|ip| self.own.contains(ip)) {
-            // Its packets begin or end on this host, by loopback once the VIP is here, where no program sees them. It cannot
-            // be carried from here, so it must be reset as one that has sockets is, or its other end would wait for ever.
-            record.keeping = Keeping::Sockets;
-        }
         if let Some(mine) = self.mine.get(&id) {
             let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
             let vip = ends.vip.ip();
@@ -380,6 +383,9 @@ impl Takeover {
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
+        if self.is_stuck(&ends) {
+            return self.refuse(owner, id, ends);
+        }
         let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::Path;
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
+use crate::path::entry::Entry;
 use crate::path::moved::{Mark, Moved};
 use crate::path::program::Cursor;
 use crate::sys::clock;
@@ -115,9 +116,12 @@ impl Path {
         for id in flows.split_off(flows.len().saturating_sub(LOOKS)) {
             if let Some(held) = self.keep.held.get(&id) {
                 if let Ok(Some(entry)) = self.program.entry(&held.ends.key(Direction::Up)) {
+                    self.hear(&entry);
                     touched.extend(self.see_held(&entry).then_some(id));
                 }
             } else if self.look(id) {
+                let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
+                self.table.hearing.hear_client(heard_ns);
                 self.moved_on(id);
             }
         }
@@ -138,6 +142,7 @@ impl Path {
                 }
             };
             for (_, entry) in &seen {
+                self.hear(entry);
                 if entry.held {
                     touched.extend(self.see_held(entry).then_some(entry.id));
                 } else if let Some(flow) = self.flows.get_mut(&entry.id)
@@ -154,6 +159,13 @@ impl Path {
         changed.dedup();
         changed.into_iter().for_each(|id| self.moved_on(id));
         if more { Stage::Sweep(cursor) } else { Stage::Rest }
+    }
+
+    /// Whether this host hears anybody at all is another's question.
+    fn hear(&self, entry: &Entry) {
+        if entry.direction == Direction::Up {
+            self.table.hearing.hear_client(entry.seen.last_ns);
+        }
     }
 
     fn moved_on(&mut self, id: FlowId) {

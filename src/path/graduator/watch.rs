@@ -47,6 +47,9 @@ impl Path {
             self.mend();
             self.show();
         }
+        if self.table.hearing.take_wanted() {
+            self.ask_clients();
+        }
         if now_ns >= self.refill_at_ns {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
             self.refill_asks();
@@ -125,11 +128,11 @@ impl Path {
             // The other side's packets may come to another instance.
             return;
         }
-        let flows = &self.flows;
+        let (flows, hearing) = (&self.flows, &self.table.hearing);
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(since_ns) > flow.patience_ns && flow.is_surely_silent()
+            now_ns.saturating_sub(hearing.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
         let (silent, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);

@@ -18,6 +18,9 @@ impl Takeover {
         let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
+            if self.flows.get(&id).is_some_and(|known| self.is_stuck(&known.ends)) {
+                continue;
+            }
             // Its packets come here, whatever others say of it for some time.
             let touched = Mine { ends: None, touched_ns: now_ns };
             self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
@@ -33,7 +36,9 @@ impl Takeover {
             self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
             self.actions.push_back(Action::Send(Command::Claim { owner, flows }));
         }
-        self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        if !adopted.is_empty() {
+            self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        }
     }
 
     pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FlowId, Option<Ends>)>) {

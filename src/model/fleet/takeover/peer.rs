@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::{Action, State, Takeover};
+use super::{Action, Known, State, Takeover};
 use crate::model::fleet::{Farewell, HeldRequest, InstanceName, PeerSlice, Pulse, Slice, slice};
 use crate::model::ids::FlowId;
 
@@ -66,6 +66,7 @@ impl Takeover {
         peer.synced = true;
         let gone: Vec<_> = std::mem::take(&mut peer.stale).into_iter().collect();
         gone.into_iter().for_each(|id| self.remove(id));
+        self.end_stuck(owner);
         self.settle();
     }
 
@@ -119,9 +120,8 @@ impl Takeover {
     fn forward_again(&mut self, owner: &InstanceName, which: impl Fn(State) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         for id in peer.flows.iter().copied().collect::<Vec<_>>() {
-            let Some(ends) = self.flows.get(&id).filter(|known| which(known.state)).map(|known| known.ends) else {
-                continue;
-            };
+            let again = |known: &&Known| which(known.state) && !self.is_stuck(&known.ends);
+            let Some(ends) = self.flows.get(&id).filter(again).map(|known| known.ends) else { continue };
             let state = self.forward(owner, &ends);
             if let Some(known) = self.flows.get_mut(&id) {
                 known.state = state;

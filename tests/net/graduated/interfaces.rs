@@ -101,7 +101,7 @@ fn a_vxlan_tunnel_graduates_flows_whose_packets_come_with_a_sum_over_all_of_them
             entries.map(|other| format!("bridge fdb append 00:00:00:00:00:00 dev tunnel dst {other}")).collect();
         format!(
             "ethtool -K eth0 tso off gso off gro off tx off rx off sg off\n\
-             ip link add tunnel type vxlan id 7 dstport 4789 local {own} udpcsum udp6zerocsumrx\n{}",
+             ip link add tunnel mtu 1450 type vxlan id 7 dstport 4789 local {own} udpcsum udp6zerocsumrx\n{}",
             entries.join("\n")
         )
     });

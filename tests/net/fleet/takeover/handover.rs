@@ -427,6 +427,33 @@ fn a_fresh_start_may_have_the_vip_whatever_was_let_go_before() {
 }
 
 #[test]
+fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_an_upgrade() {
+    let test = "an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_an_upgrade";
+    let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
+    let mut conns = fleet.with_clients_that_stay(5);
+    fleet.let_go(fleet.owner());
+    fleet.take(fleet.heir());
+    conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    let host = fleet.owner().host.clone();
+    let kept = || host.run("ip -4 -o address show dev lo").contains(VIP);
+    assert!(kept());
+    fleet.owner().baton.order(&["upgrade"]);
+    fleet.heir().wait_synced("lb-a");
+    conns.iter_mut().for_each(|conn| conn.echo(2, 1000));
+    assert!(kept());
+    let vips = fleet.heir().sees("lb-a")["vips"].to_string();
+    assert!(!vips.contains(VIP), "it has no VIP: {vips}");
+    let pid = fleet.owner().baton.ask(serde_json::json!({"command": "version"})).unwrap().1["pid"].as_i64().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    drop(conns);
+    fleet.all[0].baton = Baton::start_with(&host, &fleet.owner().directory);
+    fleet.owner().baton.wait_until_ready();
+    eventually(LONG, "it is given up", || !kept());
+    fleet.clients(5);
+}
+
+#[test]
 fn behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices() {
     let test = "behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices";
     let Some(fleet) = Fleet::new(test, 3, Flows::Kept, |config| config) else { return };

@@ -90,7 +90,7 @@ impl Addresses {
 
     /// Gives up what no flow needs any more; returns that.
     pub fn tidy(&mut self, table: &Table) -> Vec<IpAddr> {
-        if self.ahead {
+        if self.ahead || table.fleet.is_succeeded() {
             return Vec::new();
         }
         let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(table, *ip)).collect();

@@ -17,6 +17,16 @@ struct Load {
     bulk_bytes: AtomicU64,
 }
 
+/// Ends the load when it goes: a test that fails does not wait for its clients.
+struct Until<'a>(&'a Load);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Relaxed);
+        self.0.bulk_over.store(true, Relaxed);
+    }
+}
+
 impl Load {
     /// Ping-pongs with a pause of a millisecond on these connections, which come back.
     fn ping_pongs<'s>(&'s self, scope: &'s Scope<'s, '_>, conns: Vec<Conn>) -> Vec<ScopedJoinHandle<'s, Conn>> {
@@ -223,6 +233,7 @@ fn empty_a_host(fleet: &Fleet) -> Figures {
     let load = Load::default();
     let (owner, heir) = (fleet.owner(), fleet.heir());
     let (mut talked, figures) = std::thread::scope(|scope| {
+        let _until = Until(&load);
         let talks = load.ping_pongs(scope, talking);
         let stayed = load.ping_pongs(scope, talking_on);
         let streams = load.bulk(scope, streaming);
@@ -277,6 +288,7 @@ fn a_host_is_emptied_of_ipv6_flows_by_something_that_asks_only_whether_it_is_rea
     let talking = fleet.clients(10);
     let load = Load::default();
     let mut talked = std::thread::scope(|scope| {
+        let _until = Until(&load);
         let talks = load.ping_pongs(scope, talking);
         let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);
         load.goes_on(50, 1000);
@@ -462,6 +474,7 @@ fn behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices() {
     let (talking, streaming) = (fleet.clients(10), fleet.clients(2));
     let load = Load::default();
     let mut talked = std::thread::scope(|scope| {
+        let _until = Until(&load);
         let talks = load.ping_pongs(scope, talking);
         let streams = load.bulk(scope, streaming);
         let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);

@@ -25,7 +25,7 @@ mod stray;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -120,6 +120,8 @@ pub struct Takeover {
     by_key: HashMap<Key, FlowId>,
     /// Flows that were other instances' and are this one's, or that another says are its own.
     mine: HashMap<FlowId, Mine>,
+    /// Flows of this instance of which another says the same.
+    contested: HashSet<FlowId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
     /// Until then a silent owner counts as dead: a VIP has come.
@@ -192,6 +194,7 @@ impl Takeover {
             flows: HashMap::new(),
             by_key: HashMap::new(),
             mine: HashMap::new(),
+            contested: HashSet::new(),
             here: None,
             fresh_until_ns: 0,
             guard_until_ns: 0,
@@ -237,7 +240,7 @@ impl Takeover {
     pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
         match answer {
             HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
-            HeldAnswer::Ours(flows) => self.also_ours(&flows),
+            HeldAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
             HeldAnswer::Reached(round) => self.first_round(round),
@@ -285,8 +288,9 @@ impl Takeover {
                 Timer::Challenge => self.challenge_over(),
                 Timer::Forget(id, ends) => self.forget(id, &ends),
                 Timer::Promised(id) => self.promise_due(now_ns, id),
+                Timer::Contested(id) => self.contest_due(id),
                 Timer::Round(round) => self.round_due(now_ns, round),
-                Timer::Asked(key) => self.ask_expired(key),
+                Timer::Asked(key) => self.ask_expired(now_ns, key),
                 Timer::Lent(key) => self.lent_over(key),
                 Timer::Guard => {}
             }

@@ -283,7 +283,7 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
 }
 
 #[test]
-fn a_flow_that_its_new_owner_never_tells_of_was_over_before_its_turn_came() {
+fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
     for own in [false, true] {
         let mut scene = Scene::new();
         let flow = record(1, "10.0.1.7", true);
@@ -294,12 +294,41 @@ fn a_flow_that_its_new_owner_never_tells_of_was_over_before_its_turn_came() {
                 scene.remote(Remote::Moved { owner: name("c"), id: flow.id, to: name("a") });
             }
         }
-        let dropped = Action::Path(HeldRequest::Drop(vec![flow.id]));
         scene.pass(4000);
-        assert!(!scene.take().contains(&dropped));
+        let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.id] });
+        let actions = scene.take();
+        assert!(!actions.contains(&claim), "the other has the address");
+        assert!(!actions.iter().any(|action| matches!(action, Action::Path(HeldRequest::Drop(_)))));
+        scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+        scene.addresses(&["10.0.0.22", VIP]);
+        scene.pulse(Pulse::Alive);
+        scene.take();
         scene.pass(4000);
-        assert!(scene.take().contains(&dropped));
+        let actions = scene.take();
+        assert!(actions.contains(&claim) && actions.contains(&Action::Path(HeldRequest::Adopt(vec![flow.id]))));
     }
+}
+
+/// Found as flows that nobody looked after, behind a router: of three claims each took a flow from another.
+#[test]
+fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip("10.0.0.23"), ip(VIP)] });
+    scene.take();
+    scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) });
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.id]));
+    let taken = |action: &Action| matches!(action, Action::Send(Command::Claim { .. }));
+    assert!(!scene.take().iter().any(taken));
+    // It was `a` that took it.
+    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.id, Some(flow.ends))] });
+    scene.pass(1500);
+    assert!(!scene.take().iter().any(taken));
+    // Without such a word one of them gives way.
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.id]));
+    scene.pass(1500);
+    assert!(scene.take().iter().any(taken));
 }
 
 /// Found as flows that nobody looked after once a VIP had gone to and fro within moments.

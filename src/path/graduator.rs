@@ -106,7 +106,7 @@ impl Graduator {
             table: table.clone(),
         };
         path.keep_names()?;
-        table.graduation.held.set_serves(true);
+        table.graduation.held.serve(Box::new(path.program.carried()?));
         let run = move || {
             if catch_unwind(AssertUnwindSafe(|| path.run())).is_err() {
                 // Workers wait for its answers with requests in hand. What is graduated goes on, and the next process

@@ -1,5 +1,6 @@
 //! The loaded program: opened once, used by one thread, outliving the process.
 
+mod carried;
 mod dismiss;
 mod error;
 mod links;

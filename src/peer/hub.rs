@@ -13,6 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::link::{Admitted, Input, Site};
 use crate::config::{self, Config};
+use crate::model::ends::Key;
 use crate::model::fleet::{
     Command, Epoch, Exchange, Farewell, Hello, InstanceName, Member, Message, Notice, Own, Pulse, Query, Remote,
 };
@@ -316,9 +317,15 @@ impl Hub {
         }
     }
 
+    /// Whether such a packet finds its way from here: into a socket, or through the path, whoever looks after its flow.
+    fn is_here(&self, query: &Query) -> bool {
+        let (from, to) = (query.packet.from, query.packet.to);
+        self.table.graduation.held.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
+    }
+
     fn answer_queries(&mut self) {
         while let Some(query) = self.exchange.poll_query() {
-            let known = is_here(&query);
+            let known = self.is_here(&query);
             self.exchange.handle_known(&query, known);
         }
     }
@@ -415,10 +422,6 @@ impl Hub {
 }
 
 /// Whether a socket of this host has the flow. When in doubt it does: whoever asks would reset it otherwise.
-fn is_here(query: &Query) -> bool {
-    sock_diag::has_connection(query.packet.to, query.packet.from).unwrap_or(true)
-}
-
 fn members(settings: &config::Peers) -> Vec<Member> {
     let member = |peer: &config::Peer| Member { name: peer.name.clone(), address: peer.address };
     settings.peers.iter().map(member).collect()

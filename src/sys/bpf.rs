@@ -171,6 +171,11 @@ impl Map {
         Ok(Self { fd, key_size: key_size as usize, value_size, max_entries })
     }
 
+    /// The same map, for another thread.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()?, ..*self })
+    }
+
     pub fn key_size(&self) -> usize {
         self.key_size
     }

@@ -32,7 +32,7 @@ use crate::sys::eventfd::EventFd;
 
 pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
 pub use census::{Census, PathView};
-pub use held::HeldQueues;
+pub use held::{Carried, HeldQueues};
 pub use stays::Stays;
 
 /// Which flow is meant. The id tells it from a later one in the same place.

@@ -38,6 +38,12 @@ pub enum Remote {
         owner: InstanceName,
         id: FlowId,
     },
+    /// A flow that was `owner`'s is `to`'s, who may say more of it sooner or later than this comes.
+    Moved {
+        owner: InstanceName,
+        id: FlowId,
+        to: InstanceName,
+    },
     Synced {
         owner: InstanceName,
     },
@@ -46,10 +52,11 @@ pub enum Remote {
         owner: InstanceName,
         pulse: Pulse,
     },
-    /// `by` looks after these flows from now on, which were this instance's: their packets come to it.
+    /// `by` looks after these flows from now on, which were this instance's: their packets come to it. Without ends: this
+    /// instance has not told of any such flow.
     Claimed {
         by: InstanceName,
-        flows: Vec<FlowId>,
+        flows: Vec<(FlowId, Option<Ends>)>,
     },
     /// The addresses of frontends that `owner` has on its interfaces now.
     Addresses {

@@ -13,11 +13,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
-use super::session::{Heard, Session, Standing};
+use super::session::{Heard, SILENT_NS, Session, Standing};
 use super::{Asked, Command, Epoch, Farewell, InstanceName, Local, MemberView, Pulse, Remote};
 
-/// What a question may take.
-pub const ASK_WITHIN_NS: u64 = 60_000_000;
+/// What a question may take: whoever says nothing for longer counts as silent. A loaded host answers after tens of
+/// milliseconds, and until then nobody is reset.
+pub const ASK_WITHIN_NS: u64 = SILENT_NS;
 /// Longer than this between two looks, this instance was away itself.
 const ABSENCE_NS: u64 = 100_000_000;
 /// Questions under way: beyond, they are answered at once with nobody.
@@ -75,7 +76,7 @@ pub enum Notice {
     },
 }
 
-/// A packet of which a peer wants to know whether this host has its flow, though no flow that is told of is its.
+/// A packet of which a peer wants to know whether it would find its way from here, though it is of no flow that is told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     pub peer: InstanceName,
@@ -245,19 +246,23 @@ impl Exchange {
         pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
         match heard {
             Ok(Heard::Nothing) => {}
-            Ok(Heard::Asked { number, packet }) => match self.mirror.find(&packet).is_some() {
+            Ok(Heard::Asked { number, packet }) => match self.mirror.knows(&packet) {
                 true => self.handle_known(&Query { peer: peer.clone(), number, packet }, true),
                 false if self.queries.len() < ASKS_MAX => {
                     self.queries.push_back(Query { peer: peer.clone(), number, packet });
                 }
                 false => {}
             },
+            Ok(Heard::Claimed(flows)) => {
+                let flows = flows.into_iter().map(|id| (id, self.mirror.claimed_by(peer, id, now_ns))).collect();
+                self.remotes.push_back(Remote::Claimed { by: peer.clone(), flows });
+            }
             Ok(Heard::Answered { number, known }) => self.answered(number, peer, known),
             Err(fault) => self.drops.push_back((peer.clone(), fault.to_string())),
         }
     }
 
-    /// The kernel has been asked: whether this host has the flow.
+    /// The kernel has been asked: whether packets of the flow find their way from here.
     pub fn handle_known(&mut self, query: &Query, known: bool) {
         if let Some(session) = self.sessions.get_mut(&query.peer) {
             session.say(Message::Answer { number: query.number, known });

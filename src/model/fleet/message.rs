@@ -78,4 +78,9 @@ pub enum Change {
     /// New, or as it is now.
     Flow(Box<FlowRecord>),
     Ended(FlowId),
+    /// It goes on, and `to` has said that it looks after it.
+    Moved {
+        id: FlowId,
+        to: InstanceName,
+    },
 }

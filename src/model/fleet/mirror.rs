@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use super::message::Change;
-use super::{Asked, FlowRecord, Keeping, Local};
+use super::{Asked, FlowRecord, InstanceName, Keeping, Local};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
@@ -20,8 +20,11 @@ const LOG_MAX: usize = 1 << 18;
 #[derive(Debug)]
 pub struct Mirror {
     flows: BTreeMap<FlowId, FlowRecord>,
-    /// By the hash of how the packets of each direction show themselves; see [`Mirror::find`].
+    /// By the hash of how the packets of each direction show themselves.
     by_packet: HashMap<u64, FlowId>,
+    /// Flows that other instances have claimed, for a while.
+    claimed: HashMap<FlowId, Claimed>,
+    claims: VecDeque<(u64, FlowId)>,
     log: VecDeque<FlowId>,
     /// Number of the first change in `log`.
     log_start: u64,
@@ -36,6 +39,8 @@ impl Default for Mirror {
         Self {
             flows: BTreeMap::new(),
             by_packet: HashMap::new(),
+            claimed: HashMap::new(),
+            claims: VecDeque::new(),
             log: VecDeque::new(),
             log_start: 0,
             made: VecDeque::new(),
@@ -52,9 +57,22 @@ struct Made {
     at_ns: u64,
 }
 
+/// What another instance has said to be its own.
+#[derive(Debug)]
+struct Claimed {
+    by: InstanceName,
+    at_ns: u64,
+    /// It is not this instance's any more.
+    gone: bool,
+}
+
+/// For so long a claim is remembered: until then whoever has claimed a flow has told of it.
+const CLAIMED_NS: u64 = 5_000_000_000;
+
 impl Mirror {
     /// Takes in what has happened. Of a flow that is over before anybody was told of it, nothing is noted.
     pub fn apply(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
+        self.forget_claims(now_ns);
         let mut touched = Vec::new();
         // Whether each was there before.
         let mut known = HashMap::new();
@@ -107,7 +125,10 @@ impl Mirror {
         let ids = self.log.range(from.min(self.log.len())..).take(max);
         let change = |id: &FlowId| match self.flows.get(id) {
             Some(record) => Change::Flow(Box::new(record.clone())),
-            None => Change::Ended(*id),
+            None => match self.claimed.get(id).filter(|claimed| claimed.gone) {
+                Some(claimed) => Change::Moved { id: *id, to: claimed.by.clone() },
+                None => Change::Ended(*id),
+            },
         };
         ids.map(change).collect()
     }
@@ -123,10 +144,26 @@ impl Mirror {
         self.made.get(place).map(|made| made.at_ns)
     }
 
-    /// Whose packet this is.
-    pub fn find(&self, packet: &Asked) -> Option<&FlowRecord> {
-        let record = self.flows.get(self.by_packet.get(&hash_of(packet))?)?;
-        packets(&record.ends).contains(packet).then_some(record)
+    /// Whether this is a packet of a flow that this instance has.
+    pub fn knows(&self, packet: &Asked) -> bool {
+        self.by_packet.contains_key(&hash_of(packet))
+    }
+
+    /// `by` looks after this flow from now on: when it ends here, it goes on there.
+    pub fn claimed_by(&mut self, by: &InstanceName, id: FlowId, now_ns: u64) -> Option<Ends> {
+        let ends = self.flows.get(&id).filter(|record| record.keeping != Keeping::Sockets)?.ends;
+        self.claimed.insert(id, Claimed { by: by.clone(), at_ns: now_ns, gone: false });
+        self.claims.push_back((now_ns, id));
+        Some(ends)
+    }
+
+    fn forget_claims(&mut self, now_ns: u64) {
+        while let Some((at_ns, id)) = self.claims.front().copied().filter(|(at_ns, _)| now_ns - at_ns >= CLAIMED_NS) {
+            self.claims.pop_front();
+            if self.claimed.get(&id).is_some_and(|claimed| claimed.at_ns == at_ns) {
+                self.claimed.remove(&id);
+            }
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -147,9 +184,8 @@ impl Mirror {
             return false;
         }
         self.remove(record.id);
-        for packet in packets(&record.ends) {
-            self.by_packet.insert(hash_of(&packet), record.id);
-        }
+        self.claimed.remove(&record.id);
+        self.by_packet.extend(hashes(&record.ends).map(|hash| (hash, record.id)));
         self.graduated += usize::from(matches!(record.keeping, Keeping::Passage(_)));
         self.flows.insert(record.id, record);
         true
@@ -165,10 +201,13 @@ impl Mirror {
     fn remove(&mut self, id: FlowId) -> bool {
         let Some(record) = self.flows.remove(&id) else { return false };
         self.graduated -= usize::from(matches!(record.keeping, Keeping::Passage(_)));
-        for packet in packets(&record.ends) {
+        if let Some(claimed) = self.claimed.get_mut(&id) {
+            claimed.gone = true;
+        }
+        for hash in hashes(&record.ends) {
             // Another flow with the same ends may have come meanwhile.
-            if self.by_packet.get(&hash_of(&packet)) == Some(&id) {
-                self.by_packet.remove(&hash_of(&packet));
+            if self.by_packet.get(&hash) == Some(&id) {
+                self.by_packet.remove(&hash);
             }
         }
         true
@@ -183,6 +222,12 @@ fn packets(ends: &Ends) -> [Asked; 2] {
     })
 }
 
+fn hashes(ends: &Ends) -> [u64; 2] {
+    packets(ends).map(|packet| hash_of(&packet))
+}
+
+/// Of two packets with the same, one would be taken for one of the other's flow and be sent to its owner, who answers as to any
+/// stranger.
 fn hash_of(packet: &Asked) -> u64 {
     let mut hasher = DefaultHasher::new();
     packet.hash(&mut hasher);
@@ -201,7 +246,7 @@ mod tests {
     fn ids(changes: &[Change]) -> Vec<(u64, bool)> {
         let id = |change: &Change| match change {
             Change::Flow(record) => (record.id.0, true),
-            Change::Ended(id) => (id.0, false),
+            Change::Ended(id) | Change::Moved { id, .. } => (id.0, false),
         };
         changes.iter().map(id).collect()
     }
@@ -250,8 +295,30 @@ mod tests {
         mirror.apply((1..100).map(established), 1);
         let ends = record(7).ends;
         for packet in packets(&ends) {
-            assert_eq!(mirror.find(&packet).map(|record| record.id), Some(FlowId(7)));
+            assert!(mirror.knows(&packet));
         }
-        assert_eq!(mirror.find(&Asked { from: ends.vip.socket_addr(), to: ends.client.socket_addr() }), None);
+        assert!(!mirror.knows(&Asked { from: ends.vip.socket_addr(), to: ends.client.socket_addr() }));
+    }
+
+    #[test]
+    fn of_a_flow_that_was_claimed_is_told_where_it_is() {
+        let by = InstanceName("b".into());
+        let mut mirror = Mirror::default();
+        mirror.apply([1, 2, 3].map(established), 1);
+        let graduated = |id| Local::Graduated { id: FlowId(id), passage: Box::new(passage(9)) };
+        mirror.apply([1, 2].map(graduated), 1);
+        let ends = [1, 2, 3, 9].map(|id| mirror.claimed_by(&by, FlowId(id), 2));
+        assert_eq!(ends, [Some(record(1).ends), Some(record(2).ends), None, None]);
+        mirror.apply([Local::Ended(FlowId(1)), Local::Ended(FlowId(3))], 3);
+        let told = mirror.changes(5, 10);
+        assert_eq!(told, [Change::Moved { id: FlowId(1), to: by }, Change::Ended(FlowId(3))]);
+        // It comes back before the claim is forgotten.
+        mirror.claimed_by(&InstanceName("b".into()), FlowId(2), 4);
+        mirror.apply([Local::Ended(FlowId(2))], 5);
+        mirror.apply([established(2), graduated(2)], 6);
+        mirror.apply([], 3 + CLAIMED_NS);
+        mirror.apply([Local::Ended(FlowId(2))], 7 + CLAIMED_NS);
+        assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Ended(FlowId(2))]);
+        assert!(mirror.by_packet.is_empty() && mirror.claimed.is_empty() && mirror.claims.is_empty());
     }
 }

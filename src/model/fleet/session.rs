@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX};
 use super::mirror::Mirror;
-use super::{Epoch, Farewell, FlowRecord, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
+use super::{Asked, Epoch, Farewell, FlowRecord, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
 use crate::model::ids::FlowId;
 
 /// Between two beats.
@@ -46,7 +46,7 @@ pub struct Session {
     pub epoch: Epoch,
     slot: Option<u8>,
     version: String,
-    /// Its flows, and whether each has sockets.
+    /// Its flows, and whether each is without sockets.
     flows: HashMap<FlowId, bool>,
     graduated: usize,
     pub synced: bool,
@@ -122,8 +122,9 @@ pub enum Fault {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     Nothing,
-    Asked { number: u32, packet: super::Asked },
+    Asked { number: u32, packet: Asked },
     Answered { number: u32, known: bool },
+    Claimed(Vec<FlowId>),
 }
 
 impl Session {
@@ -307,7 +308,7 @@ impl Session {
                 if flows.len() > CLAIM_MAX {
                     return Err(Fault::TooLong);
                 }
-                remotes.push_back(Remote::Claimed { by: owner(), flows });
+                return Ok(Heard::Claimed(flows));
             }
             Message::Ask { number, packet } => return Ok(Heard::Asked { number, packet }),
             Message::Answer { number, known } => return Ok(Heard::Answered { number, known }),
@@ -345,13 +346,24 @@ impl Session {
             }
             // One that was never told of: it ended before its turn came.
             Change::Ended(id) => {
-                if let Some(graduated) = self.flows.remove(&id) {
-                    self.graduated -= usize::from(graduated);
+                if self.forget(id) {
                     remotes.push_back(Remote::Ended { owner, id });
+                }
+            }
+            Change::Moved { id, to } => {
+                if self.forget(id) {
+                    remotes.push_back(Remote::Moved { owner, id, to });
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether it had told of it.
+    fn forget(&mut self, id: FlowId) -> bool {
+        let graduated = self.flows.remove(&id);
+        self.graduated -= usize::from(graduated == Some(true));
+        graduated.is_some()
     }
 
     /// The next thing to say to it. `whole`: the own flows are all in `mirror`.

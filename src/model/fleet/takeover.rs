@@ -21,11 +21,12 @@ mod bury;
 mod claims;
 mod peer;
 mod stray;
+mod stuck;
 #[cfg(test)]
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -121,10 +122,12 @@ pub struct Takeover {
     settings: Settings,
     peers: BTreeMap<InstanceName, Peer>,
     flows: HashMap<FlowId, Known>,
-    /// Of clients' packets of flows that are forwarded or refused.
+    /// Of packets of flows that are forwarded or refused.
     by_key: HashMap<Key, FlowId>,
     /// Flows that were other instances' and are this one's, or that another says are its own.
     mine: HashMap<FlowId, Mine>,
+    /// Flows of this instance of which another says the same.
+    contested: HashSet<FlowId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
     /// All addresses of this host.
@@ -165,6 +168,8 @@ struct Known {
     state: State,
     /// Others that say the same of it, for a moment: it goes from one to another.
     also: Vec<InstanceName>,
+    /// Its owner has told of it. Else only somebody who has given it up says whose it is.
+    told: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +202,7 @@ impl Takeover {
             flows: HashMap::new(),
             by_key: HashMap::new(),
             mine: HashMap::new(),
+            contested: HashSet::new(),
             here: None,
             own: BTreeSet::new(),
             fresh_until_ns: 0,
@@ -229,9 +235,10 @@ impl Takeover {
             Remote::Begin { owner, slot, .. } => self.begin(&owner, slot),
             Remote::Flow { owner, record } => self.flow(now_ns, owner, *record),
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
+            Remote::Moved { owner, id, to } => self.moved(now_ns, &owner, id, &to),
             Remote::Synced { owner } => self.synced(&owner),
             Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
-            Remote::Claimed { by, flows } => self.claimed_by(by, flows),
+            Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
             Remote::Answer { ends, owner } => self.stray_answered(now_ns, ends, owner),
         }
@@ -242,7 +249,7 @@ impl Takeover {
     pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
         match answer {
             HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
-            HeldAnswer::Ours(flows) => self.also_ours(&flows),
+            HeldAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
             HeldAnswer::Reached(round) => self.first_round(round),
@@ -290,8 +297,10 @@ impl Takeover {
             match timer {
                 Timer::Challenge => self.challenge_over(),
                 Timer::Forget(id, ends) => self.forget(id, &ends),
+                Timer::Promised(id) => self.promise_due(now_ns, id),
+                Timer::Contested(id) => self.contest_due(id),
                 Timer::Round(round) => self.round_due(now_ns, round),
-                Timer::Asked(key) => self.ask_expired(key),
+                Timer::Asked(key) => self.ask_expired(now_ns, key),
                 Timer::Lent(key) => self.lent_over(key),
                 Timer::Guard => {}
             }
@@ -395,7 +404,7 @@ impl Takeover {
             }
             Keeping::Sockets => self.forward(&owner, &ends),
             Keeping::Passage(_) => {
-                self.by_key.remove(&ends.key(Direction::Up));
+                self.unindex(id, &ends);
                 if self.settings.carries {
                     self.actions.push_back(Action::Path(HeldRequest::Hold(Box::new(record))));
                 }
@@ -403,12 +412,12 @@ impl Takeover {
             }
         };
         if state != State::Held {
-            self.by_key.insert(ends.key(Direction::Up), id);
+            self.index(id, &ends);
         }
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
         }
-        self.flows.insert(id, Known { owner, ends, state, also });
+        self.flows.insert(id, Known { owner, ends, state, also, told: true });
     }
 
     /// Has both directions' packets sent to the owner.
@@ -432,13 +441,11 @@ impl Takeover {
         if known.state == State::Held
             && let Some(other) = known.also.pop()
         {
-            known.owner = other.clone();
-            if let Some(peer) = self.peers.get_mut(owner) {
-                peer.flows.remove(&id);
-            }
-            if let Some(peer) = self.peers.get_mut(&other) {
-                peer.flows.insert(id);
-            }
+            let also = std::mem::take(&mut known.also);
+            let ends = known.ends;
+            self.take_out(id);
+            self.held_for(&other, id, ends);
+            self.flows.entry(id).and_modify(|known| known.also = also);
             return;
         }
         if let Some(known) = self.take_out(id) {
@@ -478,11 +485,20 @@ impl Takeover {
             peer.flows.remove(&id);
             peer.stale.remove(&id);
         }
-        let key = known.ends.key(Direction::Up);
-        if self.by_key.get(&key) == Some(&id) {
-            self.by_key.remove(&key);
-        }
+        self.unindex(id, &known.ends);
         Some(known)
+    }
+
+    fn index(&mut self, id: FlowId, ends: &Ends) {
+        self.by_key.extend(both(ends).map(|key| (key, id)));
+    }
+
+    fn unindex(&mut self, id: FlowId, ends: &Ends) {
+        for key in both(ends) {
+            if self.by_key.get(&key) == Some(&id) {
+                self.by_key.remove(&key);
+            }
+        }
     }
 
     fn drop_held(&mut self, id: FlowId) {
@@ -517,10 +533,10 @@ impl Takeover {
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
         let then = if self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
         for vip in self.settings.vips.clone() {
-            // The others are source ports of backend legs: those of living peers are forwarded.
+            // The others are source ports of backend legs: what those of living peers get is forwarded.
             let any_port = VipAddr::new((vip.ip(), 0).into());
-            let any = Unknown { guard_until_ns: 0, then: Then::Reset };
-            for (vip, rule) in [(vip, Unknown { guard_until_ns, then }), (any_port, any)] {
+            let rule = Unknown { guard_until_ns, then };
+            for vip in [vip, any_port] {
                 if self.rules.get(&vip) != Some(&rule) {
                     self.rules.insert(vip, rule);
                     self.actions.push_back(Action::Path(HeldRequest::Unknown { vip, unknown: Some(rule) }));
@@ -541,8 +557,9 @@ impl Takeover {
                 debug_assert!(!self.flows.contains_key(id), "{id} has two owners");
             }
             for (key, id) in &self.by_key {
-                let known = self.flows.get(id).map(|known| (known.ends.key(Direction::Up), known.state));
-                debug_assert!(known.is_some_and(|(its, state)| its == *key && state != State::Held), "{id} {known:?}");
+                let known = self.flows.get(id);
+                let fits = known.is_some_and(|known| both(&known.ends).contains(key) && known.state != State::Held);
+                debug_assert!(fits, "{id} {known:?}");
             }
             let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
             debug_assert_eq!(owned, self.flows.len());

@@ -11,12 +11,19 @@
 //!     │ ◀────────────── Strays: what nobody knew      │
 //! ```
 
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::OnceLock;
 
 use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
+use crate::model::ends::Key;
 use crate::model::fleet::{HeldAnswer, HeldRequest};
+
+/// What the path carries at this moment, whoever's flows they are.
+pub trait Carried: std::fmt::Debug + Send + Sync {
+    /// Whether such a packet is passed on to the flow's other end.
+    fn carries(&self, key: &Key) -> bool;
+}
 
 /// The queues between them.
 #[derive(Debug, Default)]
@@ -24,8 +31,8 @@ pub struct HeldQueues {
     requests: SegQueue<HeldRequest>,
     answers: SegQueue<HeldAnswer>,
     answered: Notify,
-    /// The path may do what it is asked. Without it, requests are for nobody.
-    serves: AtomicBool,
+    /// `None`: there is no path that could do what it is asked.
+    carried: OnceLock<Box<dyn Carried>>,
 }
 
 impl HeldQueues {
@@ -53,10 +60,15 @@ impl HeldQueues {
 
     /// Whether there is a path that holds and forwards.
     pub fn serves(&self) -> bool {
-        self.serves.load(Acquire)
+        self.carried.get().is_some()
     }
 
-    pub fn set_serves(&self, serves: bool) {
-        self.serves.store(serves, Release);
+    /// The path holds and forwards from now on.
+    pub fn serve(&self, carried: Box<dyn Carried>) {
+        let _ = self.carried.set(carried);
+    }
+
+    pub fn carries(&self, key: &Key) -> bool {
+        self.carried.get().is_some_and(|carried| carried.carries(key))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Action, Known, Note, State, Takeover, Timer, both};
+use super::{Action, Note, State, Takeover, Timer, both};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{HeldRequest, InstanceName};
 use crate::model::ids::FlowId;
@@ -47,41 +47,7 @@ impl Takeover {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
-    /// Whether nobody can carry the flow: its backend is on this host, and what it gets seems to come from an address of this
-    /// host, too. A kernel takes no such packet from the wire, and sends none there.
-    pub(super) fn is_stuck(&self, ends: &Ends) -> bool {
-        self.is_own(ends) && self.is_here(ends.local.ip())
-    }
-
-    /// Whether its backend is on this host.
-    fn is_own(&self, ends: &Ends) -> bool {
-        self.own.contains(&ends.backend.ip())
-    }
-
-    /// Resets what a living owner can serve no more since the address is here.
-    pub(super) fn end_stuck(&mut self, owner: &InstanceName) {
-        let own = self.own.clone();
-        let here = self.here.clone().unwrap_or_default();
-        self.bury_flows(owner, |ends| own.contains(&ends.backend.ip()) && here.contains(&ends.local.ip()));
-    }
-
-    /// Answers RST to packets of a flow, whatever was said of it before.
-    pub(super) fn refuse(&mut self, owner: InstanceName, id: FlowId, ends: Ends) {
-        if self.flows.get(&id).is_some_and(|known| known.state == State::Refused && known.ends == ends) {
-            return;
-        }
-        self.remove(id);
-        if self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
-        }
-        if let Some(peer) = self.peers.get_mut(&owner) {
-            peer.flows.insert(id);
-        }
-        self.by_key.insert(ends.key(Direction::Up), id);
-        self.flows.insert(id, Known { owner, ends, state: State::Refused, also: Vec::new() });
-    }
-
-    fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
+    pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         let flows: Vec<_> = peer.flows.iter().copied().collect();
         let is_dead = peer.is_dead;
@@ -112,7 +78,7 @@ impl Takeover {
                     }
                     if let Some(known) = self.flows.get_mut(&id) {
                         known.state = State::Refused;
-                        self.by_key.insert(ends.key(Direction::Up), id);
+                        self.index(id, &ends);
                     }
                 }
             }

@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, State, Takeover};
+use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, State, Takeover, Timer};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
+
+/// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
+const PROMISED_NS: u64 = 2_000_000_000;
+/// A claim that explains why another instance says of a flow of this one's that it is its own has come within this.
+const CONTESTED_NS: u64 = 1_000_000_000;
 
 impl Takeover {
     /// The packets of these flows' clients come here.
@@ -36,16 +41,55 @@ impl Takeover {
         }
     }
 
-    pub(super) fn claimed_by(&mut self, by: InstanceName, flows: Vec<FlowId>) {
-        for id in &flows {
+    pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FlowId, Option<Ends>)>) {
+        self.actions.push_back(Action::Note(Note::Released { to: by.clone(), flows: flows.len() }));
+        if self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
+        }
+        for (id, ends) in &flows {
+            self.contested.remove(id);
+            let was_mine = self.mine.remove(id).and_then(|mine| mine.ends);
             // Until it says more of them itself: their packets may come here again at once.
-            if let Some(Mine { ends: Some(ends), .. }) = self.mine.remove(id) {
-                self.held_for(&by, *id, ends);
+            if let Some(ends) = was_mine.or(*ends).filter(|_| !self.flows.contains_key(id)) {
+                self.promised_to(now_ns, &by, *id, ends);
             }
         }
-        self.actions.push_back(Action::Note(Note::Released { to: by, flows: flows.len() }));
-        if self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Release(flows)));
+    }
+
+    /// `owner` has given a flow to `to`, who may have told of it already.
+    pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, to: &InstanceName) {
+        let Some(known) = self.flows.get(&id) else { return };
+        if known.owner != *owner || known.state != State::Held || known.also.contains(to) {
+            return self.ended(now_ns, owner, id);
+        }
+        let ends = known.ends;
+        // To this one, from which it was claimed back before this came: it stays with who has claimed it last.
+        let to = if *to == self.settings.me { owner } else { to };
+        if self.peers.contains_key(to) {
+            self.take_out(id);
+            self.promised_to(now_ns, to, id, ends);
+        } else {
+            self.ended(now_ns, owner, id);
+        }
+    }
+
+    /// As [`Takeover::held_for`], though `owner` has not told of it yet.
+    fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, ends: Ends) {
+        self.held_for(owner, id, ends);
+        if let Some(known) = self.flows.get_mut(&id) {
+            known.told = false;
+            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id));
+        }
+        if self.peers.get(owner).is_some_and(|peer| peer.is_dead) {
+            self.bury_flows(owner, |its| *its == ends);
+        }
+    }
+
+    pub(super) fn promise_due(&mut self, now_ns: u64, id: FlowId) {
+        let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == State::Held) else { return };
+        match self.is_heir(known.ends.vip.ip()) {
+            true => self.claim(now_ns, vec![id]),
+            false => self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id)),
         }
     }
 
@@ -53,23 +97,44 @@ impl Takeover {
     pub(super) fn held_for(&mut self, owner: &InstanceName, id: FlowId, ends: Ends) {
         if let Some(peer) = self.peers.get_mut(owner) {
             peer.flows.insert(id);
-            self.flows.insert(id, Known { owner: owner.clone(), ends, state: State::Held, also: Vec::new() });
+            let state = State::Held;
+            self.flows.insert(id, Known { owner: owner.clone(), ends, state, also: Vec::new(), told: true });
         }
     }
 
     /// The path was to hold these for others, and has them as this instance's own.
-    pub(super) fn also_ours(&mut self, flows: &[FlowId]) {
+    pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FlowId]) {
         for id in flows {
             let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
             let (owner, ends) = (known.owner.clone(), known.ends);
-            match self.prevails_over(&owner, ends.vip.ip()) {
-                true => {
-                    self.take_out(*id);
-                    self.mine.insert(*id, Mine { ends: Some(ends), touched_ns: 0 });
-                    self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![*id] }));
+            match self.prevails_by_address(&owner, ends.vip.ip()) {
+                Some(prevails) => self.settle_between(*id, prevails),
+                // Most likely a third one has claimed it here, the owner there, and that word comes first.
+                None => {
+                    self.contested.insert(*id);
+                    self.timers.set(now_ns + CONTESTED_NS, Timer::Contested(*id));
                 }
-                false => self.actions.push_back(Action::Path(HeldRequest::Release(vec![*id]))),
             }
+        }
+    }
+
+    pub(super) fn contest_due(&mut self, id: FlowId) {
+        if self.contested.remove(&id)
+            && let Some(known) = self.flows.get(&id).filter(|known| known.state == State::Held)
+        {
+            let prevails = self.prevails_over(&known.owner, known.ends.vip.ip());
+            self.settle_between(id, prevails);
+        }
+    }
+
+    /// Of a flow that both look after.
+    fn settle_between(&mut self, id: FlowId, prevails: bool) {
+        if !prevails {
+            return self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+        }
+        if let Some(Known { owner, ends, .. }) = self.take_out(id) {
+            self.mine.insert(id, Mine { ends: Some(ends), touched_ns: 0 });
+            self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
         }
     }
 

@@ -11,6 +11,10 @@ pub enum Timer {
     Challenge,
     /// Packets of this flow, which is over, are nobody's from now on.
     Forget(FlowId, Ends),
+    /// Its new owner has had time to tell of it.
+    Promised(FlowId),
+    /// Whoever has claimed it from its owner has had time to say so here.
+    Contested(FlowId),
     Round(u64),
     /// Nobody has said whose packets these are.
     Asked(Key),

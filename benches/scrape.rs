@@ -5,6 +5,7 @@ use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use baton::addr::{ClientAddr, VipAddr};
 use baton::admin::census::Census;
 use baton::admin::collect;
@@ -36,10 +37,21 @@ fn filled() -> (Arc<Table>, ShardWriter) {
     (table, writer)
 }
 
+const CONFIG: &str = r#"
+[[frontend]]
+name = "f"
+listen = ["127.0.0.1:6443"]
+[[frontend.backend]]
+name = "b"
+address = "127.0.0.1:6444"
+"#;
+
 fn scrape(c: &mut Criterion) {
     let (table, _writer) = filled();
     let metrics = Metrics::default();
-    collect::register(&metrics, table.clone(), Arc::default());
+    let config = baton::config::parse(CONFIG, "bench.toml".as_ref()).expect("it is valid").config;
+    let config = Arc::new(ArcSwap::from_pointee(config));
+    collect::register(&metrics, table.clone(), config, Arc::default());
     let mut group = c.benchmark_group("scrape_at_10000_flows");
     for exposition in [Exposition::OpenMetrics, Exposition::Prometheus] {
         group.bench_function(format!("{exposition:?}"), |b| b.iter(|| metrics.encode(black_box(exposition))));

@@ -14,6 +14,7 @@ mod commands;
 pub mod control;
 pub mod doors;
 pub mod flow_log;
+pub mod handover;
 pub mod http;
 pub mod humane;
 pub mod page;
@@ -67,7 +68,7 @@ impl Admin {
         let mut samples = Samples::default();
         samples.push(Sample::take(&table, started_at_ns));
         let (census, samples) = (Arc::<Census>::default(), Mutex::new(samples));
-        collect::register(&metrics, table.clone(), census.clone());
+        collect::register(&metrics, table.clone(), config.clone(), census.clone());
         Arc::new(Self { table, config, metrics, control, phase, started_at_ns, census, samples })
     }
 

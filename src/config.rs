@@ -128,6 +128,8 @@ pub struct Peers {
     pub listen: SocketAddr,
     /// The same for all instances.
     pub key: PeerKey,
+    /// Where it was read.
+    pub key_file: PathBuf,
     /// How long readiness waits for peers that cannot be reached.
     pub sync_deadline: Duration,
     /// At least one, in the order of their names; neither name nor address is this instance's.
@@ -145,6 +147,8 @@ pub struct TakeoverSettings {
     pub guard: Duration,
     /// Clients in the first of these are told first, then the next; all others last.
     pub priority: Vec<IpNet>,
+    /// Holds 1 while this host should not have the VIP, for keepalived's vrrp_track_file. `None`: only readiness says so.
+    pub track_file: Option<PathBuf>,
 }
 
 /// `[[peers.peer]]`.

@@ -91,6 +91,9 @@ impl Default for Metrics {
             registry: Mutex::new(Registry::with_prefix("baton")),
             unprefixed,
         };
+        // Shown as 0 before the first one: an increase from nothing is none that an alert could see.
+        drop(metrics.reloads.get_or_create(&ReloadLabels { outcome: "failure" }));
+        drop(metrics.handoffs.outcomes.get_or_create(&HandoffLabels { outcome: "failed" }));
         metrics.with_registry(|registry| {
             registry.register_with_unit("probe_duration", "Health probes", Unit::Seconds, metrics.probe.clone());
             registry.register("config_reloads", "Reloads of the configuration", metrics.reloads.clone());

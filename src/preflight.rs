@@ -5,10 +5,12 @@
 //!   place ──▶ kernel      settings of sysctl(8)        ─┐
 //!         ──▶ firewall    nftables, iptables            ├─▶ findings: what was read, why it matters, what mends it
 //!         ──▶ limits      descriptors, ports, rights    │
-//!         ──▶ keepalived  its file, its process        ─┘
+//!         ──▶ keepalived  its file, its process         │
+//!         ──▶ fleet       link, key, ports, with [peers]─┘
 //! ```
 
 mod firewall;
+mod fleet;
 mod keepalived;
 mod kernel;
 mod limits;
@@ -39,9 +41,12 @@ pub struct Report {
 pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let keepalived = Keepalived::read(keepalived);
     let place = Place::find(config, &keepalived.addresses());
-    let (mut findings, settings) = kernel::look(&place);
+    let (mut findings, mut settings) = kernel::look(&place);
     findings.extend(firewall::look(&place));
     findings.extend(limits::look(config, &place));
+    let (of_fleet, needed) = fleet::look(config, &place);
+    findings.extend(of_fleet);
+    settings.extend(needed);
     findings.extend(keepalived.judge(config, &place));
     Report { findings, settings }
 }

@@ -9,6 +9,7 @@ pub mod eventfd;
 pub mod fd_passing;
 pub mod frame;
 pub mod inherited;
+pub mod ndisc;
 pub mod netdev;
 pub mod netlink;
 pub mod pipe;

@@ -2,16 +2,17 @@
 //! runs. It only tells; whose an address is, is not its to decide.
 //!
 //! A keepalived that is killed leaves its VIP behind, and the other host takes it as well. Clients then reach either by
-//! chance, nothing fails loudly, and each change of an ARP entry costs somebody a connection.
+//! chance, nothing fails loudly, and each change of an ARP or neighbour entry costs somebody a connection.
 //!
 //! ```text
 //!   alone ──heard──▶ doubted ──heard again, still ours──▶ shared ──silence──▶ alone
 //! ```
 
 mod claims;
+mod ears;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,12 +22,13 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::Config;
 use crate::metrics::{AddressLabels, Metrics};
-use crate::sys::arp::{ArpSocket, Mac};
+use crate::sys::arp::Mac;
 use crate::sys::clock::now_ns;
 use crate::sys::{netdev, process};
 use crate::table::Table;
 use crate::table::journal::What;
 use claims::{Change, Claims};
+use ears::Ears;
 
 /// What was heard is looked at this often.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -34,7 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const LOOKS_PER_PROBE: u32 = 4;
 /// Looks between two searches for keepalived.
 const LOOKS_PER_SEARCH: u32 = 8;
-/// Claims that are read at one look from one interface: a storm of ARP must not hold up anything.
+/// Claims of one family that are read at one look from one interface: a storm of them must not hold up anything.
 const CLAIMS_MAX: usize = 4096;
 const LOOPBACK: &str = "lo";
 const MOVER: &str = "keepalived";
@@ -49,7 +51,7 @@ pub fn keep(
         table,
         config,
         metrics,
-        sockets: BTreeMap::new(),
+        ears: BTreeMap::new(),
         claims: Claims::default(),
         mover: Mover::Unseen,
         refused: false,
@@ -80,7 +82,7 @@ struct Keeper {
     config: watch::Receiver<Arc<Config>>,
     metrics: Arc<Metrics>,
     /// By interface.
-    sockets: BTreeMap<String, ArpSocket>,
+    ears: BTreeMap<String, Ears>,
     claims: Claims,
     mover: Mover,
     /// It was said that there is no right to look.
@@ -94,7 +96,7 @@ enum Mover {
     Unseen,
     Runs,
     /// It ran, and left these behind.
-    Gone(BTreeSet<Ipv4Addr>),
+    Gone(BTreeSet<IpAddr>),
 }
 
 impl Keeper {
@@ -105,14 +107,14 @@ impl Keeper {
             self.open(&networks);
             for (name, address) in &held {
                 // A cable that is out is no news here.
-                let _ = self.sockets.get(name).map(|socket| socket.probe(*address));
+                let _ = self.ears.get(name).map(|ears| ears.ask(*address));
             }
         }
-        let own: Vec<Mac> = self.sockets.values().map(ArpSocket::mac).collect();
+        let own: Vec<Mac> = self.ears.values().filter_map(Ears::mac).collect();
         let now = now_ns();
         let mut changes = Vec::new();
-        for (name, socket) in &self.sockets {
-            for claim in std::iter::from_fn(|| socket.heard()).take(CLAIMS_MAX) {
+        for (name, ears) in &self.ears {
+            for claim in ears.heard(CLAIMS_MAX) {
                 let here = held.contains(&(name.clone(), claim.address));
                 if here && !own.contains(&claim.mac) {
                     changes.extend(self.claims.heard(claim.address, claim.mac, now));
@@ -120,6 +122,11 @@ impl Keeper {
             }
         }
         let addresses: BTreeSet<_> = held.iter().map(|(_, address)| *address).collect();
+        for address in &addresses {
+            // Shown from the first look on, so that nobody takes an address that is not looked after for one that is well.
+            let labels = AddressLabels { address: address.to_string() };
+            drop(self.metrics.vip_duplicate.get_or_create(&labels));
+        }
         changes.extend(self.claims.pass(&addresses, now));
         changes.into_iter().for_each(|change| self.tell(change));
         if look.is_multiple_of(LOOKS_PER_SEARCH) {
@@ -127,45 +134,39 @@ impl Keeper {
         }
     }
 
-    /// A socket for each interface with an IPv4 address, and none for others.
+    /// Listens on each interface for the families that it has addresses of, and on no other.
     fn open(&mut self, networks: &[(String, IpNet)]) {
-        let names: BTreeSet<_> = networks
-            .iter()
-            .filter(|(name, network)| name != LOOPBACK && network.addr().is_ipv4())
-            .map(|(name, _)| name)
-            .collect();
-        self.sockets.retain(|name, _| names.contains(name));
-        for name in names {
-            if self.sockets.contains_key(name) {
-                continue;
-            }
-            match ArpSocket::open(name) {
-                Ok(socket) => drop(self.sockets.insert(name.clone(), socket)),
-                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && !self.refused => {
-                    self.refused = true;
-                    tracing::info!("an address that two hosts have is not noticed: that takes CAP_NET_RAW");
-                }
-                Err(_) => {}
+        let mut families = BTreeMap::<&String, (bool, bool)>::new();
+        for (name, network) in networks.iter().filter(|(name, _)| name != LOOPBACK) {
+            let (ipv4, ipv6) = families.entry(name).or_default();
+            *ipv4 |= network.addr().is_ipv4();
+            *ipv6 |= is_global_v6(network.addr());
+        }
+        self.ears.retain(|name, _| families.contains_key(name));
+        for (name, (ipv4, ipv6)) in families {
+            let listening = self.ears.entry(name.clone()).or_default().listen(name, ipv4, ipv6);
+            if listening.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied) && !self.refused {
+                self.refused = true;
+                tracing::info!("an address that two hosts have is not noticed: that takes CAP_NET_RAW");
             }
         }
     }
 
     /// Addresses of frontends that are here and that others could claim, with their interfaces.
-    fn held(&self, networks: &[(String, IpNet)]) -> BTreeSet<(String, Ipv4Addr)> {
+    fn held(&self, networks: &[(String, IpNet)]) -> BTreeSet<(String, IpAddr)> {
         let config = self.config.borrow().clone();
         let listen: Vec<_> =
             config.frontends.iter().flat_map(|f| &f.listen).map(|vip| vip.socket_addr().ip()).collect();
-        let every = listen.iter().any(|ip| ip.is_unspecified() && ip.is_ipv4());
-        let here =
-            networks.iter().filter(|(name, _)| name != LOOPBACK).filter_map(|(name, network)| match network.addr() {
-                IpAddr::V4(address) => Some((name.clone(), address)),
-                IpAddr::V6(_) => None,
-            });
-        here.filter(|(_, address)| every || listen.contains(&IpAddr::V4(*address))).collect()
+        let every = |address: IpAddr| listen.iter().any(|ip| ip.is_unspecified() && ip.is_ipv6() == address.is_ipv6());
+        let here = networks.iter().filter(|(name, _)| name != LOOPBACK);
+        let here = here.map(|(name, network)| (name.clone(), network.addr()));
+        here.filter(|(_, address)| address.is_ipv4() || is_global_v6(*address))
+            .filter(|(_, address)| every(*address) || listen.contains(address))
+            .collect()
     }
 
     fn tell(&self, change: Change) {
-        let gauge = |address: Ipv4Addr, value: i64| {
+        let gauge = |address: IpAddr, value: i64| {
             let labels = AddressLabels { address: address.to_string() };
             self.metrics.vip_duplicate.get_or_create(&labels).set(value);
         };
@@ -174,12 +175,12 @@ impl Keeper {
                 gauge(address, 1);
                 let by = spelled(mac);
                 tracing::error!(%address, by, "another host has this address too: clients reach either by chance");
-                self.table.journal.record(What::VipShared { address: address.into(), by });
+                self.table.journal.record(What::VipShared { address, by });
             }
             Change::Alone { address } => {
                 gauge(address, 0);
                 tracing::info!(%address, "no other host has this address any more");
-                self.table.journal.record(What::VipAlone { address: address.into() });
+                self.table.journal.record(What::VipAlone { address });
             }
         }
     }
@@ -204,7 +205,7 @@ impl Keeper {
         let (before, after) = (left(&self.mover), left(&next));
         for address in after.difference(&before) {
             tracing::error!(%address, "{MOVER} is gone and has left this address behind: another host takes it too");
-            self.table.journal.record(What::VipLeftBehind { address: (*address).into() });
+            self.table.journal.record(What::VipLeftBehind { address: *address });
         }
         for address in before.union(&guests) {
             let labels = AddressLabels { address: address.to_string() };
@@ -214,12 +215,18 @@ impl Keeper {
     }
 
     /// Addresses of frontends here that are of a network of one, as keepalived adds them.
-    fn guests(&self, networks: &[(String, IpNet)]) -> BTreeSet<Ipv4Addr> {
-        let alone = |address: Ipv4Addr| {
-            networks.iter().any(|(_, network)| network.addr() == IpAddr::V4(address) && network.prefix_len() == 32)
+    fn guests(&self, networks: &[(String, IpNet)]) -> BTreeSet<IpAddr> {
+        let alone = |address: IpAddr| {
+            let is = |network: &IpNet| network.addr() == address && network.prefix_len() == network.max_prefix_len();
+            networks.iter().any(|(_, network)| is(network))
         };
         self.held(networks).into_iter().map(|(_, address)| address).filter(|address| alone(*address)).collect()
     }
+}
+
+/// Link-local addresses are each interface's own, and no VIP's.
+fn is_global_v6(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if !address.is_unicast_link_local())
 }
 
 fn spelled(mac: Mac) -> String {

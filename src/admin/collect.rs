@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use arc_swap::ArcSwap;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -11,6 +12,7 @@ use prometheus_client::registry::Unit;
 
 use super::census::Census;
 use super::watchdog;
+use crate::config::{Config, Graduate};
 use crate::metrics::Metrics;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Pulse;
@@ -24,14 +26,15 @@ use crate::table::flows::FlowState;
 use crate::table::graduation::Stays;
 use crate::table::worker::WorkerState;
 
-/// Makes `metrics` show what `table` counts. Call it once for each pair.
-pub fn register(metrics: &Metrics, table: Arc<Table>, census: Arc<Census>) {
-    metrics.with_registry(|registry| registry.register_collector(Box::new(TableCollector { table, census })));
+/// Makes `metrics` show what `table` counts, and how much of it `config` allows. Call it once for each pair.
+pub fn register(metrics: &Metrics, table: Arc<Table>, config: Arc<ArcSwap<Config>>, census: Arc<Census>) {
+    metrics.with_registry(|registry| registry.register_collector(Box::new(TableCollector { table, config, census })));
 }
 
 #[derive(Debug)]
 struct TableCollector {
     table: Arc<Table>,
+    config: Arc<ArcSwap<Config>>,
     census: Arc<Census>,
 }
 
@@ -41,6 +44,7 @@ impl Collector for TableCollector {
         families.info("build", "The version that runs", &[("version", env!("CARGO_PKG_VERSION"))])?;
         self.encode_frontends(&mut families)?;
         self.encode_backends(&mut families)?;
+        self.encode_limits(&mut families)?;
         self.encode_path(&mut families)?;
         self.encode_takeover(&mut families)?;
         self.encode_peers(&mut families)?;
@@ -137,10 +141,33 @@ impl TableCollector {
         Ok(())
     }
 
+    /// Only those that are set: what has no limit cannot come near it.
+    fn encode_limits(&self, families: &mut Families<'_>) -> fmt::Result {
+        let config = self.config.load();
+        if let Some(max) = config.process.max_connections {
+            families.gauge("flows_max", "max_connections of the process")?.encode_gauge(&i64::from(max))?;
+        }
+        let mut family = families.gauge("frontend_flows_max", "max_connections of a frontend")?;
+        for frontend in &config.frontends {
+            if let Some(max) = frontend.limits.max_connections {
+                family.encode_family(&[("frontend", &*frontend.name)])?.encode_gauge(&i64::from(max))?;
+            }
+        }
+        let mut family = families.gauge("backend_flows_max", "max_connections of a backend")?;
+        for backend in &self.table.registry.backends() {
+            if let Some(max) = backend.max_connections() {
+                family.encode_family(&labels(backend))?.encode_gauge(&i64::from(max))?;
+            }
+        }
+        Ok(())
+    }
+
     fn encode_path(&self, families: &mut Families<'_>) -> fmt::Result {
         let census = &self.table.graduation.census;
         let view = census.view();
         let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
+        let wanted = self.config.load().path.graduate != Graduate::Off;
+        gauge("path_wanted", "1 unless the configuration keeps every flow proxied", wanted.into())?;
         gauge("path_open", "1 if flows may graduate", view.why_not.is_none().into())?;
         gauge("path_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
         gauge("path_flows_max", "Flows that the path's map can hold", view.flows_max)?;
@@ -151,6 +178,8 @@ impl TableCollector {
             "Graduated flows of an earlier process that were adopted",
             census.adopted.load(Relaxed),
         )?;
+        let help = "Times that the program had been detached by somebody else, and was attached again";
+        counter("path_reattached", help, census.reattached.load(Relaxed))?;
         let help = "Times that a flow was tried and stayed proxied, by reason";
         let mut family = families.counter("flows_stayed", help, None)?;
         for why in Stays::ALL {

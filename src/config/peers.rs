@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ pub fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance,
         return (own, None);
     }
     let peers = peers(section, name.as_ref(), listen);
-    let (Some(name), Some(listen), Some(key)) = (name, listen, key) else { return (own, None) };
+    let (Some(name), Some(listen), Some((key_file, key))) = (name, listen, key) else { return (own, None) };
     let before = peers.iter().filter(|peer| peer.name < name).count();
     let slot = slot.unwrap_or(before.min(usize::from(SLOTS) - 1) as u8);
-    (own, Some(Peers { name, slot, listen, key, sync_deadline, peers }))
+    (own, Some(Peers { name, slot, listen, key, key_file, sync_deadline, peers }))
 }
 
 fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAddr>) -> Vec<Peer> {
@@ -70,7 +70,8 @@ enum KeyFault {
     NotAKey,
 }
 
-fn key(section: &Section, is_there: bool) -> Option<PeerKey> {
+/// With where it is.
+fn key(section: &Section, is_there: bool) -> Option<(PathBuf, PeerKey)> {
     let named = wanted(section, is_there, "key_file", &FilePath)?;
     let path = section.document.resolve(&named);
     match read_key(&path) {
@@ -80,7 +81,7 @@ fn key(section: &Section, is_there: bool) -> Option<PeerKey> {
                 let read = format!("{named:?}, which others than its owner may read (mode {:o})", mode & 0o777);
                 section.warn("key_file", read, "mode 600: whoever has the key can speak for any instance");
             }
-            Some(key)
+            Some((path, key))
         }
         Err(fault) => {
             section.refuse("key_file", format!("{named:?}: {fault}"), "a key as `baton genkey` prints it");

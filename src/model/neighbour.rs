@@ -1,5 +1,5 @@
 //! Frames that tell every neighbour where an address is from now on: gratuitous ARP (RFC 5227 section 3) and unsolicited
-//! neighbour advertisements (RFC 4861 section 7.2.6).
+//! neighbour advertisements (RFC 4861 section 7.2.6); and one that asks who else has an IPv6 address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,6 +15,7 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// Whoever knows another address is to forget it.
 const OVERRIDE: u8 = 0x20;
@@ -44,17 +45,33 @@ fn advertisement(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
     icmp.extend(ip.octets());
     icmp.extend([TARGET_ADDRESS, 1]);
     icmp.extend(mac);
+    icmpv6((mac, ip), (ALL_NODES_MAC, ALL_NODES), icmp)
+}
+
+/// Asks who has `ip`, in nobody's name, so that no neighbour learns anything from it: whoever has it tells all nodes (RFC 4862
+/// section 5.4). A host that is only about to take it would give that up, so ask only for addresses that one has.
+pub fn question(ip: Ipv6Addr, mac: Mac) -> Vec<u8> {
+    let mut icmp = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+    icmp.extend(ip.octets());
+    let [.., a, b, c] = ip.octets();
+    // The group of all hosts with an address that ends in these bytes (RFC 4291 section 2.7.1).
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+    icmpv6((mac, Ipv6Addr::UNSPECIFIED), ([0x33, 0x33, 0xff, a, b, c], group), icmp)
+}
+
+/// The frame of a message whose checksum is still 0.
+fn icmpv6((mac, source): (Mac, Ipv6Addr), (to_mac, to): (Mac, Ipv6Addr), mut icmp: Vec<u8>) -> Vec<u8> {
     let length = (icmp.len() as u16).to_be_bytes();
-    let pseudo = [&ip.octets()[..], &ALL_NODES.octets(), &[0, 0], &length, &[0, 0, 0, ICMPV6], &icmp].concat();
+    let pseudo = [&source.octets()[..], &to.octets(), &[0, 0], &length, &[0, 0, 0, ICMPV6], &icmp].concat();
     let check = checksum(&pseudo);
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
-    let mut frame = [&ALL_NODES_MAC[..], &mac, &IPV6].concat();
+    let mut frame = [&to_mac[..], &mac, &IPV6].concat();
     frame.extend([0x60, 0, 0, 0]);
     frame.extend(length);
     // Receivers drop what a router has passed on (RFC 4861 section 7.1.2).
     frame.extend([ICMPV6, 255]);
-    frame.extend(ip.octets());
-    frame.extend(ALL_NODES.octets());
+    frame.extend(source.octets());
+    frame.extend(to.octets());
     frame.extend(icmp);
     frame
 }
@@ -93,5 +110,15 @@ mod tests {
         let pseudo = [&frame[22..54], &[0, 0, 0, 32, 0, 0, 0, ICMPV6], &frame[54..]].concat();
         assert_eq!(checksum(&pseudo), 0);
         assert_eq!(frame[62..78], ip.octets());
+    }
+    #[test]
+    fn the_question_goes_to_the_group_of_the_address_and_comes_from_nobody() {
+        let ip: Ipv6Addr = "2001:db8::12:3456".parse().unwrap();
+        let frame = question(ip, MAC);
+        assert_eq!((frame.len(), &frame[..6]), (14 + 40 + 24, &[0x33, 0x33, 0xff, 0x12, 0x34, 0x56][..]));
+        assert_eq!(frame[22..38], [0; 16]);
+        assert_eq!(frame[38..54], "ff02::1:ff12:3456".parse::<Ipv6Addr>().unwrap().octets());
+        let pseudo = [&frame[22..54], &[0, 0, 0, 24, 0, 0, 0, ICMPV6], &frame[54..]].concat();
+        assert_eq!(checksum(&pseudo), 0);
     }
 }

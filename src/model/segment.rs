@@ -8,6 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub enum Flags {
     /// Makes the far end answer with its own numbers, if `seq` is one below what it expects (RFC 9293 section 3.8.4).
     Ack,
+    /// Makes the far end answer with its own numbers, whatever `seq` is (RFC 5961 section 4.2). A firewall that tracks
+    /// connections lets it pass, towards the end that began the connection: it takes it for a retransmission.
+    SynAck,
     /// Ends the connection, if `seq` is exactly what the far end expects (RFC 5961 section 3.2).
     RstAck,
 }
@@ -79,6 +82,7 @@ impl Segment {
     fn tcp(&self, pseudo: &[u8]) -> Vec<u8> {
         let flags = match self.flags {
             Flags::Ack => 0x10,
+            Flags::SynAck => 0x12,
             Flags::RstAck => 0x14,
         };
         let mut tcp = Vec::with_capacity(TCP_LENGTH.into());

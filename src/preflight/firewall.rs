@@ -17,11 +17,12 @@ mod tests;
 mod walk;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 
 use super::kernel;
 use super::place::Place;
+use crate::config::Peer;
 use crate::model::finding::Finding;
 use rules::{Ruleset, Way};
 use walk::{Culprit, Packet, Towards, culprit};
@@ -47,12 +48,30 @@ pub fn look(place: &Place) -> Vec<Finding> {
     findings
 }
 
+/// Whether each of `peers` may connect to `listen`.
+pub fn let_in(listen: SocketAddr, peers: &[Peer]) -> Finding {
+    let topic = "firewall of peers.listen";
+    let (rules, _) = read();
+    for peer in peers {
+        let ip = peer.address.ip();
+        let packet = Packet { service: listen, towards: Towards::Service, state: "new", other: Some(ip) };
+        let Some(culprit) = culprit(&rules, packet) else { continue };
+        let read = format!("{culprit} drops what {} ({ip}) sends to {listen}", peer.name);
+        let mend = culprit.accept(&rules, listen, Some(ip));
+        return match culprit.perhaps {
+            true => Finding::advice(topic, read, PEERS_PERHAPS, mend),
+            false => Finding::fault(topic, read, PEERS, mend),
+        };
+    }
+    Finding::good(topic, format!("no rule drops what peers send to {listen}"))
+}
+
 /// What is wrong with `rules` for clients of `service`. `loose`: nf_conntrack_tcp_loose, if connections are tracked.
 fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Finding> {
-    let packet = |towards, state| Packet { service, towards, state };
+    let packet = |towards, state| Packet { service, towards, state, other: None };
     if let Some(culprit) = culprit(rules, packet(Towards::Service, "new")).filter(|culprit| !culprit.perhaps) {
         let read = format!("{culprit} drops new connections to {service}");
-        return Some(Finding::fault(TOPIC, read, "no client can connect", culprit.accept(rules, service)));
+        return Some(Finding::fault(TOPIC, read, "no client can connect", culprit.accept(rules, service, None)));
     }
     // With loose tracking a connection's first packet that comes here makes it a new one; without, it is invalid. What a
     // client answers to a tickle is invalid either way.
@@ -78,20 +97,28 @@ const FAULT: &str = "when the VIP comes here, clients of connections that began 
                      they wait until TCP gives up, a quarter of an hour";
 const PERHAPS: &str = "for some clients, or in circumstances that the rules do not tell, connections that began elsewhere get \
                        no answer when the VIP comes here";
+const PEERS: &str =
+    "that peer does not hear of this host's flows: when one of the two dies, the other cannot tell its clients";
+const PEERS_PERHAPS: &str = "in circumstances that the rules do not tell, that peer does not hear of this host's flows";
 const LOOSE: &str = "nf_conntrack_tcp_loose lets most packets of connections that began elsewhere pass for new ones, but what \
                      is out of a window is dropped without an answer";
 
 impl Culprit {
     /// A rule before all others of its chain that lets the service's packets in.
-    fn accept(&self, _rules: &Ruleset, service: SocketAddr) -> String {
+    /// `from`: of that client only.
+    fn accept(&self, _rules: &Ruleset, service: SocketAddr, from: Option<IpAddr>) -> String {
         let (command, bits) = if service.is_ipv6() { ("ip6tables", 128) } else { ("iptables", 32) };
         let (ip, port) = (service.ip(), service.port());
         match self.way {
-            Way::Iptables => format!("{command} -I {} -p tcp -d {ip}/{bits} --dport {port} -j ACCEPT", self.chain),
+            Way::Iptables => {
+                let from = from.map(|from| format!("-s {from}/{bits} ")).unwrap_or_default();
+                format!("{command} -I {} -p tcp {from}-d {ip}/{bits} --dport {port} -j ACCEPT", self.chain)
+            }
             Way::Nft => {
                 let family = if service.is_ipv6() { "ip6" } else { "ip" };
                 let chain = format!("{} {}", self.table, self.chain);
-                format!("nft insert rule {chain} {family} daddr {ip} tcp dport {port} accept")
+                let from = from.map(|from| format!("{family} saddr {from} ")).unwrap_or_default();
+                format!("nft insert rule {chain} {from}{family} daddr {ip} tcp dport {port} accept")
             }
         }
     }
@@ -105,9 +132,9 @@ impl Culprit {
              chain in {{ type filter hook prerouting priority raw; {family} daddr {ip} tcp dport {port} notrack; }}; \
              chain out {{ type filter hook output priority raw; {family} saddr {ip} tcp sport {port} notrack; }}; }}'"
         );
-        let untracked = Packet { service, towards: Towards::Service, state: "untracked" };
+        let untracked = Packet { service, towards: Towards::Service, state: "untracked", other: None };
         if let Some(culprit) = culprit(rules, untracked) {
-            mend = format!("{mend} && {}", culprit.accept(rules, service));
+            mend = format!("{mend} && {}", culprit.accept(rules, service, None));
         }
         mend
     }

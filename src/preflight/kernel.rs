@@ -11,7 +11,7 @@ use crate::model::finding::Finding;
 pub struct Setting {
     /// The path below /proc/sys.
     pub path: String,
-    pub value: i64,
+    pub value: String,
     pub why: &'static str,
 }
 
@@ -38,12 +38,13 @@ impl Looked<'_> {
     /// Who answers ARP for a VIP that several hosts keep on their loopback interface.
     fn arp(&mut self) {
         let kept = self.place.kept.iter().any(|vip| vip.is_ipv4());
-        if !kept {
+        let moves = self.place.has_peers && self.place.vips.iter().any(|vip| vip.is_ipv4());
+        if !kept && !moves {
             self.findings.push(Finding::good("ARP", "no VIP is on lo: this host answers for those that it has"));
             return;
         }
-        self.at_least("arp_ignore", 1, ARP_IGNORE);
-        self.at_least("arp_announce", 2, ARP_ANNOUNCE);
+        self.at_least("arp_ignore", 1, if kept { ARP_IGNORE } else { ARP_IGNORE_LATER });
+        self.at_least("arp_announce", 2, if kept { ARP_ANNOUNCE } else { ARP_ANNOUNCE_LATER });
     }
 
     /// A setting of which the larger one of the interface's and of all counts.
@@ -53,7 +54,7 @@ impl Looked<'_> {
         let values = self.of_interfaces(key);
         let short = value < wanted && (values.is_empty() || values.iter().any(|(_, value)| *value < wanted));
         let read = spelled_out(value, &values);
-        self.settings.push(Setting { path: all.clone(), value: value.max(wanted), why });
+        self.settings.push(Setting { path: all.clone(), value: value.max(wanted).to_string(), why });
         self.findings.push(match short {
             false => Finding::good(key, read),
             true => Finding::fault(key, read, why, command(&all, wanted)),
@@ -80,7 +81,11 @@ impl Looked<'_> {
         let values = self.of_interfaces(key);
         let mut paths = vec![all];
         paths.extend(values.iter().map(|(name, _)| per_interface(name, key)));
-        self.settings.extend(paths.iter().map(|path| Setting { path: path.clone(), value: 0, why: REDIRECTS }));
+        self.settings.extend(paths.iter().map(|path| Setting {
+            path: path.clone(),
+            value: "0".to_owned(),
+            why: REDIRECTS,
+        }));
         let read = spelled_out(value, &values);
         // It is off only where both are.
         let wrong = value != 0 || values.iter().any(|(_, value)| *value != 0);
@@ -101,14 +106,16 @@ impl Looked<'_> {
         let strict = all.max(values.iter().map(|(_, value)| *value).max().unwrap_or(0)) == 1;
         let read = spelled_out(all, &values);
         // With one interface there is no other that the answer could leave by.
-        let matters = !self.place.kept.is_empty() && self.place.interfaces.len() > 1;
+        let (kept, peers) = (!self.place.kept.is_empty(), self.place.has_peers);
+        let matters = (kept || peers) && self.place.interfaces.len() > 1;
+        let why = if kept { RP_FILTER } else { RP_FILTER_PEERS };
         let path = per_interface("all", key);
         if matters {
-            self.settings.push(Setting { path: path.clone(), value: if strict { 2 } else { all }, why: RP_FILTER });
+            self.settings.push(Setting { path: path.clone(), value: if strict { 2 } else { all }.to_string(), why });
         }
         self.findings.push(match strict && matters {
             false => Finding::good(key, read),
-            true => Finding::advice(key, read, RP_FILTER, command(&path, 2)),
+            true => Finding::advice(key, read, why, command(&path, 2)),
         });
     }
 
@@ -118,13 +125,13 @@ impl Looked<'_> {
             self.findings.push(Finding::good("conntrack", "not loaded: nothing can be untracked"));
             return;
         };
-        self.settings.push(Setting { path: LOOSE.to_owned(), value: loose.max(1), why: LOOSE_WHY });
+        self.settings.push(Setting { path: LOOSE.to_owned(), value: loose.max(1).to_string(), why: LOOSE_WHY });
         self.findings.push(match loose {
             0 => Finding::advice("nf_conntrack_tcp_loose", "0", LOOSE_WHY, command(LOOSE, 1)),
             value => Finding::good("nf_conntrack_tcp_loose", value),
         });
         let liberal = read(LIBERAL).unwrap_or(0);
-        self.settings.push(Setting { path: LIBERAL.to_owned(), value: liberal.max(1), why: LIBERAL_WHY });
+        self.settings.push(Setting { path: LIBERAL.to_owned(), value: liberal.max(1).to_string(), why: LIBERAL_WHY });
         self.findings.push(match liberal {
             0 => Finding::advice("nf_conntrack_tcp_be_liberal", "0", LIBERAL_WHY, command(LIBERAL, 1)),
             value => Finding::good("nf_conntrack_tcp_be_liberal", value),
@@ -139,7 +146,7 @@ impl Looked<'_> {
         let shown = format!("{retries}: a client of this host waits up to {seconds} s on a silent connection");
         if local {
             let value = retries.min(RETRIES_WANTED);
-            self.settings.push(Setting { path: RETRIES.to_owned(), value, why: RETRIES_WHY });
+            self.settings.push(Setting { path: RETRIES.to_owned(), value: value.to_string(), why: RETRIES_WHY });
         }
         self.findings.push(match local && retries > RETRIES_WANTED {
             true => Finding::advice("tcp_retries2", shown, RETRIES_WHY, command(RETRIES, RETRIES_WANTED)),
@@ -204,10 +211,17 @@ const ARP_IGNORE: &str = "the VIP is on lo here whoever owns it, and with 0 this
                           clients find two hosts";
 const ARP_ANNOUNCE: &str = "with less than 2 this host asks ARP questions in the VIP's name, and whoever hears them sends the \
                             VIP's packets here: the owner loses it without a word";
+const ARP_IGNORE_LATER: &str = "a VIP that leaves stays on lo while flows of peers' clients still need it, and must not answer ARP \
+                                there; Baton sets this itself if it may write below /proc/sys, which the unit in deploy/ does \
+                                not allow, and else those flows have no address any more";
+const ARP_ANNOUNCE_LATER: &str = "a VIP that leaves stays on lo while flows still need it; with less than 2 this host asks ARP \
+                                  questions in its name, and whoever hears them sends the VIP's packets here";
 const REDIRECTS: &str = "this host forwards, and tells clients by ICMP of a shorter way when a VIP's packets still come to it: \
                          they then go round the balancer";
 const RP_FILTER: &str = "clients' packets to a VIP on lo may come by another interface than the answer leaves by, and the \
                          strict check drops them in silence";
+const RP_FILTER_PEERS: &str = "packets that a peer forwards come by the link to it, with a client's address: where the way to \
+                               the client is by another interface, the strict check drops them in silence";
 const LOOSE_WHY: &str = "connections that began before this host had the VIP are invalid to its firewall: what drops those \
                          leaves their clients waiting";
 const LIBERAL_WHY: &str = "conntrack does not see the packets of graduated flows, so what it then sees of one is out of its \

@@ -95,7 +95,7 @@ fn low_ports(config: &Config) -> Option<Finding> {
     })
 }
 
-fn local_ports() -> Option<RangeInclusive<u16>> {
+pub fn local_ports() -> Option<RangeInclusive<u16>> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let mut ends = text.split_whitespace().map(|end| end.parse::<u16>());
     Some(ends.next()?.ok()?..=ends.next()?.ok()?)

@@ -24,6 +24,8 @@ pub struct Place {
     pub interfaces: Vec<String>,
     /// Every address here.
     pub networks: Vec<(String, IpNet)>,
+    /// Other instances may forward packets here.
+    pub has_peers: bool,
     /// A backend is on this very host.
     pub has_backend: bool,
 }
@@ -81,8 +83,12 @@ impl Place {
         if !kept.is_empty() || (interfaces.is_empty() && !services.is_empty()) {
             interfaces.extend(networks.iter().map(|(name, _)| name.clone()).filter(|name| name != LOOPBACK));
         }
+        if let Some(peers) = &config.peers {
+            interfaces.extend(holders(peers.listen.ip()).map(|(name, _)| name.clone()));
+        }
         let interfaces = interfaces.into_iter().collect();
-        Self { services, vips, kept, interfaces, networks, has_backend }
+        let has_peers = config.peers.is_some();
+        Self { services, vips, kept, interfaces, networks, has_peers, has_backend }
     }
 
     pub fn holds(&self, ip: IpAddr) -> bool {

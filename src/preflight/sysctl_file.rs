@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     fn setting(path: &str, value: i64) -> Setting {
-        Setting { path: path.to_owned(), value, why: "because" }
+        Setting { path: path.to_owned(), value: value.to_string(), why: "because" }
     }
 
     #[test]

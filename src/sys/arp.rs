@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
@@ -32,7 +32,7 @@ pub struct ArpSocket {
 /// Somebody said that it has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     pub mac: Mac,
 }
 
@@ -124,7 +124,7 @@ fn claim(frame: &[u8]) -> Option<Claim> {
     }
     let address = Ipv4Addr::new(arp[14], arp[15], arp[16], arp[17]);
     let mac = std::array::from_fn(|byte| arp[8 + byte]);
-    (!address.is_unspecified()).then_some(Claim { address, mac })
+    (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
 }
 
 #[cfg(test)]
@@ -137,7 +137,7 @@ mod tests {
         let mut frame = frame([2, 0, 0, 0, 0, 7], address);
         assert_eq!(claim(&frame), None);
         frame[28..32].copy_from_slice(&address.octets());
-        assert_eq!(claim(&frame), Some(Claim { address, mac: [2, 0, 0, 0, 0, 7] }));
+        assert_eq!(claim(&frame), Some(Claim { address: address.into(), mac: [2, 0, 0, 0, 0, 7] }));
         assert_eq!(claim(&frame[..41]), None, "cut off");
         frame[14] = 9;
         assert_eq!(claim(&frame), None, "not of Ethernet");

@@ -1,4 +1,4 @@
-//! What goes out without a socket of TCP's: announcements, bare ACKs that make idle ends show themselves, and RSTs.
+//! What goes out without a socket of TCP's: announcements, segments that make idle ends show themselves, and RSTs.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::addresses::Addresses;
 use crate::model::fleet::Stray;
 use crate::model::fleet::takeover::Tickle;
 use crate::model::neighbour::announcement;
-use crate::model::segment::{Flags, Segment};
+use crate::model::segment::Segment;
 use crate::sys::frame::FrameSender;
 use crate::sys::raw::RawSender;
 use crate::table::Table;
@@ -83,13 +83,13 @@ async fn tickle(
     while let Some(Batch { round, ends }) = waiting.recv().await {
         for some in ends.chunks(step) {
             ticks.tick().await;
-            for Tickle { from, to } in some {
+            for Tickle { from, to, with } in some {
                 let segment = Segment {
                     from: *from,
                     to: *to,
                     seq: fastrand::u32(..),
                     ack: fastrand::u32(..),
-                    flags: Flags::Ack,
+                    flags: *with,
                     window: 0,
                 };
                 if let Some(packet) = segment.packet() {

@@ -1,7 +1,7 @@
 //! Who else claims an address: told once when it is certain, and once when it is over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use crate::sys::arp::Mac;
 
@@ -12,14 +12,14 @@ const OVER_AFTER_NS: u64 = 3_500_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    Shared { address: Ipv4Addr, mac: Mac },
-    Alone { address: Ipv4Addr },
+    Shared { address: IpAddr, mac: Mac },
+    Alone { address: IpAddr },
 }
 
 /// Addresses of this host that others have claimed lately.
 #[derive(Debug, Default)]
 pub struct Claims {
-    heard: BTreeMap<Ipv4Addr, Heard>,
+    heard: BTreeMap<IpAddr, Heard>,
 }
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Heard {
 
 impl Claims {
     /// Another host claimed `address`, which is here.
-    pub fn heard(&mut self, address: Ipv4Addr, mac: Mac, now_ns: u64) -> Option<Change> {
+    pub fn heard(&mut self, address: IpAddr, mac: Mac, now_ns: u64) -> Option<Change> {
         let heard = self.heard.entry(address).or_insert(Heard { first_ns: now_ns, last_ns: now_ns, told: false });
         heard.last_ns = now_ns;
         let certain = now_ns - heard.first_ns >= CERTAIN_AFTER_NS && !heard.told;
@@ -40,8 +40,8 @@ impl Claims {
     }
 
     /// `here`: the addresses of this host now. Those that left it, and those that nobody else claims any more, are forgotten.
-    pub fn pass(&mut self, here: &BTreeSet<Ipv4Addr>, now_ns: u64) -> Vec<Change> {
-        let over = |address: &Ipv4Addr, heard: &Heard| {
+    pub fn pass(&mut self, here: &BTreeSet<IpAddr>, now_ns: u64) -> Vec<Change> {
+        let over = |address: &IpAddr, heard: &Heard| {
             !here.contains(address) || now_ns.saturating_sub(heard.last_ns) > OVER_AFTER_NS
         };
         let gone = self.heard.extract_if(.., |address, heard| over(address, heard));
@@ -53,7 +53,7 @@ impl Claims {
 mod tests {
     use super::*;
 
-    const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+    const VIP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 100));
     const OTHER: Mac = [2, 0, 0, 0, 0, 1];
     const MS: u64 = 1_000_000;
 

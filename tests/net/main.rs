@@ -6,6 +6,7 @@
 mod lab;
 
 mod admission;
+mod alerts;
 mod ecmp;
 mod faults_backend;
 mod faults_client;

@@ -1,6 +1,8 @@
 //! `baton check --host`: each fault is really set, found, and gone after the advised command; and where it makes a black
 //! hole, the hole is shown before and the reset after.
 
+mod fleet;
+
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

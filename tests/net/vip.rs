@@ -1,6 +1,7 @@
 //! A VIP that moves between two hosts with Baton: the keepalived configuration of deploy/, with real keepalived.
 
 mod faults;
+mod ipv6;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -77,9 +78,14 @@ impl<'a> Node<'a> {
 }
 
 /// keepalived with the shipped configuration, but for lines that begin with a word of `left_out`.
-pub fn keepalived(
-    host: &Host,
-    peer: &Host,
+pub fn keepalived(host: &Host, peer: &Host, directory: &Path, baton: &Baton, priority: (u8, &[&str])) -> Process {
+    keepalived_every("0.1", [host, peer], directory, baton, priority)
+}
+
+/// As [`keepalived`], with so many seconds between two advertisements. `hosts`: its own, and the other one.
+pub fn keepalived_every(
+    interval: &str,
+    [host, peer]: [&Host; 2],
     directory: &Path,
     baton: &Baton,
     (priority, left_out): (u8, &[&str]),
@@ -92,6 +98,7 @@ pub fn keepalived(
         ("10.0.0.22", ip(peer)),
         ("10.0.0.100", VIP.to_owned()),
         ("priority  100", format!("priority  {priority}")),
+        ("advert_int 0.1", format!("advert_int {interval}")),
     ];
     let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
         assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");

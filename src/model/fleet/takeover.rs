@@ -21,7 +21,6 @@ mod bury;
 mod claims;
 mod peer;
 mod stray;
-mod stuck;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -130,11 +129,15 @@ pub struct Takeover {
     contested: HashSet<FlowId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
-    /// All addresses of this host.
+    /// This host's other addresses.
     own: BTreeSet<IpAddr>,
     /// Until then a silent owner counts as dead: a VIP has come.
     fresh_until_ns: u64,
     guard_until_ns: u64,
+    /// The one peer that has each of the frontends' addresses, or had it last.
+    last_owners: BTreeMap<IpAddr, InstanceName>,
+    /// Addresses that have just come, until when they count as such.
+    just_came: BTreeMap<IpAddr, u64>,
     rules: HashMap<VipAddr, Unknown>,
     rounds: BTreeMap<u64, Round>,
     /// Rounds that wait to hear who has not answered, in the order of the questions.
@@ -187,6 +190,10 @@ const TOUCHED_NS: u64 = 2_000_000_000;
 const CHALLENGE_NS: u64 = 150_000_000;
 /// For so long after a VIP has come a silent owner counts as dead.
 const FRESH_NS: u64 = 5_000_000_000;
+/// For so long after an address has come, what nobody here knows is for its last owner, if that lives: handshakes that
+/// began there, and flows of which nothing has been told yet.
+const LEAVES_NS: u64 = 5_000_000_000;
+
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
 
@@ -207,6 +214,8 @@ impl Takeover {
             own: BTreeSet::new(),
             fresh_until_ns: 0,
             guard_until_ns: 0,
+            last_owners: BTreeMap::new(),
+            just_came: BTreeMap::new(),
             rules: HashMap::new(),
             rounds: BTreeMap::new(),
             finding: VecDeque::new(),
@@ -260,9 +269,9 @@ impl Takeover {
     /// All addresses of this host.
     pub fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let now: BTreeSet<_> = addresses.iter().copied().filter(|ip| vips.contains(ip)).collect();
+        let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
+        self.own = own;
         self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
-        self.own = addresses.iter().copied().collect();
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
             Some(before) => now.difference(before).copied().collect(),
@@ -280,6 +289,7 @@ impl Takeover {
             self.vips_came(now_ns, &came);
         }
         self.see_sharing();
+        self.show_slices();
         self.settle();
         self.renew_rules(now_ns);
         self.check();
@@ -303,6 +313,7 @@ impl Takeover {
                 Timer::Asked(key) => self.ask_expired(now_ns, key),
                 Timer::Lent(key) => self.lent_over(key),
                 Timer::Guard => {}
+                Timer::Left(ip) => self.left_for_good(now_ns, ip),
             }
         }
         self.renew_rules(now_ns);
@@ -319,6 +330,8 @@ impl Takeover {
         for ip in came {
             self.actions.push_back(Action::Announce(*ip));
             self.actions.push_back(Action::Note(Note::AddressCame(*ip)));
+            self.just_came.insert(*ip, now_ns + LEAVES_NS);
+            self.timers.set(now_ns + LEAVES_NS, Timer::Left(*ip));
         }
         self.guard_until_ns = now_ns + self.settings.guard_ns;
         self.timers.set(self.guard_until_ns, Timer::Guard);

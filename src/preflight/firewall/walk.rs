@@ -1,16 +1,18 @@
 //! What becomes of a packet: walks the chains with it, and where a rule asks for what is not known of it, both ways.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Way};
 
-/// A segment of a connection with a VIP. What its client is, is not known.
+/// A segment of a connection with a VIP, or of a peer's.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
     pub service: SocketAddr,
     pub towards: Towards,
     /// As conntrack has it: `new`, `invalid`, `untracked`.
     pub state: &'static str,
+    /// The far end, where it is known.
+    pub other: Option<IpAddr>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,14 +156,18 @@ impl Walk<'_> {
 
     /// `None`: it cannot be known.
     fn holds(&self, test: &Test) -> Option<bool> {
-        let Packet { service, towards, state } = self.packet;
+        let Packet { service, towards, state, other } = self.packet;
         let own = if towards == Towards::Service { Side::Destination } else { Side::Source };
         let holds = match &test.of {
             Matched::State(states) => states.iter().any(|one| one == state),
             Matched::Port(side, ports) if *side == own => ports.iter().any(|range| range.contains(&service.port())),
             Matched::Address(side, of) if *side == own => of.iter().any(|network| network.contains(&service.ip())),
             Matched::Address(_, of) if of.iter().any(|network| network.prefix_len() == 0) => true,
-            Matched::Port(..) | Matched::Address(..) => return None,
+            Matched::Address(_, of) => {
+                let other = other?;
+                of.iter().any(|network| network.contains(&other))
+            }
+            Matched::Port(..) => return None,
             Matched::Protocol(protocols) => protocols.iter().any(|one| one == "tcp" || one == "6" || one == "all"),
             Matched::Family(family) => (*family == 6) == service.is_ipv6(),
             // A client is never on this host's loopback interface.

@@ -16,6 +16,8 @@ pub struct Census {
     stayed: [AtomicU64; Stays::ALL.len()],
     /// Flows of an earlier process that were adopted.
     pub adopted: AtomicU64,
+    /// Times that somebody else had detached the program, and it was attached again.
+    pub reattached: AtomicU64,
     view: ArcSwap<PathView>,
 }
 
@@ -40,6 +42,7 @@ impl Default for Census {
             graduated: AtomicU64::new(0),
             stayed: std::array::from_fn(|_| AtomicU64::new(0)),
             adopted: AtomicU64::new(0),
+            reattached: AtomicU64::new(0),
             view: ArcSwap::from_pointee(view),
         }
     }

@@ -1,6 +1,9 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod handover;
+mod proofs;
+
 use super::*;
 use crate::lab::process::Process;
 
@@ -119,10 +122,16 @@ impl Fleet {
 
     /// Real keepalived gives the VIP to the first.
     pub fn kept_alive(&self) -> Vec<Process> {
-        let pair = [(0, 1, 100), (1, 0, 90)];
+        self.kept_alive_by(100, "0.1")
+    }
+
+    /// As [`Fleet::kept_alive`], with the first one's priority, and so many seconds between two advertisements.
+    fn kept_alive_by(&self, priority: u8, interval: &str) -> Vec<Process> {
+        let pair = [(0, 1, priority), (1, 0, priority - 10)];
         let all = pair.map(|(number, peer, priority)| {
             let (own, peer) = (&self.all[number], &self.all[peer]);
-            let process = crate::vip::keepalived(&own.host, &peer.host, &own.directory, &own.baton, (priority, &[]));
+            let hosts = [&own.host, &peer.host];
+            let process = crate::vip::keepalived_every(interval, hosts, &own.directory, &own.baton, (priority, &[]));
             if number == 0 {
                 eventually(LONG, "the first has the VIP", || {
                     own.host.run("ip -4 -o address show dev eth0").contains(VIP)

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Action, Note, State, Takeover, Timer, both};
+use super::{Action, Known, Note, State, Takeover, Timer, both};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{HeldRequest, InstanceName};
 use crate::model::ids::FlowId;
+use crate::model::segment::Flags;
 use crate::model::splice::Direction;
 
 /// One end of a dead connection, and who is to send to it.
@@ -14,6 +15,7 @@ use crate::model::splice::Direction;
 pub struct Tickle {
     pub from: SocketAddr,
     pub to: SocketAddr,
+    pub with: Flags,
 }
 
 /// Flows of one dead owner that are being told.
@@ -47,6 +49,42 @@ impl Takeover {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
+    /// Whether nobody can carry the flow: its backend or its client is on this host, and what that gets seems to come from an
+    /// address of this host, too. A kernel takes no such packet from the wire, and sends none there.
+    pub(super) fn is_stuck(&self, ends: &Ends) -> bool {
+        let both_here = |end, from| self.own.contains(&end) && self.is_here(from);
+        both_here(ends.backend.ip(), ends.local.ip()) || both_here(ends.client.ip(), ends.vip.ip())
+    }
+
+    /// Whether one of its ends is on this host.
+    fn is_own(&self, ends: &Ends) -> bool {
+        [ends.backend.ip(), ends.client.ip()].iter().any(|ip| self.own.contains(ip))
+    }
+
+    /// Resets what a living owner can serve no more since the address is here.
+    pub(super) fn end_stuck(&mut self, owner: &InstanceName) {
+        let Some(peer) = self.peers.get(owner) else { return };
+        let stuck = |id: &FlowId| self.flows.get(id).map(|known| known.ends).filter(|ends| self.is_stuck(ends));
+        let stuck: HashSet<_> = peer.flows.iter().filter_map(stuck).collect();
+        self.bury_flows(owner, |ends| stuck.contains(ends));
+    }
+
+    /// Answers RST to packets of a flow, whatever was said of it before.
+    pub(super) fn refuse(&mut self, owner: InstanceName, id: FlowId, ends: Ends) {
+        if self.flows.get(&id).is_some_and(|known| known.state == State::Refused && known.ends == ends) {
+            return;
+        }
+        self.remove(id);
+        if self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
+        }
+        if let Some(peer) = self.peers.get_mut(&owner) {
+            peer.flows.insert(id);
+        }
+        self.index(id, &ends);
+        self.flows.insert(id, Known { owner, ends, state: State::Refused, also: Vec::new(), told: true });
+    }
+
     pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         let flows: Vec<_> = peer.flows.iter().copied().collect();
@@ -57,7 +95,7 @@ impl Takeover {
             let (ends, state) = (known.ends, known.state);
             match state {
                 // Should the address come here, it would be stuck; any other host can carry it.
-                State::Held if self.is_own(&ends) && !self.is_here(ends.local.ip()) => {}
+                State::Held if self.is_own(&ends) && !self.is_stuck(&ends) => {}
                 State::Held if self.settings.carries && !self.is_own(&ends) => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);
@@ -130,15 +168,20 @@ impl Takeover {
     }
 
     /// Clients before backends: a client waits, a backend only keeps what it does not need.
-    fn tickle(&mut self, round: u64, flows: &[(FlowId, Ends)]) {
+    fn tickle(&mut self, number: u64, flows: &[(FlowId, Ends)]) {
+        // A firewall that tracks the connection, on the client's own host for one, drops an ACK whose numbers are not the
+        // connection's, and nobody here knows those. The second round is for what lets only ACKs pass.
+        let second = self.rounds.get(&number).is_some_and(|round| round.second);
+        let with = if second { Flags::Ack } else { Flags::SynAck };
         let clients =
-            flows.iter().map(|(_, ends)| Tickle { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
-        let backends = flows
-            .iter()
-            .filter(|(_, ends)| self.is_here(ends.local.ip()))
-            .map(|(_, ends)| Tickle { from: ends.local.socket_addr(), to: ends.backend.socket_addr() });
+            flows.iter().map(|(_, ends)| Tickle { from: ends.vip.socket_addr(), to: ends.client.socket_addr(), with });
+        let backends = flows.iter().filter(|(_, ends)| self.is_here(ends.local.ip())).map(|(_, ends)| Tickle {
+            from: ends.local.socket_addr(),
+            to: ends.backend.socket_addr(),
+            with: Flags::Ack,
+        });
         let ends = clients.chain(backends).collect();
-        self.actions.push_back(Action::Tickle { round, ends });
+        self.actions.push_back(Action::Tickle { round: number, ends });
     }
 
     /// All ends of a round have been sent to.

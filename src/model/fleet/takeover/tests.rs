@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
 use crate::model::fleet::Epoch;
+use crate::model::segment::Flags;
 
 const VIP: &str = "10.0.0.100";
 const MS: u64 = 1_000_000;
@@ -213,6 +214,25 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_a_graduated_one_is_held() {
     place(&scene.take(), |action| *action == forget);
 }
 
+/// Found as clients that waited for ever: each instance runs beside a backend, and the VIP came to the host of the flow's.
+#[test]
+fn a_graduated_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_owner_and_not_carried() {
+    let mut scene = Scene::new();
+    let mut backend_here = record(1, "10.0.1.7", true);
+    backend_here.ends.backend = BackendAddr::new("10.0.0.22:7443".parse().unwrap());
+    let client_here = record(2, "10.0.0.22", true);
+    let elsewhere = record(3, "10.0.1.8", true);
+    [&backend_here, &client_here, &elsewhere].into_iter().for_each(|record| scene.told(record));
+    scene.pulse(Pulse::Silent);
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let actions = scene.take();
+    let refused: HashSet<_> = refused(&actions).into_iter().collect();
+    assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(both).collect());
+    assert_eq!(tickled(&actions).map(|(_, ends)| ends.len()), Some(2), "{actions:?}");
+    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![elsewhere.id])));
+}
+
 #[test]
 fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let mut scene = Scene::new();
@@ -231,6 +251,8 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let (round, ends) = tickled(&actions).unwrap();
     let to: Vec<_> = ends.iter().map(|tickle| tickle.to.ip().to_string()).collect();
     assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
+    let with: Vec<_> = ends.iter().map(|tickle| tickle.with).collect();
+    assert_eq!(with, [Flags::SynAck, Flags::SynAck, Flags::Ack, Flags::Ack], "what passes a client's firewall");
     // Those that have not answered once more, and then it is over.
     scene.machine.handle_tickled(scene.now_ns, round);
     scene.pass(701);
@@ -238,7 +260,7 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let silent = kubelet.ends.key(Direction::Up);
     scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![silent]));
     let (round, ends) = tickled(&scene.take()).unwrap();
-    assert_eq!(ends[0].to, kubelet.ends.client.socket_addr());
+    assert_eq!((ends[0].to, ends[0].with), (kubelet.ends.client.socket_addr(), Flags::Ack));
     scene.machine.handle_tickled(scene.now_ns, round);
     scene.pass(701);
     scene.take();
@@ -508,4 +530,32 @@ fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives
     assert_eq!(rule(&scene.take()).map(|rule| rule.then), Some(Then::Reset));
     scene.pass(2001);
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns: 0, then: Then::Reset }));
+}
+
+/// Found as packets of a connect storm that were dropped for as long as a VIP that had just come was guarded: what a
+/// handshake's owner has not told of yet is its owner's nevertheless.
+#[test]
+fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
+    let mut scene = Scene::new();
+    let elsewhere = |machine: &Takeover| {
+        let mut slices = machine.slices.iter().filter(|slice| slice.ports.contains(6443));
+        slices.next().map(|slice| slice.at.clone())
+    };
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it is on its way");
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it has just come");
+    scene.pass(5001);
+    assert_eq!(elsewhere(&scene.machine), None, "it is here");
+    // Who has died is sent nothing.
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Dead);
+    assert_eq!(elsewhere(&scene.machine), None);
+    // And of two that have it nobody knows whose they are.
+    let mut scene = Scene::new();
+    scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+    scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
+    assert_eq!(elsewhere(&scene.machine), None);
 }

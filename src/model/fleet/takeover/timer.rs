@@ -1,6 +1,7 @@
 //! What is to be looked at later.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use crate::model::ends::{Ends, Key};
 use crate::model::ids::FlowId;
@@ -22,6 +23,8 @@ pub enum Timer {
     Lent(Key),
     /// Unknown packets are not dropped any more.
     Guard,
+    /// The last packets of a handshake that began at the address's last owner have come.
+    Left(IpAddr),
 }
 
 /// In the order of time, and of setting.

@@ -1,0 +1,213 @@
+//! What instances that act as one need of a host: their link, its key, and source ports for each of them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::firewall;
+use super::kernel::Setting;
+use super::limits::local_ports;
+use super::place::Place;
+use crate::config::{Config, Graduate, Peer, Peers};
+use crate::model::finding::Finding;
+use crate::model::fleet::{SLOTS, slice};
+use crate::sys::netdev;
+use crate::sys::netlink::{Route, route};
+
+/// A peer on the same link answers within milliseconds, also with a refusal.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// Findings, and what sysctl.d is to hold for them. Without `[peers]`: none.
+pub fn look(config: &Config, place: &Place) -> (Vec<Finding>, Vec<Setting>) {
+    let Some(peers) = &config.peers else { return Default::default() };
+    let (mut findings, mut settings) = (own_address(peers, place), Vec::new());
+    findings.push(key_file(peers));
+    findings.extend(links(peers));
+    findings.extend(families(peers, place));
+    findings.push(firewall::let_in(peers.listen, &peers.peers));
+    findings.extend(answers(peers));
+    findings.extend(source_ports(config, peers, &mut settings));
+    findings.extend(nft(config));
+    (findings, settings)
+}
+
+/// Whether peers find this instance at an address that stays.
+fn own_address(peers: &Peers, place: &Place) -> Vec<Finding> {
+    let (topic, ip) = ("peers.listen", peers.listen.ip());
+    let better = || {
+        let towards = peers.peers.first().and_then(|peer| netdev::source_towards(peer.address.ip()));
+        let own = towards.filter(|own| !place.vips.contains(own));
+        let own = own.map_or_else(
+            || "this host's own address".to_owned(),
+            |own| SocketAddr::new(own, peers.listen.port()).to_string(),
+        );
+        format!("listen = \"{own}\" under [peers], and the same as this instance's address in the files of the others")
+    };
+    if place.vips.contains(&ip) {
+        return vec![Finding::fault(topic, format!("{ip} is a VIP"), LISTEN_VIP, better())];
+    }
+    match ip.is_unspecified() || place.holds(ip) {
+        true => vec![Finding::good(topic, format!("{} is this host's own", peers.listen))],
+        false => vec![Finding::fault(topic, format!("{ip} is not on this host"), LISTEN_ELSEWHERE, better())],
+    }
+}
+
+fn key_file(peers: &Peers) -> Finding {
+    let (topic, path) = ("peers.key_file", peers.key_file.display());
+    let mode = std::fs::metadata(&peers.key_file).map(|file| file.permissions().mode() & 0o7777);
+    match mode {
+        Ok(mode) if mode & 0o077 == 0 => Finding::good(topic, format!("{path}: mode {mode:o}")),
+        Ok(mode) => Finding::advice(topic, format!("{path}: mode {mode:o}"), KEY, format!("chmod 600 '{path}'")),
+        Err(error) => Finding::advice(topic, format!("{path}: {error}"), KEY, format!("ls -l '{path}'")),
+    }
+}
+
+/// Packets are forwarded to a peer as it is the next hop: it must be a neighbour.
+fn links(peers: &Peers) -> Vec<Finding> {
+    let look = |peer: &Peer| {
+        let (topic, ip) = (format!("link to {}", peer.name), peer.address.ip());
+        let command = format!("ip route get {ip}");
+        match route(ip) {
+            Ok(Route { is_local: true, .. }) => {
+                let read = format!("{ip} is on this very host");
+                let mend = format!("the address of {}'s host under [[peers.peer]]", peer.name);
+                Finding::fault(topic, read, "an instance that is its own peer waits for itself", mend)
+            }
+            Ok(Route { gateway: Some(gateway), .. }) => Finding::fault(
+                topic,
+                format!("{ip} is behind the router {gateway}"),
+                ROUTED,
+                format!("{command}; name an address of {} on a link that both hosts are on", peer.name),
+            ),
+            Ok(Route { interface, .. }) => {
+                let name = netdev::name(interface).unwrap_or_else(|_| interface.to_string());
+                Finding::good(topic, format!("{ip} is a neighbour on {name}"))
+            }
+            Err(error) => Finding::fault(topic, format!("no way to {ip}: {error}"), UNREACHABLE, command),
+        }
+    };
+    peers.peers.iter().map(look).collect()
+}
+
+/// A packet is forwarded in its own family, so the link needs an address of each family that VIPs have.
+fn families(peers: &Peers, place: &Place) -> Vec<Finding> {
+    let of_listen = |(_, network): &&(String, ipnet::IpNet)| network.addr() == peers.listen.ip();
+    let Some((interface, _)) = place.networks.iter().find(of_listen) else { return Vec::new() };
+    let own = |v6: bool| {
+        let is_own = |ip: IpAddr| ip.is_ipv6() == v6 && !place.vips.contains(&ip) && is_global(ip);
+        place.networks.iter().any(|(name, network)| name == interface && is_own(network.addr()))
+    };
+    let families = [(false, "IPv4"), (true, "IPv6")].into_iter();
+    let missing = families.filter(|(v6, _)| place.vips.iter().any(|vip| vip.is_ipv6() == *v6) && !own(*v6));
+    let told = missing.map(|(v6, family)| {
+        let read = format!("{interface} has no {family} address of its own, and a VIP is {family}");
+        let sample = if v6 { "fd00::21/64" } else { "10.0.0.21/24" };
+        Finding::fault(
+            "link",
+            read,
+            FAMILY,
+            format!("ip address add {sample} dev {interface}, with an address of your network"),
+        )
+    });
+    told.collect()
+}
+
+/// Link-local addresses are told to nobody.
+fn is_global(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    }
+}
+
+/// Whether each peer's port answers, all asked at once.
+fn answers(peers: &Peers) -> Vec<Finding> {
+    let ask = |peer: &Peer| {
+        let (topic, address) = (format!("port of {}", peer.name), peer.address);
+        match TcpStream::connect_timeout(&address, CONNECT_MAX) {
+            Ok(_) => Finding::good(topic, format!("{address} answers")),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                let mend = format!("on {}: systemctl start baton, and the same port in its peers.listen", peer.name);
+                Finding::advice(topic, format!("{address} refuses: no instance listens there"), DOWN, mend)
+            }
+            Err(error) => {
+                let mend = format!(
+                    "on {}: baton check -c /etc/baton/baton.toml --host, which looks for the rule that drops it",
+                    peer.name
+                );
+                Finding::fault(topic, format!("{address} does not answer: {error}"), UNREACHABLE, mend)
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = peers.peers.iter().map(|peer| scope.spawn(move || ask(peer))).collect();
+        asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
+    })
+}
+
+/// Whether this instance's eighth is enough for all flows to go to one backend.
+fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> Option<Finding> {
+    let topic = "source ports";
+    let range = local_ports()?;
+    let shown = |range: &RangeInclusive<u16>| format!("{}-{}", range.start(), range.end());
+    let flows = config.process.max_connections.unwrap_or(0);
+    let own = slice(range.clone(), peers.slot);
+    let number = own.map_or(0, |own| u32::from(own.last - own.first) + 1);
+    let read = match own {
+        Some(own) => format!("slot {}: {}-{}, {number} of {}", peers.slot, own.first, own.last, shown(&range)),
+        None => format!("{} cannot be shared by {SLOTS} instances", shown(&range)),
+    };
+    let suffices = own.is_some() && number >= flows;
+    let wide = slice(WIDE, peers.slot).map_or(0, |own| u32::from(own.last - own.first) + 1);
+    let value = if suffices { range } else { WIDE };
+    // Written also where it is right: it must be the same on all hosts.
+    settings.push(Setting { path: RANGE.to_owned(), value: format!("{} {}", value.start(), value.end()), why: SLICES });
+    if suffices {
+        return Some(Finding::good(topic, format!("{read}; the range must be the same on all hosts")));
+    }
+    let mend = format!("sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"", WIDE.start(), WIDE.end());
+    let why = format!(
+        "max_connections = {flows} flows may all go to one backend, and this instance has {number} ports towards it; the \
+         range must be the same on all hosts"
+    );
+    Some(match own {
+        None => Finding::fault(topic, read, SLICES, mend),
+        Some(_) if number < wide => Finding::advice(topic, read, why, mend),
+        Some(_) => {
+            Finding::advice(topic, read, why, format!("max_connections = {number}, or another instance or backend"))
+        }
+    })
+}
+
+/// Without a packet path, a table of its own keeps the VIP's ports from being tracked.
+fn nft(config: &Config) -> Option<Finding> {
+    let wanted = config.path.graduate == Graduate::Off;
+    let there = Command::new("nft").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    match there {
+        _ if !wanted => None,
+        Ok(status) if status.success() => {
+            Some(Finding::good("nft", "there: Baton exempts the VIP's ports from tracking"))
+        }
+        _ => Some(Finding::advice("nft", "not installed", NFT, "apt-get install nftables")),
+    }
+}
+
+const RANGE: &str = "net/ipv4/ip_local_port_range";
+/// All but the ports of well-known services.
+const WIDE: RangeInclusive<u16> = 10240..=65535;
+
+const LISTEN_VIP: &str =
+    "the VIP moves, and with it whom the peers find there: they lose this instance in the moment in which they need it";
+const LISTEN_ELSEWHERE: &str = "the peers cannot reach this instance: they know none of its flows when its host dies";
+const KEY: &str = "whoever has the key can speak for any instance, and have flows reset or sent elsewhere";
+const ROUTED: &str = "what comes here for its flows is sent to it as the next hop, unchanged, and a router in between sends it back here: after a move of the VIP its clients wait";
+const UNREACHABLE: &str =
+    "the two do not know each other's flows: when one host dies, the other cannot tell its clients";
+const FAMILY: &str =
+    "the peers have no next hop for packets of this host's flows: after a move of the VIP those clients wait";
+const DOWN: &str = "until it runs, this instance waits for it at each start, as long as sync_deadline says";
+const SLICES: &str = "each instance takes an eighth of the range for its connections to backends, and tells by the port whose a packet is: the range must be the same on all hosts";
+const NFT: &str = "flows are kept proxied here, and a firewall that drops what it has not tracked would then drop the packets of clients that are to be reset";

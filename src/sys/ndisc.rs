@@ -1,0 +1,200 @@
+//! Neighbour discovery (RFC 4861) on one interface, by a packet socket (packet(7)) that sees nothing else. Needs CAP_NET_RAW.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
+
+use super::arp::{Claim, Mac};
+use super::frame::FrameSender;
+use super::netdev::{self, HARDWARE_ETHERNET};
+
+const ETH_P_IPV6: u16 = 0x86dd;
+/// An Ethernet header, an IPv6 one, and what every solicitation and advertisement begins with.
+const ETHERNET_LENGTH: usize = 14;
+const IP_LENGTH: usize = 40;
+const MESSAGE_LENGTH: usize = 24;
+const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+/// Options that hold an Ethernet address.
+const SOURCE_ADDRESS: u8 = 1;
+const TARGET_ADDRESS: u8 = 2;
+/// Where a frame has its next header and the type of its message.
+const NEXT_HEADER_AT: u32 = 20;
+const TYPE_AT: u32 = 54;
+
+/// An open socket.
+#[derive(Debug)]
+pub struct NdSocket {
+    socket: OwnedFd,
+    sender: FrameSender,
+    index: u32,
+    mac: Mac,
+}
+
+impl NdSocket {
+    /// For the interface called `name`; `Unsupported` if it is not Ethernet.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let interface = netdev::interface(name)?;
+        if interface.hardware != HARDWARE_ETHERNET {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mac = netdev::hardware_address(name)?;
+        // Without a protocol until it is filtered and bound: it must not see each IPv6 packet of this host even once.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None::<Protocol>)?;
+        attach(&socket)?;
+        // SAFETY: all-zero is a valid `sockaddr_ll`: plain integers and an array of them.
+        let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        at.sll_family = libc::AF_PACKET as u16;
+        at.sll_protocol = ETH_P_IPV6.to_be();
+        at.sll_ifindex = interface.index as i32;
+        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: `at` is a `sockaddr_ll` of this length that outlives the call.
+        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { socket, sender: FrameSender::open()?, index: interface.index, mac })
+    }
+
+    /// The interface's own Ethernet address.
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// Sends `frame` through the interface.
+    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+        self.sender.send(self.index, frame)
+    }
+
+    /// The next claim that has come, if any; `None`: no more for now.
+    pub fn heard(&self) -> Option<Claim> {
+        let mut buffer = [0; 256];
+        loop {
+            let (length, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty()).ok()?;
+            if let Some(claim) = buffer.get(..length).and_then(claim) {
+                return Some(claim);
+            }
+        }
+    }
+}
+
+/// Lets only solicitations and advertisements through to `socket`.
+fn attach(socket: &OwnedFd) -> io::Result<()> {
+    let load = |at: u32| step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, at);
+    let equal = |value: u8, yes: u8, no: u8| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, yes, no, value.into());
+    let answer = |bytes: u32| step(libc::BPF_RET | libc::BPF_K, 0, 0, bytes);
+    let mut steps = [
+        load(NEXT_HEADER_AT),
+        equal(ICMPV6, 0, 3),
+        load(TYPE_AT),
+        equal(SOLICITATION, 2, 0),
+        equal(ADVERTISEMENT, 1, 0),
+        answer(0),
+        answer(u32::MAX),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: `program` and the steps that it points to are valid for their lengths and outlive the call, which copies them.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if set != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// Which address a frame says is its sender's: an advertisement the one that it is about, a solicitation the one that it asks
+/// in the name of. One that asks in nobody's name (RFC 4862 section 5.4.2) says nothing.
+fn claim(frame: &[u8]) -> Option<Claim> {
+    let ip = frame.get(ETHERNET_LENGTH..ETHERNET_LENGTH + IP_LENGTH)?;
+    let message = frame.get(ETHERNET_LENGTH + IP_LENGTH..)?;
+    if message.len() < MESSAGE_LENGTH || ip[6] != ICMPV6 {
+        return None;
+    }
+    let of = |bytes: &[u8]| <[u8; 16]>::try_from(bytes).ok().map(Ipv6Addr::from);
+    let (address, option) = match message[0] {
+        ADVERTISEMENT => (of(&message[8..24])?, TARGET_ADDRESS),
+        SOLICITATION => (of(&ip[8..24])?, SOURCE_ADDRESS),
+        _ => return None,
+    };
+    let sender = frame.get(6..12)?.try_into().ok()?;
+    let mac = link_address(&message[MESSAGE_LENGTH..], option).unwrap_or(sender);
+    (!address.is_unspecified()).then_some(Claim { address: address.into(), mac })
+}
+
+/// The Ethernet address in the option of this `kind`.
+fn link_address(mut options: &[u8], kind: u8) -> Option<Mac> {
+    while let [found, length, ..] = *options {
+        // In units of eight bytes, never none of them (RFC 4861 section 4.6).
+        let length = usize::from(length) * 8;
+        let option = options.get(..length).filter(|option| !option.is_empty())?;
+        if found == kind {
+            return option.get(2..8)?.try_into().ok();
+        }
+        options = &options[length..];
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = [2, 0, 0, 0, 0, 7];
+    const VIP: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x100);
+
+    /// As it comes off the wire, with `options` behind its message.
+    fn frame(kind: u8, source: Ipv6Addr, target: Ipv6Addr, options: &[u8]) -> Vec<u8> {
+        let mut frame = [&[0x33, 0x33, 0, 0, 0, 1][..], &MAC, &ETH_P_IPV6.to_be_bytes()].concat();
+        frame.extend([0x60, 0, 0, 0, 0, (MESSAGE_LENGTH + options.len()) as u8, ICMPV6, 255]);
+        frame.extend(source.octets());
+        frame.extend([0; 16]);
+        frame.extend([kind, 0, 0, 0, 0, 0, 0, 0]);
+        frame.extend(target.octets());
+        frame.extend(options);
+        frame
+    }
+
+    #[test]
+    fn an_advertisement_claims_its_target_and_a_solicitation_its_source() {
+        let other: Ipv6Addr = "fd00::1".parse().unwrap();
+        let of = |kind, source, target, options: &[u8]| claim(&frame(kind, source, target, options));
+        let vip = |mac| Some(Claim { address: VIP.into(), mac });
+        assert_eq!(of(ADVERTISEMENT, other, VIP, &[]), vip(MAC));
+        let option = [14, 1, 0, 0, 0, 0, 0, 0, TARGET_ADDRESS, 1, 2, 0, 0, 0, 0, 9];
+        assert_eq!(of(ADVERTISEMENT, other, VIP, &option), vip([2, 0, 0, 0, 0, 9]), "on behalf of another interface");
+        assert_eq!(of(SOLICITATION, VIP, other, &[SOURCE_ADDRESS, 1, 2, 0, 0, 0, 0, 8]), vip([2, 0, 0, 0, 0, 8]));
+        assert_eq!(
+            of(SOLICITATION, Ipv6Addr::UNSPECIFIED, VIP, &[]),
+            None,
+            "whoever asks whether it is free has it not"
+        );
+        assert_eq!(of(134, other, VIP, &[]), None, "a router's advertisement");
+    }
+
+    #[test]
+    fn what_is_cut_off_or_malformed_claims_nothing_or_the_senders_own_address() {
+        let whole = frame(ADVERTISEMENT, VIP, VIP, &[TARGET_ADDRESS, 1, 2, 0, 0, 0, 0, 9]);
+        assert!((0..78).all(|length| claim(&whole[..length]).is_none()));
+        for options in [&[TARGET_ADDRESS, 0, 2, 0, 0, 0, 0, 9][..], &[TARGET_ADDRESS, 9, 2, 0], &[TARGET_ADDRESS]] {
+            let claim = claim(&frame(ADVERTISEMENT, VIP, VIP, options));
+            assert_eq!(claim, Some(Claim { address: VIP.into(), mac: MAC }), "{options:?}");
+        }
+    }
+
+    #[test]
+    fn the_loopback_interface_has_no_neighbours() {
+        assert_eq!(NdSocket::open("lo").unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+}

@@ -1,0 +1,88 @@
+//! An IPv6 address that two hosts have.
+
+use super::*;
+
+const VIP6: &str = "fd77::100";
+
+/// Baton on a host, with a frontend at [`VIP6`], which need not be there.
+fn start(lab: &Lab, host: &Host) -> Baton {
+    let directory = lab.directory().join(host.name);
+    std::fs::create_dir(&directory).unwrap();
+    let baton = Baton::start(host, &directory, &lab.config().frontend("listen", vec![format!("[{VIP6}]:6443")]));
+    baton.wait_until_ready();
+    baton
+}
+
+fn add(host: &Host) {
+    host.run(&format!("ip address add {VIP6}/128 dev eth0 nodad"));
+}
+
+fn remove(host: &Host) {
+    host.run(&format!("ip address del {VIP6}/128 dev eth0"));
+}
+
+#[track_caller]
+fn wait_event(baton: &Baton, kind: &str, count: usize) {
+    let about = |event: &serde_json::Value| event["address"] == VIP6;
+    eventually(secs(30), kind, || baton.events_of(kind).iter().filter(|event| about(event)).count() == count);
+}
+
+#[test]
+fn an_ipv6_address_that_two_hosts_have_is_noticed_by_both_and_when_it_is_over() {
+    let Some(lab) = Lab::new("vip6") else { return };
+    let hosts = [&lab.lb, &lab.client2];
+    let batons = hosts.map(|host| start(&lab, host));
+    add(hosts[0]);
+    let shown = |baton: &Baton| baton.metric("baton_vip_duplicate", &[VIP6]);
+    let looks = format!("baton_vip_duplicate{{address=\"{VIP6}\"}} 0");
+    eventually(LONG, "the address is looked after", || batons[0].metrics().contains(&looks));
+    for round in 1..=2 {
+        add(hosts[1]);
+        let watch = Stopwatch::start();
+        for baton in &batons {
+            wait_event(baton, "vip_shared", round);
+            assert_eq!(shown(baton), 1.0);
+        }
+        println!("vip6: both say that {VIP6} has two owners {:?} later", watch.elapsed());
+        let events = batons[0].events_of("vip_shared");
+        assert_eq!(events.last().unwrap()["by"], hosts[1].mac(), "{events:?}");
+        // From one side or the other.
+        remove(hosts[round % 2]);
+        wait_event(&batons[0], "vip_alone", round);
+        wait_event(&batons[1], "vip_alone", round);
+        assert!(batons.iter().all(|baton| shown(baton) == 0.0));
+        if round == 1 {
+            remove(hosts[0]);
+            add(hosts[0]);
+        }
+    }
+}
+
+#[test]
+fn asking_who_else_has_an_ipv6_address_harms_neither_its_moves_nor_its_clients() {
+    let Some(lab) = Lab::new("vip6 moves") else { return };
+    let _servers = [&lab.b1, &lab.b2, &lab.b3].map(|host| host.serve(Behaviour::Echo));
+    let hosts = [&lab.lb, &lab.client2];
+    // Labs go without the kernel's own search for duplicates; here it is what could be harmed.
+    hosts.iter().for_each(|host| host.sysctl("net/ipv6/conf/eth0/accept_dad", "1"));
+    let batons = hosts.map(|host| start(&lab, host));
+    for round in 0..6 {
+        let (from, to) = (hosts[(round + 1) % 2], hosts[round % 2]);
+        if round > 0 {
+            remove(from);
+        }
+        // It lasts a second or two, and gives the address up at a word of another host.
+        to.run(&format!("ip address add {VIP6}/128 dev eth0"));
+        let state = || to.run(&format!("ip -6 address show dev eth0 to {VIP6}"));
+        assert!(state().contains("tentative"), "{}", state());
+        eventually(LONG, "it is taken", || !state().contains("tentative"));
+        assert!(!state().contains("dadfailed"), "{}", state());
+        // Nothing announces the move here.
+        lab.client.run("ip -6 neigh flush dev eth0");
+        let vip: SocketAddr = (VIP6.parse::<IpAddr>().unwrap(), 6443).into();
+        eventually(LONG, "it is served", || {
+            lab.client.try_connect(vip, secs(1)).is_ok_and(|mut conn| conn.try_echo(1, 1000).is_ok())
+        });
+    }
+    assert!(batons.iter().all(|baton| baton.events_of("vip_shared").is_empty()), "at no time did two hosts have it");
+}

@@ -178,6 +178,10 @@ struct Path {
 
 impl Path {
     fn run(&mut self) {
+        if self.table.fleet.is_enabled() {
+            // Packets of others' flows may come before the first own flow, or the first record of theirs.
+            self.attach_everywhere();
+        }
         self.show();
         loop {
             let wait = self.time_to_wait();

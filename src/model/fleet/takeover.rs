@@ -187,7 +187,7 @@ enum State {
 /// For so long after a flow's packets have come here it stays here, whatever others say of it.
 const TOUCHED_NS: u64 = 2_000_000_000;
 /// An owner that does not answer the challenge in this time counts as silent.
-const CHALLENGE_NS: u64 = 150_000_000;
+const CHALLENGE_NS: u64 = 250_000_000;
 /// For so long after a VIP has come a silent owner counts as dead.
 const FRESH_NS: u64 = 5_000_000_000;
 /// For so long after an address has come, what nobody here knows is for its last owner, if that lives: handshakes that

@@ -166,6 +166,7 @@ impl Path {
                 return;
             }
         }
+        BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
         let slot = self.slots.of(ends.backend).0;
         let [up, down] = [(Direction::Up, &passage.up), (Direction::Down, &passage.down)].map(|(direction, way)| {
             let egress = self.egress_to(ends.onward(direction).to.ip());
@@ -176,7 +177,7 @@ impl Path {
                 return tracing::warn!(flow = %id, "another instance's flow has the addresses of one of this instance's");
             }
             if let Err(error) = self.program.hold(&key, &entry) {
-                self.take_out_held(&ends);
+                self.take_out_held(id, &ends);
                 return tracing::warn!(flow = %id, %error, "a flow of another instance cannot be held");
             }
             self.keep.diverted.remove(&key);
@@ -191,17 +192,36 @@ impl Path {
 
     fn drop_held(&mut self, id: FlowId) {
         if let Some(held) = self.keep.held.remove(id) {
-            self.take_out_held(&held.ends);
+            self.take_out_held(id, &held.ends);
             let _ = self.program.drop_note(id);
         }
     }
 
     /// Takes out the entries of a held flow, unless something else has come in their place.
-    fn take_out_held(&self, ends: &Ends) {
-        for key in BOTH.map(|direction| ends.key(direction)).iter().filter(|key| !self.is_ours(key)) {
-            if let Err(error) = self.program.take_out(key) {
+    fn take_out_held(&self, id: FlowId, ends: &Ends) {
+        for key in BOTH.map(|direction| ends.key(direction)) {
+            let is_its = self.program.entry(&key).ok().flatten().is_some_and(|entry| entry.held && entry.id == id);
+            if is_its && let Err(error) = self.program.take_out(&key) {
                 tracing::error!(%error, "the entry of a flow cannot be removed");
             }
+        }
+    }
+
+    /// Takes out what an earlier flow left at `key`: a client has begun another one by the same port, elsewhere. What this
+    /// instance has at the address of a VIP that is here is no such thing.
+    fn give_way(&mut self, key: &Key, to: Option<FlowId>, vip: IpAddr) {
+        let entry = self.program.entry(key).ok().flatten();
+        let Some(entry) = entry.filter(|entry| entry.action == Action::Splice && Some(entry.id) != to) else { return };
+        let id = entry.id;
+        if entry.held {
+            return self.drop_held(id);
+        }
+        let is_here = netlink::route(vip).is_ok_and(|route| route.is_local);
+        if !is_here && self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
+            tracing::info!(flow = %id, "its client has begun another flow at another instance; it is over");
+            self.over(id, EndReason::ClientReset);
+            self.waiting.remove(&id);
+            self.remove(id);
         }
     }
 
@@ -272,6 +292,13 @@ impl Path {
                 return tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
             }
         };
+        for [up, down] in keys.as_chunks().0 {
+            let [at_up, at_down] = [up, down].map(|key| self.program.entry(key).ok().flatten().map(|entry| entry.id));
+            // Entries of one flow at both: it has no sockets, see `is_carried`.
+            if at_up != at_down {
+                [up, down].iter().for_each(|key| self.give_way(key, None, up.to.ip()));
+            }
+        }
         for key in keys.into_iter().filter(|key| !self.is_carried(key)).collect::<Vec<_>>() {
             self.divert(key, |path| path.program.forward(&key, &owner));
         }

@@ -287,7 +287,7 @@ fn an_owner_that_answers_the_challenge_keeps_its_flows() {
         if answers {
             scene.pulse(Pulse::Alive);
         }
-        scene.pass(151);
+        scene.pass(251);
         assert_eq!(refused(&scene.take()).is_empty(), answers);
         // While the VIP stays, silence alone is no death; but right after it has come it is.
         scene.pass(6000);

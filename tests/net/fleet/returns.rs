@@ -1,0 +1,125 @@
+//! A dead host returns with what it knew when it died: with real keepalived, in three ways.
+
+use socket2::{Domain, Socket, Type};
+
+use super::takeover::{Fleet, Flows, VIP};
+use super::*;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Only its link was down.
+    Alive,
+    /// Another process finds what the kernel has kept.
+    Restarted,
+    /// For a while the kernel's part is all there is of it.
+    WithoutProcess,
+}
+
+const FLOWS: u16 = 30;
+const PORTS: u16 = 41_000;
+
+/// A client with this source port, as soon as nothing is left of the one before it.
+fn connect(fleet: &Fleet, port: u16) -> Conn {
+    let client = &fleet.scene.lab.client;
+    let connect = || {
+        let socket = Socket::new(Domain::for_address(fleet.vip), Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&client.v4(port).into()).unwrap();
+        socket.connect_timeout(&fleet.vip.into(), LONG).ok().map(|()| socket.into())
+    };
+    let (stream, _) = eventually_some(LONG, "it is let in", || client.enter(connect));
+    Conn::new(stream)
+}
+
+fn has_vip(instance: &Instance) -> bool {
+    instance.host.run("ip -4 -o address show dev eth0").contains(VIP)
+}
+
+fn returns(way: Way) {
+    let test = "a_dead_host_returns_with_an_old_map";
+    let Some(mut fleet) =
+        Fleet::new(test, 2, Flows::Graduate, |config| config.path("after_round_trips", 3).path("after", "1h"))
+    else {
+        return;
+    };
+    let _keepalived = fleet.kept_alive();
+    let mut conns: Vec<_> = (0..FLOWS).map(|number| connect(&fleet, PORTS + number)).collect();
+    for round in 0..5 {
+        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+    }
+    fleet.owner().baton.wait_graduated(FLOWS.into());
+    fleet.wait_known(FLOWS.into(), FLOWS.into());
+
+    fleet.owner().host.link_down();
+    conns.iter_mut().for_each(|conn| conn.echo(6, 300));
+    fleet.heir().baton.wait_graduated(FLOWS.into());
+    // What ends meanwhile, the dead host knows nothing of; the same clients come again by the same ports.
+    conns.drain(..20).for_each(Conn::reset);
+    fleet.heir().baton.wait_ended("client_reset", 20);
+    let mut again: Vec<_> = (0..20).map(|number| connect(&fleet, PORTS + number)).collect();
+    // Some of them stay in their sockets.
+    again.iter_mut().for_each(|conn| conn.echo(7, 100));
+    for round in 0..5 {
+        again[..10].iter_mut().for_each(|conn| conn.echo(round, 100));
+    }
+    fleet.heir().baton.wait_graduated(20);
+    conns.append(&mut again);
+
+    if way != Way::Alive {
+        fleet.owner().baton.process.kill();
+    }
+    fleet.owner().host.link_up();
+    if way == Way::WithoutProcess {
+        wait::throughout(secs(1), "nobody but the heir has the VIP", || {
+            conns.iter_mut().for_each(|conn| conn.echo(8, 100));
+            has_vip(fleet.heir()) && !has_vip(fleet.owner())
+        });
+    }
+    if way != Way::Alive {
+        let (host, directory) = (fleet.owner().host.clone(), fleet.owner().directory.clone());
+        fleet.all[0].baton = Baton::start_with(&host, &directory);
+    }
+    let fleet = fleet;
+    // It may not have the VIP before it knows what has become of its flows.
+    eventually(LONG, "both know each other", || {
+        let knows = fleet.owner().sees("lb-b")["synced"] == true && fleet.heir().sees("lb-a")["synced"] == true;
+        assert!(knows || !has_vip(fleet.owner()), "it has the VIP before it is synced");
+        knows
+    });
+    for round in 0..3 {
+        conns.iter_mut().for_each(|conn| conn.echo(round, 1000));
+    }
+    let listed = u64::from(FLOWS);
+    eventually(LONG, "the old owner lists none", || fleet.owner().baton.flow_count() == 0);
+    fleet.owner().wait_sees("lb-b", "flows", listed);
+    fleet.heir().wait_sees("lb-a", "flows", 0);
+    assert_eq!(fleet.heir().baton.flow_count(), listed);
+
+    // And back to it, on purpose.
+    std::fs::write(fleet.heir().directory.join("away"), "1\n").unwrap();
+    eventually(LONG, "the old owner has the VIP again", || has_vip(fleet.owner()) && !has_vip(fleet.heir()));
+    // The first ten have run for all of this, ten have come by the ports of others, and ten of these are in sockets.
+    for round in 0..5 {
+        let lost: Vec<_> =
+            (0..).zip(&mut conns).filter_map(|(at, conn)| conn.try_echo(round, 5000).err().map(|_| at)).collect();
+        assert!(lost.is_empty(), "{lost:?}");
+    }
+    println!("row 36, {way:?}: {FLOWS} flows went on, {} of them of ports that the old map knew", 20);
+    let totals = || fleet.owner().baton.flow_count() + fleet.heir().baton.flow_count();
+    eventually(LONG, "each has one manager", || totals() == listed);
+}
+
+#[test]
+fn a_host_that_was_cut_off_returns_and_misdirects_no_flow_though_ports_have_been_used_again() {
+    returns(Way::Alive);
+}
+
+#[test]
+fn a_host_whose_process_is_another_returns_and_misdirects_no_flow_though_ports_have_been_used_again() {
+    returns(Way::Restarted);
+}
+
+#[test]
+fn a_host_without_a_process_returns_and_misdirects_no_flow_though_ports_have_been_used_again() {
+    returns(Way::WithoutProcess);
+}

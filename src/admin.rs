@@ -14,6 +14,7 @@ mod commands;
 pub mod control;
 pub mod doors;
 pub mod flow_log;
+pub mod handover;
 pub mod http;
 pub mod humane;
 pub mod page;

@@ -10,6 +10,7 @@
 mod changes;
 mod control;
 mod giver;
+mod handover;
 mod path;
 mod peers;
 mod reload;
@@ -98,6 +99,7 @@ pub struct Core {
     table: Arc<Table>,
     path: path::Path,
     peers: peers::Peers,
+    handover: handover::Desk,
     proxy: Proxy,
     checker: Checker,
     config: Arc<ArcSwap<Config>>,
@@ -126,6 +128,7 @@ struct Parts {
 /// Starts an instance with `config`, which was read from `path`, on `inherited` listeners where it has any. Needs a
 /// tokio runtime; the data plane has threads of its own.
 pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bound, StartError> {
+    handover::begin_anew(&config);
     let parts = assemble(config, path, inherited, State::default(), false)?;
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
@@ -212,6 +215,7 @@ fn assemble(
         table: table.clone(),
         path: graduated,
         peers: peers::Peers::default(),
+        handover: handover::Desk::default(),
         proxy,
         checker,
         config: Arc::new(ArcSwap::new(config.clone())),

@@ -10,6 +10,7 @@ mod events;
 mod flows;
 mod genkey;
 mod grid;
+mod handover;
 mod kill;
 pub mod kubelet;
 mod lease;
@@ -116,6 +117,8 @@ enum Command {
     Reload,
     /// Replaces the process, by another version of it if you like, without a flow noticing. -c FILE: with that file.
     Upgrade(upgrade::UpgradeArguments),
+    /// Empties this host before it is switched off: another instance gets the VIP, and no client notices.
+    Handover(handover::HandoverArguments),
     /// Moves idle flows from backends that have more than their share.
     Rebalance {
         /// Only says what would be moved.
@@ -265,6 +268,7 @@ fn talk(
         Command::Kill(arguments) => kill::kill(&mut client, arguments, output),
         Command::Reload => reload::reload(&mut client, output),
         Command::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
+        Command::Handover(arguments) => handover::handover(&mut client, arguments, output),
         Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
         Command::Run { .. }
         | Command::HandoffVersion

@@ -147,6 +147,8 @@ pub struct TakeoverSettings {
     pub guard: Duration,
     /// Clients in the first of these are told first, then the next; all others last.
     pub priority: Vec<IpNet>,
+    /// Holds 1 while this host should not have the VIP, for keepalived's vrrp_track_file. `None`: only readiness says so.
+    pub track_file: Option<PathBuf>,
 }
 
 /// `[[peers.peer]]`.

@@ -11,6 +11,7 @@
 mod probe;
 mod publish;
 mod resolve;
+mod surroundings;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

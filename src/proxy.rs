@@ -147,6 +147,14 @@ impl Proxy {
         self.tell_all(|| Message::TurnAway);
     }
 
+    /// Has flows graduate as soon as they can, or (`false`) as the configuration says.
+    pub fn hurry(&self, hurried: bool) {
+        self.table.graduation.set_hurried(hurried);
+        if hurried {
+            self.tell_all(|| Message::Hurry);
+        }
+    }
+
     /// Ends the workers and waits for them. Flows that still live are reset.
     pub fn exit(&self) {
         self.tell_all(|| Message::Exit);

@@ -10,6 +10,7 @@ pub mod elsewhere;
 pub mod fleet;
 pub mod flows;
 pub mod graduation;
+pub mod hearing;
 pub mod journal;
 pub mod orders;
 pub mod passport;
@@ -27,6 +28,7 @@ use backend::Registry;
 use fleet::Fleet;
 use flows::FlowTable;
 use graduation::Graduation;
+use hearing::Hearing;
 use journal::Journal;
 use orders::Orders;
 use worker::WorkerState;
@@ -39,6 +41,7 @@ pub struct Table {
     pub orders: Orders,
     pub graduation: Graduation,
     pub fleet: Fleet,
+    pub hearing: Hearing,
     pub journal: Journal,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
@@ -58,6 +61,7 @@ impl Table {
             orders: Orders::new(workers)?,
             graduation: Graduation::new(workers)?,
             fleet: Fleet::default(),
+            hearing: Hearing::default(),
             journal: Journal::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))

@@ -354,6 +354,7 @@ fn has_no_default(line: &str) -> bool {
         "vrrp_advert_interval",
         "name",
         "slot",
+        "track_file",
     ]
     .iter()
     .any(|key| line.starts_with(&format!("{key} = ")))

@@ -2,6 +2,7 @@
 
 mod events;
 mod flows;
+mod handover;
 mod kill;
 mod names;
 mod upgrade;
@@ -47,6 +48,11 @@ pub async fn execute(
         }
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
         Command::Peers {} => Ok(json(&peers(admin))),
+        Command::Handover(asked) => handover::hand_over(admin, asked, replies).await?,
+        Command::CancelHandover {} => handover::take_back(admin).await,
+        Command::CheckHandover(asked) => {
+            Ok(json(&admin.aside(move |admin| admin.control.check_handover(&asked)).await))
+        }
         Command::CheckUpgrade(asked) => Ok(json(&admin.control.check_upgrade(asked).await)),
     })
 }

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::handover::{Handing, HandoverCheck, HandoverFailed, HandoverRequest};
 use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::model::health::Order;
 use crate::model::ids::BackendId;
@@ -38,6 +39,15 @@ pub trait Control: Send + Sync + 'static {
 
     /// Whether that could be done; changes nothing.
     fn check_upgrade(&self, asked: UpgradeRequest) -> Checking;
+
+    /// Begins to give this host's VIP and flows to another instance, or shows that it is under way or done.
+    fn hand_over(&self, asked: HandoverRequest) -> Result<Handing, HandoverFailed>;
+
+    /// Lets this host have the VIP again; what was under way ends.
+    fn take_back(&self) -> Result<Handing, HandoverFailed>;
+
+    /// What a handover would do; changes nothing. It looks at every flow.
+    fn check_handover(&self, asked: &HandoverRequest) -> HandoverCheck;
 }
 
 /// An order on its way. It is carried out even if this is dropped.

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::control::PlannedMove;
+use super::handover::{HandoverFailed, HandoverRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
 use crate::model::fleet::InstanceName;
@@ -65,6 +66,12 @@ pub enum Command {
     Peers {},
     /// [`super::upgrade::UpgradeCheck`].
     CheckUpgrade(UpgradeRequest),
+    /// Items: [`super::handover::HandoverProgress`]; ok: [`super::handover::HandoverReport`].
+    Handover(HandoverRequest),
+    /// [`super::handover::HandoverReport`] of the handover that was called off.
+    CancelHandover {},
+    /// [`super::handover::HandoverCheck`].
+    CheckHandover(HandoverRequest),
 }
 
 /// Which flows to list; what is left out excludes nothing.
@@ -220,6 +227,8 @@ pub enum Refusal {
     Order { reason: String },
     #[error(transparent)]
     Upgrade(UpgradeFailed),
+    #[error(transparent)]
+    Handover(HandoverFailed),
     #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
     Reload { errors: Vec<String> },
 }

@@ -117,6 +117,19 @@ pub fn event(what: &What) -> String {
         }
         What::AddressCame { address } => format!("{address} has come to this host"),
         What::AddressWent { address } => format!("{address} has left this host"),
+        What::HandoverBegun { to, flows } => {
+            let to = to.as_ref().map_or("another instance".to_owned(), ToString::to_string);
+            format!("handing over to {to}: {} here", plural(*flows as u64, "flow"))
+        }
+        What::HandedOver { flows_reset: 0, took_ms } => {
+            format!("handed over in {}; no flow was reset: this host may be switched off", duration_ms(*took_ms))
+        }
+        What::HandedOver { flows_reset, took_ms } => {
+            let (flows, took) = (plural(*flows_reset, "flow"), duration_ms(*took_ms));
+            format!("handed over in {took}; {flows} had to be reset: this host may be switched off")
+        }
+        What::HandoverTakenBack { why: None } => "this host may have the VIP again, as an operator wanted".to_owned(),
+        What::HandoverTakenBack { why: Some(why) } => format!("this host may have the VIP again: {why}"),
         What::FlowEnded {
             flow,
             frontend,
@@ -169,7 +182,12 @@ pub fn weight(what: &What) -> Weight {
         | What::FlowsClaimed { .. }
         | What::FlowsReleased { .. }
         | What::AddressCame { .. }
-        | What::AddressWent { .. } => Weight::Notice,
+        | What::AddressWent { .. }
+        | What::HandoverBegun { .. }
+        | What::HandoverTakenBack { why: None } => Weight::Notice,
+        What::HandoverTakenBack { why: Some(_) } => Weight::Bad,
+        What::HandedOver { flows_reset: 0, .. } => Weight::Good,
+        What::HandedOver { .. } => Weight::Notice,
         What::PeerLinked { .. } | What::PeerSynced { .. } => Weight::Good,
         What::PeerLost { .. } | What::PeerGap { .. } => Weight::Notice,
         What::PeerUnreachable { .. } => Weight::Bad,

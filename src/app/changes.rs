@@ -36,6 +36,13 @@ pub fn between(old: &Config, new: &Config) -> Vec<String> {
             _ => "peers: that there are any, or none, takes effect when the process is next started".to_owned(),
         });
     }
+    if old.takeover != new.takeover {
+        changes.push(
+            "takeover settings changed: track_file takes effect with the next handover, the rest when the process is next \
+             started"
+                .to_owned(),
+        );
+    }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());
     }

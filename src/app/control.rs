@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use super::Core;
+use super::handover;
 use super::reload::{ReloadError, Reloader};
 use super::upgrade::Upgrader;
 use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, Reloading};
+use crate::admin::handover::{Handing, HandoverCheck, HandoverFailed, HandoverRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::Phase;
 use crate::model::health::{Cause, Order};
@@ -27,12 +29,13 @@ impl Wiring {
 impl Control for Wiring {
     fn not_ready(&self) -> Vec<String> {
         let fleet = &self.core.table.fleet;
+        let handed_over = self.core.handover.not_ready().into_iter();
         if fleet.is_ready() {
-            return Vec::new();
+            return handed_over.collect();
         }
         let members = fleet.members();
         let missing: Vec<_> = members.iter().filter(|it| !it.synced).map(|it| it.name.to_string()).collect();
-        vec![format!("the flows of its peers are not known yet: {}", missing.join(", "))]
+        handed_over.chain([format!("the flows of its peers are not known yet: {}", missing.join(", "))]).collect()
     }
 
     fn not_live(&self) -> Vec<String> {
@@ -83,6 +86,18 @@ impl Control for Wiring {
 
     fn check_upgrade(&self, asked: UpgradeRequest) -> Checking {
         self.upgrader.check(asked)
+    }
+
+    fn hand_over(&self, asked: HandoverRequest) -> Result<Handing, HandoverFailed> {
+        handover::begin(&self.core, &asked)
+    }
+
+    fn take_back(&self) -> Result<Handing, HandoverFailed> {
+        handover::take_back(&self.core)
+    }
+
+    fn check_handover(&self, asked: &HandoverRequest) -> HandoverCheck {
+        handover::check(&self.core, asked)
     }
 }
 

@@ -75,6 +75,9 @@ impl Upgrader {
             Phase::Starting => return Err(refused("it is still starting")),
             _ => return Err(refused("it is stopping")),
         }
+        if self.core.handover.is_busy() {
+            return Err(refused("its VIP is handed over, or about to be; `baton handover --cancel` ends that"));
+        }
         let (binary, config) = self.places(asked)?;
         let begun = |succession: &mut Succession| {
             let free = *succession == Succession::None;

@@ -68,7 +68,15 @@ impl Watcher {
         if flows == 0 {
             return;
         }
-        let selector = Selector::Backend(self.entry.id);
+        let selector = match (reason, self.doubt.is_deaf()) {
+            // Another instance may carry on what has no sockets; what has some is lost to it anyway.
+            (EndReason::BackendEjected, true) if self.shared.table.fleet.is_enabled() => {
+                Selector::SocketsOf(self.entry.id)
+            }
+            // Nobody would hear of it.
+            (EndReason::BackendEjected, true) => return,
+            _ => Selector::Backend(self.entry.id),
+        };
         self.shared.table.orders.end(EndOrder { selector, reason, pace: self.spec.reset_pace, only_idle_for: None });
         let (frontend, backend) = self.entry.full_name();
         tracing::warn!(frontend, backend, flows, reason = reason.label(), "resetting the flows of a backend");

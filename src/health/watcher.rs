@@ -1,6 +1,7 @@
 //! The task that watches over one backend.
 
 use std::future::{Future, pending};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,6 +17,7 @@ use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::model::health::Cause;
+use crate::model::health::doubt::Doubt;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Outcome, Policy};
 use crate::model::health::{Order, SavedBackend};
 use crate::model::ids::BackendId;
@@ -48,7 +50,9 @@ pub(super) enum Beginning {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     health: Health,
-    backend: Backend,
+    pub(super) backend: Backend,
+    /// Where its clients come.
+    pub(super) listens: Vec<IpAddr>,
     drain_timeout: Duration,
     pub(super) reset_pace: Pace,
 }
@@ -59,6 +63,9 @@ pub(super) struct Watcher {
     pub(super) spec: Spec,
     pub(super) machine: Machine,
     pub(super) vote: Vote,
+    pub(super) doubt: Doubt,
+    /// When others are looked for again, while nobody is heard.
+    pub(super) look_at_ns: u64,
     /// In words, and in µs.
     pub(super) last_probe: Option<String>,
     pub(super) last_probe_us: u64,
@@ -77,6 +84,7 @@ type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 struct Report {
     outcome: Outcome,
+    began_ns: u64,
     took: Duration,
     flows_moved: bool,
 }
@@ -92,6 +100,7 @@ impl Spec {
         Self {
             health: frontend.health.clone(),
             backend: backend.clone(),
+            listens: frontend.listen.iter().map(|listen| listen.ip()).collect(),
             drain_timeout: frontend.drain_timeout,
             reset_pace: Pace { within: config.process.reset_within, per_second: config.process.reset_rate },
         }
@@ -149,6 +158,8 @@ impl Watcher {
             machine: Machine::new(spec.policy(), arrival, now_ns()),
             manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
             vote: Vote::new(votes),
+            doubt: Doubt::default(),
+            look_at_ns: 0,
             last_probe: None,
             last_probe_us: 0,
             probing: None,
@@ -222,6 +233,8 @@ impl Watcher {
             }
             self.machine.handle_another_ready(now_ns(), self.vote.another());
             self.publish();
+            // Behind that, so that what was to be done while nobody was heard is not done because somebody is by now.
+            self.look_around();
             if self.has_retired() {
                 return;
             }
@@ -246,6 +259,12 @@ impl Watcher {
             self.probing = None;
             self.machine.handle_moved(now_ns());
         }
+    }
+
+    /// What probes have shown so far, and the one that runs, is no evidence.
+    pub(super) fn begin_anew(&mut self) {
+        self.probing = None;
+        self.machine.handle_network_back(now_ns());
     }
 
     fn begin_what_is_due(&mut self) {
@@ -274,7 +293,8 @@ impl Watcher {
         let probe = self.machine.next_probe_ns();
         let resolve = self.resolve_at_ns.filter(|_| self.resolving.is_none());
         let retire = self.retiring.as_ref().map(|retiring| retiring.look_at_ns);
-        let due = [probe, resolve, retire, self.machine.next_timeout_ns()];
+        let look = self.doubt.is_deaf().then_some(self.look_at_ns);
+        let due = [probe, resolve, retire, look, self.machine.next_timeout_ns()];
         due.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
@@ -287,7 +307,10 @@ impl Watcher {
         if let Outcome::Inconclusive { error } = &report.outcome {
             tracing::warn!(backend = labels.backend, error, "this host cannot probe");
         }
-        self.machine.handle_outcome(now_ns(), report.outcome, report.flows_moved, fastrand::u64(..));
+        match self.hear(&report.outcome, report.flows_moved, report.began_ns) {
+            true => self.begin_anew(),
+            false => self.machine.handle_outcome(now_ns(), report.outcome, report.flows_moved, fastrand::u64(..)),
+        }
         self.first_probed.send_replace(true);
     }
 
@@ -310,7 +333,7 @@ impl Watcher {
                 // A known address is better than none: names fail for reasons that are not the backend's.
                 if before.is_none() {
                     let outcome = Outcome::Failed(Cause::Unresolved { error });
-                    self.judge(Report { outcome, took: Duration::ZERO, flows_moved: false });
+                    self.judge(Report { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
                 }
             }
         }
@@ -390,7 +413,7 @@ async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: Back
         entry.segment_max.store(manner.segment_max(), Relaxed);
     }
     let doubtful = matches!(outcome, Outcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
-    Report { flows_moved: doubtful && flows_moved(table, id, started_ns).await, outcome, took }
+    Report { flows_moved: doubtful && flows_moved(table, id, started_ns).await, outcome, began_ns: started_ns, took }
 }
 
 /// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of

@@ -92,6 +92,7 @@ end_reasons! {
     NotHandedOver "not_handed_over" Baton Rst "An upgrade could not hand it over, and the process that had it has gone.";
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
     Moved "moved" Baton Nothing "Another instance looks after it from now on; it goes on.";
+    HandoverDeadline "handover_deadline" Baton Rst "Its instance handed the VIP over, and the deadline of that passed.";
 }
 
 #[cfg(test)]

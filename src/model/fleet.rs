@@ -2,6 +2,7 @@
 
 mod events;
 mod exchange;
+pub mod handover;
 mod held;
 mod message;
 mod mirror;

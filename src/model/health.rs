@@ -1,6 +1,7 @@
 //! The health of one backend: its words here, its rules in [`machine`].
 
 mod damping;
+pub mod doubt;
 pub mod machine;
 
 use std::fmt;

@@ -34,7 +34,7 @@ impl Worker {
         self.random.shuffle(&mut chosen);
         let step_ns = step_ns(order.pace, chosen.len(), self.table.workers.len());
         for (turn, at) in chosen.into_iter().enumerate() {
-            if let Selector::Backend(backend) = order.selector
+            if let Selector::Backend(backend) | Selector::SocketsOf(backend) = order.selector
                 && self.is_connecting(at)
             {
                 self.with_flow(at, |worker, flow| worker.abandon_attempts(flow, backend));
@@ -177,6 +177,7 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
     match order.selector {
         Selector::Flow { id, .. } => flow.id == id,
         Selector::Backend(id) => flow.uses_backend(id),
+        Selector::SocketsOf(id) => flow.uses_backend(id) && !flow.is_lent(),
         Selector::Frontend(id) => flow.frontend.entry.id == id,
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
         Selector::WithSockets => !flow.is_lent(),

@@ -31,6 +31,10 @@ pub struct LeavePolicy {
     pub after_ns: u64,
 }
 
+impl LeavePolicy {
+    const AT_ONCE: LeavePolicy = LeavePolicy { round_trips: 0, after_ns: 0 };
+}
+
 impl Worker {
     /// Has the flow looked at when it is old enough to leave.
     pub(super) fn ripen_later(&mut self, flow: &Flow) {
@@ -120,7 +124,20 @@ impl Worker {
 
     /// Whether flows may leave now.
     fn policy(&self) -> Option<LeavePolicy> {
-        self.plane.leave.filter(|_| self.table.graduation.is_open())
+        let policy = self.plane.leave.filter(|_| self.table.graduation.is_open())?;
+        Some(if self.table.graduation.is_hurried() { LeavePolicy::AT_ONCE } else { policy })
+    }
+
+    /// Tries all flows again that may leave now.
+    pub(super) fn try_all_again(&mut self) {
+        let now_ns = self.now_ns;
+        for flow in self.places.iter_mut().filter_map(|place| place.flow.as_deref_mut()) {
+            let Phase::Relaying(relaying) = &mut flow.phase else { continue };
+            if relaying.leaving.not_before_ns != Leaving::NEVER {
+                relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
+                self.ripening.push_front((now_ns, flow.at));
+            }
+        }
     }
 
     fn lend(&mut self, flow: &mut Flow) {

@@ -60,6 +60,8 @@ pub enum Message {
     TurnAway,
     /// Flows leave for another process, or come from one.
     Handover(handover::Message),
+    /// Try all flows again that may graduate now.
+    Hurry,
     /// Leave the loop.
     Exit,
 }
@@ -243,6 +245,7 @@ impl Worker {
                     self.turn_all_away();
                 }
                 Message::Handover(message) => self.hand_over(message),
+                Message::Hurry => self.try_all_again(),
                 Message::Exit => self.exiting = true,
             }
         }

@@ -54,6 +54,16 @@ pub fn name(index: u32) -> io::Result<String> {
     Ok(name.to_string())
 }
 
+/// Whether the wire of interface `name` is there (IFF_RUNNING, netdevice(7)).
+pub fn has_carrier(name: &str) -> io::Result<bool> {
+    let socket = socket()?;
+    let mut request = named(name)?;
+    ioctl(&socket, libc::SIOCGIFFLAGS, &mut request)?;
+    // SAFETY: SIOCGIFFLAGS has filled in this member of the union, an integer.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(i32::from(flags) & libc::IFF_RUNNING != 0)
+}
+
 /// Every address of every interface of this namespace.
 pub fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
     Ok(networks()?.into_iter().map(|(name, network)| (name, network.addr())).collect())
@@ -177,6 +187,7 @@ mod tests {
         assert!(networks().unwrap().contains(&("lo".to_owned(), "127.0.0.1/8".parse().unwrap())));
         assert_eq!(source_towards(Ipv4Addr::LOCALHOST.into()), Some(Ipv4Addr::LOCALHOST.into()));
         assert!(!merges_for_good("lo").unwrap());
+        assert!(has_carrier("lo").unwrap());
         assert!(interface("no-such").is_err());
         assert!(interface("a-name-that-is-too-long").is_err());
     }

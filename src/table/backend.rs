@@ -120,6 +120,8 @@ pub struct BackendEntry {
     pub elsewhere: Elsewhere,
     /// Monotonic ns of the last packet that came from it to a graduated flow; 0: none.
     pub heard_ns: AtomicU64,
+    /// Monotonic ns at which a probe of it was last answered, in whatever way; 0: never.
+    pub answered_ns: AtomicU64,
     /// The longest segment that it takes, as a probe's connection was told; 0: not known.
     pub segment_max: AtomicU32,
     /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
@@ -154,6 +156,8 @@ pub struct Suspicion {
 impl Suspicion {
     pub const CONNECT_FAILED: u8 = 1;
     pub const SEGMENTS_UNACKED: u8 = 2;
+    /// Another backend is silent, and nobody else is heard.
+    pub const OTHERS_SILENT: u8 = 4;
 
     pub fn raise(&self, bit: u8) {
         if self.bits.fetch_or(bit, Relaxed) & bit == 0 {
@@ -329,6 +333,7 @@ impl Registry {
             active: AtomicU32::new(0),
             elsewhere: Elsewhere::default(),
             heard_ns: AtomicU64::new(0),
+            answered_ns: AtomicU64::new(0),
             segment_max: AtomicU32::new(0),
             suspicion: Suspicion::default(),
             lanes: (0..=self.workers).map(|_| BackendLane::default()).collect(),

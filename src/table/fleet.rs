@@ -13,8 +13,10 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use crossbeam_queue::SegQueue;
+use tokio::sync::watch;
 
 use crate::model::fleet::Slice;
+use crate::model::fleet::handover::Places;
 pub use crate::model::fleet::{Asked, Command, Local, MemberView, Remote};
 
 /// The shared state of a fleet. Without peers nothing of it is used.
@@ -29,6 +31,10 @@ pub struct Fleet {
     whole: AtomicBool,
     /// Packets of one flow may come to several instances.
     shared: AtomicBool,
+    /// Where the frontends' addresses are on this host.
+    places: ArcSwap<Places>,
+    /// The addresses are to be on `lo` as well: they are about to leave.
+    keeping: watch::Sender<bool>,
     /// Of backend legs of this instance; all of the host's if none is set.
     ports: OnceLock<Slice>,
     pub census: FleetCensus,
@@ -93,6 +99,23 @@ impl Fleet {
 
     pub fn show_members(&self, members: Vec<MemberView>) {
         self.members.store(Arc::new(members));
+    }
+
+    pub fn places(&self) -> Arc<Places> {
+        self.places.load_full()
+    }
+
+    pub fn show_places(&self, places: Places) {
+        self.places.store(Arc::new(places));
+    }
+
+    /// Whether the frontends' addresses are to be on `lo` as well, before they leave.
+    pub fn keeping(&self) -> watch::Receiver<bool> {
+        self.keeping.subscribe()
+    }
+
+    pub fn set_keeping(&self, keeping: bool) {
+        self.keeping.send_replace(keeping);
     }
 
     /// Whether this instance may take a VIP: it has no peers, or knows their flows, or has waited for them long enough.

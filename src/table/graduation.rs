@@ -160,6 +160,8 @@ pub struct Graduation {
     wake: EventFd,
     answers: Box<[SegQueue<Answer>]>,
     open: AtomicBool,
+    /// Flows are to leave however young they are: their host is about to go.
+    hurried: AtomicBool,
     /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
     /// Flows whose sockets the path has.
@@ -179,6 +181,7 @@ impl Graduation {
             wake: EventFd::new()?,
             answers: (0..workers).map(|_| SegQueue::new()).collect(),
             open: AtomicBool::new(false),
+            hurried: AtomicBool::new(false),
             reserved: papaya::HashSet::default(),
             in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
@@ -194,6 +197,15 @@ impl Graduation {
 
     pub fn set_open(&self, open: bool) {
         self.open.store(open, Relaxed);
+    }
+
+    /// Whether flows are to leave as soon as they can, however young they are.
+    pub fn is_hurried(&self) -> bool {
+        self.hurried.load(Relaxed)
+    }
+
+    pub fn set_hurried(&self, hurried: bool) {
+        self.hurried.store(hurried, Relaxed);
     }
 
     /// Asks the path; never waits.

@@ -201,6 +201,20 @@ pub enum What {
     AddressWent {
         address: IpAddr,
     },
+    /// An operator gives this host's VIP to another instance.
+    HandoverBegun {
+        to: Option<InstanceName>,
+        flows: usize,
+    },
+    /// It is away: this host may be switched off.
+    HandedOver {
+        flows_reset: u64,
+        took_ms: u64,
+    },
+    /// This host may have the VIP again; `None`: as an operator wanted.
+    HandoverTakenBack {
+        why: Option<String>,
+    },
     FlowEnded {
         flow: FlowId,
         frontend: String,

@@ -20,6 +20,8 @@ pub enum Selector {
         key: FlowKey,
     },
     Backend(BackendId),
+    /// Those of the backend that have sockets here.
+    SocketsOf(BackendId),
     Frontend(FrontendId),
     Client(IpNet),
     /// All but those that the path carries, or is about to.

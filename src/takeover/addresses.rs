@@ -9,6 +9,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::is_global;
+use crate::model::fleet::handover::Places;
 use crate::sys::{netdev, netlink};
 use crate::table::Table;
 use crate::table::flows::FlowState;
@@ -23,6 +24,8 @@ pub struct Addresses {
     kept: BTreeSet<IpAddr>,
     /// The interface that each VIP was last seen on.
     last_on: HashMap<IpAddr, String>,
+    /// They are kept before they leave, and until this is taken back: packets of flows must never find them missing.
+    ahead: bool,
 }
 
 /// What a look has shown.
@@ -32,6 +35,8 @@ pub struct Seen {
     pub all: Vec<IpAddr>,
     /// Kept from now on.
     pub newly_kept: Vec<IpAddr>,
+    /// The frontends' among them, and those that are kept.
+    pub places: Places,
 }
 
 impl Addresses {
@@ -53,24 +58,38 @@ impl Addresses {
                 now_on.insert(ip, interface);
             }
         }
-        let left: Vec<_> = self.last_on.iter().filter(|(ip, _)| !now_on.contains_key(*ip)).collect();
-        for (ip, interface) in left {
-            if !seen.all.contains(ip) && has_sockets(table, *ip) && keep(*ip, interface) {
+        let left = self.last_on.iter().filter(|(ip, _)| !seen.all.contains(*ip) && has_sockets(table, **ip));
+        let leaving = now_on.iter().filter(|_| self.ahead);
+        for (ip, interface) in left.chain(leaving) {
+            if !self.kept.contains(ip) && keep(*ip, interface) {
                 self.kept.insert(*ip);
                 seen.newly_kept.push(*ip);
             }
         }
         // Back on an interface: the other is not needed, and would outlive the next leave.
-        for ip in now_on.keys().filter(|ip| self.kept.contains(ip)) {
-            let _ = netlink::remove_from_loopback(*ip);
+        if !self.ahead {
+            for ip in now_on.keys().filter(|ip| self.kept.contains(ip)) {
+                let _ = netlink::remove_from_loopback(*ip);
+            }
+            self.kept.retain(|ip| !now_on.contains_key(ip));
         }
-        self.kept.retain(|ip| !now_on.contains_key(ip));
         self.last_on = now_on;
+        let here = seen.all.iter().copied().filter(|ip| self.vips.contains(ip)).collect();
+        let all = |set: &BTreeSet<IpAddr>| set.iter().copied().collect();
+        seen.places = Places { frontends: all(&self.vips), here, kept: all(&self.kept) };
         Ok(seen)
+    }
+
+    /// Whether addresses are kept before they leave. Look again after this.
+    pub fn keep_ahead(&mut self, ahead: bool) {
+        self.ahead = ahead;
     }
 
     /// Gives up what no flow needs any more; returns that.
     pub fn tidy(&mut self, table: &Table) -> Vec<IpAddr> {
+        if self.ahead {
+            return Vec::new();
+        }
         let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(table, *ip)).collect();
         for ip in &idle {
             let _ = netlink::remove_from_loopback(*ip);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::watch;
 
 use super::Links;
 use super::addresses::Addresses;
@@ -38,6 +39,8 @@ pub struct Control {
     watch: AsyncFd<Watch>,
     wire: Wire,
     tickled: mpsc::UnboundedReceiver<u64>,
+    /// Whether addresses are about to leave on purpose.
+    keeping: watch::Receiver<bool>,
     links: Links,
     /// Commands that the link has no room for yet.
     backlog: VecDeque<Command>,
@@ -50,6 +53,7 @@ enum Heard {
     Answers,
     Network,
     Tickled(u64),
+    Keeping(bool),
     Time,
     Gone,
 }
@@ -63,6 +67,7 @@ impl Control {
             watch: Watch::open()?.register()?,
             wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
             tickled,
+            keeping: table.fleet.keeping(),
             links,
             backlog: VecDeque::new(),
             routes_moved: false,
@@ -92,6 +97,10 @@ impl Control {
                 }
                 Heard::Network => self.network_changed(),
                 Heard::Tickled(round) => self.machine.handle_tickled(now_ns(), round),
+                Heard::Keeping(keeping) => {
+                    self.addresses.keep_ahead(keeping);
+                    self.look_at_addresses();
+                }
                 Heard::Time => self.tick(),
             }
             self.act();
@@ -122,6 +131,7 @@ impl Control {
             },
             () = self.table.graduation.held.answered() => Heard::Answers,
             Some(round) = self.tickled.recv() => Heard::Tickled(round),
+            Ok(()) = self.keeping.changed() => Heard::Keeping(*self.keeping.borrow_and_update()),
             () = tokio::time::sleep(due.min(wait)) => Heard::Time,
         }
     }
@@ -167,8 +177,9 @@ impl Control {
         match self.addresses.look(&self.table) {
             Ok(seen) => {
                 for ip in &seen.newly_kept {
-                    tracing::info!(%ip, "an address has left; it is kept on lo for the flows that it still has");
+                    tracing::info!(%ip, "an address has left, or is about to; it is kept on lo for the flows that it still has");
                 }
+                self.table.fleet.show_places(seen.places);
                 self.machine.handle_addresses(now_ns(), &seen.all);
             }
             Err(error) => tracing::error!(%error, "the addresses of this host cannot be read"),
@@ -215,6 +226,10 @@ impl Control {
                 census.adopted.fetch_add(adopted as u64, Relaxed);
                 tracing::warn!(%from, adopted, reset, "an instance is dead: flows without sockets go on here, others are reset");
                 What::TookOverFrom { instance: from, adopted, reset }
+            }
+            Note::Stuck { from, flows } => {
+                tracing::warn!(%from, flows, "flows to this host's own backend are reset: the address that they come from is here now");
+                return;
             }
             Note::Told { from, answered, silent } => {
                 tracing::info!(%from, answered, silent, "the clients of a dead instance were told");

@@ -11,6 +11,7 @@ use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::Admin;
 use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, Reloading};
 use baton::admin::doors::Doors;
+use baton::admin::handover::{Handing, HandoverCheck, HandoverFailed, HandoverRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::config::{self, Config};
 use baton::drain::{Drain, Phase};
@@ -94,6 +95,18 @@ impl Control for FakeControl {
     }
 
     fn check_upgrade(&self, _: UpgradeRequest) -> Checking {
+        unreachable!("no test asks for it")
+    }
+
+    fn hand_over(&self, _: HandoverRequest) -> Result<Handing, HandoverFailed> {
+        Err(HandoverFailed { why: "there is no [peers] in its configuration".to_owned() })
+    }
+
+    fn take_back(&self) -> Result<Handing, HandoverFailed> {
+        Err(HandoverFailed { why: "nothing was handed over".to_owned() })
+    }
+
+    fn check_handover(&self, _: &HandoverRequest) -> HandoverCheck {
         unreachable!("no test asks for it")
     }
 }
@@ -203,7 +216,9 @@ async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Li
                             Selector::Flow { id, .. } => flow.id == id,
                             Selector::Backend(id) => flow.backend == id,
                             Selector::Client(network) => network.contains(&flow.client.ip()),
-                            Selector::Frontend(_) | Selector::WithSockets | Selector::All => true,
+                            Selector::Frontend(_) | Selector::SocketsOf(_) | Selector::WithSockets | Selector::All => {
+                                true
+                            }
                         };
                     if meant {
                         writer.remove(&table.flows, flow.key);

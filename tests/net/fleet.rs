@@ -1,7 +1,11 @@
 //! Several instances that tell each other of their flows.
 
+mod cut_off;
 mod faults;
+mod kubeadm;
 mod link;
+mod newborn;
+mod split;
 mod takeover;
 
 use std::net::SocketAddr;

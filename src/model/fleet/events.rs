@@ -107,6 +107,8 @@ pub struct MemberView {
     pub flows: usize,
     /// Of them, without sockets.
     pub graduated: usize,
+    /// It has all flows of this instance, but for the changes that it is behind.
+    pub told: bool,
     /// Changes of this instance's flows that it has not acknowledged yet.
     pub behind: usize,
     /// How long the oldest of them has waited, ms.

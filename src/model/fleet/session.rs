@@ -463,6 +463,7 @@ impl Session {
             slot: self.slot,
             version: self.version.clone(),
             synced: self.synced,
+            told: matches!(&self.link, Some(Link { telling: Telling::Following, acked: Some(_), .. })),
             flows: self.flows.len(),
             graduated: self.graduated,
             behind,

@@ -1,5 +1,5 @@
 //! Three instances, the network between them and the packets of their clients, through random schedules of births, graduations,
-//! deaths, restarts, cut links and moves of the VIP. The exchange and the takeover are the real ones; paths, kernels and clients
+//! deaths, restarts, cut links and moves of the VIP, or of routes to one that all have. The exchange and the takeover are the real ones; paths, kernels and clients
 //! are as simple as can be.
 //!
 //! What must hold:
@@ -7,7 +7,7 @@
 //! - one that all have stays with all while they hear each other, whoever looks after it: its packets may come anywhere;
 //! - no packet of a client waits beyond the guard once an instance has the VIP;
 //! - once all is quiet, each flow that is left is looked after by exactly one instance: a proxied one by that with its sockets,
-//!   one without sockets by that with the VIP; and all know all of each other.
+//!   one without sockets by that with the VIP, or by any if all have it; and all know all of each other.
 
 mod mishaps;
 mod verdict;
@@ -110,6 +110,9 @@ struct World {
     linked: BTreeMap<(usize, usize), u64>,
     cut: BTreeSet<(usize, usize)>,
     vip_at: Option<usize>,
+    /// Every instance has the VIP, and routers choose among these by flow.
+    routed: Option<Vec<usize>>,
+    salt: u64,
     vip_since_ns: u64,
     clients: BTreeMap<FlowId, Client>,
     /// Flows without sockets that all instances have, and have heard each other since.
@@ -264,6 +267,8 @@ impl World {
         let mut world = Self {
             now_ns,
             dice: Dice(seed),
+            routed: (seed % 3 == 2).then(|| vec![0]),
+            salt: 0,
             nodes: (0..NAMES.len()).map(|number| Node::new(number, 1, now_ns)).collect(),
             wires: HashMap::new(),
             linked: BTreeMap::new(),
@@ -291,11 +296,33 @@ impl World {
 
     fn tell_addresses(&mut self, node: usize) {
         let mut addresses = vec![host(node)];
-        addresses.extend((self.vip_at == Some(node)).then(vip));
+        addresses.extend((self.routed.is_some() || self.vip_at == Some(node)).then(vip));
         self.nodes[node].takeover.handle_addresses(self.now_ns, &addresses);
     }
 
+    /// Where packets of this flow come to, if there is somebody.
+    fn place(&self, id: FlowId) -> Option<usize> {
+        let node = match &self.routed {
+            Some(nodes) => nodes.get((id.0 ^ self.salt) as usize % nodes.len().max(1)).copied(),
+            None => self.vip_at,
+        };
+        node.filter(|node| self.nodes[*node].up)
+    }
+
+    /// Routers choose among others.
+    fn reroute(&mut self) {
+        let fit: Vec<_> = (0..3).filter(|node| self.is_fit(*node)).collect();
+        let some: Vec<_> = fit.iter().copied().filter(|_| self.dice.roll(2) == 0).collect();
+        self.salt = self.dice.roll(100);
+        let routed = if some.is_empty() { fit } else { some };
+        self.note(format!("routers choose among {routed:?}"));
+        (self.routed, self.vip_since_ns) = (Some(routed), self.now_ns);
+    }
+
     fn move_vip(&mut self, to: Option<usize>) {
+        if self.routed.is_some() {
+            return self.reroute();
+        }
         let from = self.vip_at;
         self.note(format!("the VIP goes to {:?}", to.map(|node| NAMES[node])));
         (self.vip_at, self.vip_since_ns) = (to, self.now_ns);
@@ -313,7 +340,10 @@ impl World {
         for node in (0..3).filter(|node| self.nodes[*node].up).collect::<Vec<_>>() {
             self.run(node);
         }
-        let gone = self.vip_at.is_none_or(|node| !self.nodes[node].up);
+        let gone = match &self.routed {
+            Some(nodes) => nodes.is_empty() || nodes.iter().any(|node| !self.nodes[*node].up),
+            None => self.vip_at.is_none_or(|node| !self.nodes[node].up),
+        };
         if gone && self.dice.roll(15) == 0 {
             let fit = (0..3).find(|node| self.is_fit(*node));
             fit.into_iter().for_each(|node| self.move_vip(Some(node)));
@@ -418,7 +448,7 @@ impl World {
     fn packet(&mut self, id: FlowId) {
         let Some(client) = self.clients.get(&id) else { return };
         let ends = client.record.ends;
-        let fate = match self.vip_at.filter(|node| self.nodes[*node].up) {
+        let fate = match self.place(id) {
             Some(node) => self.arrive(node, id, &ends, true),
             None => Fate::Again,
         };
@@ -463,13 +493,13 @@ impl World {
         match it.unknown.get(&ends.vip).copied() {
             // What is forwarded is never forwarded again, nor asked about: the owner's kernel answers.
             _ if !may_forward => Fate::Reset,
-            Some(rule) if rule.guard_until_ns > now_ns => Fate::Again,
             Some(Unknown { then: Then::Ask, .. }) => {
                 let stray = Stray { key, seq: 1, ack: 2, length: 3, flags: 16 };
                 it.takeover.handle_held(now_ns, HeldAnswer::Strays(vec![stray]));
                 self.act(node);
                 Fate::Again
             }
+            Some(rule) if rule.guard_until_ns > now_ns => Fate::Again,
             Some(Unknown { then: Then::Reset, .. }) => Fate::Reset,
             Some(Unknown { then: Then::Pass, .. }) | None => Fate::Reset,
         }
@@ -479,7 +509,7 @@ impl World {
         let Some(client) = self.clients.remove(&id) else { return };
         self.note(format!("{id} is reset: {why}"));
         // One that nobody could hear of is as good as dead.
-        let holds = |node: &usize| self.nodes[*node].up && self.nodes[*node].has(id) && self.is_heard(*node);
+        let holds = |node: &usize| self.nodes[*node].up && self.nodes[*node].has(id) && self.is_heard(id, *node);
         let holders: Vec<_> = (0..3).filter(holds).collect();
         let lost = client.graduated_ns.is_some() && !holders.is_empty();
         self.demand(!lost, &format!("{id} was reset while {holders:?} hold it"));
@@ -492,12 +522,12 @@ impl World {
     }
 
     /// By the instance that has the VIP, for long enough to have been told.
-    fn is_heard(&self, node: usize) -> bool {
+    fn is_heard(&self, id: FlowId, node: usize) -> bool {
         let heard = |holder: usize| {
             let since_ns = self.linked.get(&pair(node, holder));
             node == holder || since_ns.is_some_and(|since_ns| self.now_ns - since_ns > HEARD_NS)
         };
-        self.vip_at.is_some_and(heard)
+        self.place(id).is_some_and(heard)
     }
 
     /// Clients send now and then, and again what was not answered.
@@ -509,14 +539,14 @@ impl World {
                 self.packet(id);
             }
         }
-        let Some(holder) = self.vip_at.filter(|node| self.nodes[*node].up) else { return };
-        // Each peer that comes has the guard begin anew: what it has is about to be told.
-        let it = &self.nodes[holder];
-        let since_ns = self.vip_since_ns.max(it.started_ns).max(it.guarded_until_ns);
-        let late = self.clients.iter().find(|(_, client)| {
-            client.waits_since_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns.max(since_ns)) > WAIT_MAX_NS)
-        });
-        let late = late.map(|(id, _)| *id);
+        let waits = |(id, client): &(&FlowId, &Client)| {
+            // Each peer that comes has the guard begin anew: what it has is about to be told.
+            let it = self.place(**id).map(|node| &self.nodes[node]);
+            let since_ns = it.map(|it| self.vip_since_ns.max(it.started_ns).max(it.guarded_until_ns));
+            let since_ns = client.waits_since_ns.zip(since_ns).map(|(sent_ns, since_ns)| sent_ns.max(since_ns));
+            since_ns.is_some_and(|since_ns| self.now_ns.saturating_sub(since_ns) > WAIT_MAX_NS)
+        };
+        let late = self.clients.iter().find(waits).map(|(id, _)| *id);
         self.demand(late.is_none(), &format!("a packet of {late:?} waits for too long"));
     }
 }

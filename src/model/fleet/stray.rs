@@ -6,7 +6,7 @@ use crate::model::segment::{Flags, Segment};
 /// What becomes of packets that neither an entry nor a socket knows. SYN and RST always pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// Until then they are dropped, so that TCP sends them again: the records of their flows are on their way. On the
+    /// Until then they are not answered, so that TCP sends them again: the records of their flows are on their way. On the
     /// monotonic clock; 0: not at all.
     pub guard_until_ns: u64,
     pub then: Then,

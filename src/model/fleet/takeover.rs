@@ -25,7 +25,7 @@ mod stray;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -85,6 +85,11 @@ pub enum Action {
 /// What is worth remembering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
+    /// So many flows of a living owner are reset: their backend is on this host, and so is the address of their leg.
+    Stuck {
+        from: InstanceName,
+        flows: usize,
+    },
     /// The owner is dead: so many of its flows go on here, so many are reset.
     TakenOver {
         from: InstanceName,
@@ -120,11 +125,19 @@ pub struct Takeover {
     by_key: HashMap<Key, FlowId>,
     /// Flows that were other instances' and are this one's, or that another says are its own.
     mine: HashMap<FlowId, Mine>,
+    /// Flows of this instance of which another says the same.
+    contested: HashSet<FlowId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
+    /// All addresses of this host.
+    own: BTreeSet<IpAddr>,
     /// Until then a silent owner counts as dead: a VIP has come.
     fresh_until_ns: u64,
     guard_until_ns: u64,
+    /// The one peer that has each of the frontends' addresses, or had it last.
+    last_owners: BTreeMap<IpAddr, InstanceName>,
+    /// Addresses that have just come, until when they count as such.
+    just_came: BTreeMap<IpAddr, u64>,
     rules: HashMap<VipAddr, Unknown>,
     rounds: BTreeMap<u64, Round>,
     /// Rounds that wait to hear who has not answered, in the order of the questions.
@@ -177,6 +190,10 @@ const TOUCHED_NS: u64 = 2_000_000_000;
 const CHALLENGE_NS: u64 = 150_000_000;
 /// For so long after a VIP has come a silent owner counts as dead.
 const FRESH_NS: u64 = 5_000_000_000;
+/// For so long after an address has come, what nobody here knows is for its last owner, if that lives: handshakes that
+/// began there, and flows of which nothing has been told yet.
+const LEAVES_NS: u64 = 5_000_000_000;
+
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
 
@@ -192,9 +209,13 @@ impl Takeover {
             flows: HashMap::new(),
             by_key: HashMap::new(),
             mine: HashMap::new(),
+            contested: HashSet::new(),
             here: None,
+            own: BTreeSet::new(),
             fresh_until_ns: 0,
             guard_until_ns: 0,
+            last_owners: BTreeMap::new(),
+            just_came: BTreeMap::new(),
             rules: HashMap::new(),
             rounds: BTreeMap::new(),
             finding: VecDeque::new(),
@@ -237,7 +258,7 @@ impl Takeover {
     pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
         match answer {
             HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
-            HeldAnswer::Ours(flows) => self.also_ours(&flows),
+            HeldAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
             HeldAnswer::Reached(round) => self.first_round(round),
@@ -250,6 +271,7 @@ impl Takeover {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let now: BTreeSet<_> = addresses.iter().copied().filter(|ip| vips.contains(ip)).collect();
         self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
+        self.own = addresses.iter().copied().collect();
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
             Some(before) => now.difference(before).copied().collect(),
@@ -267,6 +289,7 @@ impl Takeover {
             self.vips_came(now_ns, &came);
         }
         self.see_sharing();
+        self.show_slices();
         self.settle();
         self.renew_rules(now_ns);
         self.check();
@@ -285,10 +308,12 @@ impl Takeover {
                 Timer::Challenge => self.challenge_over(),
                 Timer::Forget(id, ends) => self.forget(id, &ends),
                 Timer::Promised(id) => self.promise_due(now_ns, id),
+                Timer::Contested(id) => self.contest_due(id),
                 Timer::Round(round) => self.round_due(now_ns, round),
-                Timer::Asked(key) => self.ask_expired(key),
+                Timer::Asked(key) => self.ask_expired(now_ns, key),
                 Timer::Lent(key) => self.lent_over(key),
                 Timer::Guard => {}
+                Timer::Left(ip) => self.left_for_good(now_ns, ip),
             }
         }
         self.renew_rules(now_ns);
@@ -305,6 +330,8 @@ impl Takeover {
         for ip in came {
             self.actions.push_back(Action::Announce(*ip));
             self.actions.push_back(Action::Note(Note::AddressCame(*ip)));
+            self.just_came.insert(*ip, now_ns + LEAVES_NS);
+            self.timers.set(now_ns + LEAVES_NS, Timer::Left(*ip));
         }
         self.guard_until_ns = now_ns + self.settings.guard_ns;
         self.timers.set(self.guard_until_ns, Timer::Guard);
@@ -315,6 +342,9 @@ impl Takeover {
         let silent: Vec<_> = silent.into_iter().map(|(name, _)| name.clone()).collect();
         dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
         silent.into_iter().for_each(|owner| self.bury(&owner));
+        let living: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| !peer.is_dead).map(|(name, _)| name.clone()).collect();
+        living.into_iter().for_each(|owner| self.end_stuck(&owner));
         let mut challenged = false;
         for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
             peer.challenged = true;
@@ -353,6 +383,9 @@ impl Takeover {
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
+        if self.is_stuck(&ends) {
+            return self.refuse(owner, id, ends);
+        }
         let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);

@@ -288,6 +288,15 @@ impl Machine {
         self.refresh(now_ns);
     }
 
+    /// This host had lost its own network, and has it back: what was counted is no evidence. Unlike a new address, that
+    /// says nothing for the backend either, so the standing needs its `rise` or `fall` as ever.
+    pub fn handle_network_back(&mut self, now_ns: u64) {
+        self.streak = Streak::default();
+        self.probe.running = false;
+        self.probe.due_ns = now_ns;
+        self.refresh(now_ns);
+    }
+
     pub fn handle_policy(&mut self, now_ns: u64, policy: Policy) {
         self.policy = policy;
         if let Some(started_ns) = self.probe.started_ns.filter(|_| !self.probe.running) {

@@ -113,7 +113,7 @@ struct evidence {
 
 /* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any. */
 struct service {
-	__u64 guard_until_ns; /* until then they are dropped */
+	__u64 guard_until_ns; /* until then they are not answered */
 	__u32 then;	      /* an enum then, after that */
 	/* So many may be asked for before user space fills this up again; beyond it RST is the answer at once. */
 	__s32 asks;

@@ -182,9 +182,10 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 	}
 	if (tcp.flags & TCP_RST)
 		return NEXT;
-	if (bpf_ktime_get_coarse_ns() < until)
-		return drop(GUARDED);
+	/* Who lives may know at once what the others are still about to tell of. */
 	if (then == THEN_ASK && ask(packet, service, &tcp))
 		return drop(ASKED);
+	if (bpf_ktime_get_coarse_ns() < until)
+		return drop(GUARDED);
 	return then ? reset(skb, packet) : NEXT;
 }

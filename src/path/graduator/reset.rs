@@ -24,6 +24,9 @@ const ROUND: Duration = Duration::from_millis(700);
 
 const ROUNDS: u8 = 2;
 
+/// Clients that are asked at a time whether they hear this host.
+const CLIENTS_ASKED: usize = 32;
+
 /// How long entries outlive a flow that has ended by itself, for what is still on its way.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -40,7 +43,8 @@ impl Path {
             return;
         }
         let last = flow.progress();
-        let moved_ns = flow.up.last_data_ns.max(flow.down.last_data_ns);
+        // While this host heard nobody, bytes may have moved elsewhere.
+        let moved_ns = self.table.hearing.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
         if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
             && moved_ns >= since_ns
         {
@@ -114,6 +118,20 @@ impl Path {
         self.tickle(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
         self.tickle(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
         self.later.push_back((now_ns() + ROUND.as_nanos() as u64, id));
+    }
+
+    /// Makes some clients show that they hear this host, as keepalive would: their kernels answer a bare ACK that is one too
+    /// low.
+    pub(super) fn ask_clients(&self) {
+        let after = fastrand::usize(..self.flows.len().max(1));
+        let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
+        for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
+            let (from, to) = (ends.vip.socket_addr(), ends.client.socket_addr());
+            let below = Segment { from, to, seq: up.acked.wrapping_sub(1), ack: up.sent, flags: Flags::Ack, window: 0 };
+            if let Some(packet) = below.packet() {
+                let _ = self.raw.send(&packet, to.ip());
+            }
+        }
     }
 
     /// `look` is at what `to` has sent.

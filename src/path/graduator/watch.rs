@@ -53,6 +53,9 @@ impl Path {
             self.mend();
             self.show();
         }
+        if self.table.hearing.take_wanted() {
+            self.ask_clients();
+        }
         if now_ns >= self.refill_at_ns {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
             self.refill_asks();
@@ -111,7 +114,7 @@ impl Path {
     /// Takes note of every flow that something has passed of.
     fn scan(&mut self) {
         let mut seen = Vec::with_capacity(SCAN_STEP);
-        let (mut changed, mut touched) = (Vec::new(), Vec::new());
+        let (mut changed, mut touched, mut heard_ns) = (Vec::new(), Vec::new(), 0);
         loop {
             seen.clear();
             let more = match self.program.scan(&mut self.cursor, SCAN_STEP, &mut seen) {
@@ -119,6 +122,9 @@ impl Path {
                 Err(error) => return tracing::error!(%error, "the map of flows cannot be read"),
             };
             for (_, entry) in &seen {
+                if entry.direction == Direction::Up {
+                    heard_ns = heard_ns.max(entry.seen.last_ns);
+                }
                 if entry.held {
                     touched.extend(self.see_held(entry).then_some(entry.id));
                 } else if let Some(flow) = self.flows.get_mut(&entry.id)
@@ -131,6 +137,7 @@ impl Path {
                 break;
             }
         }
+        self.table.hearing.hear_client(heard_ns);
         changed.sort_unstable();
         changed.dedup();
         for id in changed {
@@ -173,11 +180,11 @@ impl Path {
             // The other side's packets may come to another instance.
             return;
         }
-        let flows = &self.flows;
+        let (flows, hearing) = (&self.flows, &self.table.hearing);
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(since_ns) > flow.patience_ns
+            now_ns.saturating_sub(hearing.counts_from(since_ns)) > flow.patience_ns
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
         let silent: Vec<_> = waiting.filter(too_long).map(|flow| flow.id).collect();

@@ -2,27 +2,28 @@
 //! reset at once.
 
 mod drills;
+mod handover;
 mod proofs;
 
 use super::*;
 use crate::lab::baton::BINARY;
 use crate::lab::process::Process;
 
-const VIP: &str = "10.77.0.100";
-const VIP6: &str = "fd77::100";
+pub const VIP: &str = "10.77.0.100";
+pub const VIP6: &str = "fd77::100";
 
 /// A fleet before a VIP that the first instance has.
-struct Fleet {
-    scene: Scene,
-    vip: SocketAddr,
-    all: Vec<Instance>,
+pub struct Fleet {
+    pub scene: Scene,
+    pub vip: SocketAddr,
+    pub all: Vec<Instance>,
     _servers: [Server; 2],
     _pinned: Vec<Pinned>,
 }
 
 /// What becomes of flows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flows {
+pub enum Flows {
     /// There is no packet path.
     Proxied,
     /// There is one, but they stay in their sockets.
@@ -31,12 +32,23 @@ enum Flows {
 }
 
 impl Fleet {
-    fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
+    pub fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
         Self::at(VIP, test, count, flows, change)
     }
 
-    fn at(vip: &str, test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
-        let scene = Scene::new(test, count)?;
+    pub fn at(vip: &str, test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
+        Self::within(Scene::new(test, count)?, vip, test, count, flows, |_, config| change(config))
+    }
+
+    /// `change` is told which instance the configuration is of.
+    pub fn within(
+        scene: Scene,
+        vip: &str,
+        test: &str,
+        count: usize,
+        flows: Flows,
+        change: impl Fn(usize, Config) -> Config,
+    ) -> Option<Self> {
         let vip = SocketAddr::new(vip.parse().unwrap(), 6443);
         let hosts = [&scene.lab.b1, &scene.lab.b2];
         let serving = hosts.map(|host| if vip.is_ipv6() { host.v6(6443) } else { host.v4(6443) });
@@ -61,7 +73,7 @@ impl Fleet {
             if flows == Flows::Kept {
                 config = config.path("after_round_trips", 1000).path("after", "1h");
             }
-            all.push(scene.launch(number, &change(config)));
+            all.push(scene.launch(number, &change(number, config)));
         }
         for instance in &all {
             instance.baton.wait_until_ready();
@@ -74,14 +86,14 @@ impl Fleet {
     }
 
     /// The first has the VIP.
-    fn with_owner(self) -> Self {
+    pub fn with_owner(self) -> Self {
         self.owner().host.add_address(self.vip.ip());
         self.wait_served();
         self
     }
 
     /// All have the VIP, and routers spread flows over some of them.
-    fn spread(self) -> Self {
+    pub fn spread(self) -> Self {
         for instance in &self.all {
             instance.host.run(&format!("ip address add {VIP}/32 dev lo"));
             for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
@@ -94,7 +106,7 @@ impl Fleet {
     }
 
     /// Clients and backends reach the VIP by these instances, each flow's two directions by whichever comes.
-    fn route(&self, numbers: &[usize]) {
+    pub fn route(&self, numbers: &[usize]) {
         let hops = numbers.iter().map(|number| format!("nexthop via {} ", self.all[*number].host.v4));
         let hops = hops.collect::<String>();
         for host in [&self.scene.lab.client, &self.scene.lab.b1, &self.scene.lab.b2] {
@@ -103,7 +115,7 @@ impl Fleet {
         }
     }
 
-    fn wait_served(&self) {
+    pub fn wait_served(&self) {
         eventually(LONG, "the VIP is served", || {
             let conn = self.scene.lab.client.try_connect(self.vip, secs(1));
             conn.is_ok_and(|mut conn| conn.try_echo(1, 100).is_ok())
@@ -111,7 +123,7 @@ impl Fleet {
     }
 
     /// Real keepalived gives the VIP to the first.
-    fn kept_alive(&self) -> Vec<Process> {
+    pub fn kept_alive(&self) -> Vec<Process> {
         self.kept_alive_by(100, "0.1")
     }
 
@@ -133,19 +145,19 @@ impl Fleet {
         all.into()
     }
 
-    fn resets(&self) -> f64 {
+    pub fn resets(&self) -> f64 {
         self.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &["reset"])).sum()
     }
 
     /// So many clients that have been served.
-    fn clients(&self, count: u64) -> Vec<Conn> {
+    pub fn clients(&self, count: u64) -> Vec<Conn> {
         let mut conns: Vec<_> = (0..count).map(|_| self.scene.lab.client.connect(self.vip)).collect();
         conns.iter_mut().for_each(|conn| conn.echo(1, 100));
         conns
     }
 
     /// As [`Fleet::clients`], and the owner has graduated their flows.
-    fn graduated_clients(&self, count: u64) -> Vec<Conn> {
+    pub fn graduated_clients(&self, count: u64) -> Vec<Conn> {
         let mut conns = self.clients(count);
         for round in 0..5 {
             conns.iter_mut().for_each(|conn| conn.echo(round, 200));
@@ -154,23 +166,23 @@ impl Fleet {
         conns
     }
 
-    fn owner(&self) -> &Instance {
+    pub fn owner(&self) -> &Instance {
         &self.all[0]
     }
 
-    fn heir(&self) -> &Instance {
+    pub fn heir(&self) -> &Instance {
         &self.all[1]
     }
 
     /// The heir knows of so many flows of the owner, of which so many have no sockets.
-    fn wait_known(&self, flows: u64, graduated: u64) {
+    pub fn wait_known(&self, flows: u64, graduated: u64) {
         self.heir().wait_sees("lb-a", "flows", flows);
         self.heir().wait_sees("lb-a", "graduated", graduated);
     }
 
     /// Exchanges bytes on each until all are flows of `instance`: until the client has heard where the VIP is now, its packets go
     /// to the old host, which carries them as well.
-    fn serve_at(&self, instance: &Instance, conns: &mut [Conn], bytes: u64) {
+    pub fn serve_at(&self, instance: &Instance, conns: &mut [Conn], bytes: u64) {
         let mut seed = 0;
         eventually(LONG, &format!("{} lists all", instance.name), || {
             seed += 1;
@@ -179,18 +191,18 @@ impl Fleet {
         });
     }
 
-    fn let_go(&self, instance: &Instance) {
+    pub fn let_go(&self, instance: &Instance) {
         let bits = if self.vip.is_ipv6() { 64 } else { 24 };
         instance.host.run(&format!("ip address del {}/{bits} dev eth0", self.vip.ip()));
     }
 
-    fn take(&self, instance: &Instance) {
+    pub fn take(&self, instance: &Instance) {
         instance.host.add_address(self.vip.ip());
     }
 }
 
 /// How long it takes from now until each of them has seen RST; panics if one sees anything else.
-fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
+pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     let watch = Stopwatch::start();
     for conn in conns {
         assert_eq!(conn.end(LONG), End::Rst);

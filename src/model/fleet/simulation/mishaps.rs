@@ -37,7 +37,7 @@ impl World {
     }
 
     pub(super) fn bear(&mut self) {
-        let Some(node) = self.vip_at.filter(|node| self.is_fit(*node)) else { return };
+        let Some(node) = self.place(FlowId(self.born + 1)).filter(|node| self.is_fit(*node)) else { return };
         self.born += 1;
         let record = flow(self.born);
         self.nodes[node].sockets.insert(record.id, record.clone());
@@ -55,7 +55,7 @@ impl World {
         let Some(id) = self.some_flow() else { return };
         let Some(node) = self.nodes.iter().position(|node| node.up && node.sockets.contains_key(&id)) else { return };
         // Only with the VIP do both directions' packets come.
-        if self.vip_at != Some(node) {
+        if self.routed.is_none() && self.vip_at != Some(node) {
             return;
         }
         let passage = Box::new(passage(id.0 as u32));
@@ -72,7 +72,16 @@ impl World {
 
     pub(super) fn end(&mut self) {
         let Some(id) = self.some_flow() else { return };
-        let Some(node) = self.vip_at.filter(|node| self.nodes[*node].up) else { return };
+        let Some(node) = self
+            .nodes
+            .iter()
+            .position(|node| node.up && (node.sockets.contains_key(&id) || node.own.contains_key(&id)))
+        else {
+            return;
+        };
+        if self.routed.is_none() && self.vip_at != Some(node) {
+            return;
+        }
         let it = &mut self.nodes[node];
         if it.sockets.remove(&id).is_some() || it.own.remove(&id).is_some() {
             it.locals.push(Local::Ended(id));
@@ -128,7 +137,7 @@ impl World {
         new.locals = new.own.values().map(|record| Local::Established(Box::new(record.clone()))).collect();
         *old = new;
         // Their kernels said FIN or RST, though only with the VIP does it get through.
-        if self.vip_at == Some(node) {
+        if self.routed.is_some() || self.vip_at == Some(node) {
             self.clients.retain(|id, _| !closed.contains(id));
         }
         for other in (0..3).filter(|other| *other != node) {

@@ -41,7 +41,9 @@ impl World {
             let (sockets, own) = (with(&|node| node.sockets.contains_key(id)), with(&|node| node.own.contains_key(id)));
             let right = match client.record.keeping == Keeping::Sockets && sockets.len() == 1 {
                 true => own.is_empty(),
-                false => sockets.is_empty() && own.len() == 1 && own.first() == holder.as_ref(),
+                false => {
+                    sockets.is_empty() && own.len() == 1 && (self.routed.is_some() || own.first() == holder.as_ref())
+                }
             };
             self.demand(right, &format!("{id}: sockets at {sockets:?}, looked after at {own:?}, VIP at {holder:?}"));
             self.demand(client.waits_since_ns.is_none(), &format!("{id} is not served"));

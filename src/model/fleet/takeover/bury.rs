@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Action, Note, State, Takeover, Timer, both};
+use super::{Action, Known, Note, State, Takeover, Timer, both};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{HeldRequest, InstanceName};
 use crate::model::ids::FlowId;
@@ -49,15 +49,52 @@ impl Takeover {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
+    /// Whether nobody can carry the flow: its backend is on this host, and what it gets seems to come from an address of this
+    /// host, too. A kernel takes no such packet from the wire, and sends none there.
+    pub(super) fn is_stuck(&self, ends: &Ends) -> bool {
+        self.is_own(ends) && self.is_here(ends.local.ip())
+    }
+
+    /// Whether its backend is on this host.
+    fn is_own(&self, ends: &Ends) -> bool {
+        self.own.contains(&ends.backend.ip())
+    }
+
+    /// Resets what a living owner can serve no more since the address is here.
+    pub(super) fn end_stuck(&mut self, owner: &InstanceName) {
+        let own = self.own.clone();
+        let here = self.here.clone().unwrap_or_default();
+        self.bury_flows(owner, |ends| own.contains(&ends.backend.ip()) && here.contains(&ends.local.ip()));
+    }
+
+    /// Answers RST to packets of a flow, whatever was said of it before.
+    pub(super) fn refuse(&mut self, owner: InstanceName, id: FlowId, ends: Ends) {
+        if self.flows.get(&id).is_some_and(|known| known.state == State::Refused && known.ends == ends) {
+            return;
+        }
+        self.remove(id);
+        if self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
+        }
+        if let Some(peer) = self.peers.get_mut(&owner) {
+            peer.flows.insert(id);
+        }
+        self.index(id, &ends);
+        self.flows.insert(id, Known { owner, ends, state: State::Refused, also: Vec::new(), told: true });
+    }
+
     pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         let flows: Vec<_> = peer.flows.iter().copied().collect();
-        let (mut adopted, mut refused, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        let is_dead = peer.is_dead;
+        let (mut adopted, mut refused, mut told, mut dropped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for id in flows {
             let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
             let (ends, state) = (known.ends, known.state);
             match state {
-                State::Held if self.settings.carries => {
+                // Should the address come here, it would be stuck; any other host can carry it.
+                State::Held if self.is_own(&ends) && !self.is_here(ends.local.ip()) => {}
+                State::Held if self.settings.carries && !self.is_own(&ends) => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);
                         self.mine.insert(id, super::Mine { ends: Some(ends), touched_ns: 0 });
@@ -68,6 +105,9 @@ impl Takeover {
                 _ => {
                     if self.is_here(ends.vip.ip()) {
                         told.push((id, ends));
+                    }
+                    if state == State::Held {
+                        dropped.push(id);
                     }
                     if state != State::Refused {
                         refused.extend(both(&ends));
@@ -82,8 +122,14 @@ impl Takeover {
         if adopted.is_empty() && refused.is_empty() && told.is_empty() {
             return;
         }
-        let note = Note::TakenOver { from: owner.clone(), adopted: adopted.len(), reset: told.len() };
-        self.actions.push_back(Action::Note(note));
+        let from = owner.clone();
+        self.actions.push_back(Action::Note(match is_dead {
+            true => Note::TakenOver { from, adopted: adopted.len(), reset: told.len() },
+            false => Note::Stuck { from, flows: told.len() },
+        }));
+        if !dropped.is_empty() && self.settings.carries {
+            self.actions.push_back(Action::Path(HeldRequest::Drop(dropped)));
+        }
         if !refused.is_empty() && self.settings.carries {
             self.actions.push_back(Action::Path(HeldRequest::Refuse(refused)));
         }

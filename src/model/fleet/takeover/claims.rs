@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, Pulse, State, Takeover, Timer};
+use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, State, Takeover, Timer};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
-/// Who has claimed a flow tells of it within this, or it has ended before its turn came.
-const PROMISED_NS: u64 = 5_000_000_000;
+/// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
+const PROMISED_NS: u64 = 2_000_000_000;
+/// A claim that explains why another instance says of a flow of this one's that it is its own has come within this.
+const CONTESTED_NS: u64 = 1_000_000_000;
 
 impl Takeover {
     /// The packets of these flows' clients come here.
@@ -16,6 +18,9 @@ impl Takeover {
         let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
+            if self.flows.get(&id).is_some_and(|known| self.is_stuck(&known.ends)) {
+                continue;
+            }
             // Its packets come here, whatever others say of it for some time.
             let touched = Mine { ends: None, touched_ns: now_ns };
             self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
@@ -31,7 +36,9 @@ impl Takeover {
             self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
             self.actions.push_back(Action::Send(Command::Claim { owner, flows }));
         }
-        self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        if !adopted.is_empty() {
+            self.actions.push_back(Action::Path(HeldRequest::Adopt(adopted)));
+        }
     }
 
     pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FlowId, Option<Ends>)>) {
@@ -40,6 +47,7 @@ impl Takeover {
             self.actions.push_back(Action::Path(HeldRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
         }
         for (id, ends) in &flows {
+            self.contested.remove(id);
             let was_mine = self.mine.remove(id).and_then(|mine| mine.ends);
             // Until it says more of them itself: their packets may come here again at once.
             if let Some(ends) = was_mine.or(*ends).filter(|_| !self.flows.contains_key(id)) {
@@ -51,16 +59,18 @@ impl Takeover {
     /// `owner` has given a flow to `to`, who may have told of it already.
     pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, to: &InstanceName) {
         let Some(known) = self.flows.get(&id) else { return };
-        let promised = known.owner == *owner
-            && known.state == State::Held
-            && !known.also.contains(to)
-            && self.peers.contains_key(to);
-        if !promised {
+        if known.owner != *owner || known.state != State::Held || known.also.contains(to) {
             return self.ended(now_ns, owner, id);
         }
         let ends = known.ends;
-        self.take_out(id);
-        self.promised_to(now_ns, to, id, ends);
+        // To this one, from which it was claimed back before this came: it stays with who has claimed it last.
+        let to = if *to == self.settings.me { owner } else { to };
+        if self.peers.contains_key(to) {
+            self.take_out(id);
+            self.promised_to(now_ns, to, id, ends);
+        } else {
+            self.ended(now_ns, owner, id);
+        }
     }
 
     /// As [`Takeover::held_for`], though `owner` has not told of it yet.
@@ -77,9 +87,8 @@ impl Takeover {
 
     pub(super) fn promise_due(&mut self, now_ns: u64, id: FlowId) {
         let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == State::Held) else { return };
-        let peer = self.peers.get(&known.owner);
-        match peer.is_some_and(|peer| peer.synced && peer.pulse == Pulse::Alive) {
-            true => self.remove(id),
+        match self.is_heir(known.ends.vip.ip()) {
+            true => self.claim(now_ns, vec![id]),
             false => self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id)),
         }
     }
@@ -94,18 +103,38 @@ impl Takeover {
     }
 
     /// The path was to hold these for others, and has them as this instance's own.
-    pub(super) fn also_ours(&mut self, flows: &[FlowId]) {
+    pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FlowId]) {
         for id in flows {
             let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
             let (owner, ends) = (known.owner.clone(), known.ends);
-            match self.prevails_over(&owner, ends.vip.ip()) {
-                true => {
-                    self.take_out(*id);
-                    self.mine.insert(*id, Mine { ends: Some(ends), touched_ns: 0 });
-                    self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![*id] }));
+            match self.prevails_by_address(&owner, ends.vip.ip()) {
+                Some(prevails) => self.settle_between(*id, prevails),
+                // Most likely a third one has claimed it here, the owner there, and that word comes first.
+                None => {
+                    self.contested.insert(*id);
+                    self.timers.set(now_ns + CONTESTED_NS, Timer::Contested(*id));
                 }
-                false => self.actions.push_back(Action::Path(HeldRequest::Release(vec![*id]))),
             }
+        }
+    }
+
+    pub(super) fn contest_due(&mut self, id: FlowId) {
+        if self.contested.remove(&id)
+            && let Some(known) = self.flows.get(&id).filter(|known| known.state == State::Held)
+        {
+            let prevails = self.prevails_over(&known.owner, known.ends.vip.ip());
+            self.settle_between(id, prevails);
+        }
+    }
+
+    /// Of a flow that both look after.
+    fn settle_between(&mut self, id: FlowId, prevails: bool) {
+        if !prevails {
+            return self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+        }
+        if let Some(Known { owner, ends, .. }) = self.take_out(id) {
+            self.mine.insert(id, Mine { ends: Some(ends), touched_ns: 0 });
+            self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
         }
     }
 

@@ -1,10 +1,10 @@
 //! What is known of one other instance, and how it is reached.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::{Action, State, Takeover};
-use crate::model::fleet::{Farewell, HeldRequest, InstanceName, PeerSlice, Pulse, slice};
+use super::{Action, Known, State, Takeover};
+use crate::model::fleet::{Farewell, HeldRequest, InstanceName, PeerSlice, Pulse, Slice, slice};
 use crate::model::ids::FlowId;
 
 #[derive(Debug)]
@@ -66,6 +66,7 @@ impl Takeover {
         peer.synced = true;
         let gone: Vec<_> = std::mem::take(&mut peer.stale).into_iter().collect();
         gone.into_iter().for_each(|id| self.remove(id));
+        self.end_stuck(owner);
         self.settle();
     }
 
@@ -108,6 +109,7 @@ impl Takeover {
         let here = self.here.iter().flatten();
         let left: Vec<_> = here.filter(|ip| before.contains(ip) && !now.contains(ip)).copied().collect();
         left.into_iter().for_each(|ip| self.actions.push_back(Action::Announce(ip)));
+        self.see_last_owners();
         self.see_sharing();
         self.show_slices();
         if before != now {
@@ -118,9 +120,8 @@ impl Takeover {
     fn forward_again(&mut self, owner: &InstanceName, which: impl Fn(State) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         for id in peer.flows.iter().copied().collect::<Vec<_>>() {
-            let Some(ends) = self.flows.get(&id).filter(|known| which(known.state)).map(|known| known.ends) else {
-                continue;
-            };
+            let again = |known: &&Known| which(known.state) && !self.is_stuck(&known.ends);
+            let Some(ends) = self.flows.get(&id).filter(again).map(|known| known.ends) else { continue };
             let state = self.forward(owner, &ends);
             if let Some(known) = self.flows.get_mut(&id) {
                 known.state = state;
@@ -145,14 +146,58 @@ impl Takeover {
         }
         let slices = self.peers.iter().filter(|(_, peer)| peer.serves()).filter_map(|(name, peer)| {
             let ports = slice(self.settings.ports.clone(), peer.slot?)?;
-            let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
-            let at = families.iter().filter_map(|family| self.hop(name, *family)).collect();
-            Some(PeerSlice { ports, at })
+            Some(PeerSlice { ports, at: self.hops(name) })
         });
-        let slices: Vec<_> = slices.collect();
+        let mut slices: Vec<_> = slices.collect();
+        slices.extend(self.frontends_elsewhere());
         if slices != self.slices {
             self.slices.clone_from(&slices);
             self.actions.push_back(Action::Path(HeldRequest::Slices(slices)));
+        }
+    }
+
+    /// Frontends' ports whose unknown packets are for a peer, though no record says so: it has their address, or had it
+    /// until a moment ago. A handshake that began there ends there, and nobody could be told of it before it has ended.
+    fn frontends_elsewhere(&self) -> Vec<PeerSlice> {
+        let ports: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.port()).collect();
+        let of = |port| self.settings.vips.iter().filter(move |vip| vip.port() == port).map(|vip| vip.ip());
+        let slices = ports.into_iter().filter_map(|port| {
+            let mut came = of(port).filter(|ip| self.just_came.contains_key(ip)).peekable();
+            let owners: BTreeSet<_> = match came.peek() {
+                Some(_) => came.filter_map(|ip| self.last_owners.get(&ip)).collect(),
+                // The path tells them by port alone, and what comes for this one is this instance's.
+                None if of(port).any(|ip| self.is_here(ip)) => return None,
+                None => of(port).filter_map(|ip| self.last_owners.get(&ip)).collect(),
+            };
+            let mut owners = owners.into_iter().filter(|owner| self.peers[*owner].serves());
+            let (owner, None) = (owners.next()?, owners.next()) else { return None };
+            Some(PeerSlice { ports: Slice { first: port, last: port }, at: self.hops(owner) })
+        });
+        slices.collect()
+    }
+
+    /// One of each family that it has.
+    fn hops(&self, name: &InstanceName) -> Vec<IpAddr> {
+        let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
+        families.iter().filter_map(|family| self.hop(name, *family)).collect()
+    }
+
+    /// An address that is on its way is still its last owner's; one that several have is nobody's alone.
+    fn see_last_owners(&mut self) {
+        for ip in self.settings.vips.iter().map(|vip| vip.ip()).collect::<BTreeSet<_>>() {
+            let mut owners = self.peers.iter().filter(|(_, peer)| peer.serves() && peer.addresses.contains(&ip));
+            match (owners.next().map(|(name, _)| name.clone()), owners.next()) {
+                (Some(owner), None) => drop(self.last_owners.insert(ip, owner)),
+                (Some(_), Some(_)) => drop(self.last_owners.remove(&ip)),
+                (None, _) => {}
+            }
+        }
+    }
+
+    pub(super) fn left_for_good(&mut self, now_ns: u64, ip: IpAddr) {
+        if self.just_came.get(&ip).is_some_and(|until_ns| *until_ns <= now_ns) {
+            self.just_came.remove(&ip);
+            self.show_slices();
         }
     }
 

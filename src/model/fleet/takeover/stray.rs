@@ -31,7 +31,7 @@ impl Takeover {
         }
         let knows = self.by_key.contains_key(&key);
         if !knows && !self.peers.values().any(Peer::can_be_asked) {
-            return self.actions.push_back(Action::Answer(stray));
+            return self.answer(now_ns, stray);
         }
         self.asked.insert(key, Waiting { stray, since_ns: now_ns, asked: !knows });
         if knows {
@@ -55,13 +55,20 @@ impl Takeover {
                 self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
                 self.timers.set(now_ns + LENT_NS, Timer::Lent(key));
             }
-            None => self.actions.push_back(Action::Answer(waiting.stray)),
+            None => self.answer(now_ns, waiting.stray),
         }
     }
 
-    pub(super) fn ask_expired(&mut self, key: Key) {
+    pub(super) fn ask_expired(&mut self, now_ns: u64, key: Key) {
         if let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) {
-            self.actions.push_back(Action::Answer(waiting.stray));
+            self.answer(now_ns, waiting.stray);
+        }
+    }
+
+    /// Nobody knows it. While records are on their way that says nothing, and it will come again.
+    fn answer(&mut self, now_ns: u64, stray: Stray) {
+        if now_ns >= self.guard_until_ns {
+            self.actions.push_back(Action::Answer(stray));
         }
     }
 

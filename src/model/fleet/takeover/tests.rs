@@ -115,6 +115,63 @@ impl Scene {
     }
 }
 
+/// As [`record`], with a backend on this host.
+fn own_backend(number: u64, graduated: bool) -> FlowRecord {
+    let mut record = record(number, "10.0.0.7", graduated);
+    record.ends.backend = BackendAddr::new("10.0.0.22:6444".parse().unwrap());
+    record
+}
+
+fn is_reset(actions: &[Action], record: &FlowRecord) -> bool {
+    let key = record.ends.key(Direction::Up);
+    let refused = actions.iter().any(|it| matches!(it, Action::Path(HeldRequest::Refuse(keys)) if keys.contains(&key)));
+    let told = actions.iter().any(|it| match it {
+        Action::Tickle { ends, .. } => ends.iter().any(|it| it.to == record.ends.client.socket_addr()),
+        _ => false,
+    });
+    refused && told
+}
+
+#[test]
+fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether_their_owner_lives_or_not() {
+    for dead in [false, true] {
+        let mut scene = Scene::new();
+        let (own, other) = (own_backend(1, true), record(2, "10.0.0.7", true));
+        let proxied = own_backend(3, false);
+        [&own, &other, &proxied].into_iter().for_each(|record| scene.told(record));
+        if dead {
+            scene.pulse(Pulse::Dead);
+            assert!(
+                !scene
+                    .take()
+                    .iter()
+                    .any(|it| matches!(it, Action::Path(HeldRequest::Adopt(ids)) if ids.contains(&own.id)))
+            );
+        }
+        scene.take();
+        scene.addresses(&["10.0.0.22", VIP]);
+        let actions = scene.take();
+        assert!(is_reset(&actions, &own), "{actions:?}");
+        // Of a dead owner it was refused before.
+        assert!(dead || is_reset(&actions, &proxied), "{actions:?}");
+        assert!(!is_reset(&actions, &other), "{actions:?}");
+        let dropped = place(&actions, |it| matches!(it, Action::Path(HeldRequest::Drop(ids)) if *ids == [own.id]));
+        assert!(dropped < place(&actions, |it| matches!(it, Action::Path(HeldRequest::Refuse(_)))));
+        // Its packets came while that was under way.
+        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![own.id]));
+        assert_eq!(scene.take(), []);
+        // It is told of again.
+        scene.pulse(Pulse::Alive);
+        scene.told(&own);
+        assert!(
+            !scene
+                .take()
+                .iter()
+                .any(|it| matches!(it, Action::Path(HeldRequest::Hold(_) | HeldRequest::Forward { .. })))
+        );
+    }
+}
+
 fn place(actions: &[Action], which: impl Fn(&Action) -> bool) -> usize {
     actions.iter().position(which).unwrap_or_else(|| panic!("not among {actions:?}"))
 }
@@ -286,7 +343,7 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
 }
 
 #[test]
-fn a_flow_that_its_new_owner_never_tells_of_was_over_before_its_turn_came() {
+fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
     for own in [false, true] {
         let mut scene = Scene::new();
         let flow = record(1, "10.0.1.7", true);
@@ -297,12 +354,41 @@ fn a_flow_that_its_new_owner_never_tells_of_was_over_before_its_turn_came() {
                 scene.remote(Remote::Moved { owner: name("c"), id: flow.id, to: name("a") });
             }
         }
-        let dropped = Action::Path(HeldRequest::Drop(vec![flow.id]));
         scene.pass(4000);
-        assert!(!scene.take().contains(&dropped));
+        let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.id] });
+        let actions = scene.take();
+        assert!(!actions.contains(&claim), "the other has the address");
+        assert!(!actions.iter().any(|action| matches!(action, Action::Path(HeldRequest::Drop(_)))));
+        scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+        scene.addresses(&["10.0.0.22", VIP]);
+        scene.pulse(Pulse::Alive);
+        scene.take();
         scene.pass(4000);
-        assert!(scene.take().contains(&dropped));
+        let actions = scene.take();
+        assert!(actions.contains(&claim) && actions.contains(&Action::Path(HeldRequest::Adopt(vec![flow.id]))));
     }
+}
+
+/// Found as flows that nobody looked after, behind a router: of three claims each took a flow from another.
+#[test]
+fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip("10.0.0.23"), ip(VIP)] });
+    scene.take();
+    scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) });
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.id]));
+    let taken = |action: &Action| matches!(action, Action::Send(Command::Claim { .. }));
+    assert!(!scene.take().iter().any(taken));
+    // It was `a` that took it.
+    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.id, Some(flow.ends))] });
+    scene.pass(1500);
+    assert!(!scene.take().iter().any(taken));
+    // Without such a word one of them gives way.
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.id]));
+    scene.pass(1500);
+    assert!(scene.take().iter().any(taken));
 }
 
 /// Found as flows that nobody looked after once a VIP had gone to and fro within moments.
@@ -425,4 +511,32 @@ fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives
     assert_eq!(rule(&scene.take()).map(|rule| rule.then), Some(Then::Reset));
     scene.pass(2001);
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns: 0, then: Then::Reset }));
+}
+
+/// Found as packets of a connect storm that were dropped for as long as a VIP that had just come was guarded: what a
+/// handshake's owner has not told of yet is its owner's nevertheless.
+#[test]
+fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
+    let mut scene = Scene::new();
+    let elsewhere = |machine: &Takeover| {
+        let mut slices = machine.slices.iter().filter(|slice| slice.ports.contains(6443));
+        slices.next().map(|slice| slice.at.clone())
+    };
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it is on its way");
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "it has just come");
+    scene.pass(5001);
+    assert_eq!(elsewhere(&scene.machine), None, "it is here");
+    // Who has died is sent nothing.
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Dead);
+    assert_eq!(elsewhere(&scene.machine), None);
+    // And of two that have it nobody knows whose they are.
+    let mut scene = Scene::new();
+    scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+    scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
+    assert_eq!(elsewhere(&scene.machine), None);
 }

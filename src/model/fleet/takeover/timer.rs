@@ -1,6 +1,7 @@
 //! What is to be looked at later.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use crate::model::ends::{Ends, Key};
 use crate::model::ids::FlowId;
@@ -13,6 +14,8 @@ pub enum Timer {
     Forget(FlowId, Ends),
     /// Its new owner has had time to tell of it.
     Promised(FlowId),
+    /// Whoever has claimed it from its owner has had time to say so here.
+    Contested(FlowId),
     Round(u64),
     /// Nobody has said whose packets these are.
     Asked(Key),
@@ -20,6 +23,8 @@ pub enum Timer {
     Lent(Key),
     /// Unknown packets are not dropped any more.
     Guard,
+    /// The last packets of a handshake that began at the address's last owner have come.
+    Left(IpAddr),
 }
 
 /// In the order of time, and of setting.

@@ -192,6 +192,17 @@ fn resetting_has_its_own_threshold() {
 }
 
 #[test]
+fn what_was_counted_while_this_host_had_no_network_resets_nobody() {
+    let mut bench = Bench::ready(Policy { reset_fall: 3, ..policy() });
+    (0..2).for_each(|_| bench.probe(silent()));
+    bench.machine.handle_network_back(bench.now_ns);
+    (0..2).for_each(|_| bench.probe(silent()));
+    assert_eq!((bench.machine.standing(), bench.resets().len()), (Standing::Ejected, 0));
+    bench.probe(silent());
+    assert_eq!(bench.resets(), [EndReason::BackendEjected]);
+}
+
+#[test]
 fn a_readyz_of_500_drains_and_never_resets_by_itself() {
     let mut bench = Bench::ready(policy());
     bench.another_ready(false);

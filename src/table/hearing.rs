@@ -1,0 +1,65 @@
+//! Whom this host hears: a host that has lost its own network takes nobody's silence for an end.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+/// What the parts that listen know. Times are monotonic nanoseconds; 0: never.
+#[derive(Debug, Default)]
+pub struct Hearing {
+    client_ns: AtomicU64,
+    deaf_ns: AtomicU64,
+    wanted: AtomicBool,
+}
+
+impl Hearing {
+    /// A client's packet came at `at_ns`.
+    pub fn hear_client(&self, at_ns: u64) {
+        self.client_ns.fetch_max(at_ns, Relaxed);
+    }
+
+    /// When a client of a graduated flow was last heard, as far as anybody has looked.
+    pub fn client_ns(&self) -> u64 {
+        self.client_ns.load(Relaxed)
+    }
+
+    /// Somebody wants to know whether clients can be heard.
+    pub fn want_clients(&self) {
+        self.wanted.store(true, Relaxed);
+    }
+
+    /// Whether somebody has wanted that since the last call.
+    pub fn take_wanted(&self) -> bool {
+        self.wanted.load(Relaxed) && self.wanted.swap(false, Relaxed)
+    }
+
+    /// Nobody is heard at `now_ns`.
+    pub fn is_deaf(&self, now_ns: u64) {
+        self.deaf_ns.fetch_max(now_ns, Relaxed);
+    }
+
+    /// From when on a silence that began at `since_ns` counts: not for as long as nobody was heard.
+    pub fn counts_from(&self, since_ns: u64) -> u64 {
+        since_ns.max(self.deaf_ns.load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_counts_from_when_this_host_last_heard_nobody() {
+        let hearing = Hearing::default();
+        assert_eq!(hearing.counts_from(7), 7);
+        hearing.is_deaf(20);
+        hearing.is_deaf(10);
+        assert_eq!((hearing.counts_from(7), hearing.counts_from(30)), (20, 30));
+    }
+
+    #[test]
+    fn a_wish_is_taken_once() {
+        let hearing = Hearing::default();
+        assert!(!hearing.take_wanted());
+        hearing.want_clients();
+        assert!(hearing.take_wanted() && !hearing.take_wanted());
+    }
+}

@@ -1,0 +1,110 @@
+//! Each instance on a host that also runs an apiserver of its own: a host's death takes one of each.
+
+use super::takeover::{self, Fleet, Flows, VIP};
+use super::*;
+
+const APISERVER: u16 = 6444;
+const BACKENDS: [&str; 3] = ["b1", "b2", "b3"];
+
+/// The first has the VIP; backend `bN` is on the host of instance N.
+struct Cluster {
+    fleet: Fleet,
+    _apiservers: Vec<Server>,
+}
+
+impl Cluster {
+    fn new(test: &str, count: usize, flows: Flows, change: impl Fn(Config) -> Config) -> Option<Self> {
+        let scene = Scene::new(test, count)?;
+        let hosts: Vec<_> = (0..count).map(|number| scene.host(number).clone()).collect();
+        let apiservers = hosts.iter().map(|host| host.serve_on(host.v4(APISERVER), Behaviour::Echo)).collect();
+        let fleet = Fleet::within(scene, VIP, test, count, flows, |_, config| {
+            let backends = hosts.iter().zip(BACKENDS);
+            change(backends.fold(config.only(&[]), |config, (host, name)| config.backend(name, host.v4(APISERVER))))
+        })?;
+        Some(Self { fleet: fleet.with_owner(), _apiservers: apiservers })
+    }
+
+    /// So many clients that have been served, by backend.
+    fn clients(&self, count: u64) -> [Vec<Conn>; 3] {
+        let baton = &self.fleet.owner().baton;
+        let mut by_backend = [const { Vec::new() }; 3];
+        let mut conns = self.fleet.clients(count);
+        for round in 0..5 {
+            conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+        }
+        for conn in conns {
+            let backend = baton.serving(&conn);
+            by_backend[BACKENDS.iter().position(|name| *name == backend).unwrap()].push(conn);
+        }
+        by_backend
+    }
+}
+
+#[test]
+fn a_host_that_dies_with_its_apiserver_costs_only_what_was_proxied_there() {
+    let test = "a_host_that_dies_with_its_apiserver_costs_only_what_was_proxied_there";
+    let Some(cluster) = Cluster::new(test, 3, Flows::Graduate, |config| config) else { return };
+    let fleet = &cluster.fleet;
+    let [mut own, mut heirs, mut others] = cluster.clients(60);
+    let (proxied, graduated) = (own.len() as u64, (heirs.len() + others.len()) as u64);
+    assert!(proxied > 5 && heirs.len() > 5 && others.len() > 5);
+    // What stays on the owner's host stays proxied.
+    fleet.owner().baton.wait_graduated(graduated);
+    fleet.wait_known(proxied + graduated, graduated);
+    fleet.owner().host.link_down();
+    fleet.take(fleet.heir());
+    let idle = takeover::all_reset(&mut own);
+    let watch = Stopwatch::start();
+    others.iter_mut().for_each(|conn| conn.echo(6, 3000));
+    let went_on = watch.elapsed();
+    // The backend is on the new owner's own host.
+    let watch = Stopwatch::start();
+    let (mut lived, mut reset) = (0, 0);
+    for conn in &mut heirs {
+        match conn.try_echo(7, 3000) {
+            Ok(()) => lived += 1,
+            Err(error) => {
+                assert_eq!(End::of_error(&error), End::Rst, "after {:?}", watch.elapsed());
+                reset += 1;
+            }
+        }
+    }
+    println!(
+        "{proxied} idle ones of the dead apiserver reset after {idle:?}, {} of another host went on after {went_on:?}, \
+         of the new owner's own apiserver {lived} went on and {reset} were reset within {:?}",
+        others.len(),
+        watch.elapsed()
+    );
+    // New ones find a backend that lives.
+    let mut fresh = fleet.clients(10);
+    fresh.iter_mut().for_each(|conn| conn.echo(8, 3000));
+    others.iter_mut().for_each(|conn| conn.echo(9, 30_000));
+}
+
+#[test]
+fn in_a_pair_a_host_that_dies_with_its_apiserver_costs_the_idle_flows_of_that_at_once() {
+    let test = "in_a_pair_a_host_that_dies_with_its_apiserver";
+    let Some(cluster) = Cluster::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let fleet = &cluster.fleet;
+    let [mut own, mut dead, _] = cluster.clients(40);
+    fleet.owner().baton.wait_graduated(dead.len() as u64);
+    fleet.heir().host.link_down();
+    // The instance that is left hears neither its peer nor that apiserver; its own one proves nothing.
+    println!("{} idle flows of the dead apiserver were reset after {:?}", dead.len(), takeover::all_reset(&mut dead));
+    own.iter_mut().for_each(|conn| conn.echo(7, 3000));
+    fleet.owner().baton.wait_ended("backend_ejected", dead.len() as u64);
+}
+
+#[test]
+fn without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_on() {
+    let test = "without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_on";
+    let quiet = |config: Config| config.takeover("tickle", false);
+    let Some(cluster) = Cluster::new(test, 2, Flows::Graduate, quiet) else { return };
+    let fleet = &cluster.fleet;
+    let [mut own, others, _] = cluster.clients(20);
+    fleet.wait_known((own.len() + others.len()) as u64, others.len() as u64);
+    fleet.owner().host.link_down();
+    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.take(fleet.heir());
+    assert_eq!(own[0].end(secs(3)), End::Open);
+}

@@ -1,0 +1,144 @@
+//! Flows that are so young that no other instance has been told of them when their packets come there.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ::baton::sys::clock::now_ns;
+
+use super::takeover::{Fleet, Flows, VIP, VIP6};
+use super::*;
+
+/// What the peer link takes one way.
+const LAG: Duration = ms(80);
+const DELAYED: u16 = 9472;
+
+const BATCH: u64 = 20;
+
+/// Passes on what comes to `DELAYED` to the peer link of the same host, and back, each byte `LAG` later.
+fn delay_line(host: &Host) {
+    let (listens, to) = (host.v4(DELAYED), host.v4(PORT));
+    let listener = host.enter(|| TcpListener::bind(listens).unwrap());
+    let host = host.clone();
+    std::thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = host.enter(|| TcpStream::connect(to)) else { continue };
+            let (near2, far2) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            delayed(near, far);
+            delayed(far2, near2);
+        }
+    });
+}
+
+fn delayed(mut from: TcpStream, mut to: TcpStream) {
+    let (line, waiting) = mpsc::channel::<(u64, Vec<u8>)>();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(read @ 1..) = from.read(&mut buffer) {
+            let due_ns = now_ns() + LAG.as_nanos() as u64;
+            if line.send((due_ns, buffer[..read].to_vec())).is_err() {
+                return;
+            }
+        }
+    });
+    std::thread::spawn(move || {
+        for (due_ns, bytes) in waiting {
+            // The delay is what this is for.
+            std::thread::sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns())));
+            if to.write_all(&bytes).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    });
+}
+
+/// Two instances behind a router, with a slow link between them.
+fn behind_a_router(test: &str, vip: &str, flows: Flows) -> Option<Fleet> {
+    let scene = Scene::new(test, 2)?;
+    let second = scene.host(1).clone();
+    delay_line(&second);
+    let fleet = Fleet::within(scene, vip, test, 2, flows, |number, config| match number {
+        0 => config.peers("peer", toml::Value::Array(Vec::new())).peer("lb-b", second.v4(DELAYED)),
+        _ => config,
+    })?;
+    let ip: IpAddr = vip.parse().unwrap();
+    for instance in &fleet.all {
+        let host = &instance.host;
+        host.run(&format!("ip address add {ip}/{} dev lo", if ip.is_ipv4() { 32 } else { 128 }));
+        match ip {
+            IpAddr::V4(_) => ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"]
+                .iter()
+                .for_each(|key| host.sysctl(&format!("net/ipv4/{key}"), "0")),
+            IpAddr::V6(_) => host.sysctl("net/ipv6/conf/all/forwarding", "0"),
+        }
+    }
+    for host in [&fleet.scene.lab.client, &fleet.scene.lab.b1, &fleet.scene.lab.b2] {
+        route(&fleet, host, 0);
+    }
+    fleet.wait_served();
+    Some(fleet)
+}
+
+/// From now on `host` reaches the VIP by this instance.
+fn route(fleet: &Fleet, host: &Host, number: usize) {
+    let hop = &fleet.all[number].host;
+    let (ip, hop) = match fleet.vip.ip() {
+        IpAddr::V4(ip) => (format!("{ip}/32"), IpAddr::V4(hop.v4)),
+        IpAddr::V6(ip) => (format!("{ip}/128"), IpAddr::V6(hop.v6)),
+    };
+    host.run(&format!("ip route replace {ip} via {hop}"));
+}
+
+/// What became of packets of others' flows: forwarded, adopted, reset, dropped.
+fn outcomes(fleet: &Fleet) -> [f64; 4] {
+    ["forwarded", "adopted", "reset", "dropped"]
+        .map(|outcome| fleet.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &[outcome])).sum())
+}
+
+fn survive(test: &str, vip: &str, flows: Flows) {
+    let Some(fleet) = behind_a_router(test, vip, flows) else { return };
+    let client = &fleet.scene.lab.client;
+    let (mut slowest, mut born) = (Duration::ZERO, 0);
+    for batch in 0..15 {
+        let at = batch % 2;
+        route(&fleet, client, at);
+        let mut conns: Vec<_> = (0..BATCH).map(|_| client.connect(fleet.vip)).collect();
+        if flows == Flows::Graduate {
+            // Enough to make them leave their sockets.
+            conns.iter_mut().for_each(|conn| (0..4).for_each(|seed| conn.echo(seed, 50)));
+        }
+        route(&fleet, client, 1 - at);
+        let watch = Stopwatch::start();
+        let lost = std::thread::scope(|scope| {
+            let echoing: Vec<_> = conns.iter_mut().map(|conn| scope.spawn(move || conn.try_echo(1, 2000))).collect();
+            echoing.into_iter().filter_map(|thread| thread.join().unwrap().err()).count()
+        });
+        slowest = slowest.max(watch.elapsed());
+        assert_eq!(lost, 0, "of batch {batch}, by {}: {:?}", fleet.all[at].name, outcomes(&fleet));
+        born += conns.len();
+        // The backend's packets, too, come by the other from here on.
+        [&fleet.scene.lab.b1, &fleet.scene.lab.b2].iter().for_each(|host| route(&fleet, host, 1 - at));
+        conns.iter_mut().for_each(|conn| conn.echo(2, 500));
+    }
+    let outcomes = outcomes(&fleet);
+    println!("{born} flows rehashed at birth, the slowest went on after {slowest:?}; outcomes {outcomes:?}");
+    assert!(outcomes[0] + outcomes[1] > 0.0, "none came to the other instance");
+    assert_eq!(outcomes[2..], [0.0, 0.0]);
+}
+
+#[test]
+fn flows_that_are_rehashed_at_birth_survive_though_the_peer_link_is_slow() {
+    survive("flows_that_are_rehashed_at_birth_survive", VIP, Flows::Kept);
+}
+
+#[test]
+fn ipv6_flows_that_are_rehashed_at_birth_survive_though_the_peer_link_is_slow() {
+    survive("ipv6_flows_that_are_rehashed_at_birth_survive", VIP6, Flows::Kept);
+}
+
+#[test]
+fn flows_that_are_rehashed_as_they_graduate_survive_though_the_peer_link_is_slow() {
+    survive("flows_that_are_rehashed_as_they_graduate_survive", VIP, Flows::Graduate);
+}

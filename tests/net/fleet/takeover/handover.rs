@@ -1,0 +1,468 @@
+//! A host that is emptied before it is switched off: no client notices.
+
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{Scope, ScopedJoinHandle};
+
+use super::*;
+
+/// What clients do while something happens, and what became of it.
+#[derive(Default)]
+struct Load {
+    over: AtomicBool,
+    /// Only the bulk is to end.
+    bulk_over: AtomicBool,
+    connects: AtomicU64,
+    round_trips: AtomicU64,
+    bulk_bytes: AtomicU64,
+}
+
+impl Load {
+    /// Ping-pongs with a pause of a millisecond on these connections, which come back.
+    fn ping_pongs<'s>(&'s self, scope: &'s Scope<'s, '_>, conns: Vec<Conn>) -> Vec<ScopedJoinHandle<'s, Conn>> {
+        let talk = |(number, mut conn): (usize, Conn)| {
+            scope.spawn(move || {
+                for turn in 0.. {
+                    if self.over.load(Relaxed) {
+                        break;
+                    }
+                    conn.echo((number as u64) << 32 | turn, 64);
+                    self.round_trips.fetch_add(1, Relaxed);
+                    // The pause is what makes it ping-pong and not a stream.
+                    std::thread::sleep(ms(1));
+                }
+                conn
+            })
+        };
+        conns.into_iter().enumerate().map(talk).collect()
+    }
+
+    /// Streams of which each byte is compared, until the bulk is to end.
+    fn bulk<'s>(&'s self, scope: &'s Scope<'s, '_>, conns: Vec<Conn>) -> Vec<ScopedJoinHandle<'s, ()>> {
+        let stream = |(number, mut conn): (usize, Conn)| {
+            scope.spawn(move || {
+                for turn in 0.. {
+                    if self.bulk_over.load(Relaxed) {
+                        break;
+                    }
+                    conn.echo((number as u64) << 32 | turn, 500_000);
+                    self.bulk_bytes.fetch_add(1_000_000, Relaxed);
+                    // As a link of some 20 MB/s would, so that what is sent again has other causes than a full machine.
+                    std::thread::sleep(ms(20));
+                }
+                conn.half_close();
+                assert_eq!(conn.end(LONG), End::Fin);
+            })
+        };
+        conns.into_iter().enumerate().map(stream).collect()
+    }
+
+    /// Clients that connect, ask once and go, one after the other.
+    fn storm<'s>(
+        &'s self,
+        scope: &'s Scope<'s, '_>,
+        client: &'s Host,
+        to: SocketAddr,
+        threads: u64,
+    ) -> Vec<ScopedJoinHandle<'s, ()>> {
+        let connect = |number: u64| {
+            scope.spawn(move || {
+                while !self.over.load(Relaxed) {
+                    let mut conn = client.connect(to);
+                    conn.echo(number, 100);
+                    conn.half_close();
+                    assert_eq!(conn.end(LONG), End::Fin);
+                    self.connects.fetch_add(1, Relaxed);
+                }
+            })
+        };
+        (0..threads).map(connect).collect()
+    }
+
+    /// So many more of each have gone well.
+    fn goes_on(&self, connects: u64, round_trips: u64) {
+        let before = (self.connects.load(Relaxed), self.round_trips.load(Relaxed));
+        eventually(LONG, "clients go on", || {
+            self.connects.load(Relaxed) >= before.0 + connects
+                && self.round_trips.load(Relaxed) >= before.1 + round_trips
+        });
+    }
+}
+
+impl Fleet {
+    /// The first instance's VIP is let go by this file, too.
+    fn with_track_file(self) -> Self {
+        for instance in &self.all {
+            instance.add_setting("takeover", "track_file", instance.away().to_str().unwrap());
+        }
+        self
+    }
+
+    /// Packets that the programs of all instances have dropped, to be sent again, and those that came to a host of theirs
+    /// which had not got the address.
+    fn lost(&self) -> u64 {
+        let held_off = |it: &Instance, why| it.baton.metric("baton_path_packets_total", &[why]) as u64;
+        let of = |it: &Instance| held_off(it, "\"guarded\"") + held_off(it, "\"asked\"") + misdirected(&it.host);
+        self.all.iter().map(of).sum()
+    }
+
+    /// Moves the VIP, when the first instance says that it should not have it, as something would that asks nothing else.
+    fn move_when_not_ready(&self) {
+        eventually(LONG, "it should not have the VIP", || {
+            self.owner().baton.http("/readyz").is_some_and(|(status, _)| status == 503)
+        });
+        self.let_go(self.owner());
+        self.take(self.heir());
+    }
+
+    /// Clients whose flows the first instance has and cannot graduate, served once; and what is in its track file is 0.
+    fn with_clients_that_stay(&self, count: u64) -> Vec<Conn> {
+        let conns = clients_that_stay(self, count);
+        self.heir().wait_sees("lb-a", "flows", count);
+        conns
+    }
+
+    /// Segments that anybody here has sent more than once, and those of them that had come the first time: on a full machine
+    /// many do, too late.
+    fn resent(&self) -> Resent {
+        let lab = &self.scene.lab;
+        let hosts = [&lab.client, &lab.b1, &lab.b2].into_iter().chain(self.all.iter().map(|it| &it.host));
+        hosts.fold(Resent::default(), |sum, host| Resent {
+            all: sum.all + counter(host, "snmp", "Tcp:", "RetransSegs"),
+            in_vain: sum.in_vain + counter(host, "netstat", "TcpExt:", "TCPDSACKRecv"),
+        })
+    }
+}
+
+impl Instance {
+    fn away(&self) -> PathBuf {
+        self.directory.join("away")
+    }
+
+    fn add_setting(&self, table: &str, key: &str, value: &str) {
+        let text = std::fs::read_to_string(&self.baton.paths.config).unwrap();
+        let mut file: toml::Table = text.parse().unwrap();
+        let table = file.entry(table).or_insert_with(|| toml::Table::new().into());
+        table.as_table_mut().unwrap().insert(key.to_owned(), value.into());
+        std::fs::write(&self.baton.paths.config, toml::to_string(&file).unwrap()).unwrap();
+        self.baton.order(&["reload"]);
+    }
+
+    /// What `baton handover` reported at its end.
+    fn report(output: &Output) -> Value {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let last = text.lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|_| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Resent {
+    all: u64,
+    in_vain: u64,
+}
+
+impl std::ops::Sub for Resent {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self { all: self.all - before.all, in_vain: self.in_vain - before.in_vain }
+    }
+}
+
+fn misdirected(host: &Host) -> u64 {
+    counter(host, "snmp", "Ip:", "InAddrErrors")
+}
+
+/// Of /proc/net.
+fn counter(host: &Host, file: &str, group: &str, name: &str) -> u64 {
+    let text = host.run(&format!("cat /proc/net/{file}"));
+    let mut lines = text.lines().filter(|line| line.starts_with(group));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let found = names.split_whitespace().zip(values.split_whitespace()).find(|(found, _)| *found == name);
+    found.unwrap().1.parse().unwrap()
+}
+
+/// 100 that may graduate and 100 that cannot, for only one of their ends has timestamps; all idle.
+fn idle_clients(fleet: &Fleet) -> (Vec<Conn>, Vec<Conn>) {
+    let graduable = fleet.clients(100);
+    (graduable, clients_that_stay(fleet, 100))
+}
+
+/// Their flows cannot graduate.
+fn clients_that_stay(fleet: &Fleet, count: u64) -> Vec<Conn> {
+    fleet.scene.lab.client.sysctl("net/ipv4/tcp_timestamps", "0");
+    let conns = fleet.clients(count);
+    fleet.scene.lab.client.sysctl("net/ipv4/tcp_timestamps", "1");
+    conns
+}
+
+/// What a run of clients showed of the network, and of Baton.
+#[derive(Debug)]
+struct Figures {
+    control: Resent,
+    resent: Resent,
+    lost: u64,
+}
+
+#[test]
+fn a_host_is_emptied_by_real_keepalived_and_no_client_notices() {
+    let test = "a_host_is_emptied_by_real_keepalived_and_no_client_notices";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let Figures { control, resent, lost } = empty_a_host(&fleet.with_track_file());
+    assert_eq!(lost, 0);
+    let needed = |resent: Resent| resent.all.saturating_sub(resent.in_vain);
+    assert!(needed(resent) <= needed(control) + 3, "{resent:?}, without a handover {control:?}");
+}
+
+fn empty_a_host(fleet: &Fleet) -> Figures {
+    let _keepalived = fleet.kept_alive();
+    let (mut idle, mut staying) = idle_clients(fleet);
+    let (talking, streaming) = (fleet.clients(20), fleet.clients(2));
+    let talking_on = clients_that_stay(fleet, 5);
+    let load = Load::default();
+    let (owner, heir) = (fleet.owner(), fleet.heir());
+    let (mut talked, figures) = std::thread::scope(|scope| {
+        let talks = load.ping_pongs(scope, talking);
+        let stayed = load.ping_pongs(scope, talking_on);
+        let streams = load.bulk(scope, streaming);
+        let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 4);
+        load.goes_on(100, 2000);
+        // As long as the handover below, without one.
+        let before = fleet.resent();
+        load.goes_on(400, 10_000);
+        let control = fleet.resent() - before;
+        let (before, lost) = (fleet.resent(), fleet.lost());
+        let handover = scope.spawn(|| owner.baton.cli(&["handover", "--to", "lb-b", "--deadline", "50s", "--json"]));
+        eventually(LONG, "the VIP has come", || !heir.baton.events_of("address_came").is_empty());
+        load.goes_on(400, 10_000);
+        let resent = fleet.resent() - before;
+        let figures = Figures { control, resent, lost: fleet.lost() - lost };
+        assert!(!handover.is_finished(), "flows are left that cannot graduate");
+        staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
+        idle.iter_mut().for_each(|conn| conn.echo(3, 5000));
+        drop(staying);
+        load.bulk_over.store(true, Relaxed);
+        streams.into_iter().for_each(|stream| stream.join().unwrap());
+        load.over.store(true, Relaxed);
+        storm.into_iter().for_each(|thread| thread.join().unwrap());
+        drop(stayed.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>());
+        let output = handover.join().unwrap();
+        let report = Instance::report(&output);
+        println!("{report}\n{figures:?}");
+        assert!(output.status.success(), "{report}");
+        assert_eq!(report["vips"][0]["at"], serde_json::json!(["lb-b"]));
+        assert_eq!(report["flows"]["proxied_left"], 0);
+        assert_eq!(fleet.resets(), 0.0);
+        (talks.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>(), figures)
+    });
+    let Load { connects, round_trips, bulk_bytes, .. } = &load;
+    println!("{connects:?} connects, {round_trips:?} round trips, {bulk_bytes:?} bytes of bulk, no reset");
+    // The host may be switched off.
+    owner.host.link_down();
+    let mut fresh = fleet.clients(20);
+    for conn in talked.iter_mut().chain(&mut idle).chain(&mut fresh) {
+        conn.echo(9, 3000);
+    }
+    assert_eq!(fleet.heir().baton.metric("baton_untracked_packets_total", &["reset"]), 0.0);
+    figures
+}
+
+#[test]
+fn a_host_is_emptied_of_ipv6_flows_by_something_that_asks_only_whether_it_is_ready() {
+    let test = "a_host_is_emptied_of_ipv6_flows_by_something_that_asks_only_whether_it_is_ready";
+    let Some(fleet) = Fleet::at(VIP6, test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
+    let (mut idle, mut staying) = idle_clients(&fleet);
+    let talking = fleet.clients(10);
+    let load = Load::default();
+    let mut talked = std::thread::scope(|scope| {
+        let talks = load.ping_pongs(scope, talking);
+        let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);
+        load.goes_on(50, 1000);
+        let handover = scope.spawn(|| fleet.owner().baton.cli(&["handover", "--deadline", "50s", "--json"]));
+        fleet.move_when_not_ready();
+        load.goes_on(100, 2000);
+        staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
+        drop(staying);
+        load.over.store(true, Relaxed);
+        storm.into_iter().for_each(|thread| thread.join().unwrap());
+        let output = handover.join().unwrap();
+        assert!(output.status.success(), "{}", Instance::report(&output));
+        assert_eq!(fleet.resets(), 0.0);
+        talks.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>()
+    });
+    fleet.owner().host.link_down();
+    let mut fresh = fleet.clients(5);
+    talked.iter_mut().chain(&mut idle).chain(&mut fresh).for_each(|conn| conn.echo(9, 3000));
+}
+
+#[test]
+fn flows_that_are_left_at_the_deadline_are_reset_and_the_command_says_so() {
+    let test = "flows_that_are_left_at_the_deadline_are_reset_and_the_command_says_so";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner();
+    let (mut idle, mut staying) = idle_clients(&fleet);
+    let watch = Stopwatch::start();
+    std::thread::scope(|scope| {
+        let handover = scope.spawn(|| fleet.owner().baton.cli(&["handover", "--deadline", "4s", "--json"]));
+        fleet.move_when_not_ready();
+        staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
+        all_reset(&mut staying);
+        assert!(watch.elapsed() > secs(4), "nobody is reset before");
+        let output = handover.join().unwrap();
+        let report = Instance::report(&output);
+        assert_eq!(output.status.code(), Some(1), "{report}");
+        assert_eq!((&report["flows"]["reset"], &report["outcome"]), (&100.into(), &"away".into()), "{report}");
+    });
+    fleet.owner().baton.wait_ended("handover_deadline", 100);
+    idle.iter_mut().for_each(|conn| conn.echo(3, 5000));
+}
+
+#[test]
+fn a_handover_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_it_was() {
+    let test = "a_handover_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_it_was";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner().with_track_file();
+    let (owner, mut conns) = (fleet.owner(), fleet.with_clients_that_stay(20));
+    let refused = |arguments: &[&str], why: &str| {
+        let output = owner.baton.cli(&[&["handover"], arguments].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.code() == Some(1) && text.contains(why), "{text}");
+    };
+    let as_it_was = |conns: &mut [Conn]| {
+        conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
+        assert_eq!(owner.baton.flow_count(), 20);
+        assert_eq!(owner.baton.http("/readyz").unwrap().0, 200);
+        assert_eq!(std::fs::read_to_string(owner.away()).unwrap_or_default().trim_matches(['0', '\n']), "");
+        eventually(LONG, "the address is where it was", || {
+            !owner.host.run("ip -4 -o address show dev lo").contains(VIP)
+        });
+        assert!(owner.host.run("ip -4 -o address show dev eth0").contains(VIP));
+    };
+    assert!(owner.baton.order(&["handover", "--check"]).contains("20 flows in sockets"));
+    refused(&["--cancel"], "nothing was handed over");
+    refused(&["--to", "lb-c"], "there is no peer lb-c; there is lb-b");
+    refused(&["--to", "lb-c", "--check"], "there is no peer lb-c; there is lb-b");
+    as_it_was(&mut conns);
+    // Nothing moves the VIP.
+    let deadline = ["--deadline", "2s"];
+    refused(&deadline, "is still on this host");
+    as_it_was(&mut conns);
+    assert_eq!(owner.baton.events_of("handover_taken_back").len(), 1);
+    // It leaves, and nobody takes it.
+    std::thread::scope(|scope| {
+        let handover = scope.spawn(|| refused(&deadline, "no live peer has taken 10.77.0.100"));
+        eventually(LONG, "it is to go", || std::fs::read_to_string(owner.away()).is_ok_and(|text| text == "1\n"));
+        fleet.let_go(owner);
+        handover.join().unwrap();
+    });
+    fleet.take(owner);
+    as_it_was(&mut conns);
+    // Nobody is there.
+    fleet.heir().baton.process.kill();
+    owner.wait_sees("lb-b", "pulse", "dead");
+    refused(&[], "no peer is alive: lb-b is dead");
+    refused(&["--to", "lb-b"], "lb-b is dead");
+    as_it_was(&mut conns);
+}
+
+#[test]
+fn a_handover_goes_on_without_its_command_and_is_taken_back_by_another() {
+    let test = "a_handover_goes_on_without_its_command_and_is_taken_back_by_another";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.with_owner().with_track_file();
+    let (owner, mut conns) = (fleet.owner(), fleet.with_clients_that_stay(20));
+    let away = || std::fs::read_to_string(owner.away()).unwrap_or_default();
+    let log = owner.directory.join("handover.log");
+    let socket = owner.baton.paths.socket.to_str().unwrap();
+    let command = owner.host.spawn(&[baton::BINARY, "handover", "--deadline", "10m", "--socket", socket], &log);
+    fleet.move_when_not_ready();
+    let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
+    eventually(LONG, "flows are waited for", || said("20 flows in sockets may end within"));
+    command.signal(rustix::process::Signal::INT);
+    eventually(LONG, "it ends", || command.exit_status().is_some());
+    assert_eq!(command.exit_status().unwrap().code(), Some(130));
+    assert!(said("goes on without this command: 20 flows in sockets"), "{}", std::fs::read_to_string(&log).unwrap());
+    assert_eq!(away(), "1\n");
+    let upgrade = owner.baton.cli(&["upgrade"]);
+    assert!(String::from_utf8_lossy(&upgrade.stderr).contains("its VIP is handed over"), "{upgrade:?}");
+    conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
+    // Who asks again is shown what is under way; another order ends it for both.
+    let log = owner.directory.join("again.log");
+    let again = owner.host.spawn(&[baton::BINARY, "handover", "--socket", socket], &log);
+    let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
+    eventually(LONG, "it is shown what is under way", || said("20 flows in sockets may end within"));
+    let cancelled = owner.baton.order(&["handover", "--cancel"]);
+    assert!(cancelled.contains("this host may have the VIP again"), "{cancelled}");
+    eventually(LONG, "it ends", || again.exit_status().is_some());
+    assert!(again.exit_status().unwrap().code() == Some(1) && said("called off"));
+    eventually(LONG, "this host may have the VIP again", || {
+        away() == "0\n" && owner.baton.http("/readyz").unwrap().0 == 200
+    });
+    conns.iter_mut().for_each(|conn| conn.echo(4, 1000));
+    drop(conns);
+    // Once it is done, it can be taken back as well, and a host that has left is taken back by itself.
+    eventually(LONG, "they end", || owner.baton.flow_count() == 0);
+    owner.baton.order(&["handover"]);
+    assert_eq!(away(), "1\n");
+    owner.baton.order(&["handover", "--back"]);
+    assert_eq!(away(), "0\n");
+    owner.baton.order(&["handover"]);
+    fleet.let_go(fleet.heir());
+    eventually(LONG, "nobody has it", || away() == "0\n" && owner.baton.http("/readyz").unwrap().0 == 200);
+}
+
+#[test]
+fn a_fresh_start_may_have_the_vip_whatever_was_let_go_before() {
+    let test = "a_fresh_start_may_have_the_vip_whatever_was_let_go_before";
+    let Some(mut fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config).map(Fleet::with_track_file) else {
+        return;
+    };
+    std::fs::write(fleet.owner().away(), "1\n").unwrap();
+    fleet.all[0].baton.process.kill();
+    fleet.all[0].baton = Baton::start_with(&fleet.owner().host, &fleet.owner().directory);
+    fleet.owner().baton.wait_until_ready();
+    assert_eq!(std::fs::read_to_string(fleet.owner().away()).unwrap(), "0\n");
+}
+
+#[test]
+fn behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices() {
+    let test = "behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices";
+    let Some(fleet) = Fleet::new(test, 3, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.spread();
+    let (mut idle, mut staying) = idle_clients(&fleet);
+    let (talking, streaming) = (fleet.clients(10), fleet.clients(2));
+    let load = Load::default();
+    let mut talked = std::thread::scope(|scope| {
+        let talks = load.ping_pongs(scope, talking);
+        let streams = load.bulk(scope, streaming);
+        let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);
+        for routed in [&[0][..], &[0, 1], &[0, 1, 2]] {
+            fleet.route(routed);
+            load.goes_on(50, 1000);
+        }
+        let owner = fleet.owner();
+        let handover = scope.spawn(|| owner.baton.cli(&["handover", "--deadline", "50s", "--json"]));
+        eventually(LONG, "it is not ready", || owner.baton.http("/readyz").is_some_and(|(status, _)| status == 503));
+        fleet.route(&[1, 2]);
+        load.goes_on(200, 4000);
+        staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
+        drop(staying);
+        load.bulk_over.store(true, Relaxed);
+        streams.into_iter().for_each(|stream| stream.join().unwrap());
+        load.over.store(true, Relaxed);
+        storm.into_iter().for_each(|thread| thread.join().unwrap());
+        let output = handover.join().unwrap();
+        let report = Instance::report(&output);
+        println!("{report}");
+        assert!(output.status.success(), "{report}");
+        talks.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(fleet.resets(), 0.0);
+    let Load { connects, round_trips, bulk_bytes, .. } = &load;
+    println!("{connects:?} connects, {round_trips:?} round trips, {bulk_bytes:?} bytes of bulk, no reset");
+    fleet.owner().host.link_down();
+    let mut fresh = fleet.clients(10);
+    talked.iter_mut().chain(&mut idle).chain(&mut fresh).for_each(|conn| conn.echo(9, 3000));
+}

@@ -7,6 +7,8 @@ use super::*;
 const KUBELETS: u64 = 60;
 /// Between heartbeats. A kubelet's are 10 s apart; what a fault adds is the same.
 const EVERY_S: u64 = 2;
+/// As deploy/keepalived has its timers.
+const CLUSTER: &str = "[cluster]\nvrrp_advert_interval = \"100ms\"\nvrrp_track_time = \"2s\"\n";
 /// A reconnect of all of them at once, TLS included, where nothing is left of the CPUs.
 const BUSY: std::time::Duration = secs(8);
 
@@ -48,24 +50,8 @@ impl Cluster {
         let (ca, name) = (certificates.ca().display().to_string(), scene.lab.lb.v4.to_string());
         let (server, every) = (format!("{VIP}:6443"), format!("{EVERY_S}s"));
         let number = KUBELETS.to_string();
-        let command = [
-            BINARY,
-            "--json",
-            "drill",
-            &server,
-            "--ca",
-            &ca,
-            "--server-name",
-            &name,
-            "-n",
-            &number,
-            "--every",
-            &every,
-            "--watches",
-            "1",
-            "--watch",
-            "/watch",
-        ];
+        let command =
+            [BINARY, "--json", "drill", &server, "--ca", &ca, "--server-name", &name, "-n", &number, "--every", &every];
         let drill = scene.lab.client.spawn(&command, &scene.lab.directory().join("drill.log"));
         let cluster = Self { scene, all, stand_ins, _keepalived: pair.into(), drill };
         eventually(secs(30), "all kubelets are connected", || cluster.all[0].baton.flow_count() == KUBELETS);
@@ -83,7 +69,7 @@ impl Cluster {
     fn computed(&self, fault: &str) -> std::time::Duration {
         let text = std::fs::read_to_string(&self.all[0].baton.paths.config).unwrap();
         let file = self.scene.lab.directory().join("budget.toml");
-        std::fs::write(&file, format!("{text}\n[cluster]\nlease_renew = \"{EVERY_S}s\"\n")).unwrap();
+        std::fs::write(&file, format!("{text}\n{CLUSTER}lease_renew = \"{EVERY_S}s\"\n")).unwrap();
         let said = self.scene.lab.lb.run(&format!("{BINARY} check -c {} 2>&1", file.display()));
         let line =
             said.lines().find_map(|line| line.trim().strip_prefix(fault)).unwrap_or_else(|| panic!("{fault}: {said}"));

@@ -12,6 +12,7 @@ pub mod counters;
 pub mod entry;
 pub mod events;
 pub mod graduator;
+pub mod moved;
 pub mod preflight;
 pub mod probe;
 pub mod program;

@@ -111,6 +111,9 @@ pub struct Seen {
     pub last_ns: u64,
     /// Of the last packet with payload.
     pub last_data_ns: u64,
+    /// Of the last packet that demands an answer: with payload, FIN, or a probe. At most 1.1 ms too early; exact only if
+    /// no more than 52 days lie between it and the last packet.
+    pub asked_ns: u64,
     /// Of the first FIN.
     pub fin_ns: u64,
     /// Of the first RST that its receiver had to take.
@@ -237,6 +240,7 @@ mod tests {
             let mut entry = splice().entry(direction);
             entry.seen.fin_ns = 5;
             entry.seen.reused = true;
+            (entry.seen.last_ns, entry.seen.asked_ns) = (9 << 40, 7 << 40);
             assert_eq!(Entry::decode(&entry.encode()), entry);
             let key = ends().key(direction);
             assert_eq!(Key::decode(&key.encode()), key);

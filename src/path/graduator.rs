@@ -4,7 +4,7 @@
 //!   workers ──▶ requests ──▶ │ entering: probe, terms, entries, limbo          step
 //!                            │ grace: no packet is on its way into a socket    grace (a thread of its own)
 //!                            │ closing: drained, acknowledged, closed          step
-//!                            │ watching: ends, silence, bytes                  watch
+//!                            │ watching: ends, silence, bytes                  watch, scan
 //!   workers ◀── answers ◀─── │ ending: both ends reset                         reset
 //! ```
 //! Nothing here makes a worker wait, and no flow waits for the grace of another: only sockets do.
@@ -17,6 +17,7 @@ mod held;
 mod note;
 mod reset;
 mod routes;
+mod scan;
 mod settle;
 mod slots;
 mod watch;
@@ -30,9 +31,9 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::counters::Counters;
 use super::events::Events;
-use super::program::{Cursor, Program};
+use super::moved::Marked;
+use super::program::Program;
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
@@ -43,6 +44,7 @@ use crate::table::graduation::{Answer, Request};
 use carried::Carried;
 use grace::Grace;
 use held::Keep;
+use scan::Scan;
 use slots::Slots;
 
 /// How often what is carried is looked at.
@@ -81,11 +83,10 @@ impl Graduator {
         let mut path = Path {
             raw: RawSender::open()?,
             routes: Watch::open()?,
-            program,
             on_demand,
             grace,
             orders: orders.clone(),
-            flows: HashMap::new(),
+            flows: Marked::default(),
             await_grace: Vec::new(),
             in_grace: Vec::new(),
             unsettled: Vec::new(),
@@ -95,15 +96,14 @@ impl Graduator {
             unclaimed: 0,
             slots: Slots::default(),
             waiting: HashSet::new(),
-            cursor: Cursor::default(),
-            counters: Counters::default(),
+            scan: Scan::new(program.moved()?),
             refill_at_ns: 0,
-            scan_at_ns: 0,
             mend_at_ns: 0,
             keep: Keep::default(),
             lists: HashMap::new(),
             touched: vec![false; table.workers.len()],
             table: table.clone(),
+            program,
         };
         path.keep_names()?;
         table.graduation.held.serve(Box::new(path.program.carried()?));
@@ -150,7 +150,7 @@ struct Path {
     routes: Watch,
     grace: Grace,
     on_demand: bool,
-    flows: HashMap<FlowId, Carried>,
+    flows: Marked<Carried>,
     /// Entered since the last grace began, and those that it is for.
     await_grace: Vec<FlowId>,
     in_grace: Vec<FlowId>,
@@ -166,10 +166,8 @@ struct Path {
     slots: Slots,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
-    cursor: Cursor,
-    counters: Counters,
+    scan: Scan,
     refill_at_ns: u64,
-    scan_at_ns: u64,
     mend_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,

@@ -23,6 +23,7 @@ use self::pins::Pins;
 use super::counters::Counters;
 use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::Events;
+use super::moved::Moved;
 use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
@@ -252,6 +253,11 @@ impl Program {
 
     pub fn counters(&self) -> io::Result<Counters> {
         Counters::read(&self.counters)
+    }
+
+    /// Which flows something passes of. One taker at a time.
+    pub fn moved(&self) -> io::Result<Moved> {
+        Moved::open(&self.pins.map("moved")?)
     }
 
     /// Of the backend in `slot`, which is below [`BACKEND_SLOTS`].

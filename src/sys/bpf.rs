@@ -2,6 +2,10 @@
 //! afterwards needs batches, flags and an atomic take-out, on bytes whose layout the caller knows.
 #![allow(unsafe_code)]
 
+mod shared;
+
+pub use shared::Shared;
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

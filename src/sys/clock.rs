@@ -8,6 +8,12 @@ pub fn now_ns() -> u64 {
     (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
 }
 
+/// What this thread has used of a core so far, in nanoseconds: what others make it wait is not in it.
+pub fn thread_cpu_ns() -> u64 {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
+}
+
 /// Nanoseconds since 1970, UTC. Other hosts' clocks, and this one's at another time, may say anything.
 pub fn unix_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);

@@ -2,6 +2,7 @@
 
 mod basics;
 mod faults;
+mod interfaces;
 mod kills;
 mod layouts;
 mod matrix;

@@ -129,7 +129,7 @@ pub struct Takeover {
     contested: HashSet<FlowId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
-    /// All addresses of this host.
+    /// This host's other addresses.
     own: BTreeSet<IpAddr>,
     /// Until then a silent owner counts as dead: a VIP has come.
     fresh_until_ns: u64,
@@ -269,9 +269,9 @@ impl Takeover {
     /// All addresses of this host.
     pub fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let now: BTreeSet<_> = addresses.iter().copied().filter(|ip| vips.contains(ip)).collect();
+        let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
+        self.own = own;
         self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
-        self.own = addresses.iter().copied().collect();
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
             Some(before) => now.difference(before).copied().collect(),

@@ -78,7 +78,12 @@ struct entry {
 	__u64 fin_ns;
 	__u64 rst_ns;
 	__u32 marks;
-	__u32 zero_too;
+	/* When the last packet came that demands an answer: data, FIN, a probe. In units of 2^20 ns, modulo 2^32; 0: never. */
+	__u32 asked;
+};
+
+enum {
+	ASKED_SHIFT = 20,
 };
 
 _Static_assert(sizeof(struct key) == 40, "codec.rs: KEY_SIZE");
@@ -198,6 +203,22 @@ struct note {
 	__u64 word[4];
 };
 
+/*
+ * That something has passed of a flow since user space last looked: a byte for each flow, which others share if there are
+ * many. So that whoever wants to know what has happened need not look through all entries.
+ */
+struct marks {
+	__u8 flow[64];
+};
+
+enum {
+	MARKS_SHIFT = 18, /* moved.rs: MARKS */
+	MARKS_LINE = sizeof(struct marks),
+	MARKS_LINES = (1 << MARKS_SHIFT) / MARKS_LINE,
+	FLOW_COUNT_BITS = 48, /* of an id; its instance's tag is above */
+	FLOW_TAG_STRIDE = 40503,
+};
+
 struct meta {
 	__u64 magic;
 	__u32 layout;
@@ -259,6 +280,14 @@ struct {
 } meta SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MARKS_LINES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct marks);
+} moved SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024);
 } events SEC(".maps");
@@ -277,4 +306,18 @@ __function void tell(const struct entry *entry, const struct key *key, __u32 kin
 
 	event.down = entry->flags & FLAG_DOWN;
 	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
+}
+
+/* After what it tells of was written: user space takes the mark first and looks then, and once more a moment later. */
+__inline void mark(const struct entry *entry)
+{
+	__u32 at = (__u32)entry->flow_id + (__u32)(entry->flow_id >> FLOW_COUNT_BITS) * FLOW_TAG_STRIDE, line;
+	struct marks *marks;
+
+	at &= (1 << MARKS_SHIFT) - 1;
+	line = at / MARKS_LINE;
+	marks = bpf_map_lookup_elem(&moved, &line);
+	/* Read far more often than written, by all CPUs. */
+	if (marks && !marks->flow[at % MARKS_LINE])
+		marks->flow[at % MARKS_LINE] = 1;
 }

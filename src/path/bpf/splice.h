@@ -64,6 +64,7 @@ __function int begins_anew(struct entry *entry, const struct key *key)
 	entry->action = ACTION_PASS;
 	if (other)
 		other->action = ACTION_RESET;
+	mark(entry);
 	tell(entry, key, EVENT_REUSED);
 	return 1;
 }
@@ -91,6 +92,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct evidence *evidence;
 	int demands = 0;
+	__u32 asked;
 	__s32 ahead;
 
 	entry->packets += skb->gso_segs ?: 1;
@@ -105,6 +107,10 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	} else {
 		/* Data, FIN, and a probe, which lies before what was sent. */
 		demands = behind != segment->seq || (__s32)(segment->seq - (__u32)entry->sent) < 0;
+		if (demands) {
+			asked = now >> ASKED_SHIFT;
+			entry->asked = asked ?: 1;
+		}
 		ahead = behind - (__u32)entry->sent;
 		if (ahead > 0)
 			entry->sent += ahead;
@@ -116,6 +122,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 			tell(entry, key, EVENT_FIN);
 		}
 	}
+	mark(entry);
 	evidence = bpf_map_lookup_elem(&backends, &slot);
 	if (!evidence)
 		return;
@@ -208,6 +215,7 @@ __function int end_both(struct __sk_buff *skb, const struct packet *packet, stru
 	count(OVERSIZED);
 	entry->action = ACTION_RESET;
 	entry->rst_ns = bpf_ktime_get_coarse_ns();
+	mark(entry);
 	tell(entry, &packet->key, EVENT_OVERSIZED);
 	other = partner(entry, packet->key.family);
 	rst.seq = entry->sent;

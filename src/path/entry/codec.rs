@@ -24,6 +24,9 @@ const FLAG_HELD: u16 = 16;
 
 const MARK_REUSED: u32 = 1;
 
+/// The unit of the time of the last demand, as a power of two of nanoseconds.
+const ASKED_SHIFT: u32 = 20;
+
 const FAMILY_IPV4: u8 = 4;
 const FAMILY_IPV6: u8 = 6;
 
@@ -81,6 +84,7 @@ impl Entry {
             raw.put(&word.to_ne_bytes());
         }
         raw.put(&(if seen.reused { MARK_REUSED } else { 0 }).to_ne_bytes());
+        raw.put(&((seen.asked_ns >> ASKED_SHIFT) as u32).to_ne_bytes());
         raw.bytes
     }
 
@@ -97,6 +101,13 @@ impl Entry {
         let [connect_us, start_position] = [raw.u32(), raw.u32()];
         let clear_ecn = flags & FLAG_CLEAR_ECN != 0;
         let direction = if flags & FLAG_DOWN != 0 { Direction::Down } else { Direction::Up };
+        let share = match direction {
+            Direction::Up => Share::Up { accepted_at_ns: share, connect_us },
+            Direction::Down => Share::Down { backend_key: share },
+        };
+        let [sent, acked, packets, last_ns] = [raw.u64(), raw.u64(), raw.u64(), raw.u64()];
+        let [last_data_ns, fin_ns, rst_ns] = [raw.u64(), raw.u64(), raw.u64()];
+        let [marks, asked] = [raw.u32(), raw.u32()];
         Self {
             action: Action::decode(action),
             direction,
@@ -107,24 +118,31 @@ impl Entry {
             held: flags & FLAG_HELD != 0,
             backend_slot,
             id: FlowId(id),
-            share: match direction {
-                Direction::Up => Share::Up { accepted_at_ns: share, connect_us },
-                Direction::Down => Share::Down { backend_key: share },
-            },
+            share,
             start_position,
             bytes_before,
             seen: Seen {
-                sent: raw.u64(),
-                acked: raw.u64(),
-                packets: raw.u64(),
-                last_ns: raw.u64(),
-                last_data_ns: raw.u64(),
-                fin_ns: raw.u64(),
-                rst_ns: raw.u64(),
-                reused: raw.u32() & MARK_REUSED != 0,
+                sent,
+                acked,
+                packets,
+                last_ns,
+                last_data_ns,
+                asked_ns: asked_ns(asked, last_ns),
+                fin_ns,
+                rst_ns,
+                reused: marks & MARK_REUSED != 0,
             },
         }
     }
+}
+
+/// When the last packet came that demanded an answer: the one before `last_ns`, or at it, that has these low bits.
+fn asked_ns(asked: u32, last_ns: u64) -> u64 {
+    if asked == 0 {
+        return 0;
+    }
+    let last = last_ns >> ASKED_SHIFT;
+    last.saturating_sub(u64::from((last as u32).wrapping_sub(asked))) << ASKED_SHIFT
 }
 
 impl Action {
@@ -186,5 +204,22 @@ impl Reader<'_> {
         let ips: [IpAddr; 2] = [self.take(), self.take()].map(|octets| Ipv6Addr::from_octets(octets).to_canonical());
         let [from, to] = [u16::from_be_bytes(self.take()), u16::from_be_bytes(self.take())];
         Key { from: SocketAddr::new(ips[0], from), to: SocketAddr::new(ips[1], to) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_demand_is_told_from_its_low_bits_and_never_too_late() {
+        for last in [5 << 40, (7 << 52) + 12_345_678, (7 << 52) - 1] {
+            for before in [0, 1, 999_999, 1 << 20, 3_000_000_000, 40 * 24 * 3_600_000_000_000] {
+                let Some(at) = u64::checked_sub(last, before) else { continue };
+                let told = asked_ns((at >> ASKED_SHIFT) as u32, last);
+                assert!(told <= at && at - told < 1 << ASKED_SHIFT, "{at} {told} {last}");
+            }
+        }
+        assert_eq!(asked_ns(0, 5 << 40), 0);
     }
 }

@@ -32,7 +32,7 @@ pub struct Carried {
     pub step: Step,
     pub up: Look,
     pub down: Look,
-    /// One side has sent something, and since then nothing has come from the other.
+    /// One side has sent something that demands an answer, and since then nothing has come from the other.
     pub unanswered: Option<Unanswered>,
     /// Silence that ends it.
     pub patience_ns: u64,
@@ -87,6 +87,7 @@ pub struct Look {
     pub bytes: u64,
     pub last_ns: u64,
     pub last_data_ns: u64,
+    pub asked_ns: u64,
     pub fin_ns: u64,
     pub rst_ns: u64,
     pub reused: bool,
@@ -102,6 +103,10 @@ pub struct Unanswered {
     pub since_ns: u64,
     /// The silent side's last packet.
     pub last_ns: u64,
+    /// Packets that the other side had sent when it began.
+    pub packets: u64,
+    /// When it is asked next.
+    pub ask_at_ns: u64,
 }
 
 impl Look {
@@ -112,6 +117,7 @@ impl Look {
             bytes: entry.bytes(),
             last_ns: seen.last_ns,
             last_data_ns: seen.last_data_ns,
+            asked_ns: seen.asked_ns.max(seen.last_data_ns),
             fin_ns: seen.fin_ns,
             rst_ns: seen.rst_ns,
             reused: seen.reused,

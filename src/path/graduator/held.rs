@@ -19,6 +19,7 @@ use crate::model::fleet::{FlowRecord, Keeping, Passage, Slice, Then, Unknown, Wa
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
 use crate::path::entry::{Action, Egress, Entry, Seen, Share};
+use crate::path::moved::Marked;
 use crate::path::probe::Change;
 use crate::path::program::{InstallError, Owner};
 use crate::sys::clock::{now_ns, ns_of_unix_ms};
@@ -38,7 +39,7 @@ const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
 /// What is kept for other instances.
 #[derive(Debug, Default)]
 pub struct Keep {
-    pub held: HashMap<FlowId, Held>,
+    pub held: Marked<Held>,
     /// Keys of entries that forward or refuse; true once this process was asked for it.
     diverted: HashMap<Key, bool>,
     /// Where packets to an address leave.
@@ -97,9 +98,12 @@ impl Path {
     pub(super) fn recall_held(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
             let packets = if entry.direction == Direction::Up { entry.seen.packets } else { 0 };
-            let held = self.keep.held.entry(entry.id);
-            let held = held.or_insert(Held { ends: entry.ends(key), packets: 0, confirmed: false });
-            held.packets = held.packets.max(packets);
+            if !self.is_held(entry.id) {
+                self.keep.held.insert(entry.id, Held { ends: entry.ends(key), packets: 0, confirmed: false });
+            }
+            if let Some(held) = self.keep.held.get_mut(&entry.id) {
+                held.packets = held.packets.max(packets);
+            }
         } else {
             self.keep.diverted.insert(key, false);
         }
@@ -186,7 +190,7 @@ impl Path {
     }
 
     fn drop_held(&mut self, id: FlowId) {
-        if let Some(held) = self.keep.held.remove(&id) {
+        if let Some(held) = self.keep.held.remove(id) {
             self.take_out_held(&held.ends);
             let _ = self.program.drop_note(id);
         }
@@ -214,7 +218,7 @@ impl Path {
     }
 
     fn adopt_held(&mut self, id: FlowId) {
-        let Some(Held { ends, .. }) = self.keep.held.remove(&id) else { return };
+        let Some(Held { ends, .. }) = self.keep.held.remove(id) else { return };
         let keys = BOTH.map(|direction| ends.key(direction));
         let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
         if let Err(error) = self.program.change(&keys, Change::Own) {
@@ -239,7 +243,7 @@ impl Path {
         let ends = flow.ends;
         self.look(id);
         self.over(id, EndReason::Moved);
-        let Some(flow) = self.flows.remove(&id) else { return };
+        let Some(flow) = self.flows.remove(id) else { return };
         self.waiting.remove(&id);
         self.table.graduation.release(ends.local, ends.backend);
         if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), Change::Hold) {

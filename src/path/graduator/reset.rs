@@ -120,17 +120,22 @@ impl Path {
         self.later.push_back((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
-    /// Makes some clients show that they hear this host, as keepalive would: their kernels answer a bare ACK that is one too
-    /// low.
+    /// Makes some clients show that they hear this host.
     pub(super) fn ask_clients(&self) {
         let after = fastrand::usize(..self.flows.len().max(1));
         let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
         for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
-            let (from, to) = (ends.vip.socket_addr(), ends.client.socket_addr());
-            let below = Segment { from, to, seq: up.acked.wrapping_sub(1), ack: up.sent, flags: Flags::Ack, window: 0 };
-            if let Some(packet) = below.packet() {
-                let _ = self.raw.send(&packet, to.ip());
-            }
+            self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), up);
+        }
+    }
+
+    /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
+    /// 3.10.7.4). `look` is at what `to` has sent.
+    pub(super) fn ask(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+        let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
+        if let Some(packet) = (Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 }).packet() {
+            // Where it cannot be sent there is no answer either.
+            let _ = self.raw.send(&packet, to.ip());
         }
     }
 
@@ -146,23 +151,21 @@ impl Path {
 
     /// Takes the entries out and lets the port be used again.
     pub(super) fn remove(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.remove(&id) else { return };
+        let Some(flow) = self.flows.remove(id) else { return };
         if let Err(error) = self.program.remove(&flow.ends).and_then(|_| self.program.drop_note(id)) {
             tracing::error!(%error, "the entries of a flow cannot be removed");
         }
         self.table.graduation.release(flow.ends.local, flow.ends.backend);
     }
 
-    /// Takes note of what the entries hold now.
-    pub(super) fn look(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
+    /// Takes note of what the entries hold now; true if anything has passed since the last time.
+    pub(super) fn look(&mut self, id: FlowId) -> bool {
+        let Some(flow) = self.flows.get(&id) else { return false };
         let see = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
         let (up, down) = (see(Direction::Up), see(Direction::Down));
-        if let Some(flow) = self.flows.get_mut(&id) {
-            for entry in up.iter().chain(&down) {
-                flow.take_note(entry);
-            }
-        }
+        let Some(flow) = self.flows.get_mut(&id) else { return false };
+        // Of both, whatever the first one says.
+        up.iter().chain(&down).fold(false, |changed, entry| flow.take_note(entry) | changed)
     }
 }
 

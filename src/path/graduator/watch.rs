@@ -1,6 +1,4 @@
 //! Watching over what is carried: who has ended, who is silent, how much has passed.
-//!
-//! While no packet passes, nothing is scanned: an idle flow costs nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -20,18 +18,14 @@ use crate::table::backend::Suspicion;
 use crate::table::graduation::{HeldAnswer, PathView};
 use crate::table::journal::What;
 
-/// Between two scans at least, and in lengths of the last one: with many flows scanning must not fill a core.
-const SCAN_PAUSE: Duration = Duration::from_millis(250);
-const SCAN_SHARE: u64 = 50;
-
-/// Entries of one call.
-const SCAN_STEP: usize = 2048;
-
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
 
 /// A backend that was asked and has not answered for so long is suspect.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+/// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
+const ASK_EVERY: u64 = 8;
 
 /// How often the program may ask again for unknown packets.
 const REFILL_EVERY: Duration = Duration::from_millis(100);
@@ -45,7 +39,7 @@ impl Path {
         let now_ns = now_ns();
         self.see_backends(now_ns);
         if self.is_frozen() {
-            return;
+            return self.scan.begin_anew();
         }
         self.follow_routes();
         if now_ns >= self.mend_at_ns {
@@ -60,18 +54,8 @@ impl Path {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
             self.refill_asks();
         }
-        if now_ns >= self.scan_at_ns && !(self.flows.is_empty() && self.keep.held.is_empty()) {
-            self.scan_at_ns = now_ns + SCAN_PAUSE.as_nanos() as u64;
-            match self.program.counters() {
-                Ok(counters) if counters == self.counters => {}
-                Ok(counters) => {
-                    self.counters = counters;
-                    self.scan();
-                    let took_ns = crate::sys::clock::now_ns().saturating_sub(now_ns);
-                    self.scan_at_ns = self.scan_at_ns.max(now_ns + SCAN_SHARE * took_ns);
-                }
-                Err(error) => tracing::error!(%error, "the counters of the path cannot be read"),
-            }
+        if !(self.flows.is_empty() && self.keep.held.is_empty()) {
+            self.scan(now_ns);
             self.end_silent(now_ns);
         }
     }
@@ -99,7 +83,7 @@ impl Path {
         self.tell_takeover(touched, strays);
     }
 
-    fn tell_takeover(&self, mut touched: Vec<FlowId>, strays: Vec<Stray>) {
+    pub(super) fn tell_takeover(&self, mut touched: Vec<FlowId>, strays: Vec<Stray>) {
         let held = &self.table.graduation.held;
         if !touched.is_empty() {
             touched.sort_unstable();
@@ -109,42 +93,6 @@ impl Path {
         if !strays.is_empty() {
             held.answer(HeldAnswer::Strays(strays));
         }
-    }
-
-    /// Takes note of every flow that something has passed of.
-    fn scan(&mut self) {
-        let mut seen = Vec::with_capacity(SCAN_STEP);
-        let (mut changed, mut touched, mut heard_ns) = (Vec::new(), Vec::new(), 0);
-        loop {
-            seen.clear();
-            let more = match self.program.scan(&mut self.cursor, SCAN_STEP, &mut seen) {
-                Ok(more) => more,
-                Err(error) => return tracing::error!(%error, "the map of flows cannot be read"),
-            };
-            for (_, entry) in &seen {
-                if entry.direction == Direction::Up {
-                    heard_ns = heard_ns.max(entry.seen.last_ns);
-                }
-                if entry.held {
-                    touched.extend(self.see_held(entry).then_some(entry.id));
-                } else if let Some(flow) = self.flows.get_mut(&entry.id)
-                    && flow.take_note(entry)
-                {
-                    changed.push(flow.id);
-                }
-            }
-            if !more {
-                break;
-            }
-        }
-        self.table.hearing.hear_client(heard_ns);
-        changed.sort_unstable();
-        changed.dedup();
-        for id in changed {
-            self.tell_progress(id);
-            self.has_moved(id);
-        }
-        self.tell_takeover(touched, Vec::new());
     }
 
     /// Tells the worker, and ends what is over.
@@ -184,10 +132,14 @@ impl Path {
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(hearing.counts_from(since_ns)) > flow.patience_ns
+            now_ns.saturating_sub(hearing.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
-        let silent: Vec<_> = waiting.filter(too_long).map(|flow| flow.id).collect();
+        let (silent, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);
+        let due = |flow: &&&Carried| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
+        let to_ask: Vec<_> = waiting.iter().filter(due).map(|flow| flow.id).collect();
+        let silent: Vec<_> = silent.iter().map(|flow| flow.id).collect();
+        to_ask.into_iter().for_each(|id| self.ask_silent(id, now_ns));
         for id in silent {
             // The last scan may have been a while ago.
             self.look(id);
@@ -199,6 +151,19 @@ impl Path {
                 self.over(id, reason);
                 self.reset(id);
             }
+        }
+    }
+
+    /// Asks the silent side, which any living end answers. The other one may do so too rarely to tell silence from a lost
+    /// answer: probes of a closed window, and segments sent again, come up to two minutes apart.
+    fn ask_silent(&mut self, id: FlowId, now_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(unanswered) = &mut flow.unanswered else { return };
+        unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
+        let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
+        match by_client {
+            true => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
+            false => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
         }
     }
 
@@ -266,15 +231,29 @@ impl Carried {
         }
     }
 
-    /// Begins to count, or goes on, or stops: a side is silent while the other's bytes are newer than its last packet.
+    /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes
+    /// and gets none; a probe comes again.
+    fn is_surely_silent(&self) -> bool {
+        let Some(unanswered) = self.unanswered else { return false };
+        let (silent, other) = if unanswered.by_client { (&self.up, &self.down) } else { (&self.down, &self.up) };
+        other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1
+    }
+
+    /// Begins to count, or goes on, or stops: a side is silent while the other has demanded an answer since its last packet.
     fn count_silence(&mut self) {
         let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
             .into_iter()
-            .find(|(_, silent, other)| other.packets > 0 && other.last_data_ns > silent.last_ns);
+            .find(|(_, silent, other)| other.packets > 0 && other.asked_ns > silent.last_ns);
         let before = self.unanswered;
         self.unanswered = silent.map(|(by_client, silent, other)| match before {
             Some(before) if (before.by_client, before.last_ns) == (by_client, silent.last_ns) => before,
-            _ => Unanswered { by_client, since_ns: other.last_data_ns, last_ns: silent.last_ns },
+            _ => Unanswered {
+                by_client,
+                since_ns: other.asked_ns,
+                last_ns: silent.last_ns,
+                packets: other.packets,
+                ask_at_ns: other.asked_ns + self.patience_ns / 2,
+            },
         });
     }
 }

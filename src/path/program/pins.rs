@@ -21,8 +21,8 @@ use crate::sys::bpffs;
 pub const LAYOUT: u32 = 2;
 
 /// The maps of `bpf/entry.h`.
-pub const MAPS: [&str; 9] =
-    ["flows", "notes", "counters", "backends", "services", "slices", "fragments", "events", "meta"];
+pub const MAPS: [&str; 10] =
+    ["flows", "notes", "counters", "backends", "services", "slices", "fragments", "events", "moved", "meta"];
 
 /// The program, and the next one while it takes the place of the other.
 const PROGRAMS: [&str; 2] = ["program", "program-next"];

@@ -151,6 +151,45 @@ fn row14_a_client_that_vanished_amid_a_download_is_reaped_and_its_backend_leg_fr
     baton.rests();
 }
 
+/// Found as downloads that were never reaped if the client's window had closed by the time it vanished: what the backend
+/// sends then has no payload.
+#[test]
+fn row14_a_client_that_vanished_during_a_pause_is_reaped_and_one_that_pauses_is_not() {
+    let Some(scene) = Scene::new("row14") else { return };
+    let lab = &scene.lab;
+    let server = lab.b1.serve(Behaviour::AnswerAfterFin { seed: 5, bytes: u64::MAX });
+    let config = scene.config().only(&["b1"]).frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s");
+    let baton = lab.start(&config.frontend("keepalive_count", 2).frontend("user_timeout", "2s"));
+    let mut conns = [lab.client.connect(lab.lb.v4(6443)), lab.client2.connect(lab.lb.v4(6443))];
+    baton.wait_graduated(2);
+    for conn in &mut conns {
+        conn.half_close();
+        conn.read_tally(1_000_000).unwrap();
+    }
+    let [gone, mut paused] = conns;
+    // Nothing comes any more once the windows are closed.
+    let received = || baton.flows().iter().map(|flow| flow["bytes_down"].as_u64().unwrap()).collect::<Vec<_>>();
+    let mut before = (received(), Stopwatch::start());
+    eventually(LONG, "both windows are closed", || {
+        if received() != before.0 {
+            before = (received(), Stopwatch::start());
+        }
+        before.1.elapsed() > ms(1500)
+    });
+    lab.client.link_down();
+    let watch = Stopwatch::start();
+    eventually(LONG, "the backend saw RST", || server.ended().iter().any(|s| s.sent > 1_000_000 && s.end == End::Rst));
+    println!("row 14: a client that vanished during a pause was reaped after {:?}", watch.elapsed());
+    baton.wait_ended("client_timed_out", 1);
+    // As long again: the other's window is closed for all that time, and its kernel answers.
+    eventually(LONG, "more than the patience has gone by", || watch.elapsed() > secs(7));
+    assert_eq!(baton.flows().len(), 1, "{:?}", baton.ended());
+    paused.read_tally(3_000_000).unwrap();
+    assert_eq!(paused.received_pattern(5), 4_000_000);
+    drop((gone, paused));
+    baton.rests();
+}
+
 #[test]
 fn row34_a_full_map_keeps_flows_proxied_and_says_so() {
     let Some(scene) = Scene::new("row34") else { return };

@@ -7,6 +7,7 @@ use ::baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use ::baton::model::ids::FlowId;
 use ::baton::model::splice::{Direction, Rewrite, Terms};
 use ::baton::path::entry::{Egress, Ends, Identity, Key, Splice, Start};
+use ::baton::path::moved::Mark;
 use ::baton::path::probe::Change;
 use ::baton::path::program::Program;
 use ::baton::sys::bpf::{self, Context};
@@ -236,6 +237,36 @@ fn what_was_seen_follows_the_stream_and_no_retransmission() {
         assert!(after.seen.fin_ns > 0 && after.seen.packets == 64, "{after:?}");
         bench.program.remove(&flow.ends).unwrap();
     }
+}
+
+#[test]
+fn a_packet_marks_its_own_flow_and_no_other() {
+    let Some(bench) = Bench::load() else { return };
+    let moved = bench.program.moved().unwrap();
+    let taken = || {
+        let mut marks = Vec::new();
+        moved.take(&mut marks);
+        marks
+    };
+    let mut rng = Rng::with_seed(8);
+    let flows: Vec<_> = (0..200).map(|round| flow(&mut rng, round % 2 == 1)).collect();
+    flows.iter().for_each(|flow| bench.install(flow));
+    assert_eq!(taken(), []);
+    for flow in &flows {
+        for direction in [Direction::Up, Direction::Down] {
+            // Its mark is set once, however many packets pass.
+            (0..3).for_each(|_| assert_eq!(bench.run(&Packet::new(flow.ends.key(direction)).frame()).0, REDIRECT));
+            assert_eq!(taken(), [Mark::of(flow.identity.id)], "{direction:?} of {:?}", flow.identity.id);
+            assert_eq!(taken(), []);
+        }
+    }
+    // What passes to the kernel is nobody's.
+    let stranger = flow(&mut rng, false);
+    bench.run(&Packet::new(stranger.ends.key(Direction::Up)).frame());
+    assert_eq!(taken(), []);
+    flows.iter().for_each(|flow| drop(bench.run(&Packet::new(flow.ends.key(Direction::Up)).frame())));
+    let all: std::collections::BTreeSet<_> = flows.iter().map(|flow| Mark::of(flow.identity.id)).collect();
+    assert_eq!(taken(), all.into_iter().collect::<Vec<_>>());
 }
 
 #[test]

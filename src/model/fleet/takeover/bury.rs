@@ -49,22 +49,24 @@ impl Takeover {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
-    /// Whether nobody can carry the flow: its backend is on this host, and what it gets seems to come from an address of this
-    /// host, too. A kernel takes no such packet from the wire, and sends none there.
+    /// Whether nobody can carry the flow: its backend or its client is on this host, and what that gets seems to come from an
+    /// address of this host, too. A kernel takes no such packet from the wire, and sends none there.
     pub(super) fn is_stuck(&self, ends: &Ends) -> bool {
-        self.is_own(ends) && self.is_here(ends.local.ip())
+        let both_here = |end, from| self.own.contains(&end) && self.is_here(from);
+        both_here(ends.backend.ip(), ends.local.ip()) || both_here(ends.client.ip(), ends.vip.ip())
     }
 
-    /// Whether its backend is on this host.
+    /// Whether one of its ends is on this host.
     fn is_own(&self, ends: &Ends) -> bool {
-        self.own.contains(&ends.backend.ip())
+        [ends.backend.ip(), ends.client.ip()].iter().any(|ip| self.own.contains(ip))
     }
 
     /// Resets what a living owner can serve no more since the address is here.
     pub(super) fn end_stuck(&mut self, owner: &InstanceName) {
-        let own = self.own.clone();
-        let here = self.here.clone().unwrap_or_default();
-        self.bury_flows(owner, |ends| own.contains(&ends.backend.ip()) && here.contains(&ends.local.ip()));
+        let Some(peer) = self.peers.get(owner) else { return };
+        let stuck = |id: &FlowId| self.flows.get(id).map(|known| known.ends).filter(|ends| self.is_stuck(ends));
+        let stuck: HashSet<_> = peer.flows.iter().filter_map(stuck).collect();
+        self.bury_flows(owner, |ends| stuck.contains(ends));
     }
 
     /// Answers RST to packets of a flow, whatever was said of it before.
@@ -93,7 +95,7 @@ impl Takeover {
             let (ends, state) = (known.ends, known.state);
             match state {
                 // Should the address come here, it would be stuck; any other host can carry it.
-                State::Held if self.is_own(&ends) && !self.is_here(ends.local.ip()) => {}
+                State::Held if self.is_own(&ends) && !self.is_stuck(&ends) => {}
                 State::Held if self.settings.carries && !self.is_own(&ends) => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);

@@ -214,6 +214,25 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_a_graduated_one_is_held() {
     place(&scene.take(), |action| *action == forget);
 }
 
+/// Found as clients that waited for ever: each instance runs beside a backend, and the VIP came to the host of the flow's.
+#[test]
+fn a_graduated_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_owner_and_not_carried() {
+    let mut scene = Scene::new();
+    let mut backend_here = record(1, "10.0.1.7", true);
+    backend_here.ends.backend = BackendAddr::new("10.0.0.22:7443".parse().unwrap());
+    let client_here = record(2, "10.0.0.22", true);
+    let elsewhere = record(3, "10.0.1.8", true);
+    [&backend_here, &client_here, &elsewhere].into_iter().for_each(|record| scene.told(record));
+    scene.pulse(Pulse::Silent);
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let actions = scene.take();
+    let refused: HashSet<_> = refused(&actions).into_iter().collect();
+    assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(both).collect());
+    assert_eq!(tickled(&actions).map(|(_, ends)| ends.len()), Some(2), "{actions:?}");
+    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![elsewhere.id])));
+}
+
 #[test]
 fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let mut scene = Scene::new();

@@ -170,7 +170,7 @@ fn obstacle(core: &Core) -> Option<String> {
 }
 
 fn wish(asked: &HandoverRequest) -> Wish {
-    Wish { to: asked.to.clone(), deadline_ns: asked.deadline_ms * 1_000_000 }
+    Wish { to: asked.to.clone(), deadline_ns: asked.deadline_ms.saturating_mul(1_000_000) }
 }
 
 fn with_look<T>(core: &Core, act: impl FnOnce(&Look<'_>) -> T) -> T {

@@ -125,11 +125,14 @@ impl Upgrader {
         let _turn = self.reloader.hold().await;
         tracing::info!(binary = %binary.display(), config = %config.display(), "upgrading");
         self.core.table.journal.record(What::UpgradeBegun { binary: binary.display().to_string() });
+        // Or an address would be given up that is kept for flows which are another process's by then.
+        self.core.table.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
         let handed = tokio::task::spawn_blocking(move || upgrader.hand_over(&binary, &config, runtime, progress)).await;
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
+                self.core.table.fleet.set_succeeded(false);
                 self.core.path.resume();
                 self.core.peers.come_back().await;
                 tracing::error!(

@@ -4,7 +4,7 @@ mod address;
 mod route;
 mod watch;
 
-pub use address::{add_to_loopback, remove_from_loopback};
+pub use address::{add_to_loopback, added_to_loopback, remove_from_loopback};
 pub use route::{Route, leaves_by, neighbour, route};
 pub use watch::{Changed, Watch};
 

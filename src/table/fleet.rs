@@ -35,6 +35,8 @@ pub struct Fleet {
     places: ArcSwap<Places>,
     /// The addresses are to be on `lo` as well: they are about to leave.
     keeping: watch::Sender<bool>,
+    /// Flows go to another process of this host, which then sees to what they need.
+    succeeded: AtomicBool,
     /// Of backend legs of this instance; all of the host's if none is set.
     ports: OnceLock<Slice>,
     pub census: FleetCensus,
@@ -116,6 +118,15 @@ impl Fleet {
 
     pub fn set_keeping(&self, keeping: bool) {
         self.keeping.send_replace(keeping);
+    }
+
+    /// Whether another process of this host has, or is about to have, this one's flows.
+    pub fn is_succeeded(&self) -> bool {
+        self.succeeded.load(Acquire)
+    }
+
+    pub fn set_succeeded(&self, succeeded: bool) {
+        self.succeeded.store(succeeded, Release);
     }
 
     /// Whether this instance may take a VIP: it has no peers, or knows their flows, or has waited for them long enough.

@@ -40,8 +40,11 @@ pub struct Seen {
 }
 
 impl Addresses {
+    /// What the process before this one kept is kept on for the flows that came from it, and else given up.
     pub fn new(vips: impl Iterator<Item = IpAddr>) -> Self {
-        Self { vips: vips.collect(), ..Self::default() }
+        let vips: BTreeSet<_> = vips.collect();
+        let left = netlink::added_to_loopback().unwrap_or_default();
+        Self { kept: left.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, ..Self::default() }
     }
 
     /// Looks at what is there, and keeps what flows need.
@@ -87,7 +90,7 @@ impl Addresses {
 
     /// Gives up what no flow needs any more; returns that.
     pub fn tidy(&mut self, table: &Table) -> Vec<IpAddr> {
-        if self.ahead {
+        if self.ahead || table.fleet.is_succeeded() {
             return Vec::new();
         }
         let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(table, *ip)).collect();

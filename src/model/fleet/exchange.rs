@@ -13,12 +13,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
-use super::session::{Heard, SILENT_NS, Session, Standing};
+use super::session::{Heard, Session, Standing};
 use super::{Asked, Command, Epoch, Farewell, InstanceName, Local, MemberView, Pulse, Remote};
 
-/// What a question may take: whoever says nothing for longer counts as silent. A loaded host answers after tens of
-/// milliseconds, and until then nobody is reset.
-pub const ASK_WITHIN_NS: u64 = SILENT_NS;
+/// What a question may take while whoever is asked is heard: a loaded host, or one behind a slow link, answers after
+/// hundreds of milliseconds, and until then nobody is reset.
+pub const ASK_WITHIN_NS: u64 = 1_000_000_000;
 /// Longer than this between two looks, this instance was away itself.
 const ABSENCE_NS: u64 = 100_000_000;
 /// Questions under way: beyond, they are answered at once with nobody.
@@ -316,6 +316,9 @@ impl Exchange {
             }
             if pulse == Some(Pulse::Dead) && session.link.is_some() {
                 self.drops.push_back((name.clone(), "nothing was heard of it for a second".to_owned()));
+            }
+            if pulse.is_some_and(|pulse| pulse != Pulse::Alive) {
+                self.answers_no_more(&name);
             }
             pulse.into_iter().for_each(|pulse| self.pulse_changed(name.clone(), pulse));
         }

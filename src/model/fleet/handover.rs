@@ -16,7 +16,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use super::{InstanceName, MemberView, Pulse};
+use super::{Farewell, InstanceName, MemberView, Pulse};
 
 /// Where the frontends' addresses are on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -203,7 +203,7 @@ impl Handover {
     }
 
     pub fn deadline_ns(&self) -> u64 {
-        self.began_ns + self.wish.deadline_ns
+        self.began_ns.saturating_add(self.wish.deadline_ns)
     }
 
     pub fn poll_order(&mut self) -> Option<Order> {
@@ -370,9 +370,9 @@ fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>
     }
 }
 
-/// A pause of moments is no death.
+/// A pause of moments is no death, and an upgrade not either.
 fn lives(peer: &MemberView) -> bool {
-    matches!(peer.pulse, Pulse::Alive | Pulse::Silent)
+    matches!(peer.pulse, Pulse::Alive | Pulse::Silent | Pulse::Left(Farewell::Succeeded))
 }
 
 fn living(peers: &[MemberView]) -> impl Iterator<Item = &MemberView> {

@@ -11,7 +11,7 @@ pub struct Waiting {
 }
 
 /// The link answers sooner; this is for when it does not at all.
-const ASK_WITHIN_NS: u64 = 500_000_000;
+const ASK_WITHIN_NS: u64 = 1_500_000_000;
 
 /// A flow that is forwarded and whose packets come back from its owner for so long is nobody's.
 const LOOPS_NS: u64 = 1_000_000_000;

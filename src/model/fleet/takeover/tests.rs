@@ -229,7 +229,7 @@ fn a_graduated_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_ow
     let actions = scene.take();
     let refused: HashSet<_> = refused(&actions).into_iter().collect();
     assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(both).collect());
-    assert_eq!(tickled(&actions).map(|(_, ends)| ends.len()), Some(2), "{actions:?}");
+    assert_eq!(tickled(&actions).map(|(_, ends)| ends.len()), Some(4), "both ends of each: {actions:?}");
     place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![elsewhere.id])));
 }
 
@@ -481,7 +481,7 @@ fn a_stray_packet_is_asked_for_once_and_never_left_without_an_answer() {
     assert_eq!(scene.take(), [Action::Answer(stray)]);
     scene.stray(&flow);
     scene.take();
-    scene.pass(501);
+    scene.pass(2000);
     assert_eq!(scene.take(), [Action::Answer(stray)], "the link says nothing");
     scene.pulse(Pulse::Dead);
     scene.take();

@@ -17,6 +17,16 @@ struct Load {
     bulk_bytes: AtomicU64,
 }
 
+/// Ends the load when it goes: a test that fails does not wait for its clients.
+struct Until<'a>(&'a Load);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Relaxed);
+        self.0.bulk_over.store(true, Relaxed);
+    }
+}
+
 impl Load {
     /// Ping-pongs with a pause of a millisecond on these connections, which come back.
     fn ping_pongs<'s>(&'s self, scope: &'s Scope<'s, '_>, conns: Vec<Conn>) -> Vec<ScopedJoinHandle<'s, Conn>> {
@@ -223,6 +233,7 @@ fn empty_a_host(fleet: &Fleet) -> Figures {
     let load = Load::default();
     let (owner, heir) = (fleet.owner(), fleet.heir());
     let (mut talked, figures) = std::thread::scope(|scope| {
+        let _until = Until(&load);
         let talks = load.ping_pongs(scope, talking);
         let stayed = load.ping_pongs(scope, talking_on);
         let streams = load.bulk(scope, streaming);
@@ -277,6 +288,7 @@ fn a_host_is_emptied_of_ipv6_flows_by_something_that_asks_only_whether_it_is_rea
     let talking = fleet.clients(10);
     let load = Load::default();
     let mut talked = std::thread::scope(|scope| {
+        let _until = Until(&load);
         let talks = load.ping_pongs(scope, talking);
         let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);
         load.goes_on(50, 1000);
@@ -427,6 +439,33 @@ fn a_fresh_start_may_have_the_vip_whatever_was_let_go_before() {
 }
 
 #[test]
+fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_an_upgrade() {
+    let test = "an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_an_upgrade";
+    let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
+    let mut conns = fleet.with_clients_that_stay(5);
+    fleet.let_go(fleet.owner());
+    fleet.take(fleet.heir());
+    conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
+    let host = fleet.owner().host.clone();
+    let kept = || host.run("ip -4 -o address show dev lo").contains(VIP);
+    assert!(kept());
+    fleet.owner().baton.order(&["upgrade"]);
+    fleet.heir().wait_synced("lb-a");
+    conns.iter_mut().for_each(|conn| conn.echo(2, 1000));
+    assert!(kept());
+    let vips = fleet.heir().sees("lb-a")["vips"].to_string();
+    assert!(!vips.contains(VIP), "it has no VIP: {vips}");
+    let pid = fleet.owner().baton.ask(serde_json::json!({"command": "version"})).unwrap().1["pid"].as_i64().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    drop(conns);
+    fleet.all[0].baton = Baton::start_with(&host, &fleet.owner().directory);
+    fleet.owner().baton.wait_until_ready();
+    eventually(LONG, "it is given up", || !kept());
+    fleet.clients(5);
+}
+
+#[test]
 fn behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices() {
     let test = "behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices";
     let Some(fleet) = Fleet::new(test, 3, Flows::Kept, |config| config) else { return };
@@ -435,6 +474,7 @@ fn behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices() {
     let (talking, streaming) = (fleet.clients(10), fleet.clients(2));
     let load = Load::default();
     let mut talked = std::thread::scope(|scope| {
+        let _until = Until(&load);
         let talks = load.ping_pongs(scope, talking);
         let streams = load.bulk(scope, streaming);
         let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);

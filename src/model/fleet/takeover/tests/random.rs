@@ -179,7 +179,7 @@ proptest! {
             strays = 1;
             scene.stray(&flow(100 + number, false));
             absorb(&mut scene, &mut strays);
-            scene.pass(600);
+            scene.pass(1600);
             absorb(&mut scene, &mut strays);
             prop_assert_eq!(strays, 0, "a packet without an answer");
         }

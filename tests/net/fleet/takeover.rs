@@ -1,10 +1,12 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod drills;
 mod handover;
 mod proofs;
 
 use super::*;
+use crate::lab::baton::BINARY;
 use crate::lab::process::Process;
 
 pub const VIP: &str = "10.77.0.100";

@@ -1,0 +1,179 @@
+//! `baton drill` against a pair with real keepalived, for each fault of the budget that `baton check` computes: the longest time
+//! that a node goes without a heartbeat must be what was computed, but for what a reconnect takes. The figures are printed, and
+//! stand in the README.
+
+use super::*;
+
+const KUBELETS: u64 = 60;
+/// Between heartbeats. A kubelet's are 10 s apart; what a fault adds is the same.
+const EVERY_S: u64 = 2;
+/// As deploy/keepalived has its timers.
+const CLUSTER: &str = "[cluster]\nvrrp_advert_interval = \"100ms\"\nvrrp_track_time = \"2s\"\n";
+/// A reconnect of all of them at once, TLS included, where nothing is left of the CPUs.
+const BUSY: std::time::Duration = secs(8);
+
+/// Two instances before two apiserver stand-ins, and kubelets at the VIP.
+struct Cluster {
+    scene: Scene,
+    all: Vec<Instance>,
+    stand_ins: [StandIn; 2],
+    _keepalived: Vec<Process>,
+    drill: Process,
+}
+
+impl Cluster {
+    fn new(test: &str) -> Option<Self> {
+        let scene = Scene::new(test, 2)?;
+        let certificates = Certificates::make(&scene.lab);
+        let stand_ins = [&scene.lab.b1, &scene.lab.b2].map(|host| StandIn::start(&scene.lab, &certificates, host));
+        let start = |number| {
+            let config = scene.config(number).https(&certificates.ca()).frontend("listen", vec![format!("{VIP}:6443")]);
+            scene.launch(number, &config)
+        };
+        let all = vec![start(0), start(1)];
+        for (instance, other) in all.iter().zip(["lb-b", "lb-a"]) {
+            instance.baton.wait_until_ready();
+            instance.wait_synced(other);
+            for name in ["b1", "b2"] {
+                instance.baton.wait_standing(name, "ready", LONG);
+            }
+        }
+        let pair = [(0, 1, 100), (1, 0, 90)].map(|(number, other, priority): (usize, usize, u8)| {
+            let (own, peer) = (&all[number], &all[other]);
+            let process = crate::vip::keepalived(&own.host, &peer.host, &own.directory, &own.baton, (priority, &[]));
+            if number == 0 {
+                let has_it = || own.host.run("ip -4 -o address show dev eth0").contains(VIP);
+                eventually(LONG, "the first has the VIP", has_it);
+            }
+            process
+        });
+        let (ca, name) = (certificates.ca().display().to_string(), scene.lab.lb.v4.to_string());
+        let (server, every) = (format!("{VIP}:6443"), format!("{EVERY_S}s"));
+        let number = KUBELETS.to_string();
+        let command =
+            [BINARY, "--json", "drill", &server, "--ca", &ca, "--server-name", &name, "-n", &number, "--every", &every];
+        let drill = scene.lab.client.spawn(&command, &scene.lab.directory().join("drill.log"));
+        let cluster = Self { scene, all, stand_ins, _keepalived: pair.into(), drill };
+        eventually(secs(30), "all kubelets are connected", || cluster.all[0].baton.flow_count() == KUBELETS);
+        // Each says something, and something more: handshakes are over, and heartbeats come.
+        for _ in 0..2 {
+            let said = || -> std::collections::BTreeMap<String, u64> {
+                let flows = cluster.all[0].baton.flows().into_iter();
+                flows.map(|flow| (flow["client"].to_string(), flow["bytes_up"].as_u64().unwrap_or(0))).collect()
+            };
+            let before = said();
+            eventually(secs(30), "each has a heartbeat", || {
+                let now = said();
+                before.iter().all(|(client, bytes)| now.get(client).is_some_and(|now| now > bytes))
+            });
+        }
+        Some(cluster)
+    }
+
+    /// Lets time pass while nobody ends.
+    fn pass(&self, time: std::time::Duration) {
+        wait::throughout(time, "the drill goes on", || self.drill.exit_status().is_none());
+    }
+
+    /// The budget for this fault, of the file that runs.
+    fn computed(&self, fault: &str) -> std::time::Duration {
+        let text = std::fs::read_to_string(&self.all[0].baton.paths.config).unwrap();
+        let file = self.scene.lab.directory().join("budget.toml");
+        std::fs::write(&file, format!("{text}\n{CLUSTER}lease_renew = \"{EVERY_S}s\"\n")).unwrap();
+        let said = self.scene.lab.lb.run(&format!("{BINARY} check -c {} 2>&1", file.display()));
+        let line =
+            said.lines().find_map(|line| line.trim().strip_prefix(fault)).unwrap_or_else(|| panic!("{fault}: {said}"));
+        let seconds = line.trim().split(' ').next().and_then(|number| number.parse().ok());
+        std::time::Duration::from_secs_f64(seconds.unwrap_or_else(|| panic!("{line}")))
+    }
+
+    /// What the drill says in the end, when all have had time to come back.
+    #[track_caller]
+    fn verdict(self, fault: &str) {
+        let computed = self.computed(fault);
+        self.pass(computed + secs(EVERY_S));
+        self.drill.signal(rustix::process::Signal::INT);
+        self.drill.wait(LONG);
+        let text = self.drill.log_text();
+        let verdict = text.find('{').map(|at| &text[at..]).and_then(|json| serde_json::from_str::<Value>(json).ok());
+        let verdict = verdict.unwrap_or_else(|| panic!("{text}"));
+        let longest = ms(verdict["gap_ms_max"].as_u64().expect("a number"));
+        println!(
+            "drill: {fault}: computed {computed:?}, longest gap measured {longest:?}, {} of {KUBELETS} not ready, {} lost \
+             their connection",
+            verdict["not_ready"], verdict["disconnections"]
+        );
+        assert_eq!((&verdict["never"], &verdict["not_ready"]), (&0.into(), &0.into()), "{verdict}");
+        assert!(longest < computed + BUSY, "{verdict}");
+    }
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_is_killed() {
+    let Some(cluster) = Cluster::new("drill killed") else { return };
+    cluster.stand_ins[0].process.kill();
+    cluster.verdict("apiserver killed");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_hangs() {
+    let Some(cluster) = Cluster::new("drill hung") else { return };
+    cluster.stand_ins[0].process.stop();
+    cluster.verdict("apiserver hung");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_s_host_is_gone() {
+    let Some(cluster) = Cluster::new("drill silent") else { return };
+    cluster.scene.lab.b1.link_down();
+    cluster.verdict("apiserver's host gone");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_is_killed() {
+    let Some(cluster) = Cluster::new("drill baton killed") else { return };
+    cluster.all[0].baton.process.kill();
+    cluster.verdict("Baton killed");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_hangs() {
+    let Some(cluster) = Cluster::new("drill baton hung") else { return };
+    cluster.all[0].baton.process.stop();
+    cluster.verdict("Baton hung");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
+    let Some(cluster) = Cluster::new("drill host gone") else { return };
+    cluster.all[0].host.link_down();
+    cluster.verdict("Baton's host gone");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_is_upgraded() {
+    let Some(cluster) = Cluster::new("drill upgrade") else { return };
+    let old = cluster.all[0].baton.process.pid();
+    cluster.all[0].baton.order(&["upgrade"]);
+    // It lives on under another parent; it ends with the test as the first would.
+    let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
+    assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
+    let _ends = Ends(rustix::process::Pid::from_raw(new as i32).expect("a process"));
+    cluster.verdict("Baton upgraded");
+}
+
+/// A process that this one has not started, killed when this is dropped.
+struct Ends(rustix::process::Pid);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
+    }
+}

@@ -174,3 +174,10 @@ fn with_death_signal(command: &[&str], output: File) -> Command {
     wrapped.stdin(Stdio::null()).stdout(output).stderr(errors);
     wrapped
 }
+
+/// Whether a process that another one has started has ended: whatever it held is free, though nobody may have asked yet how it
+/// ended (proc_pid_stat(5)).
+pub fn has_ended(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+}

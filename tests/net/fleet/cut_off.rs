@@ -67,6 +67,7 @@ fn a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds() {
         lab.lb.link_up();
         conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
         assert_eq!(baton.ended().len(), 0, "{:?}", baton.ended());
+        baton.wait_standing("b1", "ready", LONG);
         lab.client.connect(lab.lb.v4(6443)).echo(7, 100);
     }
 }

@@ -18,16 +18,34 @@ struct Cluster {
     all: Vec<Instance>,
     stand_ins: [StandIn; 2],
     _keepalived: Vec<Process>,
+    _pinned: Vec<Pinned>,
     drill: Process,
 }
 
 impl Cluster {
     fn new(test: &str) -> Option<Self> {
+        Self::with(test, false)
+    }
+
+    /// `graduating`: with the packet path.
+    fn with(test: &str, graduating: bool) -> Option<Self> {
+        let pinned: Vec<_> = (0..2).filter(|_| graduating).map(|_| Pinned::new()).collect();
+        for pins in &pinned {
+            if let Err(error) = pins.open(&[]) {
+                network::skip(test, &error.to_string());
+                return None;
+            }
+            ::baton::path::program::remove(&pins.directory).unwrap();
+        }
         let scene = Scene::new(test, 2)?;
         let certificates = Certificates::make(&scene.lab);
         let stand_ins = [&scene.lab.b1, &scene.lab.b2].map(|host| StandIn::start(&scene.lab, &certificates, host));
         let start = |number| {
             let config = scene.config(number).https(&certificates.ca()).frontend("listen", vec![format!("{VIP}:6443")]);
+            // As its file for keepalived says.
+            let away = scene.lab.directory().join(NAMES[number]).join("away");
+            let config = config.takeover("track_file", away.to_str().unwrap());
+            let config = pinned.get(number).iter().fold(config, |config, pins| config.graduating(&pins.directory));
             scene.launch(number, &config)
         };
         let all = vec![start(0), start(1)];
@@ -53,7 +71,7 @@ impl Cluster {
         let command =
             [BINARY, "--json", "drill", &server, "--ca", &ca, "--server-name", &name, "-n", &number, "--every", &every];
         let drill = scene.lab.client.spawn(&command, &scene.lab.directory().join("drill.log"));
-        let cluster = Self { scene, all, stand_ins, _keepalived: pair.into(), drill };
+        let cluster = Self { scene, all, stand_ins, _keepalived: pair.into(), _pinned: pinned, drill };
         eventually(secs(30), "all kubelets are connected", || cluster.all[0].baton.flow_count() == KUBELETS);
         // Each says something, and something more: handshakes are over, and heartbeats come.
         for _ in 0..2 {
@@ -89,7 +107,7 @@ impl Cluster {
 
     /// What the drill says in the end, when all have had time to come back.
     #[track_caller]
-    fn verdict(self, fault: &str) {
+    fn verdict(self, fault: &str) -> Value {
         let computed = self.computed(fault);
         self.pass(computed + secs(EVERY_S));
         self.drill.signal(rustix::process::Signal::INT);
@@ -105,6 +123,7 @@ impl Cluster {
         );
         assert_eq!((&verdict["never"], &verdict["not_ready"]), (&0.into(), &0.into()), "{verdict}");
         assert!(longest < computed + BUSY, "{verdict}");
+        verdict
     }
 }
 
@@ -154,6 +173,22 @@ fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
     let Some(cluster) = Cluster::new("drill host gone") else { return };
     cluster.all[0].host.link_down();
     cluster.verdict("Baton's host gone");
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_in_a_planned_failover() {
+    for graduating in [false, true] {
+        let Some(cluster) = Cluster::with("drill failover", graduating) else { return };
+        if graduating {
+            cluster.all[0].baton.wait_graduated(KUBELETS);
+        }
+        let output = cluster.all[0].baton.cli(&["handover", "--deadline", "5s"]);
+        println!("packet path {graduating}: {}", String::from_utf8_lossy(&output.stdout));
+        cluster.scene.lab.lb.link_down();
+        let verdict = cluster.verdict("planned failover");
+        assert!(!graduating || verdict["disconnections"] == 0, "{verdict}");
+    }
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 fn no_client_of_the_tour_waits_on_a_dead_connection_and_nothing_is_left_behind() {
     let tmp = tempfile::tempdir().unwrap();
     // A port of its own, so that a demo that someone watches meanwhile is not in its way.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut ports = (20_000..21_000).map(|port| std::net::SocketAddr::from(([127, 0, 0, 1], port)));
+    let free = ports.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("a free port");
     let demo = Command::new(env!("CARGO_BIN_EXE_baton"))
         .args(["demo", "--tour", "--for", "150s", "--kubelets", "6", "--http", &free.to_string()])
         .env("TMPDIR", tmp.path())

@@ -2,8 +2,9 @@
 #![allow(dead_code)]
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -94,8 +95,16 @@ pub fn wait_until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
+/// One that nobody listens at. Its port is below those that connections get (ip_local_port_range), or a client of another test
+/// could have it before it is used; and each test process looks elsewhere first.
 pub fn free_address(ipv6: bool) -> SocketAddr {
-    TcpListener::bind(if ipv6 { "[::1]:0" } else { "127.0.0.1:0" }).unwrap().local_addr().unwrap()
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let ip: IpAddr = if ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let mut all = (0..1000).map(|_| {
+        let turn = std::process::id().wrapping_mul(64).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
+        SocketAddr::new(ip, 10_000 + (turn % 22_000) as u16)
+    });
+    all.find(|address| TcpListener::bind(address).is_ok()).expect("a free port")
 }
 
 pub fn config(frontend: Frontend) -> Config {

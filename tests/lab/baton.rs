@@ -56,7 +56,8 @@ impl Baton {
     #[track_caller]
     pub fn wait_until_ready(&self) {
         eventually(LONG, "Baton is ready", || {
-            assert!(self.process.exit_status().is_none(), "Baton ended: {:?}", self.process.exit_status());
+            let ended = self.process.exit_status();
+            assert!(ended.is_none(), "Baton ended: {ended:?}\n{}", self.process.log_tail(5));
             self.http("/readyz").is_some_and(|(status, _)| status == 200)
         });
     }

@@ -8,6 +8,7 @@ mod drill;
 mod duration;
 mod events;
 mod flows;
+mod follow;
 mod genkey;
 mod grid;
 mod handover;

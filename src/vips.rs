@@ -20,9 +20,9 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::addr::Mac;
 use crate::config::Config;
 use crate::metrics::{AddressLabels, Metrics};
-use crate::sys::arp::Mac;
 use crate::sys::clock::now_ns;
 use crate::sys::{netdev, process};
 use crate::table::Table;

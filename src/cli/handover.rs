@@ -1,15 +1,15 @@
 //! `baton handover`: gives the VIP to another instance and shows this host getting empty.
 
-use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
 
+use super::follow::follow;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
-use crate::admin::client::{Client, ClientError};
+use crate::admin::client::Client;
 use crate::admin::handover::{
     HandoverCheck, HandoverFlows, HandoverOutcome, HandoverProgress, HandoverReport, HandoverRequest, HandoverStep,
     VipPlace,
@@ -54,25 +54,12 @@ pub fn handover(client: &mut Client, arguments: HandoverArguments, output: &Outp
 fn hand_over(client: &mut Client, asked: HandoverRequest, output: &Output) -> Result<ExitCode, CliError> {
     let last = Arc::new(Mutex::new(None));
     say_on_interrupt(last.clone(), *output);
-    let (mut failed, mut last_step) = (None, None);
+    let mut last_step = None;
     let take = |progress: HandoverProgress| {
         *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress.clone());
-        match show(&progress, &mut last_step, output) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
-            }
-        }
+        show(&progress, &mut last_step, output)
     };
-    let report: Result<Option<HandoverReport>, ClientError> = client.list(&Command::Handover(asked), take);
-    if output.terminal && !output.json {
-        output.text("\r\x1b[K")?;
-    }
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    finish(&report?.ok_or(ClientError::Cut)?, output)
+    finish(&follow(client, &Command::Handover(asked), output, take)?, output)
 }
 
 fn cancel(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {

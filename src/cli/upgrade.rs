@@ -1,13 +1,13 @@
 //! `baton upgrade`: replaces the running process and shows its flows going over.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 
+use super::follow::follow;
 use super::output::{CliError, Output};
-use crate::admin::client::{Client, ClientError};
+use crate::admin::client::Client;
 use crate::admin::humane::{bytes, count, duration_us, plural};
 use crate::admin::protocol::Command;
 use crate::admin::upgrade::{NotMoved, UpgradeCheck, UpgradeProgress, UpgradeRequest, Upgraded};
@@ -50,26 +50,9 @@ pub fn handoff_version() -> ExitCode {
 }
 
 fn hand_over(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<ExitCode, CliError> {
-    let mut failed = None;
     let mut last_step = String::new();
-    let show = |progress: UpgradeProgress| {
-        let shown = show(&progress, &mut last_step, output);
-        shown.map_or_else(
-            |error| {
-                failed = Some(error);
-                ControlFlow::Break(())
-            },
-            ControlFlow::Continue,
-        )
-    };
-    let upgraded: Result<Option<Upgraded>, ClientError> = client.list(&Command::Upgrade(asked), show);
-    if output.terminal && !output.json {
-        output.text("\r\x1b[K")?;
-    }
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let upgraded = upgraded?.ok_or(ClientError::Cut)?;
+    let show = |progress: UpgradeProgress| show(&progress, &mut last_step, output);
+    let upgraded: Upgraded = follow(client, &Command::Upgrade(asked), output, show)?;
     if output.json {
         output.document(&upgraded)?;
         return Ok(ExitCode::SUCCESS);

@@ -3,8 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An Ethernet address.
-pub type Mac = [u8; 6];
+use crate::addr::Mac;
 
 const BROADCAST: Mac = [0xff; 6];
 /// Of ff02::1, all nodes (RFC 2464 section 7).

@@ -1,16 +1,10 @@
 //! ARP (RFC 826) on one interface, by a packet socket (packet(7)) that sees nothing else. Needs CAP_NET_RAW.
-#![allow(unsafe_code)]
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
-
-use super::netdev::{self, HARDWARE_ETHERNET};
-
-/// An Ethernet address.
-pub type Mac = [u8; 6];
+use super::frame::FrameSocket;
+use crate::addr::Mac;
 
 const ETH_P_ARP: u16 = 0x0806;
 const BROADCAST: Mac = [0xff; 6];
@@ -23,11 +17,7 @@ const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 /// An open socket.
 #[derive(Debug)]
-pub struct ArpSocket {
-    socket: OwnedFd,
-    index: u32,
-    mac: Mac,
-}
+pub struct ArpSocket(FrameSocket);
 
 /// Somebody said that it has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,69 +29,23 @@ pub struct Claim {
 impl ArpSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
     pub fn open(name: &str) -> io::Result<Self> {
-        let interface = netdev::interface(name)?;
-        if interface.hardware != HARDWARE_ETHERNET {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        // Without a protocol until it is bound: else it would see every interface's in between.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None::<Protocol>)?;
-        let mut at = link_address(interface.index);
-        let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: `at` is a `sockaddr_ll` of this length that outlives the call.
-        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel writes at most `length` bytes into `at`, and how many it wrote into `length`.
-        if unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut at).cast(), &raw mut length) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let mac = std::array::from_fn(|byte| at.sll_addr[byte]);
-        Ok(Self { socket, index: interface.index, mac })
+        FrameSocket::open(name, ETH_P_ARP, |_| Ok(())).map(Self)
     }
 
     /// The interface's own Ethernet address.
     pub fn mac(&self) -> Mac {
-        self.mac
+        self.0.mac()
     }
 
     /// Asks who has `address`, in nobody's name, so that no neighbour learns anything from it (RFC 5227, section 2.1.1).
     pub fn probe(&self, address: Ipv4Addr) -> io::Result<()> {
-        let frame = frame(self.mac, address);
-        let to = link_address(self.index);
-        // SAFETY: `frame` and `to` are valid for their lengths and outlive the call.
-        let sent = unsafe {
-            libc::sendto(
-                self.socket.as_raw_fd(),
-                frame.as_ptr().cast(),
-                frame.len(),
-                0,
-                (&raw const to).cast(),
-                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
-            )
-        };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        self.0.send(&frame(self.mac(), address))
     }
 
     /// The next claim that has come, if any; `None`: no more for now.
     pub fn heard(&self) -> Option<Claim> {
-        let mut buffer = [0; 128];
-        loop {
-            let (length, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty()).ok()?;
-            if let Some(claim) = buffer.get(..length).and_then(claim) {
-                return Some(claim);
-            }
-        }
+        self.0.heard(claim)
     }
-}
-
-fn link_address(index: u32) -> libc::sockaddr_ll {
-    // SAFETY: all-zero is a valid `sockaddr_ll`: plain integers and an array of them.
-    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    at.sll_family = libc::AF_PACKET as u16;
-    at.sll_protocol = ETH_P_ARP.to_be();
-    at.sll_ifindex = index as i32;
-    at
 }
 
 fn frame(mac: Mac, address: Ipv4Addr) -> [u8; FRAME_LENGTH] {

@@ -1,14 +1,27 @@
-//! Whole Ethernet frames (packet(7)): what no IP socket may send, ARP above all. Needs CAP_NET_RAW.
+//! Whole Ethernet frames (packet(7)): what no IP socket may send or sees, ARP above all. Needs CAP_NET_RAW.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
+
+use super::netdev::{self, HARDWARE_ETHERNET};
+use crate::addr::Mac;
+
+const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
 
 /// Sends frames; it receives nothing.
 #[derive(Debug)]
 pub struct FrameSender(OwnedFd);
+
+/// Frames of one protocol on one interface, both ways.
+#[derive(Debug)]
+pub struct FrameSocket {
+    socket: FrameSender,
+    index: u32,
+    mac: Mac,
+}
 
 impl FrameSender {
     pub fn open() -> io::Result<Self> {
@@ -18,21 +31,63 @@ impl FrameSender {
 
     /// Sends `frame`, with its Ethernet header, through the interface with this index.
     pub fn send(&self, interface: u32, frame: &[u8]) -> io::Result<()> {
-        // SAFETY: all-zero is a valid `sockaddr_ll`: plain integers and an array of them.
-        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        to.sll_family = libc::AF_PACKET as u16;
-        to.sll_ifindex = interface as i32;
+        let to = address(interface, 0);
         // SAFETY: `frame` and `to` are valid for their lengths and outlive the call.
         let sent = unsafe {
-            libc::sendto(
-                self.0.as_raw_fd(),
-                frame.as_ptr().cast(),
-                frame.len(),
-                0,
-                (&raw const to).cast(),
-                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
-            )
+            let frame = (frame.as_ptr().cast(), frame.len());
+            libc::sendto(self.0.as_raw_fd(), frame.0, frame.1, 0, (&raw const to).cast(), LENGTH)
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
+}
+
+impl FrameSocket {
+    /// For frames of `protocol` (an EtherType) on the interface called `name`; `Unsupported` if it is not Ethernet. `prepare`
+    /// has the socket before the first frame comes.
+    pub fn open(name: &str, protocol: u16, prepare: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<Self> {
+        let interface = netdev::interface(name)?;
+        if interface.hardware != HARDWARE_ETHERNET {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mac = netdev::hardware_address(name)?;
+        // Without a protocol until it is bound: else it would see every interface's frames in between.
+        let socket = FrameSender::open()?;
+        prepare(&socket.0)?;
+        let at = address(interface.index, protocol);
+        // SAFETY: `at` is a `sockaddr_ll` of this length that outlives the call.
+        if unsafe { libc::bind(socket.0.as_raw_fd(), (&raw const at).cast(), LENGTH) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { socket, index: interface.index, mac })
+    }
+
+    /// The interface's own Ethernet address.
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+        self.socket.send(self.index, frame)
+    }
+
+    /// What `read` makes of the next frame that it can read; `None`: no more for now. Of longer frames only the beginning
+    /// is shown.
+    pub fn heard<T>(&self, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+        let mut buffer = [0; 256];
+        loop {
+            let (length, _) = recv(&self.socket.0, &mut buffer[..], RecvFlags::empty()).ok()?;
+            if let Some(found) = buffer.get(..length).and_then(&read) {
+                return Some(found);
+            }
+        }
+    }
+}
+
+fn address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
+    // SAFETY: all-zero is a valid `sockaddr_ll`: plain integers and an array of them.
+    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    at.sll_family = libc::AF_PACKET as u16;
+    at.sll_protocol = protocol.to_be();
+    at.sll_ifindex = interface as i32;
+    at
 }

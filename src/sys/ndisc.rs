@@ -5,11 +5,9 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
-
-use super::arp::{Claim, Mac};
-use super::frame::FrameSender;
-use super::netdev::{self, HARDWARE_ETHERNET};
+use super::arp::Claim;
+use super::frame::FrameSocket;
+use crate::addr::Mac;
 
 const ETH_P_IPV6: u16 = 0x86dd;
 /// An Ethernet header, an IPv6 one, and what every solicitation and advertisement begins with.
@@ -28,57 +26,28 @@ const TYPE_AT: u32 = 54;
 
 /// An open socket.
 #[derive(Debug)]
-pub struct NdSocket {
-    socket: OwnedFd,
-    sender: FrameSender,
-    index: u32,
-    mac: Mac,
-}
+pub struct NdSocket(FrameSocket);
 
 impl NdSocket {
     /// For the interface called `name`; `Unsupported` if it is not Ethernet.
     pub fn open(name: &str) -> io::Result<Self> {
-        let interface = netdev::interface(name)?;
-        if interface.hardware != HARDWARE_ETHERNET {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        let mac = netdev::hardware_address(name)?;
-        // Without a protocol until it is filtered and bound: it must not see each IPv6 packet of this host even once.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None::<Protocol>)?;
-        attach(&socket)?;
-        // SAFETY: all-zero is a valid `sockaddr_ll`: plain integers and an array of them.
-        let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        at.sll_family = libc::AF_PACKET as u16;
-        at.sll_protocol = ETH_P_IPV6.to_be();
-        at.sll_ifindex = interface.index as i32;
-        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: `at` is a `sockaddr_ll` of this length that outlives the call.
-        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { socket, sender: FrameSender::open()?, index: interface.index, mac })
+        // It must not see each IPv6 packet of this host even once.
+        FrameSocket::open(name, ETH_P_IPV6, attach).map(Self)
     }
 
     /// The interface's own Ethernet address.
     pub fn mac(&self) -> Mac {
-        self.mac
+        self.0.mac()
     }
 
     /// Sends `frame` through the interface.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
-        self.sender.send(self.index, frame)
+        self.0.send(frame)
     }
 
     /// The next claim that has come, if any; `None`: no more for now.
     pub fn heard(&self) -> Option<Claim> {
-        let mut buffer = [0; 256];
-        loop {
-            let (length, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty()).ok()?;
-            if let Some(claim) = buffer.get(..length).and_then(claim) {
-                return Some(claim);
-            }
-        }
+        self.0.heard(claim)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::sys::arp::Mac;
+use crate::addr::Mac;
 
 /// The same claim later than this after the first is no echo of a VIP that was just about to move.
 const CERTAIN_AFTER_NS: u64 = 400_000_000;

@@ -3,8 +3,9 @@
 use std::io;
 use std::net::IpAddr;
 
+use crate::addr::Mac;
 use crate::model::neighbour;
-use crate::sys::arp::{ArpSocket, Claim, Mac};
+use crate::sys::arp::{ArpSocket, Claim};
 use crate::sys::ndisc::NdSocket;
 
 /// Sockets for the families that an interface has addresses of.

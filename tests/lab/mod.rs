@@ -31,6 +31,7 @@ pub use config::Config;
 pub use host::Host;
 pub use network::Lab;
 pub use pinned::Pinned;
+pub use process::Stranger;
 pub use server::{Behaviour, Server};
 pub use server_process::ServerProcess;
 pub use stand_in::{Certificates, Kubelet, StandIn};

@@ -42,6 +42,13 @@ impl Pinned {
         }
     }
 
+    /// Where Baton itself is to pin; `None` as for [`Pinned::load`].
+    pub fn unused(test: &str) -> Option<Self> {
+        let (pinned, _) = Self::load(test, &[])?;
+        program::remove(&pinned.directory).expect("what was just made goes");
+        Some(pinned)
+    }
+
     pub fn open(&self, interfaces: &[&str]) -> Result<Program, OpenError> {
         Program::open(&self.settings(interfaces))
     }

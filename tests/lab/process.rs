@@ -175,9 +175,30 @@ fn with_death_signal(command: &[&str], output: File) -> Command {
     wrapped
 }
 
-/// Whether a process that another one has started has ended: whatever it held is free, though nobody may have asked yet how it
-/// ended (proc_pid_stat(5)).
-pub fn has_ended(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+/// A process that a process of the test has started, as an upgrade does. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Stranger(Pid);
+
+impl Stranger {
+    #[track_caller]
+    pub fn new(pid: i64) -> Self {
+        Self(i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process"))
+    }
+
+    /// Kills it, and waits until whatever it held is free, though nobody may have asked yet how it ended
+    /// (proc_pid_stat(5)).
+    #[track_caller]
+    pub fn kill(&self) {
+        rustix::process::kill_process(self.0, Signal::KILL).expect("it runs");
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", self.0.as_raw_nonzero()));
+        eventually(LONG, "it is dead", || {
+            stat().map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+        });
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::KILL);
+    }
 }

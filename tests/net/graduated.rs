@@ -22,14 +22,8 @@ impl Scene {
     /// `None` where this process may not load programs.
     pub fn new(test: &str) -> Option<Self> {
         let lab = Lab::new(test)?;
-        let pinned = Pinned::new();
-        match pinned.open(&[]) {
-            Ok(_) => Some(Self { lab, pinned }),
-            Err(error) => {
-                network::skip(test, &error.to_string());
-                None
-            }
-        }
+        let (pinned, _) = Pinned::load(test, &[])?;
+        Some(Self { lab, pinned })
     }
 
     pub fn config(&self) -> Config {

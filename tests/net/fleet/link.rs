@@ -90,22 +90,6 @@ fn a_peer_that_is_killed_is_silent_at_once_and_dead_soon() {
     a.wait_sees("lb-b", "flows", 0);
 }
 
-/// A process that a test's own process has started: it ends with the test.
-struct Successor(rustix::process::Pid);
-
-impl Successor {
-    fn of(upgraded: &serde_json::Value) -> Self {
-        let pid = upgraded["new_pid"].as_i64().expect("the new process's pid");
-        Self(rustix::process::Pid::from_raw(pid as i32).expect("a pid"))
-    }
-}
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
-    }
-}
-
 #[test]
 fn a_peer_that_stops_or_is_replaced_says_so() {
     let Some(scene) = Scene::new("a_peer_that_stops_or_is_replaced_says_so", 2) else { return };
@@ -120,7 +104,7 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
     let said = b.baton.order(&["--json", "upgrade"]);
     let said = serde_json::Deserializer::from_str(&said).into_iter::<serde_json::Value>();
     let upgraded = said.last().expect("a result").expect("JSON");
-    let _successor = Successor::of(&upgraded);
+    let _successor = Stranger::new(upgraded["new_pid"].as_i64().expect("the new process's pid"));
     eventually(LONG, "the new process is heard", || a.sees("lb-b")["epoch"].as_u64().unwrap() > before);
     a.wait_synced("lb-b");
     a.wait_sees("lb-b", "flows", 20);

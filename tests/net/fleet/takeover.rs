@@ -60,13 +60,7 @@ impl Fleet {
                 scene.config(number).frontend("listen", vec![vip.to_string()]).peers("sync_deadline", "2s");
             config = config.only(&[]).backend("b1", serving[0]).backend("b2", serving[1]);
             if flows != Flows::Proxied {
-                let pins = Pinned::new();
-                if let Err(error) = pins.open(&[]) {
-                    network::skip(test, &error.to_string());
-                    return None;
-                }
-                // Baton makes its own, with room for more flows.
-                ::baton::path::program::remove(&pins.directory).unwrap();
+                let pins = Pinned::unused(test)?;
                 config = config.graduating(&pins.directory);
                 pinned.push(pins);
             }

@@ -29,14 +29,8 @@ impl Cluster {
 
     /// `graduating`: with the packet path.
     fn with(test: &str, graduating: bool) -> Option<Self> {
-        let pinned: Vec<_> = (0..2).filter(|_| graduating).map(|_| Pinned::new()).collect();
-        for pins in &pinned {
-            if let Err(error) = pins.open(&[]) {
-                network::skip(test, &error.to_string());
-                return None;
-            }
-            ::baton::path::program::remove(&pins.directory).unwrap();
-        }
+        let pinned: Option<Vec<_>> = (0..2).filter(|_| graduating).map(|_| Pinned::unused(test)).collect();
+        let pinned = pinned?;
         let scene = Scene::new(test, 2)?;
         let certificates = Certificates::make(&scene.lab);
         let stand_ins = [&scene.lab.b1, &scene.lab.b2].map(|host| StandIn::start(&scene.lab, &certificates, host));
@@ -200,15 +194,6 @@ fn no_node_waits_longer_than_computed_when_baton_is_upgraded() {
     // It lives on under another parent; it ends with the test as the first would.
     let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
     assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
-    let _ends = Ends(rustix::process::Pid::from_raw(new as i32).expect("a process"));
+    let _ends = Stranger::new(new);
     cluster.verdict("Baton upgraded");
-}
-
-/// A process that this one has not started, killed when this is dropped.
-struct Ends(rustix::process::Pid);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
-    }
 }

@@ -64,7 +64,7 @@ def path(results, goals):
                       f"{ratios[best]:.3f}", ratios[best] <= 0.62))
     for way in ("up", "down"):
         beside(f"graduated, bulk {way}, 8 flows: CPU of everything", f"path-bulk-{way}-8", "machine_s_per_gb", "dnat", 1.05)
-    beside("graduated, 20,000 requests a second: p99", "path-rate-20k", "latency_us.p99", "dnat", 1.20)
+    beside("graduated, 20,000 requests a second: p99", "path-rate-20k", "p99_us_of_seconds", "dnat", 1.20)
 
 
 def tail(results, goals, work, row):

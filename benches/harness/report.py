@@ -16,7 +16,7 @@ DIRECTORY = ROOT / "benches" / "results"
 
 
 class Results:
-    """Reports of the load generator by row and peer, one for each round, in order."""
+    """Reports of the load generator by row and peer, in order. Each knows its round: one that failed is missing."""
 
     def __init__(self, runs=None, versions=None):
         self.runs = runs or {}
@@ -36,10 +36,15 @@ class Results:
         failures = self.runs.get("failures", [])
         self.runs["failures"] = [failure for failure in failures if failure[0] != row or failure[1] not in peers]
 
-    def add(self, row, peer, outcome):
+    def add(self, row, peer, number, outcome):
         if peer not in self.versions:
             self.versions[peer] = PEERS[peer].version()
-        self.runs.setdefault(row, {}).setdefault(peer, []).append(outcome)
+        self.runs.setdefault(row, {}).setdefault(peer, []).append(outcome | {"round": number})
+
+    def next_round(self, row):
+        """After those that are there already."""
+        numbers = [number for peer in self.peers(row) for number in self.by_round(row, peer, "round")]
+        return max(numbers, default=-1) + 1
 
     def add_failure(self, row, peer, why):
         self.runs.setdefault(row, {}).setdefault(peer, [])
@@ -50,8 +55,18 @@ class Results:
 
     def values(self, row, peer, key):
         """Results kept from an older form of a row may lack a value."""
-        values = (value(run, key) for run in self.runs.get(row, {}).get(peer, []))
-        return [value for value in values if value is not None]
+        return [value for value in self.by_round(row, peer, key).values() if value is not None]
+
+    def by_round(self, row, peer, key):
+        """Of results that were kept from before rounds had numbers, the place in the list is the round."""
+        runs = self.runs.get(row, {}).get(peer, [])
+        return {run.get("round", place): value(run, key) for place, run in enumerate(runs)}
+
+    def pairs(self, row, key, peer, other):
+        """What `peer` and `other` have of the same rounds."""
+        mine, theirs = self.by_round(row, peer, key), self.by_round(row, other, key)
+        both = ((mine[number], theirs[number]) for number in mine.keys() & theirs.keys())
+        return [pair for pair in both if None not in pair]
 
     def median(self, row, peer, key):
         values = self.values(row, peer, key)
@@ -59,13 +74,12 @@ class Results:
 
     def added(self, row, peer, key):
         """What `peer` adds to the direct way of the same round; the median."""
-        pairs = list(zip(self.values(row, peer, key), self.values(row, "direct", key)))
+        pairs = self.pairs(row, key, peer, "direct")
         return statistics.median(mine - direct for mine, direct in pairs) if pairs else None
 
     def ratio(self, row, key, peer, other):
         """The median of what `peer` has over what `other` has in the same round."""
-        pairs = list(zip(self.values(row, peer, key), self.values(row, other, key)))
-        ratios = [mine / theirs for mine, theirs in pairs if theirs]
+        ratios = [mine / theirs for mine, theirs in self.pairs(row, key, peer, other) if theirs]
         return statistics.median(ratios) if ratios else None
 
 

@@ -56,12 +56,8 @@ impl Drill {
 }
 
 impl Cluster {
-    fn new(test: &str) -> Option<Self> {
-        Self::with(test, false)
-    }
-
     /// `graduating`: with the packet path.
-    fn with(test: &str, graduating: bool) -> Option<Self> {
+    fn new(test: &str, graduating: bool) -> Option<Self> {
         let pinned: Option<Vec<_>> = (0..2).filter(|_| graduating).map(|_| Pinned::unused(test)).collect();
         let pinned = pinned?;
         let scene = Scene::new(test, 2)?;
@@ -139,88 +135,93 @@ impl Cluster {
     }
 }
 
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_an_apiserver_is_killed() {
-    let Some(cluster) = Cluster::new("drill killed") else { return };
-    cluster.stand_ins[0].process.kill();
-    cluster.verdict("apiserver killed");
+/// Whether flows of the packet path notice a fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Graduated {
+    GoOn,
+    End,
 }
 
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_an_apiserver_hangs() {
-    let Some(cluster) = Cluster::new("drill hung") else { return };
-    cluster.stand_ins[0].process.stop();
-    cluster.verdict("apiserver hung");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_an_apiserver_s_host_is_gone() {
-    let Some(cluster) = Cluster::new("drill silent") else { return };
-    cluster.scene.lab.b1.link_down();
-    cluster.verdict("apiserver's host gone");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_baton_is_killed() {
-    let Some(cluster) = Cluster::new("drill baton killed") else { return };
-    cluster.all[0].baton.process.kill();
-    cluster.verdict("Baton killed");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_baton_hangs() {
-    let Some(cluster) = Cluster::new("drill baton hung") else { return };
-    cluster.all[0].baton.process.stop();
-    cluster.verdict("Baton hung");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
-    let Some(cluster) = Cluster::new("drill host gone") else { return };
-    cluster.all[0].host.link_down();
-    cluster.verdict("Baton's host gone");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone_and_the_next_one_drops_what_it_has_not_tracked() {
-    let Some(cluster) = Cluster::new("drill firewall") else { return };
-    drop_untracked(&cluster.all[1].host);
-    cluster.all[0].host.link_down();
-    cluster.verdict("Baton's host gone");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_in_a_planned_failover() {
+/// A fault without the packet path, and with it.
+#[track_caller]
+fn each_way(test: &str, fault: &str, graduated: Graduated, strikes: impl Fn(&Cluster)) {
     for graduating in [false, true] {
-        let Some(cluster) = Cluster::with("drill failover", graduating) else { return };
+        let Some(cluster) = Cluster::new(test, graduating) else { return };
         if graduating {
             cluster.all[0].baton.wait_graduated(KUBELETS);
         }
-        let output = cluster.all[0].baton.cli(&["handover", "--deadline", "5s"]);
-        println!("packet path {graduating}: {}", String::from_utf8_lossy(&output.stdout));
-        cluster.scene.lab.lb.link_down();
-        let verdict = cluster.verdict("planned failover");
-        assert!(!graduating || verdict["disconnections"] == 0, "{verdict}");
+        strikes(&cluster);
+        println!("{test}, packet path {graduating}:");
+        let verdict = cluster.verdict(fault);
+        assert!(!graduating || graduated == Graduated::End || verdict["disconnections"] == 0, "{verdict}");
     }
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_is_killed() {
+    each_way("drill killed", "apiserver killed", Graduated::End, |cluster| cluster.stand_ins[0].process.kill());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_hangs() {
+    each_way("drill hung", "apiserver hung", Graduated::End, |cluster| cluster.stand_ins[0].process.stop());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_s_host_is_gone() {
+    each_way("drill silent", "apiserver's host gone", Graduated::End, |cluster| cluster.scene.lab.b1.link_down());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_is_killed() {
+    each_way("drill baton killed", "Baton killed", Graduated::GoOn, |cluster| cluster.all[0].baton.process.kill());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_hangs() {
+    each_way("drill baton hung", "Baton hung", Graduated::GoOn, |cluster| cluster.all[0].baton.process.stop());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
+    each_way("drill host gone", "Baton's host gone", Graduated::GoOn, |cluster| cluster.all[0].host.link_down());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone_and_the_next_one_drops_what_it_has_not_tracked() {
+    each_way("drill firewall", "Baton's host gone", Graduated::GoOn, |cluster| {
+        drop_untracked(&cluster.all[1].host);
+        cluster.all[0].host.link_down();
+    });
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_in_a_planned_failover() {
+    each_way("drill failover", "planned failover", Graduated::GoOn, |cluster| {
+        let output = cluster.all[0].baton.cli(&["handover", "--deadline", "5s"]);
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        cluster.scene.lab.lb.link_down();
+    });
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_baton_is_upgraded() {
-    let Some(cluster) = Cluster::new("drill upgrade") else { return };
-    let old = cluster.all[0].baton.process.pid();
-    cluster.all[0].baton.order(&["upgrade"]);
-    // It lives on under another parent; it ends with the test as the first would.
-    let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
-    assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
-    let _ends = Stranger::new(new);
-    cluster.verdict("Baton upgraded");
+    let ends = std::cell::RefCell::new(Vec::new());
+    each_way("drill upgrade", "Baton upgraded", Graduated::GoOn, |cluster| {
+        let old = cluster.all[0].baton.process.pid();
+        cluster.all[0].baton.order(&["upgrade"]);
+        // It lives on under another parent; it ends with the test as the first would.
+        let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
+        assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
+        ends.borrow_mut().push(Stranger::new(new));
+    });
 }

@@ -224,6 +224,13 @@ pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     watch.elapsed()
 }
 
+/// A firewall, as many hosts have it, that lets nothing pass of a connection that began elsewhere.
+fn drop_untracked(host: &Host) {
+    let chain = |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
+    host.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
+    host.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+}
+
 #[test]
 fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_it_has_not_tracked() {
     for firewall in [false, true] {
@@ -234,10 +241,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
         fleet.wait_known(300, 0);
         let heir = &fleet.heir().host;
         if firewall {
-            let chain =
-                |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
-            heir.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
-            heir.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+            drop_untracked(heir);
         }
         fleet.owner().host.link_down();
         fleet.heir().wait_sees("lb-a", "pulse", "dead");

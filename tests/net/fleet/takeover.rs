@@ -1,12 +1,15 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod carried;
 mod drills;
 mod handover;
+mod load;
 mod proofs;
 
 use super::*;
 use crate::lab::baton::BINARY;
+use crate::lab::bytes::Tally;
 use crate::lab::process::Process;
 
 pub const VIP: &str = "10.77.0.100";
@@ -14,10 +17,11 @@ pub const VIP6: &str = "fd77::100";
 
 /// A fleet before a VIP that the first instance has.
 pub struct Fleet {
-    pub scene: Scene,
     pub vip: SocketAddr,
+    /// They go before the directory with their logs, of which a test that fails shows the end.
     pub all: Vec<Instance>,
-    _servers: [Server; 2],
+    pub scene: Scene,
+    pub servers: [Server; 2],
     _pinned: Vec<Pinned>,
 }
 
@@ -76,7 +80,7 @@ impl Fleet {
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        Some(Self { scene, vip, all, _servers: servers, _pinned: pinned })
+        Some(Self { scene, vip, all, servers, _pinned: pinned })
     }
 
     /// The first has the VIP.
@@ -96,6 +100,22 @@ impl Fleet {
         }
         self.route(&[0]);
         self.wait_served();
+        self
+    }
+
+    /// The same instances without peers: each starts anew and knows its own flows only.
+    pub fn alone(mut self) -> Self {
+        for instance in &mut self.all {
+            let text = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+            let mut file: toml::Table = text.parse().unwrap();
+            assert!(file.remove("peers").is_some());
+            std::fs::write(&instance.baton.paths.config, toml::to_string(&file).unwrap()).unwrap();
+            instance.baton.process.kill();
+            instance.baton = Baton::start_with(&instance.host, &instance.directory);
+            instance.baton.wait_until_ready();
+            instance.baton.wait_standing("b1", "ready", LONG);
+            instance.baton.wait_standing("b2", "ready", LONG);
+        }
         self
     }
 
@@ -354,15 +374,7 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
 fn without_peers_flows_that_come_to_another_instance_are_reset() {
     let test = "without_peers_flows_that_come_to_another_instance_are_reset";
     let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
-    let mut fleet = fleet.spread();
-    // The same instances, each on its own.
-    for number in 0..2 {
-        let alone = Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1])
-            .frontend("listen", vec![fleet.vip.to_string()]);
-        fleet.all[number].baton.process.kill();
-        fleet.all[number] = fleet.scene.launch(number, &alone);
-        fleet.all[number].baton.wait_standing("b1", "ready", LONG);
-    }
+    let fleet = fleet.spread().alone();
     let mut conns = fleet.clients(5);
     fleet.route(&[1]);
     assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));

@@ -91,9 +91,14 @@ pub struct Cursor {
 pub struct Evidence {
     /// The first packet that demands an answer (data, FIN, a probe) since the backend's last packet.
     pub asked_ns: u64,
-    /// The backend's last packet.
+    /// The backend's last packet, which its kernel may have sent alone.
     pub answered_ns: u64,
+    /// The last one with bytes, as only its process sends them.
+    pub spoke_ns: u64,
 }
+
+/// `struct evidence` of bpf/entry.h.
+const EVIDENCE_BYTES: usize = 24;
 
 /// What user space keeps of a flow, in its own layout.
 pub type Note = [u8; 32];
@@ -262,15 +267,15 @@ impl Program {
 
     /// Of the backend in `slot`, which is below [`BACKEND_SLOTS`].
     pub fn evidence(&self, slot: u16) -> io::Result<Evidence> {
-        let mut raw = [0; 16];
+        let mut raw = [0; EVIDENCE_BYTES];
         self.backends.look_up(&u32::from(slot).to_ne_bytes(), &mut raw)?;
         let word = |at: usize| u64::from_ne_bytes(raw[at..][..8].try_into().expect("eight bytes"));
-        Ok(Evidence { asked_ns: word(0), answered_ns: word(8) })
+        Ok(Evidence { asked_ns: word(0), answered_ns: word(8), spoke_ns: word(16) })
     }
 
     /// Forgets what is known of a slot, for the next backend that gets it.
     pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
-        self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; 16], Update::Any)
+        self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; EVIDENCE_BYTES], Update::Any)
     }
 
     /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports that have no rule of

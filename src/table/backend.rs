@@ -120,6 +120,8 @@ pub struct BackendEntry {
     pub elsewhere: Elsewhere,
     /// Monotonic ns of the last packet that came from it to a graduated flow; 0: none.
     pub heard_ns: AtomicU64,
+    /// Monotonic ns of the last one with bytes, as a process sends them, not its kernel alone; 0: none.
+    pub spoke_ns: AtomicU64,
     /// Monotonic ns at which a probe of it was last answered, in whatever way; 0: never.
     pub answered_ns: AtomicU64,
     /// The longest segment that it takes, as a probe's connection was told; 0: not known.
@@ -333,6 +335,7 @@ impl Registry {
             active: AtomicU32::new(0),
             elsewhere: Elsewhere::default(),
             heard_ns: AtomicU64::new(0),
+            spoke_ns: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
             segment_max: AtomicU32::new(0),
             suspicion: Suspicion::default(),

@@ -113,7 +113,8 @@ enum counter {
 /* What a backend was asked and whether it answered, over all its flows. */
 struct evidence {
 	__u64 asked_ns;	   /* first packet that demands an answer since the last one from the backend */
-	__u64 answered_ns; /* last packet from the backend */
+	__u64 answered_ns; /* last packet from the backend, which its kernel may have sent alone */
+	__u64 spoke_ns;	   /* last packet with bytes from it, as only its process sends them */
 };
 
 /* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any. */

@@ -130,6 +130,8 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	if (segment->down) {
 		if (evidence->answered_ns != now)
 			evidence->answered_ns = now;
+		if (segment->payload && evidence->spoke_ns != now)
+			evidence->spoke_ns = now;
 	} else if (demands && evidence->asked_ns <= evidence->answered_ns && evidence->asked_ns != now) {
 		evidence->asked_ns = now;
 	}

@@ -174,11 +174,12 @@ impl Path {
             .iter()
             .filter_map(|(slot, backend)| Some((backend, self.program.evidence(slot).ok()?)))
             .collect();
-        for (address, Evidence { asked_ns, answered_ns }) in seen {
+        for (address, Evidence { asked_ns, answered_ns, spoke_ns }) in seen {
             let silent = asked_ns > answered_ns && now_ns.saturating_sub(asked_ns) > PATIENCE.as_nanos() as u64;
             for entry in self.table.registry.backends() {
                 if entry.address().is_some_and(|its: BackendAddr| its == address) {
                     entry.heard_ns.store(answered_ns, Relaxed);
+                    entry.spoke_ns.store(spoke_ns, Relaxed);
                     if silent && entry.active.load(Relaxed) > 0 {
                         entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
                     }

@@ -1,4 +1,4 @@
-//! The fault matrix with graduated flows: rows 4, 7, 8, 12 to 14 and 34.
+//! The fault matrix with graduated flows: rows 2, 4, 7, 8, 12 to 14 and 34.
 
 use super::Scene;
 use crate::lab::bytes::Tally;
@@ -15,6 +15,38 @@ fn graduated(scene: &Scene, baton: &Baton, backend: &str) -> Conn {
     }
     baton.wait_graduated(1);
     conn
+}
+
+/// Found as a hung apiserver that was drained, not ejected, as long as its kubelets spoke: what its kernel acknowledges was taken for
+/// bytes of its own.
+#[test]
+fn row02_a_hung_server_is_ejected_although_its_kernel_acknowledges_what_clients_send() {
+    let Some(scene) = Scene::new("row02") else { return };
+    let lab = &scene.lab;
+    let certificates = Certificates::make(lab);
+    let hung = StandIn::start(lab, &certificates, &lab.b1);
+    let _b2 = StandIn::start(lab, &certificates, &lab.b2);
+    let baton = lab.start(&scene.config().only(&["b1", "b2"]).https(&certificates.ca()));
+    let mut conn = baton.connect_to(&lab.client, "b1");
+    // The server waits for the rest of a record of 16 KiB, and says nothing.
+    conn.send_bytes(&[0x16, 3, 1, 0x40, 0]).unwrap();
+    baton.wait_graduated(1);
+    hung.process.stop();
+    let watch = Stopwatch::start();
+    let error = loop {
+        if let Err(error) = conn.send_bytes(&[0]) {
+            break error;
+        }
+        assert!(watch.elapsed() < LONG, "b1 is {} after {:?}", baton.standing("b1"), watch.elapsed());
+        std::thread::sleep(ms(10));
+    };
+    println!("row 2: a client that speaks to a hung server saw its end after {:?}", watch.elapsed());
+    assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
+    assert_eq!(End::of_error(&error), End::Rst);
+    baton.wait_ended("backend_ejected", 1);
+    assert_eq!(baton.standings("b1").last().map(String::as_str), Some("ejected"));
+    drop(conn);
+    baton.rests();
 }
 
 #[test]

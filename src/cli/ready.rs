@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::EXIT_UNAVAILABLE;
 use super::output::{CliError, Output};
 use crate::admin::client::{Client, ClientError};
@@ -16,20 +18,30 @@ pub struct ReadyArguments {
     within: Duration,
 }
 
+/// What matters of the status: an instance of another version is understood, and one that does not say this is not ready.
+#[derive(Deserialize)]
+struct Answer {
+    instance: Said,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    not_ready: Vec<String>,
+}
+
 /// Exit code 0: ready; 1: it says that it is not; 69: nobody answered in time.
 pub fn ready(socket: &Path, arguments: &ReadyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let asked = Client::connect(socket)
         .and_then(|client| client.with_limit(arguments.within))
-        .and_then(|mut client| client.ask::<serde_json::Value>(&Command::Status {}));
-    let status = match asked {
-        Ok(status) => status,
+        .and_then(|mut client| client.ask::<Answer>(&Command::Status {}));
+    let reasons = match asked {
+        Ok(answer) => answer.instance.not_ready,
         Err(ClientError::Broken(_) | ClientError::Cut) => {
             output.line("not ready: the instance does not answer")?;
             return Ok(EXIT_UNAVAILABLE.into());
         }
         Err(error) => return Err(error.into()),
     };
-    let reasons: Vec<_> = status["not_ready"].as_array().into_iter().flatten().filter_map(|why| why.as_str()).collect();
     if output.json {
         output.document(&serde_json::json!({ "ready": reasons.is_empty(), "not_ready": reasons }))?;
     } else if reasons.is_empty() {

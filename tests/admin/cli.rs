@@ -62,6 +62,19 @@ async fn exit_codes_tell_usage_from_refusal_from_absence() {
 }
 
 #[tokio::test]
+async fn baton_ready_fails_while_readyz_fails() {
+    let instance = FakeInstance::start();
+    let ran = baton(&instance.socket(), "ready").await;
+    assert_eq!((ran.code, ran.stdout.trim()), (0, "ready"), "{}", ran.stderr);
+    instance.control.not_ready.lock().unwrap().push("not yet synced".to_owned());
+    let ran = baton(&instance.socket(), "ready").await;
+    assert_eq!((ran.code, ran.stdout.trim()), (1, "not ready: not yet synced"), "{}", ran.stderr);
+    let ran = baton(&instance.socket(), "ready --json").await;
+    let said: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((ran.code, said), (1, serde_json::json!({ "ready": false, "not_ready": ["not yet synced"] })));
+}
+
+#[tokio::test]
 async fn people_get_tables_and_programs_get_json() {
     let instance = FakeInstance::start();
     let socket = instance.socket();

@@ -1,12 +1,15 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod carried;
 mod drills;
 mod handover;
+mod load;
 mod proofs;
 
 use super::*;
 use crate::lab::baton::BINARY;
+use crate::lab::bytes::Tally;
 use crate::lab::process::Process;
 
 pub const VIP: &str = "10.77.0.100";
@@ -14,10 +17,11 @@ pub const VIP6: &str = "fd77::100";
 
 /// A fleet before a VIP that the first instance has.
 pub struct Fleet {
-    pub scene: Scene,
     pub vip: SocketAddr,
+    /// They go before the directory with their logs, of which a test that fails shows the end.
     pub all: Vec<Instance>,
-    _servers: [Server; 2],
+    pub scene: Scene,
+    pub servers: [Server; 2],
     _pinned: Vec<Pinned>,
 }
 
@@ -76,7 +80,7 @@ impl Fleet {
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        Some(Self { scene, vip, all, _servers: servers, _pinned: pinned })
+        Some(Self { scene, vip, all, servers, _pinned: pinned })
     }
 
     /// The first has the VIP.
@@ -96,6 +100,22 @@ impl Fleet {
         }
         self.route(&[0]);
         self.wait_served();
+        self
+    }
+
+    /// The same instances without peers: each starts anew and knows its own flows only.
+    pub fn alone(mut self) -> Self {
+        for instance in &mut self.all {
+            let text = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+            let mut file: toml::Table = text.parse().unwrap();
+            assert!(file.remove("peers").is_some());
+            std::fs::write(&instance.baton.paths.config, toml::to_string(&file).unwrap()).unwrap();
+            instance.baton.process.kill();
+            instance.baton = Baton::start_with(&instance.host, &instance.directory);
+            instance.baton.wait_until_ready();
+            instance.baton.wait_standing("b1", "ready", LONG);
+            instance.baton.wait_standing("b2", "ready", LONG);
+        }
         self
     }
 
@@ -204,6 +224,13 @@ pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     watch.elapsed()
 }
 
+/// A firewall, as many hosts have it, that lets nothing pass of a connection that began elsewhere.
+fn drop_untracked(host: &Host) {
+    let chain = |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
+    host.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
+    host.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+}
+
 #[test]
 fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_it_has_not_tracked() {
     for firewall in [false, true] {
@@ -214,10 +241,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
         fleet.wait_known(300, 0);
         let heir = &fleet.heir().host;
         if firewall {
-            let chain =
-                |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
-            heir.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
-            heir.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+            drop_untracked(heir);
         }
         fleet.owner().host.link_down();
         fleet.heir().wait_sees("lb-a", "pulse", "dead");
@@ -350,15 +374,7 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
 fn without_peers_flows_that_come_to_another_instance_are_reset() {
     let test = "without_peers_flows_that_come_to_another_instance_are_reset";
     let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
-    let mut fleet = fleet.spread();
-    // The same instances, each on its own.
-    for number in 0..2 {
-        let alone = Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1])
-            .frontend("listen", vec![fleet.vip.to_string()]);
-        fleet.all[number].baton.process.kill();
-        fleet.all[number] = fleet.scene.launch(number, &alone);
-        fleet.all[number].baton.wait_standing("b1", "ready", LONG);
-    }
+    let fleet = fleet.spread().alone();
     let mut conns = fleet.clients(5);
     fleet.route(&[1]);
     assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));

@@ -93,6 +93,13 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
     })
 }
 
+/// Whether what is in between can still be passed on at once, now that more may be `unread`, of the client's and of the
+/// backend's bytes.
+pub fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u32; 2]) -> Result<(), Obstacle> {
+    obstacle::limbo(Direction::Up, &client.with_unread(unread[0]), held.up, backend)?;
+    obstacle::limbo(Direction::Down, &backend.with_unread(unread[1]), held.down, client)
+}
+
 /// How far the timestamps that came on `from` lag behind those that this host sent on `to`.
 ///
 /// Ahead by [`TIMESTAMP_SLACK_MS`], so that no packet that passes through is older to the receiver (PAWS, RFC 7323

@@ -90,6 +90,7 @@ impl Graduator {
             await_grace: Vec::new(),
             in_grace: Vec::new(),
             unsettled: Vec::new(),
+            hasty: Vec::new(),
             later: VecDeque::new(),
             events: program_events,
             listens: false,
@@ -156,6 +157,8 @@ struct Path {
     in_grace: Vec<FlowId>,
     /// Their grace is over, and something is not acknowledged yet.
     unsettled: Vec<FlowId>,
+    /// Their sockets would soon send something again.
+    hasty: Vec<FlowId>,
     /// What is to be done with flows that are over, soonest first.
     later: VecDeque<(u64, FlowId)>,
     events: Events,
@@ -245,6 +248,9 @@ impl Path {
 
     fn time_to_wait(&self) -> Duration {
         let now_ns = now_ns();
+        if !self.hasty.is_empty() {
+            return settle::HASTE;
+        }
         if !self.unsettled.is_empty() {
             return settle::RETRY;
         }

@@ -9,6 +9,7 @@ mod matrix;
 mod mixes;
 mod process;
 mod steps;
+mod sums;
 
 use crate::lab::*;
 

@@ -81,6 +81,11 @@ impl LegState {
         self.rcv_nxt.wrapping_sub(self.copied_seq)
     }
 
+    /// The same leg with so many unread bytes.
+    pub fn with_unread(&self, bytes: u32) -> Self {
+        Self { rcv_nxt: self.copied_seq.wrapping_add(bytes), ..*self }
+    }
+
     /// Bytes that were written and are not acknowledged.
     pub fn unacknowledged(&self) -> u32 {
         self.write_seq.wrapping_sub(self.snd_una)

@@ -51,6 +51,12 @@ pub enum Obstacle {
 /// The most that may be in limbo, in bytes of one direction: what a burst through a socket may be.
 pub const LIMBO_MAX: u32 = 64 * 1024;
 
+/// The same for a sender that was never given a window beyond 64 KiB. What is in limbo was acknowledged to it, and what
+/// comes back from the other leg acknowledges less until the limbo is there: segments that lie further behind than the
+/// largest window that it was ever given are dropped (RFC 5961 section 5.2; net/ipv4/tcp_input.c, tcp_ack). Half of that
+/// window, for more may come until the entries are there.
+pub const LIMBO_MAX_UNSCALED: u32 = 32 * 1024;
+
 impl Obstacle {
     /// It may be gone the next time; otherwise the flow stays proxied for good.
     pub fn passes(&self) -> bool {
@@ -136,9 +142,11 @@ fn fits(direction: Direction, from: &LegState, to: &LegState) -> Result<(), Obst
     if sent > taken { Err(Obstacle::Mss { direction, sent, taken }) } else { Ok(()) }
 }
 
-fn limbo(direction: Direction, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
+/// Whether what is in between can be passed on at once.
+pub(super) fn limbo(direction: Direction, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
     let bytes = from.unread().saturating_add(held);
-    let room = to.room().min(LIMBO_MAX);
+    let most = if from.own_window_scale == 0 { LIMBO_MAX_UNSCALED } else { LIMBO_MAX };
+    let room = to.room().min(most);
     if bytes > room { Err(Obstacle::Limbo { direction, bytes, room }) } else { Ok(()) }
 }
 

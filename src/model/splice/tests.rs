@@ -24,7 +24,7 @@ struct Relay {
 }
 
 fn stream() -> impl Strategy<Value = Stream> {
-    (0..1_000_000u32, 0..30_000u32, 0..30_000u32).prop_map(|(written, held, unread)| Stream {
+    (0..1_000_000u32, 0..16_000u32, 0..16_000u32).prop_map(|(written, held, unread)| Stream {
         written,
         read: written + held,
         received: written + held + unread,
@@ -166,7 +166,7 @@ fn at_rest() -> (LegState, LegState) {
 #[test]
 fn each_obstacle_is_found_and_known_to_pass_or_to_stay() {
     type Spoil = fn(&mut LegState, &mut LegState);
-    let cases: [(Spoil, &str, bool); 12] = [
+    let cases: [(Spoil, &str, bool); 13] = [
         (|client, _| client.state = SocketState::Other(8), "half_closed", false),
         (|_, backend| backend.ipv6 = true, "families", false),
         (|client, _| client.timestamps = None, "timestamps", false),
@@ -179,6 +179,7 @@ fn each_obstacle_is_found_and_known_to_pass_or_to_stay() {
         (|client, _| client.out_of_order = true, "out_of_order", true),
         (|_, backend| backend.urgent = true, "urgent", true),
         (|client, _| client.rcv_nxt = client.rcv_nxt.wrapping_add(65_537), "in_between", true),
+        (|client, _| (client.own_window_scale, client.rcv_nxt) = (0, client.rcv_nxt + 32_769), "in_between", true),
     ];
     let (client, backend) = at_rest();
     terms(&client, &backend, Held::default()).unwrap();
@@ -188,6 +189,19 @@ fn each_obstacle_is_found_and_known_to_pass_or_to_stay() {
         let obstacle = terms(&client, &backend, Held::default()).unwrap_err();
         assert_eq!((obstacle.label(), obstacle.passes()), (label, passes), "{obstacle}");
     }
+}
+
+#[test]
+fn what_came_since_a_leg_was_asked_counts_as_in_between() {
+    let (mut client, backend) = at_rest();
+    let held = Held { up: 1000, down: 0 };
+    still_fits(&client, &backend, held, [64_536, 65_536]).unwrap();
+    still_fits(&client, &backend, held, [64_537, 0]).unwrap_err();
+    still_fits(&client, &backend, held, [0, 65_537]).unwrap_err();
+    still_fits(&client, &backend, held, [u32::MAX, 0]).unwrap_err();
+    client.own_window_scale = 0;
+    still_fits(&client, &backend, held, [31_768, 65_536]).unwrap();
+    still_fits(&client, &backend, held, [31_769, 0]).unwrap_err();
 }
 
 #[test]

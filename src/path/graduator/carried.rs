@@ -78,6 +78,9 @@ pub struct Limbo {
     pub told: u32,
     /// Bytes that the sending leg's socket was told have come, though they went by the entries.
     pub passed_by: u32,
+    /// Segments that were sent so, and bytes of one.
+    pub segments: u32,
+    pub segment_max: u32,
 }
 
 /// What was last seen of one direction.
@@ -135,6 +138,11 @@ impl Limbo {
 
     pub fn is_empty(&self) -> bool {
         self.written == 0 && !self.fin
+    }
+
+    /// Whether the receiving leg's socket will soon send something again unless it is told that it has arrived.
+    pub fn is_hasty(&self) -> bool {
+        self.segments > 1 && self.told != self.end()
     }
 
     /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::carried::{Carried, Lent, Limbo, Look, Step};
 use super::{Path, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
-use crate::model::splice::{Held, LegState, Terms, terms};
+use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
 use crate::path::entry::{Egress, Ends, Identity, Splice, Start};
 use crate::path::program::{InstallError, Leg};
 use crate::sys::clock::now_ns;
-use crate::sys::{netdev, socket};
+use crate::sys::{netdev, silence, socket};
 use crate::table::backend::BackendEntry;
 use crate::table::graduation::{Answer, Candidate, Stays};
 
@@ -103,6 +103,14 @@ impl Path {
             },
             backend_slot: slot,
         };
+        // This thread may not have run for a while since it asked, and the sockets have taken in whatever came.
+        let unread = [&candidate.sockets.client, &candidate.sockets.backend].map(|socket| {
+            let bytes = silence::unread(socket).unwrap_or(usize::MAX);
+            bytes.try_into().unwrap_or(u32::MAX)
+        });
+        if let Err(obstacle) = still_fits(client, backend, held, unread) {
+            return self.give_back(candidate, obstacle.into());
+        }
         if candidate.record.client != ends.client {
             let kept = self.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
             if let Err(error) = kept {
@@ -112,7 +120,7 @@ impl Path {
         // Before the sockets are gone, so that the port is never free.
         self.table.graduation.reserve(ends.local, ends.backend);
         match self.program.install(&splice) {
-            Ok(()) => self.entered(candidate, &splice),
+            Ok(()) => self.entered(candidate, &splice, [backend.mss, client.mss]),
             Err(error) => {
                 self.table.graduation.release(ends.local, ends.backend);
                 match error {
@@ -124,8 +132,9 @@ impl Path {
         }
     }
 
-    /// Passes on what was held, now that it can be no other's way: packets behind it go by the entries.
-    fn entered(&mut self, candidate: Candidate, splice: &Splice) {
+    /// Passes on what was held, now that it can be no other's way: packets behind it go by the entries. `segments_max` are
+    /// those of the backend's leg and of the client's.
+    fn entered(&mut self, candidate: Candidate, splice: &Splice, segments_max: [u32; 2]) {
         let Candidate { ticket, sockets, bytes_up, bytes_down, patience_ns, record } = candidate;
         let Terms { limbo_up, limbo_down, backend_must_ack, client_must_ack, .. } = splice.terms;
         let now_ns = now_ns();
@@ -136,8 +145,8 @@ impl Path {
             ends: splice.ends,
             step: Step::Entered(Lent {
                 sockets,
-                up: limbo(backend_must_ack, limbo_up, &splice.up),
-                down: limbo(client_must_ack, limbo_down, &splice.down),
+                up: limbo(backend_must_ack, limbo_up, &splice.up, segments_max[0]),
+                down: limbo(client_must_ack, limbo_down, &splice.down, segments_max[1]),
                 since_ns: now_ns,
             }),
             up: look(&splice.up, bytes_up),
@@ -149,7 +158,10 @@ impl Path {
         flow.up.last_data_ns = record.accepted_at_ns;
         self.flows.insert(ticket.id, flow);
         match self.drain(ticket.id) {
-            Ok(()) => self.await_grace.push(ticket.id),
+            Ok(()) => {
+                self.await_grace.push(ticket.id);
+                self.hasty.push(ticket.id);
+            }
             Err(broken) => self.broken(ticket.id, broken),
         }
     }
@@ -210,9 +222,9 @@ impl Path {
     }
 }
 
-fn limbo(must_ack: u32, bytes: u32, start: &Start) -> Limbo {
+fn limbo(must_ack: u32, bytes: u32, start: &Start, segment_max: u32) -> Limbo {
     let base = must_ack.wrapping_sub(bytes);
-    Limbo { base, position: start.position, at_first: bytes, told: base, ..Limbo::default() }
+    Limbo { base, position: start.position, at_first: bytes, told: base, segment_max, ..Limbo::default() }
 }
 
 /// As the kernel has them: a PROXY header may have given the flow other names.

@@ -22,6 +22,11 @@ use crate::table::graduation::Answer;
 /// How often acknowledgements are looked for.
 pub const RETRY: Duration = Duration::from_millis(5);
 
+/// The same for what went out in several segments: the kernel sends the last of them again if it is not told of an
+/// acknowledgement within two round trips and two ticks (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe).
+/// After a single one it waits for 200 ms more.
+pub const HASTE: Duration = Duration::from_millis(1);
+
 /// Bytes that are read from a socket at a time.
 const CHUNK: usize = 4096;
 
@@ -39,6 +44,9 @@ pub struct BrokenLeg {
 impl Path {
     /// Goes on with flows whose grace is over, and with those that wait for an acknowledgement.
     pub(super) fn settle(&mut self) {
+        for id in std::mem::take(&mut self.hasty) {
+            self.tell_in_haste(id);
+        }
         if self.grace.is_over() {
             for id in std::mem::take(&mut self.in_grace) {
                 self.grace_over(id);
@@ -59,6 +67,10 @@ impl Path {
         }
         if let Err(broken) = self.drain(id) {
             return self.broken(id, broken);
+        }
+        if !self.hasty.contains(&id) {
+            // More may have slipped in.
+            self.hasty.push(id);
         }
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.step = match std::mem::replace(&mut flow.step, Step::Over) {
@@ -105,6 +117,32 @@ impl Path {
                 Err(broken) => self.broken(id, broken),
             },
         }
+    }
+
+    /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's grace
+    /// lasts, which is longer than the kernel waits.
+    pub(super) fn tell_in_haste(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
+        let Lent { sockets, up, down, .. } = lent;
+        if !up.is_hasty() && !down.is_hasty() {
+            return;
+        }
+        let entries = keys.map(|key| self.program.entry(&key));
+        if let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries {
+            let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
+            for (socket, key, outgoing, acked, expected) in [
+                (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
+                (&sockets.backend, keys[1], up, of_backend.seen.acked as u32, expected[1]),
+            ] {
+                // Before the grace is over more may have come than was read.
+                if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
+                    tell_acked(&self.raw, key, outgoing, acked, expected);
+                }
+            }
+        }
+        self.hasty.push(id);
     }
 
     /// Tells the sockets what their far ends would tell them, whose packets pass them by.
@@ -202,12 +240,7 @@ impl FarEnd {
         if outgoing.is_empty() {
             return;
         }
-        let whole = outgoing.end().wrapping_sub(outgoing.told);
-        let news = self.acked.wrapping_sub(outgoing.told);
-        if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
-            outgoing.told = outgoing.told.wrapping_add(news.min(whole));
-            self.send(raw, incoming.expected(held), outgoing.told, 0);
-        }
+        tell_acked(raw, self.key, outgoing, self.acked, incoming.expected(held));
         // What is in the socket must be the flow's own bytes until all of those are out of it.
         let drained = held == 0 && !incoming.fin && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
         for _ in 0..ZEROS_AT_ONCE {
@@ -216,19 +249,30 @@ impl FarEnd {
                 return;
             }
             let zeros = behind.min(ZEROS.into());
-            self.send(raw, incoming.expected(0), outgoing.told, zeros as u16);
+            tell(raw, self.key, incoming.expected(0), outgoing.told, zeros as u16);
             incoming.passed_by = incoming.passed_by.wrapping_add(zeros);
             discard(socket);
         }
     }
+}
 
-    /// Towards an address of this host, and so by loopback, which the program does not look at.
-    fn send(&self, raw: &RawSender, seq: u32, ack: u32, zeros: u16) {
-        let Key { from, to } = self.key;
-        let segment = Segment { from, to, seq, ack, flags: Flags::Ack, window: u16::MAX };
-        if let Some(packet) = segment.packet_of_zeros(zeros) {
-            let _ = raw.send(&packet, to.ip());
-        }
+/// Tells the socket that `outgoing` went through what its far end has acknowledged of it, if that is more than it knows.
+fn tell_acked(raw: &RawSender, key: Key, outgoing: &mut Limbo, acked: u32, seq: u32) {
+    let whole = outgoing.end().wrapping_sub(outgoing.told);
+    let news = acked.wrapping_sub(outgoing.told);
+    if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
+        outgoing.told = outgoing.told.wrapping_add(news.min(whole));
+        tell(raw, key, seq, outgoing.told, 0);
+    }
+}
+
+/// Towards an address of this host, and so by loopback, which the program does not look at. `key` is that of the far end's
+/// packets.
+fn tell(raw: &RawSender, key: Key, seq: u32, ack: u32, zeros: u16) {
+    let Key { from, to } = key;
+    let segment = Segment { from, to, seq, ack, flags: Flags::Ack, window: u16::MAX };
+    if let Some(packet) = segment.packet_of_zeros(zeros) {
+        let _ = raw.send(&packet, to.ip());
     }
 }
 
@@ -257,6 +301,7 @@ fn pass(
                 Ok(written) => {
                     held.drain(..written);
                     limbo.written += written as u32;
+                    limbo.segments += (written as u32).div_ceil(limbo.segment_max.max(1));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err((false, error)),
@@ -268,6 +313,7 @@ fn pass(
         match socket::read(source, &mut buffer) {
             Ok(0) => {
                 limbo.fin = true;
+                limbo.segments += 1;
                 let _ = socket::finish_writing(destination);
             }
             Ok(_) if limbo.passed_by > 0 => {}

@@ -6,7 +6,7 @@ use super::Scene;
 use crate::lab::*;
 
 /// Whether the kernel makes such interfaces; else it is said that `test` was skipped.
-fn knows(test: &str, host: &Host, kind: &str) -> bool {
+pub(super) fn knows(test: &str, host: &Host, kind: &str) -> bool {
     let tried = host.run(&format!("ip link add name probe type {kind} 2>&1 && ip link del probe || true"));
     let unknown = tried.contains("Unknown device type");
     if unknown {

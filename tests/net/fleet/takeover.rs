@@ -4,6 +4,7 @@
 mod drills;
 mod handover;
 mod proofs;
+mod records;
 
 use super::*;
 use crate::lab::baton::BINARY;
@@ -18,12 +19,14 @@ pub struct Fleet {
     pub vip: SocketAddr,
     pub all: Vec<Instance>,
     _servers: [Server; 2],
-    _pinned: Vec<Pinned>,
+    pinned: Vec<Pinned>,
 }
 
 /// What becomes of flows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Flows {
+    /// Nor are there peers: none of what this is all about.
+    Alone,
     /// There is no packet path.
     Proxied,
     /// There is one, but they stay in their sockets.
@@ -59,7 +62,7 @@ impl Fleet {
             let mut config =
                 scene.config(number).frontend("listen", vec![vip.to_string()]).peers("sync_deadline", "2s");
             config = config.only(&[]).backend("b1", serving[0]).backend("b2", serving[1]);
-            if flows != Flows::Proxied {
+            if matches!(flows, Flows::Kept | Flows::Graduate) {
                 let pins = Pinned::unused(test)?;
                 config = config.graduating(&pins.directory);
                 pinned.push(pins);
@@ -67,16 +70,17 @@ impl Fleet {
             if flows == Flows::Kept {
                 config = config.path("after_round_trips", 1000).path("after", "1h");
             }
-            all.push(scene.launch(number, &change(number, config)));
+            let config = change(number, config);
+            all.push(scene.launch(number, &if flows == Flows::Alone { config.alone() } else { config }));
         }
         for instance in &all {
             instance.baton.wait_until_ready();
             let others = NAMES[..count].iter().filter(|name| **name != instance.name);
-            others.for_each(|name| instance.wait_synced(name));
+            others.filter(|_| flows != Flows::Alone).for_each(|name| instance.wait_synced(name));
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        Some(Self { scene, vip, all, _servers: servers, _pinned: pinned })
+        Some(Self { scene, vip, all, _servers: servers, pinned })
     }
 
     /// The first has the VIP.
@@ -88,14 +92,20 @@ impl Fleet {
 
     /// All have the VIP, and routers spread flows over some of them.
     pub fn spread(self) -> Self {
+        let fleet = self.with_vip_on_lo();
+        fleet.route(&[0]);
+        fleet.wait_served();
+        fleet
+    }
+
+    /// As [`Fleet::spread`], and somebody else has to route.
+    fn with_vip_on_lo(self) -> Self {
         for instance in &self.all {
             instance.host.run(&format!("ip address add {VIP}/32 dev lo"));
             for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
                 instance.host.sysctl(&format!("net/ipv4/{key}"), "0");
             }
         }
-        self.route(&[0]);
-        self.wait_served();
         self
     }
 
@@ -195,6 +205,19 @@ impl Fleet {
     }
 }
 
+/// Waits until a client loses the flow that it uses, and fails if none does; how it is lost. [`End::Open`]: it had no answer for as
+/// long as it would wait.
+#[track_caller]
+pub fn wait_lost(conns: &mut [Conn]) -> End {
+    let mut seed = 100;
+    let (error, after) = eventually_some(LONG, "a flow is lost", || {
+        seed += 1;
+        conns.iter_mut().find_map(|conn| conn.try_echo(seed, 2000).err())
+    });
+    println!("without peers a flow is lost after {after:?}: {error}");
+    End::of_error(&error)
+}
+
 /// How long it takes from now until each of them has seen RST; panics if one sees anything else.
 pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     let watch = Stopwatch::start();
@@ -202,6 +225,13 @@ pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
         assert_eq!(conn.end(LONG), End::Rst);
     }
     watch.elapsed()
+}
+
+/// `host` drops packets of connections that it has not seen begin.
+pub fn drop_untracked(host: &Host) {
+    let chain = |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
+    host.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
+    host.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
 }
 
 #[test]
@@ -214,10 +244,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
         fleet.wait_known(300, 0);
         let heir = &fleet.heir().host;
         if firewall {
-            let chain =
-                |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
-            heir.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
-            heir.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+            drop_untracked(heir);
         }
         fleet.owner().host.link_down();
         fleet.heir().wait_sees("lb-a", "pulse", "dead");
@@ -349,16 +376,8 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
 #[test]
 fn without_peers_flows_that_come_to_another_instance_are_reset() {
     let test = "without_peers_flows_that_come_to_another_instance_are_reset";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
-    let mut fleet = fleet.spread();
-    // The same instances, each on its own.
-    for number in 0..2 {
-        let alone = Config::new(fleet.scene.host(number), &[&fleet.scene.lab.b1])
-            .frontend("listen", vec![fleet.vip.to_string()]);
-        fleet.all[number].baton.process.kill();
-        fleet.all[number] = fleet.scene.launch(number, &alone);
-        fleet.all[number].baton.wait_standing("b1", "ready", LONG);
-    }
+    let Some(fleet) = Fleet::new(test, 2, Flows::Alone, |config| config) else { return };
+    let fleet = fleet.spread();
     let mut conns = fleet.clients(5);
     fleet.route(&[1]);
     assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));

@@ -14,9 +14,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Admin;
-use super::protocol::{About, BackendName, Command, Ordered, PeersReport, Rebalance, Refusal, Reloaded, VERSION};
+use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, Reloaded, VERSION};
 use super::session::Replies;
-use super::status::backend_status;
+use super::status::{backend_status, peers_report};
 use crate::model::health::Order;
 use crate::sys::clock::now_ns;
 
@@ -47,7 +47,7 @@ pub async fn execute(
             Ok(json(&Rebalance { dry_run, moves }))
         }
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
-        Command::Peers {} => Ok(json(&peers(admin))),
+        Command::Peers {} => Ok(json(&peers_report(admin))),
         Command::Handover(asked) => handover::hand_over(admin, asked, replies).await?,
         Command::CancelHandover {} => handover::take_back(admin).await,
         Command::CheckHandover(asked) => {
@@ -77,17 +77,6 @@ async fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value,
         .flatten()
         .map(|frontend| frontend.drain_timeout.as_millis() as u64);
     Ok(json(&Ordered { backend, drain_timeout_ms }))
-}
-
-fn peers(admin: &Admin) -> PeersReport {
-    let (config, fleet) = (admin.config.load(), &admin.table.fleet);
-    let settings = config.peers.as_ref().filter(|_| fleet.is_enabled());
-    PeersReport {
-        name: settings.map(|it| it.name.clone()),
-        slot: settings.map(|it| it.slot),
-        ready: fleet.is_ready(),
-        peers: fleet.members().to_vec(),
-    }
 }
 
 async fn reload(admin: &Admin) -> Result<Value, Refusal> {

@@ -5,9 +5,11 @@ use std::fmt::{self, Display, Write};
 
 use super::control::LastReload;
 use super::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
-use super::status::{BackendStatus, FrontendStatus, Instance, Status, WorkerCondition};
+use super::status::{BackendStatus, FrontendStatus, Instance, PeersReport, Status, WorkerCondition};
 use super::words::{self, Weight};
 use crate::model::end_reason::EndReason;
+use crate::table::fleet::MemberView;
+use crate::table::flows::FlowState;
 use crate::table::journal::Event;
 
 /// The whole page.
@@ -25,6 +27,7 @@ pub fn render(status: &Status) -> String {
     troubles(&mut page, &status.instance);
     figures(&mut page, status);
     status.frontends.iter().for_each(|it| frontend(&mut page, it));
+    peers(&mut page, &status.fleet);
     page.push_str("<div class=\"two\">\n");
     events(&mut page, &status.events);
     ended(&mut page, status);
@@ -85,12 +88,10 @@ fn troubles(page: &mut String, instance: &Instance) {
 
 fn figures(page: &mut String, status: &Status) {
     let totals = &status.totals;
-    let states =
-        [(totals.flows.accepted, "accepted"), (totals.flows.connecting, "connecting"), (totals.flows.ending, "ending")];
-    let states = states.iter().filter(|(flows, _)| *flows > 0);
-    let beneath: Vec<_> = states.map(|(flows, state)| format!("{} {state}", count(*flows))).collect();
-    let beneath = if beneath.is_empty() { "all established".to_owned() } else { beneath.join(", ") };
-    let beneath = if totals.flows.sum() == 0 { String::new() } else { beneath };
+    let states = FlowState::ALL.iter().map(|state| (totals.flows.of(*state), state.label()));
+    let states = states.filter(|(flows, _)| *flows > 0);
+    let beneath: Vec<_> = states.map(|(flows, state)| format!("{} {state}", count(flows))).collect();
+    let beneath = beneath.join(", ");
     page.push_str("<dl class=\"figures\">\n");
     for (name, value, beneath) in [
         ("Flows", count(totals.flows.sum()), beneath),
@@ -176,6 +177,43 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
             it.connect_mean_us.map_or_else(|| "–".to_owned(), duration_us),
             Escaped(kinds.join(", ")),
             count(failed),
+        ),
+    );
+}
+
+fn peers(page: &mut String, fleet: &PeersReport) {
+    let Some(name) = &fleet.name else { return };
+    let ready = if fleet.ready { "knows its peers' flows" } else { "waits for its peers' flows" };
+    write(page, format_args!("<section>\n<h2>Peers of {}<span class=\"facts\">{ready}</span></h2>\n", Escaped(name)));
+    page.push_str(
+        "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Peer</th><th class=\"why\">Has the VIP</th>\
+         <th class=\"r\">Its flows</th><th class=\"r\">Graduated</th><th>Synced</th><th class=\"r\">Behind</th>\
+         <th class=\"r\">Lag</th><th class=\"r\">Round trip</th></tr></thead>\n<tbody>\n",
+    );
+    fleet.peers.iter().for_each(|it| peer(page, it));
+    page.push_str("</tbody></table></div>\n</section>\n");
+}
+
+fn peer(page: &mut String, it: &MemberView) {
+    let vips: Vec<_> = it.vips.iter().map(ToString::to_string).collect();
+    write(
+        page,
+        format_args!(
+            "<tr><td>{}</td><td><b>{}</b><small class=\"mono\">{}</small></td>\
+             <td class=\"why\"><span class=\"mono\">{}</span><small>{}</small></td>\
+             <td class=\"r\">{}</td><td class=\"r\">{}</td><td>{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
+             <td class=\"r\">{}</td></tr>\n",
+            Pill(tone(words::of_pulse(it.pulse)), it.pulse.label()),
+            Escaped(&it.name),
+            it.address,
+            if vips.is_empty() { "–".to_owned() } else { vips.join(" ") },
+            Escaped(it.why_not.as_deref().unwrap_or("")),
+            count(it.flows as u64),
+            count(it.graduated as u64),
+            if it.synced { Pill("good", "yes") } else { Pill("bad", "no") },
+            count(it.behind as u64),
+            duration_ms(it.lag_ms),
+            if it.round_trip_us > 0 { duration_us(it.round_trip_us) } else { "–".to_owned() },
         ),
     );
 }

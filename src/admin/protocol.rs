@@ -18,9 +18,7 @@ use super::control::PlannedMove;
 use super::handover::{HandoverFailed, HandoverRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
-use crate::model::fleet::InstanceName;
 use crate::model::ids::FlowId;
-use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 
 pub const VERSION: u32 = 1;
@@ -62,7 +60,7 @@ pub enum Command {
     },
     /// Items: [`super::upgrade::UpgradeProgress`]; ok: [`super::upgrade::Upgraded`].
     Upgrade(UpgradeRequest),
-    /// [`PeersReport`].
+    /// [`super::status::PeersReport`].
     Peers {},
     /// [`super::upgrade::UpgradeCheck`].
     CheckUpgrade(UpgradeRequest),
@@ -118,18 +116,6 @@ pub enum KillTarget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BackendName(pub String);
-
-/// The fleet, as this instance sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PeersReport {
-    /// This instance's name; `None`: it has no peers.
-    pub name: Option<InstanceName>,
-    /// Which eighth of the source ports is its own.
-    pub slot: Option<u8>,
-    /// Whether it knows enough of its peers to take a VIP.
-    pub ready: bool,
-    pub peers: Vec<MemberView>,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {

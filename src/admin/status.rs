@@ -10,11 +10,13 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::control::ConfigState;
+use crate::model::fleet::InstanceName;
 use crate::model::health::{Cause, Standing};
+use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::journal::Event;
 
-pub use build::backend_status;
+pub use build::{backend_status, peers_report};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -24,6 +26,8 @@ pub struct Status {
     pub totals: Totals,
     #[serde(default)]
     pub path: PathStatus,
+    #[serde(default)]
+    pub fleet: PeersReport,
     /// In the order of the configuration; removed ones that still have flows come last.
     pub frontends: Vec<FrontendStatus>,
     /// The last events, oldest first, ended flows left out.
@@ -100,6 +104,18 @@ pub struct PathStatus {
     pub stayed_total: BTreeMap<String, u64>,
     /// Packets by what was done with them, since the program was loaded.
     pub packets_total: BTreeMap<String, u64>,
+}
+
+/// The fleet, as this instance sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeersReport {
+    /// This instance's name; `None`: it has no peers.
+    pub name: Option<InstanceName>,
+    /// Which eighth of the source ports is its own.
+    pub slot: Option<u8>,
+    /// Whether it knows enough of its peers to take a VIP.
+    pub ready: bool,
+    pub peers: Vec<MemberView>,
 }
 
 /// Flows by state.

@@ -7,7 +7,8 @@ use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::humane::{count, duration_ms, duration_us};
-use crate::admin::protocol::{Command, PeersReport};
+use crate::admin::protocol::Command;
+use crate::admin::status::PeersReport;
 use crate::admin::words::{self, Weight};
 use crate::table::fleet::MemberView;
 

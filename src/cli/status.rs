@@ -8,8 +8,9 @@ use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::admin::protocol::{BackendName, Command};
-use crate::admin::status::{BackendStatus, FrontendStatus, Instance, PathStatus, Status, WorkerCondition};
+use crate::admin::status::{BackendStatus, FrontendStatus, Instance, PathStatus, PeersReport, Status, WorkerCondition};
 use crate::admin::words::{self, Weight};
+use crate::table::fleet::MemberView;
 
 /// Events at the end of `baton status`.
 const EVENTS: usize = 8;
@@ -81,6 +82,7 @@ fn in_words(status: &Status, output: &Output) -> String {
         count(totals.accepted_total),
     );
     text += &path(&status.path, totals.flows.graduated);
+    text += &fleet(&status.fleet, output);
     for frontend in &status.frontends {
         text += "\n";
         text += &frontend_in_words(frontend, output);
@@ -100,6 +102,19 @@ fn in_words(status: &Status, output: &Output) -> String {
         }
     }
     text
+}
+
+/// `baton peers` says more.
+fn fleet(fleet: &PeersReport, output: &Output) -> String {
+    let peer = |it: &MemberView| {
+        let synced = if it.synced { "" } else { ", not synced" };
+        format!("{} {}{synced}", it.name, output.paint(words::of_pulse(it.pulse), it.pulse.label()))
+    };
+    let peers: Vec<_> = fleet.peers.iter().map(peer).collect();
+    match &fleet.name {
+        Some(name) => format!("Peers of {name}: {}\n", peers.join("; ")),
+        None => String::new(),
+    }
 }
 
 fn path(path: &PathStatus, graduated: u64) -> String {

@@ -15,6 +15,7 @@ use super::addresses::Addresses;
 use super::firewall::{self, MARK};
 use super::wire::{Batch, Wire};
 use crate::config::TakeoverSettings;
+use crate::model::ends::Key;
 use crate::model::fleet::takeover::{Action, Note, Settings, Takeover};
 use crate::model::fleet::{Command, HeldRequest};
 use crate::sys::clock::now_ns;
@@ -197,6 +198,8 @@ impl Control {
                 Action::Announce(ip) => self.wire.announce(ip),
                 Action::Tickle { round, ends } => self.wire.tickle(Batch { round, ends }),
                 Action::Answer(stray) => {
+                    let Key { from, to } = stray.key;
+                    tracing::debug!(%from, %to, flags = stray.flags, length = stray.length, "nobody knows this packet's flow: RST");
                     let census = &self.table.fleet.census;
                     let counted = if self.wire.answer(&stray) { &census.reset } else { &census.dropped };
                     counted.fetch_add(1, Relaxed);

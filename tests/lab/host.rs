@@ -218,6 +218,17 @@ impl Host {
         queues.fold((0, 0), |sum, queue| (sum.0 + queue.0, sum.1 + queue.1))
     }
 
+    /// A counter of its kernel: `name` of `group` (`Tcp:`) in `file` of /proc/net (`snmp`, `netstat`).
+    #[track_caller]
+    pub fn counter(&self, file: &str, group: &str, name: &str) -> u64 {
+        let text = self.run(&format!("cat /proc/net/{file}"));
+        let mut lines = text.lines().filter(|line| line.starts_with(group));
+        let names = lines.next().expect("a line of names").split_whitespace();
+        let values = lines.next().expect("a line of values").split_whitespace();
+        let found = names.zip(values).find(|(found, _)| *found == name);
+        found.and_then(|(_, value)| value.parse().ok()).unwrap_or_else(|| panic!("{file} has no {name}"))
+    }
+
     /// proc(5) `/proc/net/tcp` and `tcp6`: local address, remote address, state, queues.
     fn tcp_table(&self) -> Vec<Vec<String>> {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{broadcast, oneshot};
 use tokio::task::LocalSet;
 
 use super::bytes::{Pattern, Tally};
@@ -19,7 +19,7 @@ use super::namespace::Namespace;
 /// What a server does with each connection.
 #[derive(Clone, Debug)]
 pub enum Behaviour {
-    /// Sends back what comes; FIN after FIN.
+    /// Sends back what comes, and what [`Server::say`] says; FIN after FIN.
     Echo,
     /// Reads to the end, then FIN.
     Sink,
@@ -59,6 +59,8 @@ struct Shared {
     open: AtomicUsize,
     ended: Mutex<Vec<Served>>,
     resumed: tokio::sync::Semaphore,
+    /// Seed and bytes.
+    said: broadcast::Sender<(u64, u64)>,
 }
 
 impl Server {
@@ -70,6 +72,7 @@ impl Server {
             open: AtomicUsize::new(0),
             ended: Mutex::default(),
             resumed: tokio::sync::Semaphore::new(0),
+            said: broadcast::Sender::new(16),
         });
         let (bound, binds) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
@@ -123,6 +126,11 @@ impl Server {
     pub fn resume(&self) {
         self.shared.resumed.add_permits(10_000);
     }
+
+    /// Sends the pattern of `seed` on each connection of [`Behaviour::Echo`], unasked, as an apiserver does to who watches.
+    pub fn say(&self, seed: u64, bytes: u64) {
+        let _ = self.shared.said.send((seed, bytes));
+    }
 }
 
 impl Drop for Server {
@@ -169,7 +177,7 @@ async fn accept_all(listener: TcpListener, behaviour: Behaviour, shared: Arc<Sha
 async fn serve(stream: TcpStream, behaviour: &Behaviour, shared: &Shared, served: &mut Served) -> io::Result<()> {
     let mut stream = stream;
     match *behaviour {
-        Behaviour::Echo => echo(&mut stream, served).await,
+        Behaviour::Echo => echo(&mut stream, shared.said.subscribe(), served).await,
         Behaviour::Sink => {
             read_to_end(&mut stream, served).await?;
             stream.shutdown().await
@@ -211,10 +219,22 @@ async fn serve(stream: TcpStream, behaviour: &Behaviour, shared: &Shared, served
     }
 }
 
-async fn echo(stream: &mut TcpStream, served: &mut Served) -> io::Result<()> {
+async fn echo(
+    stream: &mut TcpStream,
+    mut said: broadcast::Receiver<(u64, u64)>,
+    served: &mut Served,
+) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let read = stream.read(&mut buffer).await?;
+        let read = tokio::select! {
+            read = stream.read(&mut buffer) => read?,
+            Ok((seed, bytes)) = said.recv() => {
+                let mut sent = 0;
+                send(stream, seed, bytes, &mut sent).await?;
+                served.sent += sent;
+                continue;
+            }
+        };
         if read == 0 {
             return stream.shutdown().await;
         }

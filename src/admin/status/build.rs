@@ -53,6 +53,7 @@ impl Status {
             instance: instance(admin, now_ns),
             totals: totals(&gathering, &frontends),
             path: path(admin),
+            fleet: peers_report(admin),
             frontends,
             events,
         }
@@ -91,6 +92,18 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
         rates: Rate::default(),
         last_probe: health.last_probe.clone(),
         last_probe_us: health.last_probe_us,
+    }
+}
+
+/// The fleet, without waiting for anybody.
+pub fn peers_report(admin: &Admin) -> PeersReport {
+    let (config, fleet) = (admin.config.load(), &admin.table.fleet);
+    let settings = config.peers.as_ref().filter(|_| fleet.is_enabled());
+    PeersReport {
+        name: settings.map(|it| it.name.clone()),
+        slot: settings.map(|it| it.slot),
+        ready: fleet.is_ready(),
+        peers: fleet.members().to_vec(),
     }
 }
 

@@ -19,6 +19,12 @@ fn two_instances_know_each_others_flows_within_moments() {
     assert_eq!(b.baton.metric("baton_peer_up", &["peer=\"lb-a\""]), 1.0);
     let table = b.baton.order(&["peers"]);
     assert!(table.contains("lb-a") && table.contains("alive") && table.contains("ready for the VIP"), "{table}");
+    // Whoever looks at the instance rather than at its peers sees them too.
+    assert!(b.baton.order(&["status"]).contains("Peers of lb-b: lb-a alive\n"));
+    assert_eq!(b.baton.status()["fleet"]["peers"][0]["flows"], 20);
+    let (_, page) = b.baton.http("/").expect("the page");
+    let row = page.split("<tr>").find(|row| row.contains("<b>lb-a</b>")).expect("a row for its peer");
+    assert!(page.contains("Peers of lb-b") && row.contains(">alive<") && row.contains(">20<"), "{row}");
 }
 
 #[test]

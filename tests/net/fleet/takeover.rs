@@ -1,13 +1,16 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod carried;
 mod drills;
 mod handover;
+mod load;
 mod proofs;
 mod records;
 
 use super::*;
 use crate::lab::baton::BINARY;
+use crate::lab::bytes::Tally;
 use crate::lab::process::Process;
 
 pub const VIP: &str = "10.77.0.100";
@@ -15,10 +18,11 @@ pub const VIP6: &str = "fd77::100";
 
 /// A fleet before a VIP that the first instance has.
 pub struct Fleet {
-    pub scene: Scene,
     pub vip: SocketAddr,
+    /// They go before the directory with their logs, of which a test that fails shows the end.
     pub all: Vec<Instance>,
-    _servers: [Server; 2],
+    pub scene: Scene,
+    pub servers: [Server; 2],
     pinned: Vec<Pinned>,
 }
 
@@ -80,7 +84,7 @@ impl Fleet {
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        Some(Self { scene, vip, all, _servers: servers, pinned })
+        Some(Self { scene, vip, all, servers, pinned })
     }
 
     /// The first has the VIP.
@@ -105,6 +109,22 @@ impl Fleet {
             for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
                 instance.host.sysctl(&format!("net/ipv4/{key}"), "0");
             }
+        }
+        self
+    }
+
+    /// The same instances without peers: each starts anew and knows its own flows only.
+    pub fn alone(mut self) -> Self {
+        for instance in &mut self.all {
+            let text = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+            let mut file: toml::Table = text.parse().unwrap();
+            assert!(file.remove("peers").is_some());
+            std::fs::write(&instance.baton.paths.config, toml::to_string(&file).unwrap()).unwrap();
+            instance.baton.process.kill();
+            instance.baton = Baton::start_with(&instance.host, &instance.directory);
+            instance.baton.wait_until_ready();
+            instance.baton.wait_standing("b1", "ready", LONG);
+            instance.baton.wait_standing("b2", "ready", LONG);
         }
         self
     }
@@ -227,7 +247,7 @@ pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     watch.elapsed()
 }
 
-/// `host` drops packets of connections that it has not seen begin.
+/// A firewall, as many hosts have it, that lets nothing pass of a connection that began elsewhere.
 pub fn drop_untracked(host: &Host) {
     let chain = |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
     host.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
@@ -376,8 +396,8 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
 #[test]
 fn without_peers_flows_that_come_to_another_instance_are_reset() {
     let test = "without_peers_flows_that_come_to_another_instance_are_reset";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Alone, |config| config) else { return };
-    let fleet = fleet.spread();
+    let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
+    let fleet = fleet.spread().alone();
     let mut conns = fleet.clients(5);
     fleet.route(&[1]);
     assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));

@@ -58,17 +58,7 @@ fn exchange(lab: &Lab, target: SocketAddr, load: Load) -> Vec<Conn> {
 
 /// Segments that these hosts have sent more than once.
 fn retransmitted(hosts: &[&Host]) -> u64 {
-    hosts.iter().map(|host| counter(host, "snmp", "Tcp:", "RetransSegs")).sum()
-}
-
-/// A counter of /proc/net/snmp or /proc/net/netstat.
-fn counter(host: &Host, file: &str, group: &str, name: &str) -> u64 {
-    let text = host.run(&format!("cat /proc/net/{file}"));
-    let mut lines = text.lines().filter(|line| line.starts_with(group));
-    let names = lines.next().expect("a line of names").split_whitespace();
-    let values = lines.next().expect("a line of values").split_whitespace();
-    let found = names.zip(values).find(|(found, _)| *found == name);
-    found.and_then(|(_, value)| value.parse().ok()).unwrap_or_else(|| panic!("{file} has no {name}"))
+    hosts.iter().map(|host| host.counter("snmp", "Tcp:", "RetransSegs")).sum()
 }
 
 /// The load through Baton, on hosts as `prepare` made them. All flows must graduate, but where they stay for the reason
@@ -304,7 +294,7 @@ fn mixes_with_packets_out_of_order() {
         let server = lab.b1.serve_on(lab.b1.v4(7000), Behaviour::Echo);
         lab.client.connect(lab.b1.v4(7000)).echo(1, 500_000);
         drop(server);
-        seen.store(counter(&lab.b1, "netstat", "TcpExt:", "TCPOFOQueue"), std::sync::atomic::Ordering::SeqCst);
+        seen.store(lab.b1.counter("netstat", "TcpExt:", "TCPOFOQueue"), std::sync::atomic::Ordering::SeqCst);
     });
     let seen = seen.into_inner();
     println!("out of order: {seen} packets of a plain connection came before their turn");

@@ -2,6 +2,8 @@
 //! that a node goes without a heartbeat must be what was computed, but for what a reconnect takes. The figures are printed, and
 //! stand in the README.
 
+mod haproxy;
+
 use super::*;
 
 const KUBELETS: u64 = 60;
@@ -19,16 +21,43 @@ struct Cluster {
     stand_ins: [StandIn; 2],
     _keepalived: Vec<Process>,
     _pinned: Vec<Pinned>,
-    drill: Process,
+    drill: Drill,
+}
+
+/// The kubelets.
+struct Drill(Process);
+
+impl Drill {
+    fn start(lab: &Lab, certificates: &Certificates) -> Self {
+        let (ca, name) = (certificates.ca().display().to_string(), lab.lb.v4.to_string());
+        let (server, every) = (format!("{VIP}:6443"), format!("{EVERY_S}s"));
+        let number = KUBELETS.to_string();
+        let command =
+            [BINARY, "--json", "drill", &server, "--ca", &ca, "--server-name", &name, "-n", &number, "--every", &every];
+        Self(lab.client.spawn(&command, &lab.directory().join("drill.log")))
+    }
+
+    /// Lets time pass while nobody ends.
+    fn pass(&self, time: std::time::Duration) {
+        wait::throughout(time, "the drill goes on", || self.0.exit_status().is_none());
+    }
+
+    /// What it says in the end, and the longest gap of them all.
+    #[track_caller]
+    fn end(&self) -> (Value, std::time::Duration) {
+        self.0.signal(rustix::process::Signal::INT);
+        self.0.wait(LONG);
+        let text = self.0.log_text();
+        let verdict = text.find('{').map(|at| &text[at..]).and_then(|json| serde_json::from_str::<Value>(json).ok());
+        let verdict = verdict.unwrap_or_else(|| panic!("{text}"));
+        let longest = ms(verdict["gap_ms_max"].as_u64().expect("a number"));
+        (verdict, longest)
+    }
 }
 
 impl Cluster {
-    fn new(test: &str) -> Option<Self> {
-        Self::with(test, false)
-    }
-
     /// `graduating`: with the packet path.
-    fn with(test: &str, graduating: bool) -> Option<Self> {
+    fn new(test: &str, graduating: bool) -> Option<Self> {
         let pinned: Option<Vec<_>> = (0..2).filter(|_| graduating).map(|_| Pinned::unused(test)).collect();
         let pinned = pinned?;
         let scene = Scene::new(test, 2)?;
@@ -59,12 +88,7 @@ impl Cluster {
             }
             process
         });
-        let (ca, name) = (certificates.ca().display().to_string(), scene.lab.lb.v4.to_string());
-        let (server, every) = (format!("{VIP}:6443"), format!("{EVERY_S}s"));
-        let number = KUBELETS.to_string();
-        let command =
-            [BINARY, "--json", "drill", &server, "--ca", &ca, "--server-name", &name, "-n", &number, "--every", &every];
-        let drill = scene.lab.client.spawn(&command, &scene.lab.directory().join("drill.log"));
+        let drill = Drill::start(&scene.lab, &certificates);
         let cluster = Self { scene, all, stand_ins, _keepalived: pair.into(), _pinned: pinned, drill };
         eventually(secs(30), "all kubelets are connected", || cluster.all[0].baton.flow_count() == KUBELETS);
         // Each says something, and something more: handshakes are over, and heartbeats come.
@@ -80,11 +104,6 @@ impl Cluster {
             });
         }
         Some(cluster)
-    }
-
-    /// Lets time pass while nobody ends.
-    fn pass(&self, time: std::time::Duration) {
-        wait::throughout(time, "the drill goes on", || self.drill.exit_status().is_none());
     }
 
     /// The budget for this fault, of the file that runs.
@@ -103,13 +122,8 @@ impl Cluster {
     #[track_caller]
     fn verdict(self, fault: &str) -> Value {
         let computed = self.computed(fault);
-        self.pass(computed + secs(EVERY_S));
-        self.drill.signal(rustix::process::Signal::INT);
-        self.drill.wait(LONG);
-        let text = self.drill.log_text();
-        let verdict = text.find('{').map(|at| &text[at..]).and_then(|json| serde_json::from_str::<Value>(json).ok());
-        let verdict = verdict.unwrap_or_else(|| panic!("{text}"));
-        let longest = ms(verdict["gap_ms_max"].as_u64().expect("a number"));
+        self.drill.pass(computed + secs(EVERY_S));
+        let (verdict, longest) = self.drill.end();
         println!(
             "drill: {fault}: computed {computed:?}, longest gap measured {longest:?}, {} of {KUBELETS} not ready, {} lost \
              their connection",
@@ -121,79 +135,93 @@ impl Cluster {
     }
 }
 
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_an_apiserver_is_killed() {
-    let Some(cluster) = Cluster::new("drill killed") else { return };
-    cluster.stand_ins[0].process.kill();
-    cluster.verdict("apiserver killed");
+/// Whether flows of the packet path notice a fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Graduated {
+    GoOn,
+    End,
 }
 
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_an_apiserver_hangs() {
-    let Some(cluster) = Cluster::new("drill hung") else { return };
-    cluster.stand_ins[0].process.stop();
-    cluster.verdict("apiserver hung");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_an_apiserver_s_host_is_gone() {
-    let Some(cluster) = Cluster::new("drill silent") else { return };
-    cluster.scene.lab.b1.link_down();
-    cluster.verdict("apiserver's host gone");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_baton_is_killed() {
-    let Some(cluster) = Cluster::new("drill baton killed") else { return };
-    cluster.all[0].baton.process.kill();
-    cluster.verdict("Baton killed");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_baton_hangs() {
-    let Some(cluster) = Cluster::new("drill baton hung") else { return };
-    cluster.all[0].baton.process.stop();
-    cluster.verdict("Baton hung");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
-    let Some(cluster) = Cluster::new("drill host gone") else { return };
-    cluster.all[0].host.link_down();
-    cluster.verdict("Baton's host gone");
-}
-
-#[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
-fn no_node_waits_longer_than_computed_in_a_planned_failover() {
+/// A fault without the packet path, and with it.
+#[track_caller]
+fn each_way(test: &str, fault: &str, graduated: Graduated, strikes: impl Fn(&Cluster)) {
     for graduating in [false, true] {
-        let Some(cluster) = Cluster::with("drill failover", graduating) else { return };
+        let Some(cluster) = Cluster::new(test, graduating) else { return };
         if graduating {
             cluster.all[0].baton.wait_graduated(KUBELETS);
         }
-        let output = cluster.all[0].baton.cli(&["handover", "--deadline", "5s"]);
-        println!("packet path {graduating}: {}", String::from_utf8_lossy(&output.stdout));
-        cluster.scene.lab.lb.link_down();
-        let verdict = cluster.verdict("planned failover");
-        assert!(!graduating || verdict["disconnections"] == 0, "{verdict}");
+        strikes(&cluster);
+        println!("{test}, packet path {graduating}:");
+        let verdict = cluster.verdict(fault);
+        assert!(!graduating || graduated == Graduated::End || verdict["disconnections"] == 0, "{verdict}");
     }
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_is_killed() {
+    each_way("drill killed", "apiserver killed", Graduated::End, |cluster| cluster.stand_ins[0].process.kill());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_hangs() {
+    each_way("drill hung", "apiserver hung", Graduated::End, |cluster| cluster.stand_ins[0].process.stop());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_an_apiserver_s_host_is_gone() {
+    each_way("drill silent", "apiserver's host gone", Graduated::End, |cluster| cluster.scene.lab.b1.link_down());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_is_killed() {
+    each_way("drill baton killed", "Baton killed", Graduated::GoOn, |cluster| cluster.all[0].baton.process.kill());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_baton_hangs() {
+    each_way("drill baton hung", "Baton hung", Graduated::GoOn, |cluster| cluster.all[0].baton.process.stop());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
+    each_way("drill host gone", "Baton's host gone", Graduated::GoOn, |cluster| cluster.all[0].host.link_down());
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone_and_the_next_one_drops_what_it_has_not_tracked() {
+    each_way("drill firewall", "Baton's host gone", Graduated::GoOn, |cluster| {
+        drop_untracked(&cluster.all[1].host);
+        cluster.all[0].host.link_down();
+    });
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
+fn no_node_waits_longer_than_computed_in_a_planned_failover() {
+    each_way("drill failover", "planned failover", Graduated::GoOn, |cluster| {
+        let output = cluster.all[0].baton.cli(&["handover", "--deadline", "5s"]);
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        cluster.scene.lab.lb.link_down();
+    });
+}
+
+#[test]
+#[ignore = "figures for the README: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_baton_is_upgraded() {
-    let Some(cluster) = Cluster::new("drill upgrade") else { return };
-    let old = cluster.all[0].baton.process.pid();
-    cluster.all[0].baton.order(&["upgrade"]);
-    // It lives on under another parent; it ends with the test as the first would.
-    let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
-    assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
-    let _ends = Stranger::new(new);
-    cluster.verdict("Baton upgraded");
+    let ends = std::cell::RefCell::new(Vec::new());
+    each_way("drill upgrade", "Baton upgraded", Graduated::GoOn, |cluster| {
+        let old = cluster.all[0].baton.process.pid();
+        cluster.all[0].baton.order(&["upgrade"]);
+        // It lives on under another parent; it ends with the test as the first would.
+        let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
+        assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
+        ends.borrow_mut().push(Stranger::new(new));
+    });
 }

@@ -1,121 +1,20 @@
 //! A host that is emptied before it is switched off: no client notices.
 
 use std::process::Output;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread::{Scope, ScopedJoinHandle};
+use std::sync::atomic::Ordering::Relaxed;
 
+use super::load::{Load, Resent, Until, whole};
 use super::*;
 
 mod routed;
 
-/// What clients do while something happens, and what became of it.
-#[derive(Default)]
-struct Load {
-    over: AtomicBool,
-    /// Only the bulk is to end.
-    bulk_over: AtomicBool,
-    connects: AtomicU64,
-    round_trips: AtomicU64,
-    bulk_bytes: AtomicU64,
-}
-
-/// Ends the load when it goes: a test that fails does not wait for its clients.
-struct Until<'a>(&'a Load);
-
-impl Drop for Until<'_> {
-    fn drop(&mut self) {
-        self.0.over.store(true, Relaxed);
-        self.0.bulk_over.store(true, Relaxed);
-    }
-}
-
-impl Load {
-    /// Ping-pongs with a pause of a millisecond on these connections, which come back.
-    fn ping_pongs<'s>(&'s self, scope: &'s Scope<'s, '_>, conns: Vec<Conn>) -> Vec<ScopedJoinHandle<'s, Conn>> {
-        let talk = |(number, mut conn): (usize, Conn)| {
-            scope.spawn(move || {
-                for turn in 0.. {
-                    if self.over.load(Relaxed) {
-                        break;
-                    }
-                    conn.echo((number as u64) << 32 | turn, 64);
-                    self.round_trips.fetch_add(1, Relaxed);
-                    // The pause is what makes it ping-pong and not a stream.
-                    std::thread::sleep(ms(1));
-                }
-                conn
-            })
-        };
-        conns.into_iter().enumerate().map(talk).collect()
-    }
-
-    /// Streams of which each byte is compared, until the bulk is to end.
-    fn bulk<'s>(&'s self, scope: &'s Scope<'s, '_>, conns: Vec<Conn>) -> Vec<ScopedJoinHandle<'s, ()>> {
-        let stream = |(number, mut conn): (usize, Conn)| {
-            scope.spawn(move || {
-                for turn in 0.. {
-                    if self.bulk_over.load(Relaxed) {
-                        break;
-                    }
-                    conn.echo((number as u64) << 32 | turn, 500_000);
-                    self.bulk_bytes.fetch_add(1_000_000, Relaxed);
-                    // As a link of some 20 MB/s would, so that what is sent again has other causes than a full machine.
-                    std::thread::sleep(ms(20));
-                }
-                conn.half_close();
-                assert_eq!(conn.end(LONG), End::Fin);
-            })
-        };
-        conns.into_iter().enumerate().map(stream).collect()
-    }
-
-    /// Clients that connect, ask once and go, one after the other.
-    fn storm<'s>(
-        &'s self,
-        scope: &'s Scope<'s, '_>,
-        client: &'s Host,
-        to: SocketAddr,
-        threads: u64,
-    ) -> Vec<ScopedJoinHandle<'s, ()>> {
-        let connect = |number: u64| {
-            scope.spawn(move || {
-                while !self.over.load(Relaxed) {
-                    let mut conn = client.connect(to);
-                    conn.echo(number, 100);
-                    conn.half_close();
-                    assert_eq!(conn.end(LONG), End::Fin);
-                    self.connects.fetch_add(1, Relaxed);
-                }
-            })
-        };
-        (0..threads).map(connect).collect()
-    }
-
-    /// So many more of each have gone well.
-    fn goes_on(&self, connects: u64, round_trips: u64) {
-        let before = (self.connects.load(Relaxed), self.round_trips.load(Relaxed));
-        eventually(LONG, "clients go on", || {
-            self.connects.load(Relaxed) >= before.0 + connects
-                && self.round_trips.load(Relaxed) >= before.1 + round_trips
-        });
-    }
-}
-
 impl Fleet {
     /// The first instance's VIP is let go by this file, too.
-    fn with_track_file(self) -> Self {
+    pub fn with_track_file(self) -> Self {
         for instance in &self.all {
             instance.add_setting("takeover", "track_file", instance.away().to_str().unwrap());
         }
         self
-    }
-
-    /// Packets that the programs of all instances have dropped, to be sent again, and those that came to a host of theirs
-    /// which had not got the address.
-    fn lost(&self) -> u64 {
-        let held_off = |it: &Instance, why| it.baton.metric("baton_path_packets_total", &[why]) as u64;
-        let of = |it: &Instance| held_off(it, "\"guarded\"") + held_off(it, "\"asked\"") + misdirected(&it.host);
-        self.all.iter().map(of).sum()
     }
 
     /// Moves the VIP, when the first instance says that it should not have it, as something would that asks nothing else.
@@ -134,17 +33,6 @@ impl Fleet {
         self.heir().wait_sees("lb-a", "flows", count);
         conns
     }
-
-    /// Segments that anybody here has sent more than once, and those of them that had come the first time: on a full machine
-    /// many do, too late.
-    fn resent(&self) -> Resent {
-        let lab = &self.scene.lab;
-        let hosts = [&lab.client, &lab.b1, &lab.b2].into_iter().chain(self.all.iter().map(|it| &it.host));
-        hosts.fold(Resent::default(), |sum, host| Resent {
-            all: sum.all + counter(host, "snmp", "Tcp:", "RetransSegs"),
-            in_vain: sum.in_vain + counter(host, "netstat", "TcpExt:", "TCPDSACKRecv"),
-        })
-    }
 }
 
 impl Instance {
@@ -162,38 +50,11 @@ impl Instance {
     }
 
     /// What `baton handover` reported at its end.
-    fn report(output: &Output) -> Value {
+    pub fn report(output: &Output) -> Value {
         let text = String::from_utf8_lossy(&output.stdout);
         let last = text.lines().last().unwrap_or_default();
         serde_json::from_str(last).unwrap_or_else(|_| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
     }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Resent {
-    all: u64,
-    in_vain: u64,
-}
-
-impl std::ops::Sub for Resent {
-    type Output = Self;
-
-    fn sub(self, before: Self) -> Self {
-        Self { all: self.all - before.all, in_vain: self.in_vain - before.in_vain }
-    }
-}
-
-fn misdirected(host: &Host) -> u64 {
-    counter(host, "snmp", "Ip:", "InAddrErrors")
-}
-
-/// Of /proc/net.
-fn counter(host: &Host, file: &str, group: &str, name: &str) -> u64 {
-    let text = host.run(&format!("cat /proc/net/{file}"));
-    let mut lines = text.lines().filter(|line| line.starts_with(group));
-    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    let found = names.split_whitespace().zip(values.split_whitespace()).find(|(found, _)| *found == name);
-    found.unwrap().1.parse().unwrap()
 }
 
 /// 100 that may graduate and 100 that cannot, for only one of their ends has timestamps; all idle.
@@ -224,8 +85,7 @@ fn a_host_is_emptied_by_real_keepalived_and_no_client_notices() {
     let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
     let Figures { control, resent, lost } = empty_a_host(&fleet.with_track_file());
     assert_eq!(lost, 0);
-    let needed = |resent: Resent| resent.all.saturating_sub(resent.in_vain);
-    assert!(needed(resent) <= needed(control) + 3, "{resent:?}, without a handover {control:?}");
+    assert!(resent.needed() <= control.needed() + 3, "{resent:?}, without a handover {control:?}");
 }
 
 fn empty_a_host(fleet: &Fleet) -> Figures {
@@ -257,10 +117,10 @@ fn empty_a_host(fleet: &Fleet) -> Figures {
         idle.iter_mut().for_each(|conn| conn.echo(3, 5000));
         drop(staying);
         load.bulk_over.store(true, Relaxed);
-        streams.into_iter().for_each(|stream| stream.join().unwrap());
+        whole(streams);
         load.over.store(true, Relaxed);
         storm.into_iter().for_each(|thread| thread.join().unwrap());
-        drop(stayed.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>());
+        whole(stayed);
         let output = handover.join().unwrap();
         let report = Instance::report(&output);
         println!("{report}\n{figures:?}");
@@ -268,7 +128,7 @@ fn empty_a_host(fleet: &Fleet) -> Figures {
         assert_eq!(report["vips"][0]["at"], serde_json::json!(["lb-b"]));
         assert_eq!(report["flows"]["proxied_left"], 0);
         assert_eq!(fleet.resets(), 0.0);
-        (talks.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>(), figures)
+        (whole(talks), figures)
     });
     let Load { connects, round_trips, bulk_bytes, .. } = &load;
     println!("{connects:?} connects, {round_trips:?} round trips, {bulk_bytes:?} bytes of bulk, no reset");
@@ -305,7 +165,7 @@ fn a_host_is_emptied_of_ipv6_flows_by_something_that_asks_only_whether_it_is_rea
         let output = handover.join().unwrap();
         assert!(output.status.success(), "{}", Instance::report(&output));
         assert_eq!(fleet.resets(), 0.0);
-        talks.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>()
+        whole(talks)
     });
     fleet.owner().host.link_down();
     let mut fresh = fleet.clients(5);

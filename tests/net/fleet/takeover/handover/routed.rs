@@ -29,7 +29,7 @@ fn come_and_empty(fleet: &Fleet, mut comes: impl FnMut(usize), leaves: impl FnOn
         staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
         drop(staying);
         load.bulk_over.store(true, Relaxed);
-        streams.into_iter().for_each(|stream| stream.join().unwrap());
+        whole(streams);
         load.over.store(true, Relaxed);
         storm.into_iter().for_each(|thread| thread.join().unwrap());
         let output = handover.join().unwrap();
@@ -37,7 +37,7 @@ fn come_and_empty(fleet: &Fleet, mut comes: impl FnMut(usize), leaves: impl FnOn
         println!("{report}");
         assert!(output.status.success(), "{report}");
         assert_eq!(report["flows"]["reset"], 0, "{report}");
-        talks.into_iter().map(|talk| talk.join().unwrap()).collect::<Vec<_>>()
+        whole(talks)
     });
     assert_eq!(fleet.resets(), 0.0);
     let Load { connects, round_trips, bulk_bytes, .. } = &load;

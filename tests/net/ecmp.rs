@@ -12,6 +12,8 @@ use crate::lab::*;
 const SHIPPED: &str = include_str!("../../deploy/bird/bird.conf");
 const WATCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/bird/watch");
 const VIP: &str = "10.99.0.100";
+/// How soon a router tries a session again.
+const RETRY: &str = "connect delay time 1; connect retry time 2; error wait time 1, 10;";
 
 /// What announces the VIP of one instance while it is ready.
 pub struct Announcer {
@@ -113,7 +115,7 @@ fn router_config(router: &Host, instances: &[&Host]) -> String {
         .iter()
         .map(|host| {
             format!(
-                "protocol bgp {} {{ local as 65000; neighbor {} as 65010; hold time 9; bfd on; ipv4 {{ import all; export none; }}; }}\n",
+                "protocol bgp {} {{ local as 65000; neighbor {} as 65010; hold time 9; bfd on; {RETRY} ipv4 {{ import all; export none; }}; }}\n",
                 host.name, host.v4
             )
         })

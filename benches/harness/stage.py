@@ -86,6 +86,12 @@ class Stage:
         self.sysctl(name, "net.ipv4.tcp_congestion_control=reno")
         return name
 
+    def beside(self, left, right):
+        """One more host on a link with the proxy, which has the address `right` there; its namespace."""
+        namespace = self._namespace()
+        self._wire(namespace, [f"{left}/24"], self.proxy, [f"{right}/24"])
+        return namespace
+
     def _wire(self, left, left_addresses, right, right_addresses):
         number = next(_numbers)
         ends = (f"veth{number}a", f"veth{number}b")

@@ -9,6 +9,7 @@ mod entries;
 mod idle;
 mod net;
 mod pattern;
+mod records;
 mod requests;
 mod script;
 mod serve;
@@ -138,6 +139,8 @@ enum Mode {
     },
     /// Fills a map of graduated flows with flows that nobody has.
     Entries(entries::Entries),
+    /// Watches two instances' maps while flows graduate at one of them.
+    Records(records::Records),
     /// Whether bytes, FIN and RST get through as they are.
     Behave {
         #[arg(long)]
@@ -159,6 +162,7 @@ fn main() -> std::io::Result<()> {
         Mode::Stall { common, witness } => stall::run(&common, witness)?,
         Mode::Death { common, death } => death::run(&common, &death)?,
         Mode::Entries(asked) => entries::run(&asked)?,
+        Mode::Records(asked) => records::run(&asked)?,
         Mode::Behave { target, witness } => behave::run(target, witness),
     };
     println!("{report}");

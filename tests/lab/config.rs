@@ -74,6 +74,11 @@ impl Config {
         Self { peers: with(self.peers, key, value), ..self }
     }
 
+    /// It knows of no other instance.
+    pub fn alone(self) -> Self {
+        Self { peers: Table::new(), ..self }
+    }
+
     pub fn takeover(self, key: &str, value: impl Into<Value>) -> Self {
         Self { takeover: with(self.takeover, key, value), ..self }
     }

@@ -22,6 +22,8 @@ pub struct Lab {
     pub b1: Host,
     pub b2: Host,
     pub b3: Host,
+    number: u32,
+    switch: Arc<Namespace>,
     directory: TempDir,
 }
 
@@ -51,11 +53,18 @@ impl Lab {
             b1: host("b1", 21)?,
             b2: host("b2", 22)?,
             b3: host("b3", 23)?,
+            number: lab,
+            switch: switch.clone(),
             directory: tempfile::Builder::new()
                 .prefix(&format!("{}-", namespace::name_of_process()))
                 .tempdir()
                 .expect("a temporary directory"),
         })
+    }
+
+    /// One more host on the switch; `number` becomes the last part of its addresses.
+    pub fn another(&self, name: &'static str, number: u8) -> Host {
+        Host::new(self.number, &self.switch, name, number).expect("there are namespaces already")
     }
 
     /// The three backend hosts.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::lab::baton::{BINARY, Baton};
@@ -12,12 +12,79 @@ use crate::lab::*;
 const SHIPPED: &str = include_str!("../../deploy/bird/bird.conf");
 const WATCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/bird/watch");
 const VIP: &str = "10.99.0.100";
+/// How soon a router tries a session again.
+const RETRY: &str = "connect delay time 1; connect retry time 2; error wait time 1, 10;";
+
+/// What announces the VIP of one instance while it is ready.
+pub struct Announcer {
+    _bird: Process,
+    _watch: Process,
+}
+
+impl Announcer {
+    /// The shipped file and the shipped script, for `baton`, which runs on `host` and keeps its files in `directory`.
+    pub fn start(host: &Host, router: &Host, vip: &str, baton: &Baton, directory: &Path) -> Self {
+        let replaced = [
+            ("10.0.0.21", host.v4.to_string()),
+            ("neighbor 10.0.0.1 ", format!("neighbor {} ", router.v4)),
+            ("10.0.0.100", vip.to_owned()),
+        ];
+        let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
+            assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
+            text.replace(shipped, here)
+        });
+        let (bird, socket) = start_bird(directory, host, &text);
+        let ready = format!("{BINARY} ready --socket {}", baton.paths.socket.display());
+        let socket = format!("BIRD_SOCKET={}", socket.display());
+        let mut watch = vec!["env", &socket, WATCH];
+        watch.extend(ready.split(' '));
+        let _watch = host.spawn(&watch, &directory.join("watch.log"));
+        Self { _bird: bird, _watch }
+    }
+}
+
+/// A router that spreads flows over those of `instances` that announce the VIP.
+pub struct Router {
+    pub host: Host,
+    vip: &'static str,
+    _bird: Process,
+}
+
+impl Router {
+    pub fn start(lab: &Lab, host: &Host, vip: &'static str, instances: &[&Host]) -> Self {
+        host.sysctl("net/ipv4/ip_forward", "1");
+        host.sysctl("net/ipv4/conf/all/send_redirects", "0");
+        host.sysctl("net/ipv4/conf/eth0/send_redirects", "0");
+        host.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
+        let (bird, _) = start_bird(lab.directory(), host, &router_config(host, instances));
+        Self { host: host.clone(), vip, _bird: bird }
+    }
+
+    /// What `host` sends to the VIP goes through it.
+    pub fn lead(&self, host: &Host) {
+        host.run(&format!("ip route add {}/32 via {}", self.vip, self.host.v4));
+    }
+
+    /// Instances that it sends the VIP's flows to.
+    pub fn paths(&self) -> Vec<String> {
+        let route = self.host.run(&format!("ip route show {}", self.vip));
+        let words: Vec<_> = route.split_whitespace().collect();
+        words.windows(2).filter(|pair| pair[0] == "via").map(|pair| pair[1].to_owned()).collect()
+    }
+}
+
+pub fn is_installed(test: &str) -> bool {
+    let installed = Command::new("bird").arg("--version").output().is_ok();
+    if !installed {
+        network::skip(test, "bird is not installed");
+    }
+    installed
+}
 
 struct Instance<'a> {
     host: &'a Host,
     baton: Baton,
-    _bird: Process,
-    _watch: Process,
+    _announcer: Announcer,
 }
 
 impl<'a> Instance<'a> {
@@ -29,27 +96,13 @@ impl<'a> Instance<'a> {
         let config = lab.config().only(&["b1"]).frontend("listen", listen).frontend("source", "route");
         let baton = Baton::start(host, &directory, &config);
         baton.wait_until_ready();
-        let replaced = [
-            ("10.0.0.21", host.v4.to_string()),
-            ("neighbor 10.0.0.1 ", format!("neighbor {} ", router.v4)),
-            ("10.0.0.100", VIP.to_owned()),
-        ];
-        let text = replaced.iter().fold(SHIPPED.to_owned(), |text, (shipped, here)| {
-            assert!(text.contains(shipped), "{shipped} is not in the shipped file any more");
-            text.replace(shipped, here)
-        });
-        let (bird, socket) = start_bird(lab, host, &text);
-        let ready = format!("{BINARY} ready --socket {}", baton.paths.socket.display());
-        let socket = format!("BIRD_SOCKET={}", socket.display());
-        let mut watch = vec!["env", &socket, WATCH];
-        watch.extend(ready.split(' '));
-        let _watch = host.spawn(&watch, &directory.join("watch.log"));
-        Self { host, baton, _bird: bird, _watch }
+        let _announcer = Announcer::start(host, router, VIP, &baton, &directory);
+        Self { host, baton, _announcer }
     }
 }
 
-fn start_bird(lab: &Lab, host: &Host, text: &str) -> (Process, PathBuf) {
-    let file = |what: &str| lab.directory().join(format!("bird-{}.{what}", host.name));
+fn start_bird(directory: &Path, host: &Host, text: &str) -> (Process, PathBuf) {
+    let file = |what: &str| directory.join(format!("bird-{}.{what}", host.name));
     std::fs::write(file("conf"), text).unwrap();
     let (config, socket) = (file("conf").display().to_string(), file("ctl"));
     let command = ["bird", "-f", "-c", &config, "-s", socket.to_str().unwrap()];
@@ -62,7 +115,7 @@ fn router_config(router: &Host, instances: &[&Host]) -> String {
         .iter()
         .map(|host| {
             format!(
-                "protocol bgp {} {{ local as 65000; neighbor {} as 65010; hold time 9; bfd on; ipv4 {{ import all; export none; }}; }}\n",
+                "protocol bgp {} {{ local as 65000; neighbor {} as 65010; hold time 9; bfd on; {RETRY} ipv4 {{ import all; export none; }}; }}\n",
                 host.name, host.v4
             )
         })
@@ -75,30 +128,18 @@ fn router_config(router: &Host, instances: &[&Host]) -> String {
     )
 }
 
-/// Instances that the router sends the VIP's flows to.
-fn paths(router: &Host) -> Vec<String> {
-    let route = router.run(&format!("ip route show {VIP}"));
-    let words: Vec<_> = route.split_whitespace().collect();
-    words.windows(2).filter(|pair| pair[0] == "via").map(|pair| pair[1].to_owned()).collect()
-}
-
 #[test]
 fn a_router_spreads_flows_over_three_instances_and_forgets_one_that_dies_or_is_not_ready() {
     let Some(lab) = Lab::new("ecmp") else { return };
-    if Command::new("bird").arg("--version").output().is_err() {
-        return network::skip("ecmp", "bird is not installed");
+    if !is_installed("ecmp") {
+        return;
     }
-    let router = &lab.client2;
-    router.sysctl("net/ipv4/ip_forward", "1");
-    router.sysctl("net/ipv4/conf/all/send_redirects", "0");
-    router.sysctl("net/ipv4/conf/eth0/send_redirects", "0");
-    router.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
-    lab.client.run(&format!("ip route add {VIP}/32 via {}", router.v4));
     let _server = lab.b1.serve(Behaviour::Echo);
     let hosts = [&lab.lb, &lab.b2, &lab.b3];
-    let _bird = start_bird(&lab, router, &router_config(router, &hosts));
-    let instances = hosts.map(|host| Instance::start(&lab, host, router));
-    eventually(secs(30), "the router knows three ways", || paths(router).len() == 3);
+    let router = Router::start(&lab, &lab.client2, VIP, &hosts);
+    router.lead(&lab.client);
+    let instances = hosts.map(|host| Instance::start(&lab, host, &router.host));
+    eventually(secs(30), "the router knows three ways", || router.paths().len() == 3);
     let vip: SocketAddr = format!("{VIP}:6443").parse().unwrap();
     let mut conns: Vec<_> = (0..60).map(|_| lab.client.connect(vip)).collect();
     conns.iter_mut().for_each(|conn| conn.echo(1, 1000));
@@ -109,16 +150,16 @@ fn a_router_spreads_flows_over_three_instances_and_forgets_one_that_dies_or_is_n
 
     let watch = Stopwatch::start();
     instances[1].host.link_down();
-    eventually(secs(30), "its way is withdrawn", || paths(router).len() == 2);
+    eventually(secs(30), "its way is withdrawn", || router.paths().len() == 2);
     println!("ecmp: a host dies: its way is withdrawn after {:?}", watch.elapsed());
-    assert!(!paths(router).contains(&instances[1].host.v4.to_string()), "{:?}", paths(router));
+    assert!(!router.paths().contains(&instances[1].host.v4.to_string()), "{:?}", router.paths());
     (0..20).for_each(|_| lab.client.connect(vip).echo(2, 1000));
 
     let watch = Stopwatch::start();
     instances[2].baton.process.stop();
-    eventually(secs(30), "the way to the one that hangs is withdrawn", || paths(router).len() == 1);
+    eventually(secs(30), "the way to the one that hangs is withdrawn", || router.paths().len() == 1);
     println!("ecmp: an instance hangs: its way is withdrawn after {:?}", watch.elapsed());
     (0..20).for_each(|_| lab.client.connect(vip).echo(3, 1000));
     instances[2].baton.process.go_on();
-    eventually(secs(30), "it is announced again", || paths(router).len() == 2);
+    eventually(secs(30), "it is announced again", || router.paths().len() == 2);
 }

@@ -13,16 +13,26 @@ fn wait_ejected(baton: &Baton) {
     });
 }
 
+/// The first has the VIP and 40 clients, loses its network, and the second gets the VIP.
+fn cut_off_and_followed(test: &str, flows: Flows) -> Option<(Fleet, Vec<Conn>)> {
+    let fleet = Fleet::new(test, 2, flows, |config| config)?.with_owner();
+    let conns = match flows {
+        Flows::Alone => fleet.clients(40),
+        _ => fleet.graduated_clients(40),
+    };
+    if flows != Flows::Alone {
+        fleet.wait_known(40, 40);
+    }
+    fleet.owner().host.link_down();
+    fleet.take(fleet.heir());
+    Some((fleet, conns))
+}
+
 #[test]
 fn graduated_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_went_on_elsewhere() {
     let test = "graduated_flows_are_not_reset_by_the_host_that_lost_its_network";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
-    let fleet = fleet.with_owner();
-    let mut conns = fleet.graduated_clients(40);
-    fleet.wait_known(40, 40);
+    let Some((fleet, mut conns)) = cut_off_and_followed(test, Flows::Graduate) else { return };
     let owner = fleet.owner();
-    owner.host.link_down();
-    fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.echo(6, 300));
     fleet.heir().baton.wait_graduated(40);
     wait_ejected(&owner.baton);
@@ -42,31 +52,64 @@ fn graduated_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_we
 }
 
 #[test]
-fn a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds() {
-    for flows in [Flows::Graduate, Flows::Kept] {
-        let test = "a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds";
-        let Some(lab) = Lab::new(test) else { return };
-        let _servers = lab.echo_everywhere();
-        let Some(pins) = Pinned::unused(test) else { return };
-        let mut config = lab.config().only(&["b1", "b2"]).graduating(&pins.directory);
-        if flows == Flows::Kept {
-            config = config.path("after_round_trips", 1000).path("after", "1h");
-        }
-        let baton = lab.start(&config);
-        let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
-        for round in 0..5 {
-            conns.iter_mut().for_each(|conn| conn.echo(round, 200));
-        }
-        baton.wait_graduated(if flows == Flows::Graduate { 20 } else { 0 });
-        lab.lb.link_down();
-        wait_ejected(&baton);
-        assert_eq!(baton.flow_count(), 20);
-        lab.lb.link_up();
-        conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
-        assert_eq!(baton.ended().len(), 0, "{:?}", baton.ended());
-        baton.wait_standing("b1", "ready", LONG);
-        lab.client.connect(lab.lb.v4(6443)).echo(7, 100);
+fn without_peers_flows_of_the_host_that_lost_its_network_are_lost() {
+    let test = "without_peers_flows_of_the_host_that_lost_its_network_are_lost";
+    let Some((_fleet, mut conns)) = cut_off_and_followed(test, Flows::Alone) else { return };
+    takeover::wait_lost(&mut conns);
+}
+
+/// What a lone instance does not hear its backends for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    /// Its own link has no carrier.
+    Link,
+    /// The link is there, but nothing of what backends answer comes.
+    Silence,
+}
+
+/// An instance without peers, and 20 clients that wait until it takes its backends for dead.
+fn lone(test: &str, flows: Flows, outage: Outage) {
+    let Some(lab) = Lab::new(test) else { return };
+    let _servers = lab.echo_everywhere();
+    let Some(pins) = Pinned::unused(test) else { return };
+    let mut config = lab.config().only(&["b1", "b2"]).graduating(&pins.directory);
+    if flows == Flows::Kept {
+        config = config.path("after_round_trips", 1000).path("after", "1h");
     }
+    let baton = lab.start(&config);
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    for round in 0..5 {
+        conns.iter_mut().for_each(|conn| conn.echo(round, 200));
+    }
+    baton.wait_graduated(if flows == Flows::Graduate { 20 } else { 0 });
+    match outage {
+        Outage::Link => lab.lb.link_down(),
+        Outage::Silence => {
+            lab.lb.drop_packets("input", &format!("ip saddr {{ {}, {} }}", lab.b1.v4, lab.b2.v4));
+            baton.wait_ended("backend_ejected", 20);
+            takeover::all_reset(&mut conns);
+            return;
+        }
+    }
+    wait_ejected(&baton);
+    assert_eq!(baton.flow_count(), 20);
+    lab.lb.link_up();
+    conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
+    assert_eq!(baton.ended().len(), 0, "{:?}", baton.ended());
+    baton.wait_standing("b1", "ready", LONG);
+    lab.client.connect(lab.lb.v4(6443)).echo(7, 100);
+}
+
+#[test]
+fn a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds() {
+    let test = "a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds";
+    [Flows::Graduate, Flows::Kept].into_iter().for_each(|flows| lone(test, flows, Outage::Link));
+}
+
+#[test]
+fn a_lone_instance_resets_all_that_wait_for_backends_which_fall_silent_while_its_link_is_up() {
+    let test = "a_lone_instance_resets_all_that_wait_for_backends_which_fall_silent";
+    [Flows::Graduate, Flows::Kept].into_iter().for_each(|flows| lone(test, flows, Outage::Silence));
 }
 
 /// While its only peer is dead, so that it cannot be sure of its own network at once.

@@ -97,20 +97,26 @@ fn outcomes(fleet: &Fleet) -> [f64; 4] {
         .map(|outcome| fleet.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &[outcome])).sum())
 }
 
+/// Flows that come to this instance, and by the time they say something, to the other.
+fn rehashed(fleet: &Fleet, flows: Flows, at: usize) -> Vec<Conn> {
+    let client = &fleet.scene.lab.client;
+    route(fleet, client, at);
+    let mut conns: Vec<_> = (0..BATCH).map(|_| client.connect(fleet.vip)).collect();
+    if flows == Flows::Graduate {
+        // Enough to make them leave their sockets.
+        conns.iter_mut().for_each(|conn| (0..4).for_each(|seed| conn.echo(seed, 50)));
+    }
+    route(fleet, client, 1 - at);
+    conns
+}
+
 fn survive(test: &str, vip: &str, flows: Flows) {
     let Some(fleet) = behind_a_router(test, vip, flows) else { return };
-    let client = &fleet.scene.lab.client;
     // Kept to the end: the last packets of a connection that is closed are nobody's, and may be reset.
     let (mut slowest, mut all) = (Duration::ZERO, Vec::new());
     for batch in 0..15 {
         let at = batch % 2;
-        route(&fleet, client, at);
-        let mut conns: Vec<_> = (0..BATCH).map(|_| client.connect(fleet.vip)).collect();
-        if flows == Flows::Graduate {
-            // Enough to make them leave their sockets.
-            conns.iter_mut().for_each(|conn| (0..4).for_each(|seed| conn.echo(seed, 50)));
-        }
-        route(&fleet, client, 1 - at);
+        let mut conns = rehashed(&fleet, flows, at);
         let watch = Stopwatch::start();
         let lost = std::thread::scope(|scope| {
             let echoing: Vec<_> = conns.iter_mut().map(|conn| scope.spawn(move || conn.try_echo(1, 2000))).collect();
@@ -146,4 +152,14 @@ fn ipv6_flows_that_are_rehashed_at_birth_survive_though_the_peer_link_is_slow() 
 #[test]
 fn flows_that_are_rehashed_as_they_graduate_survive_though_the_peer_link_is_slow() {
     survive("flows_that_are_rehashed_as_they_graduate_survive", VIP, Flows::Graduate);
+}
+
+#[test]
+fn without_peers_flows_that_are_rehashed_at_birth_are_lost() {
+    for vip in [VIP, VIP6] {
+        let test = "without_peers_flows_that_are_rehashed_at_birth_are_lost";
+        let Some(fleet) = behind_a_router(test, vip, Flows::Alone) else { return };
+        let mut conns = rehashed(&fleet, Flows::Alone, 0);
+        assert_eq!(takeover::wait_lost(&mut conns), End::Rst);
+    }
 }

@@ -13,6 +13,19 @@ const HANG: std::time::Duration = secs(8);
 
 const BOTH: [Flows; 2] = [Flows::Kept, Flows::Graduate];
 
+/// How it comes about that both have the VIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// Only keepalived's advertisements are lost.
+    AdvertsLost,
+    /// Neither hears anything of the other, and the second drops what it has not tracked.
+    Parted,
+    /// The first one's keepalived is killed, and leaves the VIP behind.
+    Killed,
+    /// It stands still.
+    Stopped,
+}
+
 /// A pair with keepalived, the first of which has the VIP and so many clients.
 struct Pair {
     fleet: Fleet,
@@ -29,17 +42,39 @@ impl Pair {
             Flows::Graduate => fleet.graduated_clients(count),
             _ => fleet.clients(count),
         };
-        fleet.wait_known(count, graduated);
+        if flows != Flows::Alone {
+            fleet.wait_known(count, graduated);
+        }
         Some(Self { fleet, keepalived, conns })
+    }
+
+    /// Until both have the VIP.
+    #[track_caller]
+    fn come_about(&mut self, cause: Cause) {
+        match cause {
+            Cause::AdvertsLost => self.hosts().iter().for_each(|host| host.drop_packets("input", "ip protocol 112")),
+            Cause::Parted => {
+                takeover::drop_untracked(&self.fleet.heir().host);
+                self.hosts().iter().for_each(|host| host.isolate(true));
+            }
+            Cause::Killed => {
+                let [parent, child] = self.movers(0);
+                // Stopped first: it would start another child, and give the VIP up.
+                kill_process(parent, Signal::STOP).expect("it runs");
+                kill_process(child, Signal::KILL).expect("it runs");
+                self.keepalived[0].kill();
+            }
+            Cause::Stopped => self.signal_keepalived(0, Signal::STOP),
+        }
+        eventually(LONG, "both have the VIP", || self.has_vip(0) && self.has_vip(1));
+    }
+
+    fn hosts(&self) -> [Host; 2] {
+        [0, 1].map(|number| self.fleet.all[number].host.clone())
     }
 
     fn has_vip(&self, number: usize) -> bool {
         self.fleet.all[number].host.run("ip -4 -o address show dev eth0").contains(takeover::VIP)
-    }
-
-    #[track_caller]
-    fn wait_both(&self) {
-        eventually(LONG, "both have the VIP", || self.has_vip(0) && self.has_vip(1));
     }
 
     /// Who has the VIP once only one has it.
@@ -123,14 +158,11 @@ fn two_owners_that_hear_each_other_reset_no_flow() {
     let test = "two_owners_that_hear_each_other_reset_no_flow";
     for flows in BOTH {
         let Some(mut pair) = Pair::new(test, flows, 40) else { return };
-        // Only keepalived's advertisements are lost.
-        let hosts = [0, 1].map(|number| pair.fleet.all[number].host.clone());
-        hosts.iter().for_each(|host| host.drop_packets("input", "ip protocol 112"));
-        pair.wait_both();
+        pair.come_about(Cause::AdvertsLost);
         for _ in 0..5 {
             assert_eq!(pair.nobody_hangs(), 0);
         }
-        hosts.iter().for_each(|host| host.run("nft delete table inet lab").clear());
+        pair.hosts().iter().for_each(|host| host.run("nft delete table inet lab").clear());
         let watch = Stopwatch::start();
         let owner = pair.wait_one();
         pair.arp_is_right(owner);
@@ -146,9 +178,7 @@ fn a_pair_that_is_parted_leaves_no_client_waiting_and_agrees_when_it_is_whole_ag
     let test = "a_pair_that_is_parted_leaves_no_client_waiting";
     for flows in BOTH {
         let Some(mut pair) = Pair::new(test, flows, 40) else { return };
-        let hosts = [0, 1].map(|number| pair.fleet.all[number].host.clone());
-        hosts.iter().for_each(|host| host.isolate(true));
-        pair.wait_both();
+        pair.come_about(Cause::Parted);
         let mut reset = 0;
         for _ in 0..3 {
             reset += pair.nobody_hangs();
@@ -159,7 +189,7 @@ fn a_pair_that_is_parted_leaves_no_client_waiting_and_agrees_when_it_is_whole_ag
             _ => println!("{reset} proxied flows were reset"),
         }
         let mut young = pair.fleet.clients(10);
-        hosts.iter().for_each(|host| host.isolate(false));
+        pair.hosts().iter().for_each(|host| host.isolate(false));
         let watch = Stopwatch::start();
         let owner = pair.wait_one();
         pair.arp_is_right(owner);
@@ -204,12 +234,7 @@ fn a_killed_keepalived_costs_a_fleet_no_flow() {
     let test = "a_killed_keepalived_costs_a_fleet_no_flow";
     for flows in BOTH {
         let Some(mut pair) = Pair::new(test, flows, 40) else { return };
-        let [parent, child] = pair.movers(0);
-        // Stopped first: it would start another child, and give the VIP up.
-        kill_process(parent, Signal::STOP).expect("it runs");
-        kill_process(child, Signal::KILL).expect("it runs");
-        pair.keepalived[0].kill();
-        pair.wait_both();
+        pair.come_about(Cause::Killed);
         for _ in 0..5 {
             assert_eq!(pair.nobody_hangs(), 0);
         }
@@ -231,8 +256,7 @@ fn a_keepalived_that_stood_still_costs_a_fleet_no_flow() {
     let test = "a_keepalived_that_stood_still_costs_a_fleet_no_flow";
     for flows in BOTH {
         let Some(mut pair) = Pair::new(test, flows, 40) else { return };
-        pair.signal_keepalived(0, Signal::STOP);
-        pair.wait_both();
+        pair.come_about(Cause::Stopped);
         for _ in 0..3 {
             assert_eq!(pair.nobody_hangs(), 0);
         }
@@ -244,5 +268,17 @@ fn a_keepalived_that_stood_still_costs_a_fleet_no_flow() {
         }
         assert_eq!((pair.tickled(), pair.fleet.resets()), (0.0, 0.0));
         pair.wait_settled();
+    }
+}
+
+#[test]
+fn without_peers_flows_are_lost_as_soon_as_two_have_the_vip() {
+    let test = "without_peers_flows_are_lost_as_soon_as_two_have_the_vip";
+    for cause in [Cause::AdvertsLost, Cause::Parted, Cause::Killed, Cause::Stopped] {
+        let Some(mut pair) = Pair::new(test, Flows::Alone, 5) else { return };
+        pair.come_about(cause);
+        let lost = takeover::wait_lost(&mut pair.conns);
+        // The firewall makes a black hole of it.
+        assert_eq!(lost, if cause == Cause::Parted { End::Open } else { End::Rst }, "{cause:?}");
     }
 }

@@ -6,6 +6,7 @@ mod drills;
 mod handover;
 mod load;
 mod proofs;
+mod records;
 
 use super::*;
 use crate::lab::baton::BINARY;
@@ -22,12 +23,14 @@ pub struct Fleet {
     pub all: Vec<Instance>,
     pub scene: Scene,
     pub servers: [Server; 2],
-    _pinned: Vec<Pinned>,
+    pinned: Vec<Pinned>,
 }
 
 /// What becomes of flows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Flows {
+    /// Nor are there peers: none of what this is all about.
+    Alone,
     /// There is no packet path.
     Proxied,
     /// There is one, but they stay in their sockets.
@@ -63,7 +66,7 @@ impl Fleet {
             let mut config =
                 scene.config(number).frontend("listen", vec![vip.to_string()]).peers("sync_deadline", "2s");
             config = config.only(&[]).backend("b1", serving[0]).backend("b2", serving[1]);
-            if flows != Flows::Proxied {
+            if matches!(flows, Flows::Kept | Flows::Graduate) {
                 let pins = Pinned::unused(test)?;
                 config = config.graduating(&pins.directory);
                 pinned.push(pins);
@@ -71,16 +74,17 @@ impl Fleet {
             if flows == Flows::Kept {
                 config = config.path("after_round_trips", 1000).path("after", "1h");
             }
-            all.push(scene.launch(number, &change(number, config)));
+            let config = change(number, config);
+            all.push(scene.launch(number, &if flows == Flows::Alone { config.alone() } else { config }));
         }
         for instance in &all {
             instance.baton.wait_until_ready();
             let others = NAMES[..count].iter().filter(|name| **name != instance.name);
-            others.for_each(|name| instance.wait_synced(name));
+            others.filter(|_| flows != Flows::Alone).for_each(|name| instance.wait_synced(name));
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
-        Some(Self { scene, vip, all, servers, _pinned: pinned })
+        Some(Self { scene, vip, all, servers, pinned })
     }
 
     /// The first has the VIP.
@@ -92,14 +96,20 @@ impl Fleet {
 
     /// All have the VIP, and routers spread flows over some of them.
     pub fn spread(self) -> Self {
+        let fleet = self.with_vip_on_lo();
+        fleet.route(&[0]);
+        fleet.wait_served();
+        fleet
+    }
+
+    /// As [`Fleet::spread`], and somebody else has to route.
+    fn with_vip_on_lo(self) -> Self {
         for instance in &self.all {
             instance.host.run(&format!("ip address add {VIP}/32 dev lo"));
             for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
                 instance.host.sysctl(&format!("net/ipv4/{key}"), "0");
             }
         }
-        self.route(&[0]);
-        self.wait_served();
         self
     }
 
@@ -215,6 +225,19 @@ impl Fleet {
     }
 }
 
+/// Waits until a client loses the flow that it uses, and fails if none does; how it is lost. [`End::Open`]: it had no answer for as
+/// long as it would wait.
+#[track_caller]
+pub fn wait_lost(conns: &mut [Conn]) -> End {
+    let mut seed = 100;
+    let (error, after) = eventually_some(LONG, "a flow is lost", || {
+        seed += 1;
+        conns.iter_mut().find_map(|conn| conn.try_echo(seed, 2000).err())
+    });
+    println!("without peers a flow is lost after {after:?}: {error}");
+    End::of_error(&error)
+}
+
 /// How long it takes from now until each of them has seen RST; panics if one sees anything else.
 pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
     let watch = Stopwatch::start();
@@ -225,7 +248,7 @@ pub fn all_reset(conns: &mut [Conn]) -> std::time::Duration {
 }
 
 /// A firewall, as many hosts have it, that lets nothing pass of a connection that began elsewhere.
-fn drop_untracked(host: &Host) {
+pub fn drop_untracked(host: &Host) {
     let chain = |hook| format!("chain {hook} {{\ntype filter hook {hook} priority 0\nct state invalid drop\n}}\n");
     host.nft(&format!("table inet strict {{\n{}{}}}\n", chain("input"), chain("output")));
     host.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::load::{Load, Resent, Until, whole};
 use super::*;
 
+mod routed;
+
 impl Fleet {
     /// The first instance's VIP is let go by this file, too.
     pub fn with_track_file(self) -> Self {
@@ -20,6 +22,7 @@ impl Fleet {
         eventually(LONG, "it should not have the VIP", || {
             self.owner().baton.http("/readyz").is_some_and(|(status, _)| status == 503)
         });
+        assert_eq!(self.owner().baton.cli(&["ready"]).status.code(), Some(1));
         self.let_go(self.owner());
         self.take(self.heir());
     }
@@ -324,46 +327,4 @@ fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_
     fleet.owner().baton.wait_until_ready();
     eventually(LONG, "it is given up", || !kept());
     fleet.clients(5);
-}
-
-#[test]
-fn behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices() {
-    let test = "behind_a_router_instances_come_and_one_is_emptied_and_no_client_notices";
-    let Some(fleet) = Fleet::new(test, 3, Flows::Kept, |config| config) else { return };
-    let fleet = fleet.spread();
-    let (mut idle, mut staying) = idle_clients(&fleet);
-    let (talking, streaming) = (fleet.clients(10), fleet.clients(2));
-    let load = Load::default();
-    let mut talked = std::thread::scope(|scope| {
-        let _until = Until(&load);
-        let talks = load.ping_pongs(scope, talking);
-        let streams = load.bulk(scope, streaming);
-        let storm = load.storm(scope, &fleet.scene.lab.client, fleet.vip, 1);
-        for routed in [&[0][..], &[0, 1], &[0, 1, 2]] {
-            fleet.route(routed);
-            load.goes_on(50, 1000);
-        }
-        let owner = fleet.owner();
-        let handover = scope.spawn(|| owner.baton.cli(&["handover", "--deadline", "50s", "--json"]));
-        eventually(LONG, "it is not ready", || owner.baton.http("/readyz").is_some_and(|(status, _)| status == 503));
-        fleet.route(&[1, 2]);
-        load.goes_on(200, 4000);
-        staying.iter_mut().for_each(|conn| conn.echo(3, 5000));
-        drop(staying);
-        load.bulk_over.store(true, Relaxed);
-        whole(streams);
-        load.over.store(true, Relaxed);
-        storm.into_iter().for_each(|thread| thread.join().unwrap());
-        let output = handover.join().unwrap();
-        let report = Instance::report(&output);
-        println!("{report}");
-        assert!(output.status.success(), "{report}");
-        whole(talks)
-    });
-    assert_eq!(fleet.resets(), 0.0);
-    let Load { connects, round_trips, bulk_bytes, .. } = &load;
-    println!("{connects:?} connects, {round_trips:?} round trips, {bulk_bytes:?} bytes of bulk, no reset");
-    fleet.owner().host.link_down();
-    let mut fresh = fleet.clients(10);
-    talked.iter_mut().chain(&mut idle).chain(&mut fresh).for_each(|conn| conn.echo(9, 3000));
 }

@@ -80,7 +80,7 @@ impl Scene {
         let directory = self.lab.directory().join(name);
         std::fs::create_dir_all(&directory).unwrap();
         let baton = Baton::start(&host, &directory, config);
-        eventually(LONG, "the admin socket answers", || report(&baton).is_some());
+        eventually(secs(30), "the admin socket answers", || report(&baton).is_some());
         Instance { name, host, directory, baton }
     }
 

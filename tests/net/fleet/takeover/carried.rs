@@ -65,7 +65,8 @@ impl Death {
     }
 }
 
-/// The longest retransmission timeout of connections of these ports, as ss(8) has it from the kernel of `client`.
+/// The longest retransmission timeout of connections of these ports, as ss(8) has it from the kernel of `client`; zero if all
+/// of them are gone, as those that nobody knows are by then.
 fn timeout_of(client: &Host, ports: &BTreeSet<u16>) -> Duration {
     let listed = client.run(&format!("ss -tinOH state established dst {VIP}"));
     let of_line = |line: &str| -> Option<f64> {
@@ -74,7 +75,7 @@ fn timeout_of(client: &Host, ports: &BTreeSet<u16>) -> Duration {
         ports.contains(&port).then(|| timeout.parse().ok())?
     };
     let longest = listed.lines().filter_map(of_line).reduce(f64::max);
-    Duration::from_secs_f64(longest.unwrap_or_else(|| panic!("no timeout of {ports:?} in {listed}")) / 1000.0)
+    Duration::from_secs_f64(longest.unwrap_or(0.0) / 1000.0)
 }
 
 /// What backends had from flows that RST ended.
@@ -197,8 +198,8 @@ fn flows_that_had_graduated_notice_nothing_when_their_host_is_emptied() {
         let Clients { talks, streams, mut watches, .. } = Clients::start(&fleet, scope, &load);
         fleet.wait_known(FLOWS, FLOWS);
         let go_on = || {
-            load.goes_on(0, TALKING * 400);
-            load.streams_on(STREAMING * 4_000_000);
+            load.goes_on(0, TALKING * 200);
+            load.streams_on(STREAMING * 2_000_000);
         };
         // As long as the handover below, without one.
         load.longest();

@@ -90,7 +90,7 @@ impl Graduator {
             await_grace: Vec::new(),
             in_grace: Vec::new(),
             unsettled: Vec::new(),
-            hasty: Vec::new(),
+            hasty: HashSet::new(),
             later: VecDeque::new(),
             events: program_events,
             listens: false,
@@ -158,7 +158,7 @@ struct Path {
     /// Their grace is over, and something is not acknowledged yet.
     unsettled: Vec<FlowId>,
     /// Their sockets would soon send something again.
-    hasty: Vec<FlowId>,
+    hasty: HashSet<FlowId>,
     /// What is to be done with flows that are over, soonest first.
     later: VecDeque<(u64, FlowId)>,
     events: Events,

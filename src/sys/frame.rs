@@ -34,8 +34,7 @@ impl FrameSender {
         let to = address(interface, 0);
         // SAFETY: `frame` and `to` are valid for their lengths and outlive the call.
         let sent = unsafe {
-            let frame = (frame.as_ptr().cast(), frame.len());
-            libc::sendto(self.0.as_raw_fd(), frame.0, frame.1, 0, (&raw const to).cast(), LENGTH)
+            libc::sendto(self.0.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0, (&raw const to).cast(), LENGTH)
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

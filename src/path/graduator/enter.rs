@@ -160,7 +160,7 @@ impl Path {
         match self.drain(ticket.id) {
             Ok(()) => {
                 self.await_grace.push(ticket.id);
-                self.hasty.push(ticket.id);
+                self.watch_if_hasty(ticket.id);
             }
             Err(broken) => self.broken(ticket.id, broken),
         }

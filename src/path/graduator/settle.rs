@@ -68,10 +68,6 @@ impl Path {
         if let Err(broken) = self.drain(id) {
             return self.broken(id, broken);
         }
-        if !self.hasty.contains(&id) {
-            // More may have slipped in.
-            self.hasty.push(id);
-        }
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.step = match std::mem::replace(&mut flow.step, Step::Over) {
                 Step::Entered(lent) => Step::Filling(lent),
@@ -79,6 +75,8 @@ impl Path {
             };
         }
         self.close_if_acknowledged(id);
+        // More may have slipped in.
+        self.watch_if_hasty(id);
     }
 
     /// Passes on what was held and what has come into the sockets.
@@ -119,6 +117,15 @@ impl Path {
         }
     }
 
+    /// Has its sockets told in haste, if they are going to send something again.
+    pub(super) fn watch_if_hasty(&mut self, id: FlowId) {
+        if let Some(Step::Entered(lent) | Step::Filling(lent)) = self.flows.get(&id).map(|flow| &flow.step)
+            && (lent.up.is_hasty() || lent.down.is_hasty())
+        {
+            self.hasty.insert(id);
+        }
+    }
+
     /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's grace
     /// lasts, which is longer than the kernel waits.
     pub(super) fn tell_in_haste(&mut self, id: FlowId) {
@@ -126,9 +133,6 @@ impl Path {
         let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
-        if !up.is_hasty() && !down.is_hasty() {
-            return;
-        }
         let entries = keys.map(|key| self.program.entry(&key));
         if let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
@@ -142,7 +146,7 @@ impl Path {
                 }
             }
         }
-        self.hasty.push(id);
+        self.watch_if_hasty(id);
     }
 
     /// Tells the sockets what their far ends would tell them, whose packets pass them by.

@@ -79,6 +79,10 @@ impl Config {
         Self { peers: Table::new(), ..self }
     }
 
+    pub fn is_alone(&self) -> bool {
+        self.peers.is_empty()
+    }
+
     pub fn takeover(self, key: &str, value: impl Into<Value>) -> Self {
         Self { takeover: with(self.takeover, key, value), ..self }
     }

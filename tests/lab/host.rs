@@ -218,6 +218,11 @@ impl Host {
         queues.fold((0, 0), |sum, queue| (sum.0 + queue.0, sum.1 + queue.1))
     }
 
+    /// Whether `address` is on its interface to the others, as a VIP is that keepalived gave it; `lo` does not count.
+    pub fn has_address(&self, address: &str) -> bool {
+        !self.run(&format!("ip -o address show dev eth0 to {address}")).is_empty()
+    }
+
     /// A counter of its kernel: `name` of `group` (`Tcp:`) in `file` of /proc/net (`snmp`, `netstat`).
     #[track_caller]
     pub fn counter(&self, file: &str, group: &str, name: &str) -> u64 {

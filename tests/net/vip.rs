@@ -68,7 +68,7 @@ impl<'a> Node<'a> {
     }
 
     fn has_vip(&self) -> bool {
-        self.host.run("ip -4 -o address show dev eth0").contains(VIP)
+        self.host.has_address(VIP)
     }
 
     fn restart_baton(&mut self) {
@@ -106,6 +106,11 @@ pub fn keepalived_every(
     });
     let stays = |line: &&str| !left_out.iter().any(|word| line.trim_start().starts_with(word));
     let text = text.lines().filter(stays).map(|line| format!("{line}\n")).collect::<String>();
+    run_keepalived(host, directory, &text)
+}
+
+/// keepalived with this configuration; its files are in `directory`.
+pub fn run_keepalived(host: &Host, directory: &Path, text: &str) -> Process {
     let file = |name: &str| directory.join(name).to_str().unwrap().to_owned();
     std::fs::write(file("keepalived.conf"), text).unwrap();
     let (config, pid, vrrp_pid) = (file("keepalived.conf"), file("keepalived.pid"), file("vrrp.pid"));

@@ -32,7 +32,7 @@ fn connect(fleet: &Fleet, port: u16) -> Conn {
 }
 
 fn has_vip(instance: &Instance) -> bool {
-    instance.host.run("ip -4 -o address show dev eth0").contains(VIP)
+    instance.host.has_address(VIP)
 }
 
 fn returns(way: Way) {

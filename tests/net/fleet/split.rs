@@ -74,7 +74,7 @@ impl Pair {
     }
 
     fn has_vip(&self, number: usize) -> bool {
-        self.fleet.all[number].host.run("ip -4 -o address show dev eth0").contains(takeover::VIP)
+        self.fleet.all[number].host.has_address(takeover::VIP)
     }
 
     /// Who has the VIP once only one has it.

@@ -62,6 +62,7 @@ impl Fleet {
         let servers = [0, 1].map(|number| hosts[number].serve_on(serving[number], Behaviour::Echo));
         let mut pinned = Vec::new();
         let mut all = Vec::new();
+        let mut alone = false;
         for number in 0..count {
             let mut config =
                 scene.config(number).frontend("listen", vec![vip.to_string()]).peers("sync_deadline", "2s");
@@ -75,12 +76,14 @@ impl Fleet {
                 config = config.path("after_round_trips", 1000).path("after", "1h");
             }
             let config = change(number, config);
-            all.push(scene.launch(number, &if flows == Flows::Alone { config.alone() } else { config }));
+            let config = if flows == Flows::Alone { config.alone() } else { config };
+            alone = config.is_alone();
+            all.push(scene.launch(number, &config));
         }
         for instance in &all {
             instance.baton.wait_until_ready();
             let others = NAMES[..count].iter().filter(|name| **name != instance.name);
-            others.filter(|_| flows != Flows::Alone).for_each(|name| instance.wait_synced(name));
+            others.filter(|_| !alone).for_each(|name| instance.wait_synced(name));
             instance.baton.wait_standing("b1", "ready", LONG);
             instance.baton.wait_standing("b2", "ready", LONG);
         }
@@ -109,22 +112,6 @@ impl Fleet {
             for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
                 instance.host.sysctl(&format!("net/ipv4/{key}"), "0");
             }
-        }
-        self
-    }
-
-    /// The same instances without peers: each starts anew and knows its own flows only.
-    pub fn alone(mut self) -> Self {
-        for instance in &mut self.all {
-            let text = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
-            let mut file: toml::Table = text.parse().unwrap();
-            assert!(file.remove("peers").is_some());
-            std::fs::write(&instance.baton.paths.config, toml::to_string(&file).unwrap()).unwrap();
-            instance.baton.process.kill();
-            instance.baton = Baton::start_with(&instance.host, &instance.directory);
-            instance.baton.wait_until_ready();
-            instance.baton.wait_standing("b1", "ready", LONG);
-            instance.baton.wait_standing("b2", "ready", LONG);
         }
         self
     }
@@ -159,9 +146,7 @@ impl Fleet {
             let hosts = [&own.host, &peer.host];
             let process = crate::vip::keepalived_every(interval, hosts, &own.directory, &own.baton, (priority, &[]));
             if number == 0 {
-                eventually(LONG, "the first has the VIP", || {
-                    own.host.run("ip -4 -o address show dev eth0").contains(VIP)
-                });
+                eventually(LONG, "the first has the VIP", || own.host.has_address(VIP));
             }
             process
         });
@@ -396,8 +381,8 @@ fn instances_join_and_leave_behind_a_router_and_no_flow_notices() {
 #[test]
 fn without_peers_flows_that_come_to_another_instance_are_reset() {
     let test = "without_peers_flows_that_come_to_another_instance_are_reset";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, |config| config) else { return };
-    let fleet = fleet.spread().alone();
+    let Some(fleet) = Fleet::new(test, 2, Flows::Alone, |config| config) else { return };
+    let fleet = fleet.spread();
     let mut conns = fleet.clients(5);
     fleet.route(&[1]);
     assert!(conns.iter_mut().all(|conn| conn.try_echo(2, 100).is_err()));

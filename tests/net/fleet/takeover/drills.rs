@@ -83,7 +83,7 @@ impl Cluster {
             let (own, peer) = (&all[number], &all[other]);
             let process = crate::vip::keepalived(&own.host, &peer.host, &own.directory, &own.baton, (priority, &[]));
             if number == 0 {
-                let has_it = || own.host.run("ip -4 -o address show dev eth0").contains(VIP);
+                let has_it = || own.host.has_address(VIP);
                 eventually(LONG, "the first has the VIP", has_it);
             }
             process
@@ -144,7 +144,7 @@ enum Graduated {
 
 /// A fault without the packet path, and with it.
 #[track_caller]
-fn each_way(test: &str, fault: &str, graduated: Graduated, strikes: impl Fn(&Cluster)) {
+fn each_way(test: &str, fault: &str, graduated: Graduated, mut strikes: impl FnMut(&Cluster)) {
     for graduating in [false, true] {
         let Some(cluster) = Cluster::new(test, graduating) else { return };
         if graduating {
@@ -215,13 +215,13 @@ fn no_node_waits_longer_than_computed_in_a_planned_failover() {
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_baton_is_upgraded() {
-    let ends = std::cell::RefCell::new(Vec::new());
+    let mut ends = Vec::new();
     each_way("drill upgrade", "Baton upgraded", Graduated::GoOn, |cluster| {
         let old = cluster.all[0].baton.process.pid();
         cluster.all[0].baton.order(&["upgrade"]);
         // It lives on under another parent; it ends with the test as the first would.
         let new = cluster.all[0].baton.status()["instance"]["pid"].as_i64().expect("a number");
         assert_ne!(new, i64::from(old.as_raw_nonzero().get()));
-        ends.borrow_mut().push(Stranger::new(new));
+        ends.push(Stranger::new(new));
     });
 }

@@ -33,7 +33,7 @@ impl Pair {
         let keepalived = [0, 1].map(|number| {
             let process = keepalived(&lab, hosts[number], hosts[1 - number], settings, number == 0);
             if number == 0 {
-                let has_it = || hosts[0].run("ip -4 -o address show dev eth0").contains(VIP);
+                let has_it = || hosts[0].has_address(VIP);
                 eventually(LONG, "the first has the VIP", has_it);
             }
             process
@@ -61,8 +61,14 @@ impl Pair {
     }
 }
 
+fn directory(lab: &Lab, host: &Host) -> PathBuf {
+    let directory = lab.directory().join(host.name);
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
 fn haproxy(lab: &Lab, host: &Host, settings: Settings) -> Process {
-    let file = |name: &str| lab.directory().join(format!("{}.{name}", host.name)).display().to_string();
+    let file = |name: &str| directory(lab, host).join(name).display().to_string();
     let server = match settings {
         Settings::Guide => "inter 2s",
         Settings::Tuned => "inter 1s fall 2 rise 2 on-marked-down shutdown-sessions",
@@ -76,12 +82,11 @@ fn haproxy(lab: &Lab, host: &Host, settings: Settings) -> Process {
          http-check expect status 200\ndefault-server check check-ssl verify none {server}\n\
          server b1 {b1}\nserver b2 {b2}\n"
     );
-    std::fs::write(file("cfg"), text).unwrap();
-    host.spawn(&["haproxy", "-db", "-f", &file("cfg"), "-p", &file("pid")], lab.directory().join(file("log")).as_path())
+    std::fs::write(file("haproxy.cfg"), text).unwrap();
+    host.spawn(&["haproxy", "-db", "-f", &file("haproxy.cfg")], file("haproxy.log").as_ref())
 }
 
 fn keepalived(lab: &Lab, host: &Host, peer: &Host, settings: Settings, first: bool) -> Process {
-    let file = |name: &str| lab.directory().join(format!("{}.keepalived.{name}", host.name)).display().to_string();
     let (advert, check) = match settings {
         Settings::Guide => ("1", "interval 3\nweight -2\nfall 10\nrise 2"),
         Settings::Tuned => ("0.1", "interval 0.5\ntimeout 1\nfall 2\nrise 2"),
@@ -95,16 +100,11 @@ fn keepalived(lab: &Lab, host: &Host, peer: &Host, settings: Settings, first: bo
          track_script {{\ncheck_apiserver\n}}\n}}\n",
         host.v4, peer.v4
     );
-    std::fs::write(file("conf"), text).unwrap();
-    let command = ["keepalived", "-n", "-l", "-P", "-f", &file("conf"), "-p", &file("pid"), "-r", &file("vrrp.pid")];
-    host.spawn(&command, file("log").as_ref())
+    crate::vip::run_keepalived(host, &directory(lab, host), &text)
 }
 
-/// The fault, and how long until every kubelet must have noticed it.
-type Fault = (&'static str, fn(&Pair), std::time::Duration);
-
-/// As each test of this drill is about one fault.
-fn drill((fault, strikes, time): Fault) {
+/// One fault, with either settings; `time` is how long it takes until every kubelet must have noticed.
+fn drill(fault: &str, time: std::time::Duration, strikes: impl Fn(&Pair)) {
     for settings in [Settings::Guide, Settings::Tuned] {
         let Some(pair) = Pair::new("drill haproxy", settings) else { return };
         strikes(&pair);
@@ -115,57 +115,55 @@ fn drill((fault, strikes, time): Fault) {
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_an_apiserver_is_killed() {
-    drill(("apiserver killed", |pair| pair.stand_ins[0].process.kill(), secs(20)));
+    drill("apiserver killed", secs(20), |pair| pair.stand_ins[0].process.kill());
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_an_apiserver_hangs() {
-    drill(("apiserver hung", |pair| pair.stand_ins[0].process.stop(), UNTIL_PINGED));
+    drill("apiserver hung", UNTIL_PINGED, |pair| pair.stand_ins[0].process.stop());
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_an_apiserver_s_host_is_gone() {
-    drill(("apiserver's host gone", |pair| pair.lab.b1.link_down(), UNTIL_PINGED));
+    drill("apiserver's host gone", UNTIL_PINGED, |pair| pair.lab.b1.link_down());
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_it_is_killed() {
-    drill(("balancer killed", |pair| pair.haproxy[0].kill(), secs(45)));
+    drill("balancer killed", secs(45), |pair| pair.haproxy[0].kill());
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_it_hangs() {
-    drill(("balancer hung", |pair| pair.haproxy[0].stop(), secs(70)));
+    drill("balancer hung", secs(70), |pair| pair.haproxy[0].stop());
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_its_host_is_gone() {
-    drill(("balancer's host gone", |pair| pair.lab.lb.link_down(), UNTIL_PINGED));
+    drill("balancer's host gone", UNTIL_PINGED, |pair| pair.lab.lb.link_down());
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_when_its_host_is_gone_and_the_next_one_drops_what_it_has_not_tracked() {
-    let strikes = |pair: &Pair| {
+    drill("balancer's host gone, firewall", UNTIL_PINGED, |pair| {
         drop_untracked(&pair.lab.client2);
         pair.lab.lb.link_down();
-    };
-    drill(("balancer's host gone, firewall", strikes, UNTIL_PINGED));
+    });
 }
 
 #[test]
 #[ignore = "figures for the README: it wants a machine for itself"]
 fn haproxy_in_a_planned_failover() {
-    let strikes = |pair: &Pair| {
+    drill("planned failover", UNTIL_PINGED, |pair| {
         pair.keepalived[0].signal(rustix::process::Signal::TERM);
         pair.keepalived[0].wait(LONG);
         pair.drill.pass(secs(5));
         pair.lab.lb.link_down();
-    };
-    drill(("planned failover", strikes, UNTIL_PINGED));
+    });
 }

@@ -17,7 +17,9 @@ LOOKS = {
     "baton": ("#2f81f7", "circle"),
 }
 
-LEFT, RIGHT, STEP = 270, 30, 25
+RIGHT, STEP = 30, 25
+# At most, of a letter of the rows' names.
+LETTER = 6.8
 
 
 def write_all(results, directory):
@@ -44,11 +46,12 @@ def ratios(results, lines, title, path):
     ends = [ratio for _, ratios in table for ratio in ratios.values()]
     low, high = math.log(min(*ends, 0.9) * 0.93), math.log(max(*ends, 1.1) * 1.07)
     width, top = 860, 66
+    left = 24 + LETTER * max(len(name) for name, _ in table)
     bottom = top + STEP * len(table)
     drawing = Drawing(width, bottom + 40, title)
 
     def place(ratio):
-        return LEFT + (math.log(ratio) - low) / (high - low) * (width - LEFT - RIGHT)
+        return left + (math.log(ratio) - low) / (high - low) * (width - left - RIGHT)
 
     drawing.text(12, 22, title, style="title")
     legend(drawing, 12, 44, [peer for peer in LOOKS if any(peer in ratios for _, ratios in table)])
@@ -59,7 +62,7 @@ def ratios(results, lines, title, path):
     drawing.text(width - RIGHT, bottom + 32, "of the best other proxy in that row; left is better", "end", "small")
     for index, (name, ratios_of_row) in enumerate(table):
         y = top + STEP * (index + 0.5)
-        drawing.text(LEFT - 12, y + 4, name, "end")
+        drawing.text(left - 12, y + 4, name, "end")
         for peer in [*(peer for peer in ratios_of_row if peer != "baton"), "baton"]:
             drawing.mark(place(ratios_of_row[peer]), y, *LOOKS[peer])
     drawing.save(path)

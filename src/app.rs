@@ -44,9 +44,11 @@ use crate::handoff::message::{Hello, PathReader, State};
 use crate::health::Checker;
 use crate::metrics::Metrics;
 use crate::model::fleet::Farewell;
+use crate::model::ids::FlowId;
 use crate::path::program::LAYOUT;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
+use crate::sys::clock::unix_ns;
 use crate::sys::process;
 use crate::table::Table;
 use crate::table::flows::IdShare;
@@ -200,6 +202,10 @@ fn assemble(
     let workers = config.process.workers.unwrap_or_else(process::cores);
     let table = Table::new(workers).map_err(StartError::Table)?;
     table.flows.begin_ids_at(state.next_flow_id);
+    if config.peers.is_some() {
+        // Peers hold flows that this host may have forgotten. Where the clock is wrong, they tell which.
+        table.flows.begin_ids_at(FlowId::first_count(unix_ns() / 1_000_000_000));
+    }
     peers::Peers::expect(&config, &table);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);

@@ -41,7 +41,7 @@ fuzz_target!(|bytes: &[u8]| {
         while let Some(remote) = exchange.poll_remote() {
             match remote {
                 Remote::Begin { .. } => flows.clear(),
-                Remote::Flow { record, .. } => drop(flows.insert(record.id)),
+                Remote::Flow { record, .. } => drop(flows.insert(record.fleet_id())),
                 Remote::Ended { id, .. } => assert!(flows.remove(&id), "the end of a flow that was never told of"),
                 _ => {}
             }

@@ -2,6 +2,7 @@
 
 mod events;
 mod exchange;
+mod fleet_id;
 pub mod handover;
 mod held;
 mod message;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use events::{Asked, Command, Local, MemberView, Remote};
 pub use exchange::{Exchange, Member, Notice, Own, Query};
+pub use fleet_id::FleetId;
 pub use held::{HeldAnswer, HeldRequest, PeerSlice};
 pub use message::{Change, Hello, Message};
 pub use record::{FlowRecord, Keeping, Passage, Way};

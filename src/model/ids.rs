@@ -30,8 +30,9 @@ plain!(BackendId);
 plain!(FrontendId);
 
 id! {
-    /// One flow, for as long as it lives; never given twice by one instance. 0 is never given. The upper 16 bits are the
-    /// tag of the instance that accepted it, 0 where there is only one; see `InstanceName::tag`.
+    /// One flow, for as long as it lives; never given twice by one process. 0 is never given. The upper 16 bits are the
+    /// tag of the instance that accepted it, 0 where there is only one; see `InstanceName::tag`. With a tag it is never given
+    /// by a later process either, whatever became of the map: see [`FlowId::first_count`].
     FlowId(u64)
 }
 id! {
@@ -52,6 +53,12 @@ impl FlowId {
         Self(u64::from(tag) << COUNT_BITS | count & ((1 << COUNT_BITS) - 1))
     }
 
+    /// Where the count of a process that starts at this time, in seconds since 1970, begins: above whatever one that started
+    /// earlier has given, up to 65,536 flows a second; until 2106.
+    pub fn first_count(unix_s: u64) -> u64 {
+        (unix_s & u64::from(u32::MAX)) << 16
+    }
+
     pub fn tag(self) -> u16 {
         (self.0 >> COUNT_BITS) as u16
     }
@@ -62,12 +69,12 @@ impl FlowId {
     }
 }
 
-/// `b41f-77`: tag and number; without a tag the number alone.
+/// `b41f-6921a3f00007`: tag and number, both hexadecimal; without a tag the number alone, decimal.
 impl fmt::Display for FlowId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tag() {
             0 => self.0.fmt(f),
-            tag => f.pad(&format!("{tag:04x}-{}", self.count())),
+            tag => f.pad(&format!("{tag:04x}-{:012x}", self.count())),
         }
     }
 }
@@ -78,7 +85,7 @@ impl FromStr for FlowId {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once('-') {
-            Some((tag, count)) => Ok(Self::of(u16::from_str_radix(tag, 16)?, count.parse()?)),
+            Some((tag, count)) => Ok(Self::of(u16::from_str_radix(tag, 16)?, u64::from_str_radix(count, 16)?)),
             None => text.parse().map(Self),
         }
     }
@@ -89,9 +96,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_process_that_starts_later_begins_above_all_that_was_given() {
+        let (then, now) = (FlowId::first_count(1_763_785_000), FlowId::first_count(1_763_785_060));
+        assert_eq!(now - then, 60 << 16);
+        assert_eq!(FlowId::of(0x0b1f, now + 7).to_string(), "0b1f-692139640007");
+        assert_eq!(FlowId::of(1, FlowId::first_count(u64::MAX)).tag(), 1);
+    }
+
+    #[test]
     fn both_spellings_of_a_flow_are_understood() {
         let tagged = FlowId::of(0x0b1f, 77);
-        assert_eq!((tagged.to_string().as_str(), tagged.tag(), tagged.count()), ("0b1f-77", 0x0b1f, 77));
+        assert_eq!((tagged.to_string().as_str(), tagged.tag(), tagged.count()), ("0b1f-00000000004d", 0x0b1f, 77));
+        assert_eq!("0b1f-4d".parse(), Ok(tagged));
         assert_eq!(tagged.to_string().parse(), Ok(tagged));
         assert_eq!(tagged.0.to_string().parse(), Ok(tagged));
         assert_eq!(FlowId(77).to_string(), "77");

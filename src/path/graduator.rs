@@ -14,6 +14,7 @@ mod carried;
 mod enter;
 mod grace;
 mod held;
+mod holding;
 mod note;
 mod reset;
 mod routes;

@@ -223,6 +223,7 @@ impl Hub {
         while let Some(notice) = self.exchange.poll_notice() {
             self.tell(notice);
         }
+        self.table.flows.keep_ids_above(self.exchange.own_ids_told());
         let fleet = &self.table.fleet;
         fleet.set_ready(self.exchange.is_ready());
         if now_ns >= self.show_at_ns {

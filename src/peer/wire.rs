@@ -91,7 +91,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
 mod tests {
     use super::*;
     use crate::model::fleet::testing::{passage, record};
-    use crate::model::fleet::{Asked, Change, Epoch, Farewell, FlowRecord, Hello, InstanceName, Keeping};
+    use crate::model::fleet::{Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping};
     use crate::model::ids::FlowId;
 
     /// The largest that each may be.
@@ -126,7 +126,7 @@ mod tests {
             Message::Again,
             Message::Beat { number: 7, echo: true },
             Message::Echo { number: 7 },
-            Message::Claim(vec![FlowId(u64::MAX); 1024]),
+            Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 1024]),
             Message::Ask { number: 1, packet },
             Message::Answer { number: 1, known: true },
             Message::Addresses(vec![packet.from.ip(); 1024]),
@@ -146,7 +146,7 @@ mod tests {
                 assert!(decode(&bytes[..length]).is_err(), "{message:?} cut to {length}");
             }
         }
-        assert!(encode(&Message::Claim(vec![FlowId(u64::MAX); 10_000])).is_err());
+        assert!(encode(&Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 10_000])).is_err());
     }
 
     #[test]

@@ -129,6 +129,8 @@ pub struct FlowTable {
     shards: Box<[Shard]>,
     /// Where the next block of ids begins.
     next_id: AtomicU64,
+    /// No id below is given any more, not even of a block that was begun.
+    floor: AtomicU64,
     /// An [`IdShare`].
     share: AtomicU8,
     /// Of every id that is given here.
@@ -168,7 +170,13 @@ impl FlowTable {
     pub fn new(workers: usize) -> Self {
         let shard = || Shard { rows: (0..ROWS).map(|_| OnceLock::new()).collect(), live: AtomicU32::new(0) };
         let shards = (0..workers).map(|_| shard()).collect();
-        Self { shards, next_id: AtomicU64::new(1), share: AtomicU8::new(IdShare::All as u8), tag: AtomicU16::new(0) }
+        Self {
+            shards,
+            next_id: AtomicU64::new(1),
+            floor: AtomicU64::new(0),
+            share: AtomicU8::new(IdShare::All as u8),
+            tag: AtomicU16::new(0),
+        }
     }
 
     /// The writer of `worker`'s shard. Call it once per worker.
@@ -197,6 +205,14 @@ impl FlowTable {
         self.next_id.fetch_max(1 + blocks * ID_BLOCK, SeqCst);
     }
 
+    /// As [`FlowTable::begin_ids_at`], for ids that somebody holds and this instance has forgotten: blocks that were begun
+    /// below it are left, too.
+    pub fn keep_ids_above(&self, highest: u64) {
+        if self.floor.load(Relaxed) <= highest && self.floor.fetch_max(highest + 1, SeqCst) <= highest {
+            self.begin_ids_at(highest + 1);
+        }
+    }
+
     /// Gives only ids of `share` from [`FlowTable::next_id`], asked for afterwards, on.
     pub fn share_ids(&self, share: IdShare) {
         self.share.store(share as u8, SeqCst);
@@ -212,6 +228,11 @@ impl FlowTable {
                 return first..first + ID_BLOCK;
             }
         }
+    }
+
+    /// An id for a flow that comes from elsewhere and cannot keep its own.
+    pub fn single_id(&self) -> FlowId {
+        FlowId::of(self.tag(), self.take_block().start)
     }
 
     /// Flows that live now.
@@ -317,7 +338,7 @@ impl ShardWriter {
 
     /// An id for a connection that never becomes a flow.
     pub fn take_id(&mut self, table: &FlowTable) -> FlowId {
-        if self.ids.is_empty() {
+        if self.ids.is_empty() || self.ids.start < table.floor.load(Relaxed) {
             self.ids = table.take_block();
         }
         FlowId::of(table.tag(), self.ids.next().expect("the block was just refilled"))
@@ -444,6 +465,19 @@ mod tests {
         let (id, _) = writer.insert(&table, &origin(2)).unwrap();
         assert_eq!((id.0 >= 5000, table.len()), (true, 2));
         assert_eq!(table.find(FlowId(4999)).unwrap().origin, origin(1));
+    }
+
+    #[test]
+    fn an_id_that_a_peer_holds_is_not_given_again_though_its_block_was_begun() {
+        let table = FlowTable::new(2);
+        let mut writers = [0, 1].map(|worker| table.writer(worker));
+        for writer in &mut writers {
+            writer.take_id(&table);
+        }
+        table.keep_ids_above(1500);
+        table.keep_ids_above(700);
+        let ids = writers.iter_mut().flat_map(|writer| [writer.take_id(&table).0, writer.take_id(&table).0]);
+        assert_eq!(ids.collect::<Vec<_>>(), [2049, 2050, 3073, 3074]);
     }
 
     #[test]

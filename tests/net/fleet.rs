@@ -5,6 +5,7 @@ mod faults;
 mod kubeadm;
 mod link;
 mod newborn;
+mod reboot;
 mod returns;
 mod split;
 mod takeover;

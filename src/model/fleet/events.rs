@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epoch, FlowRecord, InstanceName, Passage, Pulse};
+use super::{Epoch, FleetId, FlowRecord, InstanceName, Passage, Pulse};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
@@ -36,12 +36,12 @@ pub enum Remote {
     },
     Ended {
         owner: InstanceName,
-        id: FlowId,
+        id: FleetId,
     },
     /// A flow that was `owner`'s is `to`'s, who may say more of it sooner or later than this comes.
     Moved {
         owner: InstanceName,
-        id: FlowId,
+        id: FleetId,
         to: InstanceName,
     },
     Synced {
@@ -56,7 +56,7 @@ pub enum Remote {
     /// instance has not told of any such flow.
     Claimed {
         by: InstanceName,
-        flows: Vec<(FlowId, Option<Ends>)>,
+        flows: Vec<(FleetId, Option<Ends>)>,
     },
     /// The addresses of frontends that `owner` has on its interfaces now.
     Addresses {
@@ -74,7 +74,7 @@ pub enum Remote {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Tell `owner` that its flows are this instance's from now on.
-    Claim { owner: InstanceName, flows: Vec<FlowId> },
+    Claim { owner: InstanceName, flows: Vec<FleetId> },
     /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN`.
     Ask(Asked),
     /// Tell all which of the frontends' addresses this host has.

@@ -88,6 +88,7 @@ pub struct Query {
 pub struct Exchange {
     own: Own,
     mirror: Mirror,
+    own_ids_told: u64,
     /// `mirror` holds all own flows: those of an earlier process have been adopted.
     whole: bool,
     sessions: BTreeMap<InstanceName, Session>,
@@ -128,6 +129,7 @@ impl Exchange {
             queries: VecDeque::new(),
             drops: VecDeque::new(),
             looked_ns: now_ns,
+            own_ids_told: 0,
         };
         exchange.set_members(members, now_ns);
         exchange
@@ -242,7 +244,16 @@ impl Exchange {
     pub fn handle_message(&mut self, peer: &InstanceName, message: Message, now_ns: u64) {
         let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_some()) else { return };
         let pulse = session.heard(now_ns);
+        let before = self.remotes.len();
         let heard = session.handle(message, now_ns, &mut self.remotes, &mut self.notices);
+        let tag = self.own.name.tag();
+        for remote in self.remotes.range(before..) {
+            if let Remote::Flow { record, .. } = remote
+                && record.id.tag() == tag
+            {
+                self.own_ids_told = self.own_ids_told.max(record.id.count());
+            }
+        }
         pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
         match heard {
             Ok(Heard::Nothing) => {}
@@ -376,6 +387,12 @@ impl Exchange {
     /// Whether every peer that is linked has all that has happened here up to now.
     pub fn all_is_told(&self) -> bool {
         self.sessions.values().all(|session| session.link.is_none() || session.has_all(self.mirror.end()))
+    }
+
+    /// The highest of this instance's own flow ids that any peer has told of, without its tag: it holds such a flow, and
+    /// this instance may have forgotten it.
+    pub fn own_ids_told(&self) -> u64 {
+        self.own_ids_told
     }
 
     pub fn mirror(&self) -> &Mirror {

@@ -2,10 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::{FlowRecord, Slice, Stray, Unknown};
+use super::{FleetId, FlowRecord, Slice, Stray, Unknown};
 use crate::addr::VipAddr;
 use crate::model::ends::Key;
-use crate::model::ids::FlowId;
 
 /// What the takeover asks of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,11 +13,11 @@ pub enum HeldRequest {
     /// moved on.
     Hold(Box<FlowRecord>),
     /// These held flows are over.
-    Drop(Vec<FlowId>),
+    Drop(Vec<FleetId>),
     /// These held flows are this instance's from now on.
-    Adopt(Vec<FlowId>),
+    Adopt(Vec<FleetId>),
     /// These flows of this instance are another's from now on, and held.
-    Release(Vec<FlowId>),
+    Release(Vec<FleetId>),
     /// All that is held, forwarded or refused has been said again since this process began: what an earlier one left
     /// besides is over, or (`claim`) this instance's.
     Settle { claim: bool },
@@ -52,9 +51,9 @@ pub struct PeerSlice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldAnswer {
     /// Packets of these held flows' clients have come.
-    Touched(Vec<FlowId>),
+    Touched(Vec<FleetId>),
     /// These were to be held, and are this instance's own.
-    Ours(Vec<FlowId>),
+    Ours(Vec<FleetId>),
     Strays(Vec<Stray>),
     Unanswered(Vec<Key>),
     Reached(u64),

@@ -4,8 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Asked, Epoch, Farewell, FlowRecord, InstanceName};
-use crate::model::ids::FlowId;
+use super::{Asked, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
 /// Records of one message, so that none holds up a beat for long: about 16 KiB.
 pub const RECORDS_MAX: usize = 64;
@@ -47,7 +46,7 @@ pub enum Message {
         number: u32,
     },
     /// These flows, which were the receiver's, are the sender's from now on.
-    Claim(Vec<FlowId>),
+    Claim(Vec<FleetId>),
     /// Whether the receiver has the flow of this packet.
     Ask {
         number: u32,
@@ -77,10 +76,10 @@ pub struct Hello {
 pub enum Change {
     /// New, or as it is now.
     Flow(Box<FlowRecord>),
-    Ended(FlowId),
+    Ended(FleetId),
     /// It goes on, and `to` has said that it looks after it.
     Moved {
-        id: FlowId,
+        id: FleetId,
         to: InstanceName,
     },
 }

@@ -9,12 +9,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use super::message::Change;
-use super::{Asked, FlowRecord, InstanceName, Keeping, Local};
+use super::{Asked, FleetId, FlowRecord, InstanceName, Keeping, Local};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
 
-/// Changes that are kept for peers that have not been told of them yet: 8 bytes each.
+/// Changes that are kept for peers that have not been told of them yet: 16 bytes each.
 const LOG_MAX: usize = 1 << 18;
 
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub struct Mirror {
     /// By the hash of how the packets of each direction show themselves.
     by_packet: HashMap<u64, FlowId>,
     /// Flows that other instances have claimed, for a while.
-    claimed: HashMap<FlowId, Claimed>,
-    claims: VecDeque<(u64, FlowId)>,
-    log: VecDeque<FlowId>,
+    claimed: HashMap<FleetId, Claimed>,
+    claims: VecDeque<(u64, FleetId)>,
+    log: VecDeque<FleetId>,
     /// Number of the first change in `log`.
     log_start: u64,
     /// When the changes below each number were made, oldest first.
@@ -77,23 +77,30 @@ impl Mirror {
         // Whether each was there before.
         let mut known = HashMap::new();
         for local in locals {
-            let id = match &local {
+            let flow = match &local {
                 Local::Established(record) => record.id,
                 Local::Graduated { id, .. } | Local::Ended(id) => *id,
             };
-            known.entry(id).or_insert_with(|| self.flows.contains_key(&id));
-            let changed = match local {
-                Local::Established(record) => self.insert(*record),
-                Local::Graduated { id, passage } => self.graduate(id, Keeping::Passage(passage)),
-                Local::Ended(id) => self.remove(id),
-            };
-            if changed {
-                touched.push(id);
+            let before = self.flows.get(&flow).map(FlowRecord::fleet_id);
+            if let Some(id) = before {
+                known.entry(id).or_insert(true);
             }
+            let changed = match local {
+                Local::Established(record) => {
+                    let id = record.fleet_id();
+                    known.entry(id).or_insert(false);
+                    // Its id is given to another flow: what had it is over.
+                    touched.extend(before.filter(|before| *before != id));
+                    self.insert(*record).then_some(id)
+                }
+                Local::Graduated { id, passage } => before.filter(|_| self.graduate(id, Keeping::Passage(passage))),
+                Local::Ended(id) => before.filter(|_| self.remove(id)),
+            };
+            touched.extend(changed);
         }
         let mut noted = HashSet::new();
         for id in touched {
-            if (known[&id] || self.flows.contains_key(&id)) && noted.insert(id) {
+            if (known[&id] || self.get(id).is_some()) && noted.insert(id) {
                 self.log.push_back(id);
             }
         }
@@ -123,7 +130,7 @@ impl Mirror {
     pub fn changes(&self, next: u64, max: usize) -> Vec<Change> {
         let from = (next - self.log_start) as usize;
         let ids = self.log.range(from.min(self.log.len())..).take(max);
-        let change = |id: &FlowId| match self.flows.get(id) {
+        let change = |id: &FleetId| match self.get(*id) {
             Some(record) => Change::Flow(Box::new(record.clone())),
             None => match self.claimed.get(id).filter(|claimed| claimed.gone) {
                 Some(claimed) => Change::Moved { id: *id, to: claimed.by.clone() },
@@ -144,14 +151,18 @@ impl Mirror {
         self.made.get(place).map(|made| made.at_ns)
     }
 
+    fn get(&self, id: FleetId) -> Option<&FlowRecord> {
+        self.flows.get(&id.flow).filter(|record| record.fleet_id() == id)
+    }
+
     /// Whether this is a packet of a flow that this instance has.
     pub fn knows(&self, packet: &Asked) -> bool {
         self.by_packet.contains_key(&hash_of(packet))
     }
 
     /// `by` looks after this flow from now on: when it ends here, it goes on there.
-    pub fn claimed_by(&mut self, by: &InstanceName, id: FlowId, now_ns: u64) -> Option<Ends> {
-        let ends = self.flows.get(&id).filter(|record| record.keeping != Keeping::Sockets)?.ends;
+    pub fn claimed_by(&mut self, by: &InstanceName, id: FleetId, now_ns: u64) -> Option<Ends> {
+        let ends = self.get(id).filter(|record| record.keeping != Keeping::Sockets)?.ends;
         self.claimed.insert(id, Claimed { by: by.clone(), at_ns: now_ns, gone: false });
         self.claims.push_back((now_ns, id));
         Some(ends)
@@ -184,7 +195,7 @@ impl Mirror {
             return false;
         }
         self.remove(record.id);
-        self.claimed.remove(&record.id);
+        self.claimed.remove(&record.fleet_id());
         self.by_packet.extend(hashes(&record.ends).map(|hash| (hash, record.id)));
         self.graduated += usize::from(matches!(record.keeping, Keeping::Passage(_)));
         self.flows.insert(record.id, record);
@@ -201,7 +212,7 @@ impl Mirror {
     fn remove(&mut self, id: FlowId) -> bool {
         let Some(record) = self.flows.remove(&id) else { return false };
         self.graduated -= usize::from(matches!(record.keeping, Keeping::Passage(_)));
-        if let Some(claimed) = self.claimed.get_mut(&id) {
+        if let Some(claimed) = self.claimed.get_mut(&record.fleet_id()) {
             claimed.gone = true;
         }
         for hash in hashes(&record.ends) {
@@ -246,7 +257,7 @@ mod tests {
     fn ids(changes: &[Change]) -> Vec<(u64, bool)> {
         let id = |change: &Change| match change {
             Change::Flow(record) => (record.id.0, true),
-            Change::Ended(id) | Change::Moved { id, .. } => (id.0, false),
+            Change::Ended(id) | Change::Moved { id, .. } => (id.flow.0, false),
         };
         changes.iter().map(id).collect()
     }
@@ -307,18 +318,18 @@ mod tests {
         mirror.apply([1, 2, 3].map(established), 1);
         let graduated = |id| Local::Graduated { id: FlowId(id), passage: Box::new(passage(9)) };
         mirror.apply([1, 2].map(graduated), 1);
-        let ends = [1, 2, 3, 9].map(|id| mirror.claimed_by(&by, FlowId(id), 2));
+        let ends = [1, 2, 3, 9].map(|id| mirror.claimed_by(&by, record(id).fleet_id(), 2));
         assert_eq!(ends, [Some(record(1).ends), Some(record(2).ends), None, None]);
         mirror.apply([Local::Ended(FlowId(1)), Local::Ended(FlowId(3))], 3);
         let told = mirror.changes(5, 10);
-        assert_eq!(told, [Change::Moved { id: FlowId(1), to: by }, Change::Ended(FlowId(3))]);
+        assert_eq!(told, [Change::Moved { id: record(1).fleet_id(), to: by }, Change::Ended(record(3).fleet_id())]);
         // It comes back before the claim is forgotten.
-        mirror.claimed_by(&InstanceName("b".into()), FlowId(2), 4);
+        mirror.claimed_by(&InstanceName("b".into()), record(2).fleet_id(), 4);
         mirror.apply([Local::Ended(FlowId(2))], 5);
         mirror.apply([established(2), graduated(2)], 6);
         mirror.apply([], 3 + CLAIMED_NS);
         mirror.apply([Local::Ended(FlowId(2))], 7 + CLAIMED_NS);
-        assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Ended(FlowId(2))]);
+        assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Ended(record(2).fleet_id())]);
         assert!(mirror.by_packet.is_empty() && mirror.claimed.is_empty() && mirror.claims.is_empty());
     }
 }

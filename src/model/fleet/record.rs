@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::FleetId;
 use crate::addr::ClientAddr;
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
@@ -10,7 +11,7 @@ use crate::model::splice::Rewrite;
 /// One flow of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRecord {
-    /// Given once in the whole fleet: its upper 16 bits name the instance that accepted the flow.
+    /// Its upper 16 bits name the instance that accepted the flow; see [`FleetId`].
     pub id: FlowId,
     /// As the kernel has them.
     pub ends: Ends,
@@ -22,6 +23,12 @@ pub struct FlowRecord {
     pub accepted_unix_ms: u64,
     pub connect_us: u32,
     pub keeping: Keeping,
+}
+
+impl FlowRecord {
+    pub fn fleet_id(&self) -> FleetId {
+        FleetId::of(self.id, &self.ends)
+    }
 }
 
 /// Where a flow is kept.

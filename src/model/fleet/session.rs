@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX};
 use super::mirror::Mirror;
-use super::{Asked, Epoch, Farewell, FlowRecord, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
+use super::{Asked, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
 use crate::model::ids::FlowId;
 
 /// Between two beats.
@@ -47,7 +47,7 @@ pub struct Session {
     slot: Option<u8>,
     version: String,
     /// Its flows, and whether each is without sockets.
-    flows: HashMap<FlowId, bool>,
+    flows: HashMap<FleetId, bool>,
     graduated: usize,
     pub synced: bool,
     resyncs: u64,
@@ -124,7 +124,7 @@ pub enum Heard {
     Nothing,
     Asked { number: u32, packet: Asked },
     Answered { number: u32, known: bool },
-    Claimed(Vec<FlowId>),
+    Claimed(Vec<FleetId>),
 }
 
 impl Session {
@@ -334,9 +334,8 @@ impl Session {
         let owner = self.name.clone();
         match change {
             Change::Flow(record) => {
-                let FlowRecord { id, keeping, .. } = &*record;
-                let graduated = matches!(keeping, Keeping::Passage(_));
-                let before = self.flows.insert(*id, graduated);
+                let graduated = matches!(record.keeping, Keeping::Passage(_));
+                let before = self.flows.insert(record.fleet_id(), graduated);
                 self.graduated += usize::from(graduated);
                 self.graduated -= usize::from(before == Some(true));
                 if self.flows.len() > FLOWS_MAX {
@@ -360,7 +359,7 @@ impl Session {
     }
 
     /// Whether it had told of it.
-    fn forget(&mut self, id: FlowId) -> bool {
+    fn forget(&mut self, id: FleetId) -> bool {
         let graduated = self.flows.remove(&id);
         self.graduated -= usize::from(graduated == Some(true));
         graduated.is_some()

@@ -201,7 +201,7 @@ impl Node {
     fn carry_out(&mut self, request: HeldRequest) -> Option<HeldAnswer> {
         match request {
             HeldRequest::Hold(record) if self.own.contains_key(&record.id) => {
-                return Some(HeldAnswer::Ours(vec![record.id]));
+                return Some(HeldAnswer::Ours(vec![record.fleet_id()]));
             }
             HeldRequest::Hold(record) => {
                 if !self.own.contains_key(&record.id) {
@@ -212,10 +212,10 @@ impl Node {
                     self.held.insert(record.id, *record);
                 }
             }
-            HeldRequest::Drop(flows) => flows.iter().for_each(|id| drop(self.held.remove(id))),
-            HeldRequest::Adopt(flows) => self.adopt(flows),
+            HeldRequest::Drop(flows) => flows.iter().for_each(|id| drop(self.held.remove(&id.flow))),
+            HeldRequest::Adopt(flows) => self.adopt(flows.into_iter().map(|id| id.flow).collect()),
             HeldRequest::Release(flows) => {
-                for id in flows {
+                for id in flows.into_iter().map(|id| id.flow) {
                     if let Some(record) = self.own.remove(&id) {
                         self.locals.push(Local::Ended(id));
                         self.held.insert(id, record);
@@ -474,8 +474,8 @@ impl World {
         if it.sockets.contains_key(&id) || it.own.contains_key(&id) {
             return Fate::Served;
         }
-        if it.held.contains_key(&id) {
-            it.takeover.handle_held(now_ns, HeldAnswer::Touched(vec![id]));
+        if let Some(held) = it.held.get(&id).map(FlowRecord::fleet_id) {
+            it.takeover.handle_held(now_ns, HeldAnswer::Touched(vec![held]));
             self.act(node);
             return Fate::Served;
         }

@@ -32,12 +32,11 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 
 use super::{
-    Asked, Command, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, PeerSlice, Pulse, Remote, Stray, Then,
-    Unknown,
+    Asked, Command, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, PeerSlice, Pulse, Remote,
+    Stray, Then, Unknown,
 };
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
-use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
 
 use bury::Round;
@@ -120,13 +119,15 @@ pub enum Note {
 pub struct Takeover {
     settings: Settings,
     peers: BTreeMap<InstanceName, Peer>,
-    flows: HashMap<FlowId, Known>,
+    flows: HashMap<FleetId, Known>,
+    /// By the ends of their ids: two flows do not have the same at one time.
+    by_ends: HashMap<u64, FleetId>,
     /// Of packets of flows that are forwarded or refused.
-    by_key: HashMap<Key, FlowId>,
+    by_key: HashMap<Key, FleetId>,
     /// Flows that were other instances' and are this one's, or that another says are its own.
-    mine: HashMap<FlowId, Mine>,
+    mine: HashMap<FleetId, Mine>,
     /// Flows of this instance of which another says the same.
-    contested: HashSet<FlowId>,
+    contested: HashSet<FleetId>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
     /// This host's other addresses.
@@ -207,6 +208,7 @@ impl Takeover {
             settings,
             peers,
             flows: HashMap::new(),
+            by_ends: HashMap::new(),
             by_key: HashMap::new(),
             mine: HashMap::new(),
             contested: HashSet::new(),
@@ -368,7 +370,7 @@ impl Takeover {
     }
 
     fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
-        let (id, ends) = (record.id, record.ends);
+        let (id, ends) = (record.fleet_id(), record.ends);
         if let Some(mine) = self.mine.get(&id) {
             let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
             let vip = ends.vip.ip();
@@ -386,17 +388,25 @@ impl Takeover {
         if self.is_stuck(&ends) {
             return self.refuse(owner, id, ends);
         }
+        if let Some(before) = self.by_ends.get(&id.ends).copied().filter(|before| *before != id) {
+            // It goes on under another id, or its ends have begun another one.
+            match record.keeping {
+                Keeping::Sockets => self.remove(before),
+                // What the path has there gives way by itself, and no packet finds it gone.
+                Keeping::Passage(_) => drop(self.take_out(before)),
+            }
+        }
         let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);
             also.push(before.owner.clone());
-            also.retain(|other| *other != owner && before.ends == ends);
-            let same = before.owner == owner && before.ends == ends;
+            also.retain(|other| *other != owner);
+            let same = before.owner == owner;
             match (&record.keeping, before.state) {
                 (Keeping::Sockets, State::Forwarded) if same => return,
                 // A record that was on its way when the flow lost its sockets, or that of its next owner, who is about to
                 // say that it has none: a flow never gets any again.
-                (keeping, State::Held) if before.ends == ends => {
+                (keeping, State::Held) => {
                     let is_all = *keeping == Keeping::Sockets;
                     self.take_out(id);
                     self.held_for(&owner, id, ends);
@@ -430,7 +440,12 @@ impl Takeover {
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
         }
-        self.flows.insert(id, Known { owner, ends, state, also, told: true });
+        self.enter(id, Known { owner, ends, state, also, told: true });
+    }
+
+    fn enter(&mut self, id: FleetId, known: Known) {
+        self.by_ends.insert(id.ends, id);
+        self.flows.insert(id, known);
     }
 
     /// Has both directions' packets sent to the owner.
@@ -444,7 +459,7 @@ impl Takeover {
         State::Forwarded
     }
 
-    fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId) {
+    fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId) {
         let Some(known) = self.flows.get_mut(&id) else { return };
         known.also.retain(|other| other != owner);
         // Of a flow that is another's by now, its former owner only says that it is not its own any more.
@@ -473,7 +488,7 @@ impl Takeover {
     }
 
     /// Packets of a flow that ended a while ago are nobody's, unless its ends have begun another one.
-    fn forget(&mut self, id: FlowId, ends: &Ends) {
+    fn forget(&mut self, id: FleetId, ends: &Ends) {
         let key = ends.key(Direction::Up);
         let again = self.by_key.get(&key).is_some_and(|other| *other != id || self.flows.contains_key(&id));
         if !again {
@@ -482,7 +497,7 @@ impl Takeover {
     }
 
     /// Ends all that is known of a flow at once.
-    fn remove(&mut self, id: FlowId) {
+    fn remove(&mut self, id: FleetId) {
         if let Some(known) = self.take_out(id) {
             match known.state {
                 State::Held => self.drop_held(id),
@@ -492,8 +507,11 @@ impl Takeover {
         }
     }
 
-    fn take_out(&mut self, id: FlowId) -> Option<Known> {
+    fn take_out(&mut self, id: FleetId) -> Option<Known> {
         let known = self.flows.remove(&id)?;
+        if self.by_ends.get(&id.ends) == Some(&id) {
+            self.by_ends.remove(&id.ends);
+        }
         if let Some(peer) = self.peers.get_mut(&known.owner) {
             peer.flows.remove(&id);
             peer.stale.remove(&id);
@@ -502,11 +520,11 @@ impl Takeover {
         Some(known)
     }
 
-    fn index(&mut self, id: FlowId, ends: &Ends) {
+    fn index(&mut self, id: FleetId, ends: &Ends) {
         self.by_key.extend(both(ends).map(|key| (key, id)));
     }
 
-    fn unindex(&mut self, id: FlowId, ends: &Ends) {
+    fn unindex(&mut self, id: FleetId, ends: &Ends) {
         for key in both(ends) {
             if self.by_key.get(&key) == Some(&id) {
                 self.by_key.remove(&key);
@@ -514,7 +532,7 @@ impl Takeover {
         }
     }
 
-    fn drop_held(&mut self, id: FlowId) {
+    fn drop_held(&mut self, id: FleetId) {
         if !self.settings.carries {
             return;
         }
@@ -576,6 +594,7 @@ impl Takeover {
             }
             let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
             debug_assert_eq!(owned, self.flows.len());
+            debug_assert_eq!(self.by_ends.len(), self.flows.len());
         }
     }
 }

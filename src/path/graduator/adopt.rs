@@ -36,7 +36,7 @@ impl Path {
             self.table.graduation.reserve(ends.local, ends.backend);
         }
         // Ids of other instances, which are held or were taken over, are theirs to give.
-        let (held, tag) = (self.keep.held.keys().copied(), self.table.flows.tag());
+        let (held, tag) = (self.keep.held.iter().map(|(id, _)| id.flow), self.table.flows.tag());
         let highest = pairs.into_keys().chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
         self.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
         Ok(())

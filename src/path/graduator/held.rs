@@ -10,16 +10,16 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::adopt::{Pair, carried};
-use super::carried::Step;
+use super::carried::{Carried, Step};
+use super::holding::{Held, Holding};
 use super::{Path, note};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FlowRecord, Keeping, Passage, Slice, Then, Unknown, Way};
+use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, Slice, Then, Unknown, Way};
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
 use crate::path::entry::{Action, Egress, Entry, Seen, Share};
-use crate::path::moved::Marked;
 use crate::path::probe::Change;
 use crate::path::program::{InstallError, Owner};
 use crate::sys::clock::{now_ns, ns_of_unix_ms};
@@ -39,7 +39,7 @@ const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
 /// What is kept for other instances.
 #[derive(Debug, Default)]
 pub struct Keep {
-    pub held: Marked<Held>,
+    pub held: Holding,
     /// Keys of entries that forward or refuse; true once this process was asked for it.
     diverted: HashMap<Key, bool>,
     /// Where packets to an address leave.
@@ -48,16 +48,6 @@ pub struct Keep {
     slices: Vec<PeerSlice>,
     /// Rules whose packets are shown to the takeover.
     asks: HashMap<VipAddr, Unknown>,
-}
-
-/// A flow of another instance that has no sockets.
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    pub ends: Ends,
-    /// Packets of its client that were seen here.
-    packets: u64,
-    /// This process was asked to hold it; otherwise an earlier one was.
-    confirmed: bool,
 }
 
 impl Path {
@@ -98,10 +88,12 @@ impl Path {
     pub(super) fn recall_held(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
             let packets = if entry.direction == Direction::Up { entry.seen.packets } else { 0 };
-            if !self.is_held(entry.id) {
-                self.keep.held.insert(entry.id, Held { ends: entry.ends(key), packets: 0, confirmed: false });
+            let ends = entry.ends(key);
+            let id = FleetId::of(entry.id, &ends);
+            if self.keep.held.get(id).is_none() {
+                self.keep.held.insert(id, Held { ends, packets: 0, confirmed: false });
             }
-            if let Some(held) = self.keep.held.get_mut(&entry.id) {
+            if let Some(held) = self.keep.held.get_mut(id) {
                 held.packets = held.packets.max(packets);
             }
         } else {
@@ -109,18 +101,14 @@ impl Path {
         }
     }
 
-    /// Whether the client's packets of a held flow have come since the last look.
-    pub(super) fn see_held(&mut self, entry: &Entry) -> bool {
+    /// The flow, if the client's packets of a held one have come since the last look.
+    pub(super) fn see_held(&mut self, key: &Key, entry: &Entry) -> Option<FleetId> {
         // Its backend's packets may come another way, and say nothing of where its client's go.
-        let Some(held) = self.keep.held.get_mut(&entry.id).filter(|_| entry.direction == Direction::Up) else {
-            return false;
-        };
+        let is_up = entry.direction == Direction::Up;
+        let id = self.keep.held.by_packet(entry.id, entry.direction, key).filter(|_| is_up)?;
+        let held = self.keep.held.get_mut(id)?;
         let before = std::mem::replace(&mut held.packets, entry.seen.packets);
-        entry.seen.packets > before
-    }
-
-    pub(super) fn is_held(&self, id: FlowId) -> bool {
-        self.keep.held.contains_key(&id)
+        (entry.seen.packets > before).then_some(id)
     }
 
     /// Lets the program ask again, for as many packets as each rule allows.
@@ -153,16 +141,16 @@ impl Path {
     }
 
     fn hold(&mut self, record: FlowRecord) {
-        let (id, ends) = (record.id, record.ends);
+        let (id, ends) = (record.fleet_id(), record.ends);
         let Keeping::Passage(passage) = &record.keeping else { return };
-        if self.flows.contains_key(&id) {
+        if self.flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
             // Both count it as their own, and the takeover decides who goes on with it.
             return self.table.graduation.held.answer(HeldAnswer::Ours(vec![id]));
         }
-        if let Some(held) = self.keep.held.get_mut(&id) {
+        if let Some(held) = self.keep.held.get_mut(id) {
             held.confirmed = true;
             // Once packets have come, the entry knows better than its former owner.
-            if held.packets > 0 && held.ends == ends {
+            if held.packets > 0 {
                 return;
             }
         }
@@ -183,24 +171,37 @@ impl Path {
             self.keep.diverted.remove(&key);
         }
         if record.client != ends.client
-            && let Err(error) = self.program.keep_note(id, &note::of(record.client))
+            && !self.is_named_twice(id)
+            && let Err(error) = self.program.keep_note(id.flow, &note::of(record.client))
         {
             tracing::warn!(flow = %id, %error, "whom a flow's header named is not kept");
         }
         self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
     }
 
-    fn drop_held(&mut self, id: FlowId) {
+    fn drop_held(&mut self, id: FleetId) {
         if let Some(held) = self.keep.held.remove(id) {
             self.take_out_held(id, &held.ends);
-            let _ = self.program.drop_note(id);
+            if !self.is_named_twice(id) {
+                let _ = self.program.drop_note(id.flow);
+            }
         }
     }
 
+    /// Whether another flow here has the same flow id: the note, which is found by that, is the other's.
+    fn is_named_twice(&self, id: FleetId) -> bool {
+        self.flows.contains_key(&id.flow) || self.keep.held.with(id.flow).any(|(other, _)| other != id)
+    }
+
     /// Takes out the entries of a held flow, unless something else has come in their place.
-    fn take_out_held(&self, id: FlowId, ends: &Ends) {
+    fn take_out_held(&self, id: FleetId, ends: &Ends) {
         for key in BOTH.map(|direction| ends.key(direction)) {
-            let is_its = self.program.entry(&key).ok().flatten().is_some_and(|entry| entry.held && entry.id == id);
+            let is_its = self
+                .program
+                .entry(&key)
+                .ok()
+                .flatten()
+                .is_some_and(|entry| entry.held && FleetId::of(entry.id, &entry.ends(key)) == id);
             if is_its && let Err(error) = self.program.take_out(&key) {
                 tracing::error!(%error, "the entry of a flow cannot be removed");
             }
@@ -209,14 +210,18 @@ impl Path {
 
     /// Takes out what an earlier flow left at `key`: a client has begun another one by the same port, elsewhere. What this
     /// instance has at the address of a VIP that is here is no such thing.
-    fn give_way(&mut self, key: &Key, to: Option<FlowId>, vip: IpAddr) {
+    fn give_way(&mut self, key: &Key, to: Option<FleetId>, vip: IpAddr) {
         let entry = self.program.entry(key).ok().flatten();
-        let Some(entry) = entry.filter(|entry| entry.action == Action::Splice && Some(entry.id) != to) else { return };
-        let id = entry.id;
+        let Some(entry) = entry.filter(|entry| entry.action == Action::Splice) else { return };
+        let id = FleetId::of(entry.id, &entry.ends(*key));
+        if Some(id) == to {
+            return;
+        }
         if entry.held {
             return self.drop_held(id);
         }
         let is_here = netlink::route(vip).is_ok_and(|route| route.is_local);
+        let id = id.flow;
         if !is_here && self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
             tracing::info!(flow = %id, "its client has begun another flow at another instance; it is over");
             self.over(id, EndReason::ClientReset);
@@ -237,9 +242,10 @@ impl Path {
         entry.is_some_and(|entry| !entry.held || entry.action == Action::Splice)
     }
 
-    fn adopt_held(&mut self, id: FlowId) {
-        let Some(Held { ends, .. }) = self.keep.held.remove(id) else { return };
+    fn adopt_held(&mut self, held: FleetId) {
+        let Some(Held { ends, .. }) = self.keep.held.remove(held) else { return };
         let keys = BOTH.map(|direction| ends.key(direction));
+        let id = if self.flows.contains_key(&held.flow) { self.rename(held, &keys) } else { held.flow };
         let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
         if let Err(error) = self.program.change(&keys, Change::Own) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
@@ -258,8 +264,23 @@ impl Path {
         }
     }
 
-    fn release(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+    /// What one instance looks after has ids of its own: another flow has this one's.
+    fn rename(&self, held: FleetId, keys: &[Key]) -> FlowId {
+        let id = self.table.flows.single_id();
+        tracing::info!(flow = %held, to = %id, "a flow that comes from another instance has the id of one of this instance's");
+        for key in keys {
+            let Some(entry) = self.program.entry(key).ok().flatten() else { continue };
+            if let Err(error) = self.program.hold(key, &Entry { id, ..entry }) {
+                tracing::error!(%error, "the entries of a flow cannot be changed");
+            }
+        }
+        id
+    }
+
+    fn release(&mut self, released: FleetId) {
+        let id = released.flow;
+        let is_it = |flow: &&Carried| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
+        let Some(flow) = self.flows.get(&id).filter(is_it) else { return };
         let ends = flow.ends;
         self.look(id);
         self.over(id, EndReason::Moved);
@@ -269,11 +290,11 @@ impl Path {
         if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), Change::Hold) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
-        self.keep.held.insert(id, Held { ends, packets: flow.up.packets, confirmed: true });
+        self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
     }
 
     fn settle_held(&mut self, claim: bool) {
-        let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| *id).collect();
+        let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| id).collect();
         let count = old.len() as u64;
         for id in old {
             if claim { self.adopt_held(id) } else { self.drop_held(id) }
@@ -293,7 +314,9 @@ impl Path {
             }
         };
         for [up, down] in keys.as_chunks().0 {
-            let [at_up, at_down] = [up, down].map(|key| self.program.entry(key).ok().flatten().map(|entry| entry.id));
+            let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
+            let [at_up, at_down] =
+                [up, down].map(|key| self.program.entry(key).ok().flatten().map(|entry| named(entry, key)));
             // Entries of one flow at both: it has no sockets, see `is_carried`.
             if at_up != at_down {
                 [up, down].iter().for_each(|key| self.give_way(key, None, up.to.ip()));
@@ -411,7 +434,7 @@ impl Path {
         if moved.is_empty() {
             return;
         }
-        for ends in self.keep.held.values().map(|held| held.ends) {
+        for ends in self.keep.held.iter().map(|(_, held)| held.ends).collect::<Vec<_>>() {
             for direction in BOTH {
                 let change = match moved.get(&ends.onward(direction).to.ip()) {
                     Some(Egress::Interface(index)) => Change::Interface(*index),

@@ -11,6 +11,7 @@
 use std::time::Duration;
 
 use super::Path;
+use crate::model::fleet::FleetId;
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
 use crate::path::entry::Entry;
@@ -112,14 +113,15 @@ impl Path {
         };
     }
 
-    fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FlowId>) -> Stage {
+    fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> Stage {
         for id in flows.split_off(flows.len().saturating_sub(LOOKS)) {
-            if let Some(held) = self.keep.held.get(&id) {
-                if let Ok(Some(entry)) = self.program.entry(&held.ends.key(Direction::Up)) {
+            for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(Direction::Up)).collect::<Vec<_>>() {
+                if let Ok(Some(entry)) = self.program.entry(&key) {
                     self.hear(&entry);
-                    touched.extend(self.see_held(&entry).then_some(id));
+                    touched.extend(self.see_held(&key, &entry));
                 }
-            } else if self.look(id) {
+            }
+            if self.look(id) {
                 let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
                 self.table.hearing.hear_client(heard_ns);
                 self.moved_on(id);
@@ -128,7 +130,7 @@ impl Path {
         if flows.is_empty() { Stage::Rest } else { Stage::Looks(flows) }
     }
 
-    fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FlowId>) -> Stage {
+    fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FleetId>) -> Stage {
         let mut seen = Vec::with_capacity(BATCH);
         let mut changed = Vec::new();
         let mut more = true;
@@ -141,10 +143,10 @@ impl Path {
                     false
                 }
             };
-            for (_, entry) in &seen {
+            for (key, entry) in &seen {
                 self.hear(entry);
                 if entry.held {
-                    touched.extend(self.see_held(entry).then_some(entry.id));
+                    touched.extend(self.see_held(key, entry));
                 } else if let Some(flow) = self.flows.get_mut(&entry.id)
                     && flow.take_note(entry)
                 {

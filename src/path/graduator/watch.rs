@@ -7,7 +7,7 @@ use super::Path;
 use super::carried::{Carried, Step, Unanswered};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::Stray;
+use crate::model::fleet::{FleetId, Stray};
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
 use crate::path::events::{self, Told};
@@ -70,20 +70,22 @@ impl Path {
             match told {
                 Told::Stray(stray) => strays.push(stray),
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
-                Told::Flow(event) if self.is_held(event.id) => {
-                    let counts = event.direction == Direction::Up || event.what == events::What::Rst;
-                    touched.extend(counts.then_some(event.id));
-                }
-                Told::Flow(event) => {
-                    self.look(event.id);
-                    self.has_moved(event.id);
-                }
+                Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
+                    Some(held) => {
+                        let counts = event.direction == Direction::Up || event.what == events::What::Rst;
+                        touched.extend(counts.then_some(held));
+                    }
+                    None => {
+                        self.look(event.id);
+                        self.has_moved(event.id);
+                    }
+                },
             }
         }
         self.tell_takeover(touched, strays);
     }
 
-    pub(super) fn tell_takeover(&self, mut touched: Vec<FlowId>, strays: Vec<Stray>) {
+    pub(super) fn tell_takeover(&self, mut touched: Vec<FleetId>, strays: Vec<Stray>) {
         let held = &self.table.graduation.held;
         if !touched.is_empty() {
             touched.sort_unstable();

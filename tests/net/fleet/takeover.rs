@@ -200,6 +200,11 @@ impl Fleet {
         });
     }
 
+    /// What instance `number` has pinned goes, as in a reboot.
+    pub fn empty_map(&self, number: usize) {
+        ::baton::path::program::remove(&self.pinned[number].directory).expect("pins of a process that has ended");
+    }
+
     pub fn let_go(&self, instance: &Instance) {
         let bits = if self.vip.is_ipv6() { 64 } else { 24 };
         instance.host.run(&format!("ip address del {}/{bits} dev eth0", self.vip.ip()));

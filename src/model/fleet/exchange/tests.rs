@@ -105,7 +105,7 @@ impl Fleet {
                 Remote::Flow { owner: it, record } if *it.0 == *owner => {
                     drop(flows.insert(record.id, (**record).clone()))
                 }
-                Remote::Ended { owner: it, id } if *it.0 == *owner => drop(flows.remove(id)),
+                Remote::Ended { owner: it, id } if *it.0 == *owner => drop(flows.remove(&id.flow)),
                 _ => {}
             }
         }
@@ -354,7 +354,7 @@ fn whoever_answers_a_challenge_is_told_of() {
 #[test]
 fn a_claim_comes_to_the_former_owner() {
     let mut fleet = Fleet::linked(&["a", "b"]);
-    let flows: Vec<_> = (1..=3000).map(FlowId).collect();
+    let flows: Vec<_> = (1..=3000).map(|id| record(id).fleet_id()).collect();
     fleet.instances[0].handle_command(Command::Claim { owner: name("b"), flows: flows.clone() }, fleet.now_ns);
     fleet.talk();
     let mut claimed = Vec::new();
@@ -373,8 +373,8 @@ fn a_peer_that_tells_nonsense_is_dropped() {
     let nonsense = [
         Message::Ack { next: 1 },
         Message::Records(vec![record(1); 65]),
-        Message::Changes { first: 0, changes: vec![Change::Ended(FlowId(1)); 65] },
-        Message::Claim(vec![FlowId(1); 1025]),
+        Message::Changes { first: 0, changes: vec![Change::Ended(record(1).fleet_id()); 65] },
+        Message::Claim(vec![record(1).fleet_id(); 1025]),
         Message::Refuse("no".to_owned()),
     ];
     for message in nonsense {

@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{Action, Known, Note, State, Takeover, Timer, both};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{HeldRequest, InstanceName};
-use crate::model::ids::FlowId;
+use crate::model::fleet::{FleetId, HeldRequest, InstanceName};
 use crate::model::segment::Flags;
 use crate::model::splice::Direction;
 
@@ -22,7 +21,7 @@ pub struct Tickle {
 #[derive(Debug)]
 pub struct Round {
     pub from: InstanceName,
-    flows: Vec<(FlowId, Ends)>,
+    flows: Vec<(FleetId, Ends)>,
     second: bool,
     silent: usize,
 }
@@ -64,13 +63,13 @@ impl Takeover {
     /// Resets what a living owner can serve no more since the address is here.
     pub(super) fn end_stuck(&mut self, owner: &InstanceName) {
         let Some(peer) = self.peers.get(owner) else { return };
-        let stuck = |id: &FlowId| self.flows.get(id).map(|known| known.ends).filter(|ends| self.is_stuck(ends));
+        let stuck = |id: &FleetId| self.flows.get(id).map(|known| known.ends).filter(|ends| self.is_stuck(ends));
         let stuck: HashSet<_> = peer.flows.iter().filter_map(stuck).collect();
         self.bury_flows(owner, |ends| stuck.contains(ends));
     }
 
     /// Answers RST to packets of a flow, whatever was said of it before.
-    pub(super) fn refuse(&mut self, owner: InstanceName, id: FlowId, ends: Ends) {
+    pub(super) fn refuse(&mut self, owner: InstanceName, id: FleetId, ends: Ends) {
         if self.flows.get(&id).is_some_and(|known| known.state == State::Refused && known.ends == ends) {
             return;
         }
@@ -82,7 +81,7 @@ impl Takeover {
             peer.flows.insert(id);
         }
         self.index(id, &ends);
-        self.flows.insert(id, Known { owner, ends, state: State::Refused, also: Vec::new(), told: true });
+        self.enter(id, Known { owner, ends, state: State::Refused, also: Vec::new(), told: true });
     }
 
     pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
@@ -143,7 +142,7 @@ impl Takeover {
         }
     }
 
-    fn begin_round(&mut self, owner: &InstanceName, mut flows: Vec<(FlowId, Ends)>) {
+    fn begin_round(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
         let class = |ends: &Ends| {
             let ip = ends.client.ip();
             self.settings.priority.iter().position(|network| network.contains(&ip)).unwrap_or(usize::MAX)
@@ -168,7 +167,7 @@ impl Takeover {
     }
 
     /// Clients before backends: a client waits, a backend only keeps what it does not need.
-    fn tickle(&mut self, number: u64, flows: &[(FlowId, Ends)]) {
+    fn tickle(&mut self, number: u64, flows: &[(FleetId, Ends)]) {
         // A firewall that tracks the connection, on the client's own host for one, drops an ACK whose numbers are not the
         // connection's, and nobody here knows those. The second round is for what lets only ACKs pass.
         let second = self.rounds.get(&number).is_some_and(|round| round.second);

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Action, Command, HeldRequest, InstanceName, Known, Mine, Note, State, Takeover, Timer};
+use super::{Action, Command, FleetId, HeldRequest, InstanceName, Known, Mine, Note, State, Takeover, Timer};
 use crate::model::ends::Ends;
-use crate::model::ids::FlowId;
 
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
 const PROMISED_NS: u64 = 2_000_000_000;
@@ -14,8 +13,8 @@ const CONTESTED_NS: u64 = 1_000_000_000;
 
 impl Takeover {
     /// The packets of these flows' clients come here.
-    pub(super) fn claim(&mut self, now_ns: u64, flows: Vec<FlowId>) {
-        let mut by_owner: BTreeMap<InstanceName, Vec<FlowId>> = BTreeMap::new();
+    pub(super) fn claim(&mut self, now_ns: u64, flows: Vec<FleetId>) {
+        let mut by_owner: BTreeMap<InstanceName, Vec<FleetId>> = BTreeMap::new();
         let mut adopted = Vec::new();
         for id in flows {
             if self.flows.get(&id).is_some_and(|known| self.is_stuck(&known.ends)) {
@@ -41,7 +40,7 @@ impl Takeover {
         }
     }
 
-    pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FlowId, Option<Ends>)>) {
+    pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FleetId, Option<Ends>)>) {
         self.actions.push_back(Action::Note(Note::Released { to: by.clone(), flows: flows.len() }));
         if self.settings.carries {
             self.actions.push_back(Action::Path(HeldRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
@@ -57,7 +56,7 @@ impl Takeover {
     }
 
     /// `owner` has given a flow to `to`, who may have told of it already.
-    pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, to: &InstanceName) {
+    pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, to: &InstanceName) {
         let Some(known) = self.flows.get(&id) else { return };
         if known.owner != *owner || known.state != State::Held || known.also.contains(to) {
             return self.ended(now_ns, owner, id);
@@ -74,7 +73,11 @@ impl Takeover {
     }
 
     /// As [`Takeover::held_for`], though `owner` has not told of it yet.
-    fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FlowId, ends: Ends) {
+    fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, ends: Ends) {
+        if self.by_ends.get(&id.ends).is_some_and(|other| *other != id) {
+            // It has told of it, under another id.
+            return;
+        }
         self.held_for(owner, id, ends);
         if let Some(known) = self.flows.get_mut(&id) {
             known.told = false;
@@ -85,7 +88,7 @@ impl Takeover {
         }
     }
 
-    pub(super) fn promise_due(&mut self, now_ns: u64, id: FlowId) {
+    pub(super) fn promise_due(&mut self, now_ns: u64, id: FleetId) {
         let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == State::Held) else { return };
         match self.is_heir(known.ends.vip.ip()) {
             true => self.claim(now_ns, vec![id]),
@@ -94,16 +97,16 @@ impl Takeover {
     }
 
     /// What the path has of it is the owner's.
-    pub(super) fn held_for(&mut self, owner: &InstanceName, id: FlowId, ends: Ends) {
+    pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
         if let Some(peer) = self.peers.get_mut(owner) {
             peer.flows.insert(id);
             let state = State::Held;
-            self.flows.insert(id, Known { owner: owner.clone(), ends, state, also: Vec::new(), told: true });
+            self.enter(id, Known { owner: owner.clone(), ends, state, also: Vec::new(), told: true });
         }
     }
 
     /// The path was to hold these for others, and has them as this instance's own.
-    pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FlowId]) {
+    pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FleetId]) {
         for id in flows {
             let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
             let (owner, ends) = (known.owner.clone(), known.ends);
@@ -118,7 +121,7 @@ impl Takeover {
         }
     }
 
-    pub(super) fn contest_due(&mut self, id: FlowId) {
+    pub(super) fn contest_due(&mut self, id: FleetId) {
         if self.contested.remove(&id)
             && let Some(known) = self.flows.get(&id).filter(|known| known.state == State::Held)
         {
@@ -128,7 +131,7 @@ impl Takeover {
     }
 
     /// Of a flow that both look after.
-    fn settle_between(&mut self, id: FlowId, prevails: bool) {
+    fn settle_between(&mut self, id: FleetId, prevails: bool) {
         if !prevails {
             return self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
         }

@@ -4,8 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use super::{Action, Known, State, Takeover};
-use crate::model::fleet::{Farewell, HeldRequest, InstanceName, PeerSlice, Pulse, Slice, slice};
-use crate::model::ids::FlowId;
+use crate::model::fleet::{Farewell, FleetId, HeldRequest, InstanceName, PeerSlice, Pulse, Slice, slice};
 
 #[derive(Debug)]
 pub struct Peer {
@@ -20,9 +19,9 @@ pub struct Peer {
     slot: Option<u8>,
     /// All addresses of its host.
     pub addresses: Vec<IpAddr>,
-    pub flows: HashSet<FlowId>,
+    pub flows: HashSet<FleetId>,
     /// Those that its snapshot, which is under way, has not named yet.
-    pub stale: HashSet<FlowId>,
+    pub stale: HashSet<FleetId>,
 }
 
 impl Peer {

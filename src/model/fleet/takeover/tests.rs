@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
 use crate::model::fleet::Epoch;
+use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 
 const VIP: &str = "10.0.0.100";
@@ -145,7 +146,7 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
                 !scene
                     .take()
                     .iter()
-                    .any(|it| matches!(it, Action::Path(HeldRequest::Adopt(ids)) if ids.contains(&own.id)))
+                    .any(|it| matches!(it, Action::Path(HeldRequest::Adopt(ids)) if ids.contains(&own.fleet_id())))
             );
         }
         scene.take();
@@ -155,10 +156,11 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
         // Of a dead owner it was refused before.
         assert!(dead || is_reset(&actions, &proxied), "{actions:?}");
         assert!(!is_reset(&actions, &other), "{actions:?}");
-        let dropped = place(&actions, |it| matches!(it, Action::Path(HeldRequest::Drop(ids)) if *ids == [own.id]));
+        let dropped =
+            place(&actions, |it| matches!(it, Action::Path(HeldRequest::Drop(ids)) if *ids == [own.fleet_id()]));
         assert!(dropped < place(&actions, |it| matches!(it, Action::Path(HeldRequest::Refuse(_)))));
         // Its packets came while that was under way.
-        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![own.id]));
+        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![own.fleet_id()]));
         assert_eq!(scene.take(), []);
         // It is told of again.
         scene.pulse(Pulse::Alive);
@@ -205,9 +207,9 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_a_graduated_one_is_held() {
     later.keeping = Keeping::Passage(Box::default());
     scene.told(&later);
     assert_eq!(scene.take(), [Action::Path(HeldRequest::Hold(Box::new(later.clone())))]);
-    scene.remote(Remote::Ended { owner: name("a"), id: later.id });
-    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![later.id]))]);
-    scene.remote(Remote::Ended { owner: name("a"), id: proxied.id });
+    scene.remote(Remote::Ended { owner: name("a"), id: later.fleet_id() });
+    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![later.fleet_id()]))]);
+    scene.remote(Remote::Ended { owner: name("a"), id: proxied.fleet_id() });
     assert_eq!(scene.take(), [], "its last packets are on their way");
     scene.pass(5001);
     let forget = Action::Path(HeldRequest::Forget(both(&proxied.ends).to_vec()));
@@ -230,7 +232,7 @@ fn a_graduated_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_ow
     let refused: HashSet<_> = refused(&actions).into_iter().collect();
     assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(both).collect());
     assert_eq!(tickled(&actions).map(|(_, ends)| ends.len()), Some(4), "both ends of each: {actions:?}");
-    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![elsewhere.id])));
+    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![elsewhere.fleet_id()])));
 }
 
 #[test]
@@ -247,7 +249,7 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let refuse = place(&actions, |action| matches!(action, Action::Path(HeldRequest::Refuse(keys)) if keys.len() == 4));
     let tickle = place(&actions, |action| matches!(action, Action::Tickle { .. }));
     assert!(announce < refuse && refuse < tickle, "{actions:?}");
-    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![graduated.id])));
+    place(&actions, |action| *action == Action::Path(HeldRequest::Adopt(vec![graduated.fleet_id()])));
     let (round, ends) = tickled(&actions).unwrap();
     let to: Vec<_> = ends.iter().map(|tickle| tickle.to.ip().to_string()).collect();
     assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
@@ -320,19 +322,19 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     // As behind a router: both have it.
     scene.addresses(&["10.0.0.22", "10.0.0.100"]);
     scene.take();
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.id]));
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.fleet_id()]));
     let actions = scene.take();
-    let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.id] });
+    let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
     assert!(
         place(&actions, |action| matches!(action, Action::Path(HeldRequest::Adopt(_))))
             > place(&actions, |a| *a == claim)
     );
-    scene.remote(Remote::Ended { owner: name("a"), id: flow.id });
+    scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
     assert_eq!(scene.take(), [], "its end there is not its end");
     scene.told(&flow);
     assert_eq!(scene.take(), [claim], "a snapshot that began before");
-    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.id, None)] });
-    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Release(vec![flow.id])));
+    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), None)] });
+    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Release(vec![flow.fleet_id()])));
     scene.told(&flow);
     place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Hold(_))));
 }
@@ -349,15 +351,15 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
         scene.remote(Remote::Begin { owner: name("c"), epoch: Epoch(1), slot: 2 });
         scene.remote(Remote::Synced { owner: name("c") });
         scene.take();
-        let moved = Remote::Moved { owner: name("a"), id: flow.id, to: name("c") };
+        let moved = Remote::Moved { owner: name("a"), id: flow.fleet_id(), to: name("c") };
         let told = Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) };
         let both = if first { [moved, told] } else { [told, moved] };
         both.into_iter().for_each(|remote| scene.remote(remote));
         scene.pass(20_000);
         let dropped = |action: &Action| matches!(action, Action::Path(HeldRequest::Drop(_)));
         assert!(!scene.take().iter().any(dropped));
-        scene.remote(Remote::Ended { owner: name("c"), id: flow.id });
-        assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![flow.id]))]);
+        scene.remote(Remote::Ended { owner: name("c"), id: flow.fleet_id() });
+        assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![flow.fleet_id()]))]);
     }
 }
 
@@ -367,14 +369,14 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
         let mut scene = Scene::new();
         let flow = record(1, "10.0.1.7", true);
         match own {
-            true => scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.id, Some(flow.ends))] }),
+            true => scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), Some(flow.ends))] }),
             false => {
                 scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) });
-                scene.remote(Remote::Moved { owner: name("c"), id: flow.id, to: name("a") });
+                scene.remote(Remote::Moved { owner: name("c"), id: flow.fleet_id(), to: name("a") });
             }
         }
         scene.pass(4000);
-        let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.id] });
+        let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
         let actions = scene.take();
         assert!(!actions.contains(&claim), "the other has the address");
         assert!(!actions.iter().any(|action| matches!(action, Action::Path(HeldRequest::Drop(_)))));
@@ -384,7 +386,7 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
         scene.take();
         scene.pass(4000);
         let actions = scene.take();
-        assert!(actions.contains(&claim) && actions.contains(&Action::Path(HeldRequest::Adopt(vec![flow.id]))));
+        assert!(actions.contains(&claim) && actions.contains(&Action::Path(HeldRequest::Adopt(vec![flow.fleet_id()]))));
     }
 }
 
@@ -397,15 +399,15 @@ fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
     scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip("10.0.0.23"), ip(VIP)] });
     scene.take();
     scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) });
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.id]));
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.fleet_id()]));
     let taken = |action: &Action| matches!(action, Action::Send(Command::Claim { .. }));
     assert!(!scene.take().iter().any(taken));
     // It was `a` that took it.
-    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.id, Some(flow.ends))] });
+    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), Some(flow.ends))] });
     scene.pass(1500);
     assert!(!scene.take().iter().any(taken));
     // Without such a word one of them gives way.
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.id]));
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.fleet_id()]));
     scene.pass(1500);
     assert!(scene.take().iter().any(taken));
 }
@@ -417,13 +419,13 @@ fn who_has_lost_the_address_does_not_claim_back_what_it_claimed_before() {
     let flow = record(1, "10.0.1.7", true);
     scene.told(&flow);
     scene.addresses(&["10.0.0.22", "10.0.0.100"]);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.id]));
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.fleet_id()]));
     scene.addresses(&["10.0.0.22"]);
     scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip("10.0.0.100")] });
     scene.take();
     scene.told(&flow);
     let actions = scene.take();
-    place(&actions, |action| *action == Action::Path(HeldRequest::Release(vec![flow.id])));
+    place(&actions, |action| *action == Action::Path(HeldRequest::Release(vec![flow.fleet_id()])));
     assert!(!actions.iter().any(|action| matches!(action, Action::Send(Command::Claim { .. }))), "{actions:?}");
 }
 
@@ -459,7 +461,7 @@ fn what_a_new_snapshot_does_not_name_is_gone() {
     scene.told(&kept);
     assert_eq!(scene.take(), []);
     scene.remote(Remote::Synced { owner: name("a") });
-    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![gone.id]))]);
+    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![gone.fleet_id()]))]);
 }
 
 #[test]

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::model::ends::{Ends, Key};
-use crate::model::ids::FlowId;
+use crate::model::fleet::FleetId;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Timer {
     /// Owners have had their time to answer.
     Challenge,
     /// Packets of this flow, which is over, are nobody's from now on.
-    Forget(FlowId, Ends),
+    Forget(FleetId, Ends),
     /// Its new owner has had time to tell of it.
-    Promised(FlowId),
+    Promised(FleetId),
     /// Whoever has claimed it from its owner has had time to say so here.
-    Contested(FlowId),
+    Contested(FleetId),
     Round(u64),
     /// Nobody has said whose packets these are.
     Asked(Key),

@@ -59,16 +59,16 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Told {
     diverted: HashMap<Key, bool>,
-    held: HashSet<FlowId>,
-    own: HashSet<FlowId>,
+    held: HashSet<FleetId>,
+    own: HashSet<FleetId>,
 }
 
 impl Told {
     fn carry_out(&mut self, request: HeldRequest) {
         match request {
-            HeldRequest::Hold(record) if !self.own.contains(&record.id) => {
+            HeldRequest::Hold(record) if !self.own.contains(&record.fleet_id()) => {
                 self.diverted.retain(|key, _| !both(&record.ends).contains(key));
-                self.held.insert(record.id);
+                self.held.insert(record.fleet_id());
             }
             HeldRequest::Drop(flows) => {
                 flows.iter().for_each(|id| assert!(self.held.remove(id) || self.own.contains(id)))
@@ -129,7 +129,7 @@ proptest! {
                     scene.remote(Remote::Flow { owner: owner(by), record });
                 }
                 Step::Ended { owner: by, number } => {
-                    scene.remote(Remote::Ended { owner: owner(by), id: FlowId::of(7, number) });
+                    scene.remote(Remote::Ended { owner: owner(by), id: flow(number, false).fleet_id() });
                 }
                 Step::Pulse { owner: of, pulse } => scene.remote(Remote::Pulse { owner: owner(of), pulse }),
                 Step::Snapshot { owner: by, names } => {
@@ -141,16 +141,16 @@ proptest! {
                 }
                 Step::Vip(here) => scene.addresses(if here { &["10.0.0.22", VIP] } else { &["10.0.0.22"] }),
                 Step::Touched(number) => {
-                    let id = FlowId::of(7, number);
+                    let id = flow(number, false).fleet_id();
                     if held.contains(&id) {
                         scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![id]));
                     }
                 }
                 Step::Moved { owner: by, number } => {
-                    scene.remote(Remote::Moved { owner: owner(by), id: FlowId::of(7, number), to: owner(!by) });
+                    scene.remote(Remote::Moved { owner: owner(by), id: flow(number, false).fleet_id(), to: owner(!by) });
                 }
                 Step::Claimed { by, number, was_told } => {
-                    let id = FlowId::of(7, number);
+                    let id = flow(number, false).fleet_id();
                     // One that was this instance's from the beginning.
                     let own = was_told && !scene.machine.flows.contains_key(&id) && !scene.machine.mine.contains_key(&id);
                     if own {

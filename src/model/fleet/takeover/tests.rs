@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
-use crate::model::fleet::Epoch;
+use crate::model::fleet::{Epoch, FlowRecord, Keeping};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 

@@ -19,6 +19,7 @@ use crate::model::fleet::Pulse;
 use crate::model::health::Standing;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::sys::clock::now_ns;
+use crate::sys::netlink::conntrack;
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry};
 use crate::table::fleet::MemberView;
@@ -180,6 +181,21 @@ impl TableCollector {
         )?;
         let help = "Times that the program had been detached by somebody else, and was attached again";
         counter("path_reattached", help, census.reattached.load(Relaxed))?;
+        let help =
+            "Connections of graduated flows that connection tracking of this host was to forget; failed must stay 0";
+        let mut family = families.counter("conntrack_removals", help, None)?;
+        for (outcome, count) in [("removed", &census.untracked), ("failed", &census.still_tracked)] {
+            family.encode_family(&[("outcome", outcome)])?.counter(count.load(Relaxed))?;
+        }
+        if let Ok(Some(load)) = conntrack::load() {
+            let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
+            gauge("conntrack_entries", "Connections that this host tracks, whoever's they are", load.entries)?;
+            gauge(
+                "conntrack_entries_max",
+                "Connections that it can track; what is new beyond is dropped",
+                load.entries_max,
+            )?;
+        }
         let help = "Times that a flow was tried and stayed proxied, by reason";
         let mut family = families.counter("flows_stayed", help, None)?;
         for why in Stays::ALL {

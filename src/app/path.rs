@@ -180,7 +180,7 @@ fn start(settings: &PathSettings, table: &Arc<Table>) -> Result<Option<Graduator
     let directory = settings.pins.clone();
     let program = Program::open(&settings::PathSettings { directory, interfaces, flows_max: settings.max_flows })?;
     let on_demand = settings.interfaces.is_empty();
-    Ok(Some(Graduator::start(program, table.clone(), on_demand).map_err(OpenError::Pinned)?))
+    Ok(Some(Graduator::start(program, table.clone(), on_demand)?))
 }
 
 /// As [`start`], as the only instance with these pins.

@@ -21,6 +21,7 @@ mod routes;
 mod scan;
 mod settle;
 mod slots;
+mod untrack;
 mod watch;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -34,7 +35,7 @@ use std::time::Duration;
 
 use super::events::Events;
 use super::moved::Marked;
-use super::program::Program;
+use super::program::{OpenError, Program};
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
@@ -47,6 +48,7 @@ use grace::Grace;
 use held::Keep;
 use scan::Scan;
 use slots::Slots;
+use untrack::Untrack;
 
 /// How often what is carried is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -77,15 +79,16 @@ struct Orders {
 impl Graduator {
     /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
     /// [`Graduator::adopt`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
-    pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> io::Result<Self> {
-        let grace = Grace::start(table.clone())?;
+    pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
+        let grace = Grace::start(table.clone()).map_err(OpenError::Begin)?;
         let program_events = program.events()?;
         let orders = Arc::new(Orders::default());
         let mut path = Path {
-            raw: RawSender::open()?,
-            routes: Watch::open()?,
+            raw: RawSender::open().map_err(OpenError::Begin)?,
+            routes: Watch::open().map_err(OpenError::Begin)?,
             on_demand,
             grace,
+            untrack: Untrack::start(table.clone()).map_err(OpenError::Begin)?,
             orders: orders.clone(),
             flows: Marked::default(),
             await_grace: Vec::new(),
@@ -117,7 +120,7 @@ impl Graduator {
                 std::process::abort();
             }
         };
-        let thread = std::thread::Builder::new().name("path".to_owned()).spawn(run)?;
+        let thread = std::thread::Builder::new().name("path".to_owned()).spawn(run).map_err(OpenError::Begin)?;
         Ok(Self { table, orders, thread: Some(thread) })
     }
 
@@ -151,6 +154,7 @@ struct Path {
     raw: RawSender,
     routes: Watch,
     grace: Grace,
+    untrack: Untrack,
     on_demand: bool,
     flows: Marked<Carried>,
     /// Entered since the last grace began, and those that it is for.

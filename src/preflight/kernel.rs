@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::place::Place;
 use crate::model::finding::Finding;
+use crate::sys::netlink::conntrack::{self, Load};
 
 /// One line of a sysctl.d(5) file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,7 @@ pub fn look(place: &Place) -> (Vec<Finding>, Vec<Setting>) {
         looked.reverse_path();
         looked.conntrack();
     }
+    looked.table();
     looked.retries();
     (looked.findings, looked.settings)
 }
@@ -138,6 +140,16 @@ impl Looked<'_> {
         });
     }
 
+    /// A full table drops what is new, whoever's it is.
+    fn table(&mut self) {
+        let Ok(Some(Load { entries, entries_max })) = conntrack::load() else { return };
+        let read = format!("{entries} of {entries_max} entries");
+        self.findings.push(match entries * 5 < entries_max * 4 {
+            true => Finding::good("conntrack table", read),
+            false => Finding::fault("conntrack table", read, TABLE_WHY, command(TABLE, (entries_max * 4) as i64)),
+        });
+    }
+
     /// For clients on this host: Baton's own connections have TCP_USER_TIMEOUT, which this does not touch.
     fn retries(&mut self) {
         let Some(retries) = read(RETRIES) else { return };
@@ -200,6 +212,9 @@ fn retransmission_s(retries: i64) -> u64 {
 
 const PROC_SYS: &str = "/proc/sys";
 const FORWARD: &str = "net/ipv4/ip_forward";
+const TABLE: &str = "net/netfilter/nf_conntrack_max";
+const TABLE_WHY: &str =
+    "when it is full this host drops the first packet of every new connection, and its client waits";
 const LOOSE: &str = "net/netfilter/nf_conntrack_tcp_loose";
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 const RETRIES: &str = "net/ipv4/tcp_retries2";

@@ -1,6 +1,7 @@
 //! rtnetlink(7): who else looks at packets, where packets go, and which addresses this host has.
 
 mod address;
+pub mod conntrack;
 mod route;
 mod watch;
 

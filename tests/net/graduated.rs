@@ -1,6 +1,7 @@
 //! Graduated flows: what users and operators notice of them, which is nothing but their speed and their long life.
 
 mod basics;
+mod conntrack;
 mod faults;
 mod interfaces;
 mod kills;

@@ -117,6 +117,8 @@ impl Path {
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
         self.tickle(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
         self.tickle(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
+        self.untrack.forget(&ends);
         self.later.push_back((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
@@ -126,6 +128,7 @@ impl Path {
         let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
         for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
             self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), up);
+            self.untrack.forget(ends);
         }
     }
 

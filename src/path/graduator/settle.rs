@@ -182,7 +182,7 @@ impl Path {
         }
         self.table.graduation.count_out();
         match self.program.change(&keys, Change::Commit) {
-            Ok(2) => {}
+            Ok(2) => self.untrack.forget(&flow.ends),
             found => {
                 tracing::error!(flow = id.0, ?found, "the entries of a flow cannot be marked");
                 self.over(id, EndReason::Internal);

@@ -167,6 +167,7 @@ impl Path {
             true => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
             false => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
         }
+        self.untrack.forget(&ends);
     }
 
     /// Tells of backends that were asked and do not answer.

@@ -42,6 +42,8 @@ pub enum OpenError {
     Hardware { interface: String, hardware: u16 },
     #[error("attaching to {interface}: {source}; TCX takes Linux 6.6 and CAP_NET_ADMIN")]
     Attach { interface: String, source: Box<dyn Error + Send + Sync> },
+    #[error("the thread that graduates flows cannot begin: {0}")]
+    Begin(io::Error),
     #[error("what is pinned cannot be read: {0}; `baton path remove` takes it away and resets the flows in it")]
     Pinned(#[from] io::Error),
 }

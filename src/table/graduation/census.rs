@@ -18,6 +18,9 @@ pub struct Census {
     pub adopted: AtomicU64,
     /// Times that somebody else had detached the program, and it was attached again.
     pub reattached: AtomicU64,
+    /// Connections of graduated flows that connection tracking was made to forget, and that it would not forget.
+    pub untracked: AtomicU64,
+    pub still_tracked: AtomicU64,
     view: ArcSwap<PathView>,
 }
 
@@ -43,6 +46,8 @@ impl Default for Census {
             stayed: std::array::from_fn(|_| AtomicU64::new(0)),
             adopted: AtomicU64::new(0),
             reattached: AtomicU64::new(0),
+            untracked: AtomicU64::new(0),
+            still_tracked: AtomicU64::new(0),
             view: ArcSwap::from_pointee(view),
         }
     }

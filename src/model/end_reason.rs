@@ -93,6 +93,7 @@ end_reasons! {
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
     Moved "moved" Baton Nothing "Another instance looks after it from now on; it goes on.";
     HandoverDeadline "handover_deadline" Baton Rst "Its instance handed the VIP over, and the deadline of that passed.";
+    Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it graduated.";
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod routes;
 mod scan;
 mod settle;
 mod slots;
+mod surroundings;
 mod untrack;
 mod watch;
 
@@ -48,6 +49,7 @@ use grace::Grace;
 use held::Keep;
 use scan::Scan;
 use slots::Slots;
+use surroundings::Surroundings;
 use untrack::Untrack;
 
 /// How often what is carried is looked at.
@@ -86,6 +88,7 @@ impl Graduator {
         let mut path = Path {
             raw: RawSender::open().map_err(OpenError::Begin)?,
             routes: Watch::open().map_err(OpenError::Begin)?,
+            surroundings: Surroundings::open().map_err(OpenError::Begin)?,
             on_demand,
             grace,
             untrack: Untrack::start(table.clone()).map_err(OpenError::Begin)?,
@@ -153,6 +156,7 @@ struct Path {
     orders: Arc<Orders>,
     raw: RawSender,
     routes: Watch,
+    surroundings: Surroundings,
     grace: Grace,
     untrack: Untrack,
     on_demand: bool,

@@ -184,12 +184,12 @@ fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMa
     if interface.hardware == HARDWARE_ETHERNET {
         mtus.insert(name.to_owned(), interface.mtu);
     }
-    if netdev::merges_for_good(name).unwrap_or(false) {
+    if netlink::merging().is_ok_and(|merging| merging.contains(&interface.index)) {
         findings.push(Finding::hindrance(
             name,
-            "large receive offload is on",
-            "it merges segments so that they cannot be sent on as they came",
-            format!("ethtool -K {name} lro off"),
+            "large receive offload is on, here or at a card below",
+            "what a card has merged not every card can send on: flows that come in by it stay proxied",
+            format!("ethtool -K {name} lro off (of a bond, VLAN or bridge: of the cards below)"),
         ));
     }
     let others = others(name, interface.index);

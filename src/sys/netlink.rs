@@ -2,10 +2,13 @@
 
 mod address;
 pub mod conntrack;
+mod link;
 mod route;
 mod watch;
+pub mod xfrm;
 
 pub use address::{add_to_loopback, added_to_loopback, remove_from_loopback};
+pub use link::merging;
 pub use route::{Route, leaves_by, neighbour, route};
 pub use watch::{Changed, Watch};
 
@@ -13,7 +16,7 @@ use std::io;
 use std::net::IpAddr;
 
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 const RTM_GETLINK: u16 = 18;
 const RTM_GETTFILTER: u16 = 46;
@@ -65,8 +68,19 @@ pub fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
 }
 
 /// Sends one request and hands over the body of each answer.
-fn ask(kind: u16, flags: u16, body: &[u8], mut answer: impl FnMut(&[u8])) -> io::Result<()> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+fn ask(kind: u16, flags: u16, body: &[u8], answer: impl FnMut(&[u8])) -> io::Result<()> {
+    ask_of(None, kind, flags, body, answer)
+}
+
+/// As [`ask`], of another protocol than that of links and routes.
+fn ask_of(
+    protocol: Option<Protocol>,
+    kind: u16,
+    flags: u16,
+    body: &[u8],
+    mut answer: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let mut request = Vec::new();
     request.extend((16 + body.len() as u32).to_ne_bytes());
     request.extend(kind.to_ne_bytes());

@@ -4,6 +4,7 @@ mod basics;
 mod conntrack;
 mod faults;
 mod interfaces;
+mod ipsec;
 mod kills;
 mod layouts;
 mod matrix;

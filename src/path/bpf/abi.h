@@ -54,6 +54,7 @@ enum {
 	LOOPBACK = 1, /* its interface index in every network namespace */
 	BPF_F_INGRESS = 1,
 	BPF_F_PSEUDO_HDR = 1 << 4,
+	BPF_CSUM_LEVEL_RESET = 3,
 	BPF_TCP_LISTEN = 10,
 	AF_INET = 2,
 	AF_INET6 = 10,
@@ -154,6 +155,7 @@ static struct bpf_sock *(*bpf_skc_lookup_tcp)(void *ctx, struct bpf_sock_tuple *
 					      __u64 flags) = (void *)99;
 static long (*bpf_tcp_check_syncookie)(void *sk, void *ip, __u32 ip_len, void *tcp, __u32 tcp_len) = (void *)100;
 static long (*bpf_ringbuf_output)(void *ringbuf, void *data, __u64 size, __u64 flags) = (void *)130;
+static long (*bpf_csum_level)(struct __sk_buff *, __u64 level) = (void *)135;
 static void *(*bpf_skc_to_tcp_sock)(void *sk) = (void *)137;
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u64 (*bpf_ktime_get_coarse_ns)(void) = (void *)160;

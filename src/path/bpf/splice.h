@@ -258,6 +258,18 @@ __function int remember_fragment(const struct packet *packet, const struct entry
 	return bpf_map_update_elem(&fragments, &key, &onward, 0);
 }
 
+/*
+ * A card that merges segments itself (LRO) says only that their sums were right (CHECKSUM_UNNECESSARY). The card that they
+ * leave by would cut them, and complete a sum that was never begun: every receiver drops them. Without that word the kernel
+ * begins it anew (net/core/dev.c, netif_needs_gso; net/ipv4/tcp_offload.c, tcp4_gso_segment). What the kernel has merged
+ * itself (GRO) comes with the sum begun, and is left alone.
+ */
+__inline void begin_sum_of_merged(struct __sk_buff *skb)
+{
+	if (skb->gso_size)
+		bpf_csum_level(skb, BPF_CSUM_LEVEL_RESET);
+}
+
 __inline int leave(__u32 ifindex, __u32 flags)
 {
 	if (flags & FLAG_LOCAL)
@@ -380,6 +392,7 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 	 */
 	if (family == 6)
 		bpf_csum_update(skb, fold32(fold32(pseudo) + other));
+	begin_sum_of_merged(skb);
 	count(SPLICED);
 	return leave(entry->ifindex, entry->flags);
 }

@@ -113,6 +113,7 @@ __function int forward(struct __sk_buff *skb, const struct packet *packet, const
 		for (i = 0; i < 4; i++)
 			hop.ipv6_nh[i] = to->address.word[i];
 	}
+	begin_sum_of_merged(skb);
 	return bpf_redirect_neigh(to->ifindex, &hop, sizeof(hop), 0);
 }
 

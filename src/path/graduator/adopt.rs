@@ -77,6 +77,7 @@ impl Path {
             }
         }
         self.count_claimed(0);
+        self.surroundings.compare_again();
         self.table.graduation.census.adopted.fetch_add(found, Relaxed);
         if found + unfinished > 0 {
             tracing::info!(flows = found, reset = unfinished, "adopted the flows that an earlier process graduated");

@@ -27,6 +27,7 @@ impl Path {
         if candidates.is_empty() {
             return;
         }
+        self.surroundings.refresh();
         let mut named = Vec::new();
         for candidate in candidates {
             match ends(&candidate) {
@@ -59,6 +60,9 @@ impl Path {
         }
         if [client, backend].iter().any(|leg| [leg.interface, leg.receives_by].contains(&Some(LOOPBACK))) {
             return self.give_back(candidate, Stays::Local);
+        }
+        if self.surroundings.are_covered(&ends) {
+            return self.give_back(candidate, Stays::Ipsec);
         }
         let backend = &LegState { peer_mss: self.takes(ends.backend, backend), ..*backend };
         let held = Held { up: candidate.sockets.held_up.len() as u32, down: candidate.sockets.held_down.len() as u32 };
@@ -195,6 +199,9 @@ impl Path {
             self.attach_everywhere();
             leaves_by
         });
+        if self.surroundings.merges(comes_by) {
+            return Err(Stays::Lro);
+        }
         if !self.program.attached().contains(&comes_by) {
             if !self.on_demand {
                 return Err(Stays::Interface);

@@ -257,9 +257,10 @@ impl Path {
         let pair = Pair { ends: Some(ends), up, down };
         self.flows.insert(id, carried(id, ends, &pair));
         // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
+        let is_covered = self.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()].iter().all(|ip| self.egress_to(*ip) == Egress::Local);
         match (&pair.up, &pair.down) {
-            (Some(up), Some(down)) if !is_stuck => self.offer(id, Some(up), Some(down)),
+            (Some(up), Some(down)) if !is_stuck && !is_covered => self.offer(id, Some(up), Some(down)),
             _ => self.reset(id),
         }
     }

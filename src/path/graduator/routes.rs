@@ -17,6 +17,7 @@ impl Path {
         if !self.routes.has_changed() {
             return;
         }
+        self.surroundings.links_changed();
         if !self.flows.is_empty() {
             self.attach_everywhere();
         }

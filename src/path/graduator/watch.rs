@@ -42,6 +42,7 @@ impl Path {
             return self.scan.begin_anew();
         }
         self.follow_routes();
+        self.end_covered();
         if now_ns >= self.mend_at_ns {
             self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
             self.mend();

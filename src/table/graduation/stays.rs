@@ -41,6 +41,8 @@ reasons! {
     HalfClosed "half_closed" true "One of its ends has closed already.";
     Local "local" true "Its client or its backend is on this host.";
     Interface "interface" true "Its packets come in by an interface that is not in path.interfaces.";
+    Lro "lro" true "Its packets come in by a card that merges them (large receive offload), or by what stands on one.";
+    Ipsec "ipsec" true "An IPsec policy covers one of its legs.";
     MapFull "map_full" false "The map of graduated flows is full.";
     AddressInUse "address_in_use" false "An earlier flow between the same addresses is still remembered.";
     Failed "failed" false "The kernel refused a call that graduation needs; the log has the error.";

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use super::program;
 use crate::model::finding::Finding;
+use crate::sys::bpf::{self, Barrier};
 use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
+use crate::sys::netlink::xfrm::Policies;
 use crate::sys::process::holds_capability;
 use crate::sys::{bpffs, netlink};
 use aya::programs::{SchedClassifier, TcAttachType};
@@ -21,7 +23,8 @@ pub fn look(
     interfaces: &[String],
 ) -> Vec<Finding> {
     let mut findings =
-        vec![kernel(), btf(), capabilities(), lockdown(), jit(), file_system(directory), pinned(directory)];
+        vec![kernel(), btf(), capabilities(), barrier(), lockdown(), jit(), file_system(directory), pinned(directory)];
+    findings.extend(ipsec());
     let interfaces = if interfaces.is_empty() { by_addresses(addresses, backends) } else { interfaces.to_vec() };
     if interfaces.is_empty() {
         findings.push(Finding::advice(
@@ -41,15 +44,40 @@ pub fn look(
 
 fn kernel() -> Finding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    match version >= (6, 6) {
-        true => Finding::good("kernel", format!("Linux {release}")),
-        false => Finding::hindrance(
+    kernel_of(&release, bpf::knows_tcx(LOOPBACK))
+}
+
+/// By what it can do: distributions bring to older numbers what newer ones have.
+fn kernel_of(release: &str, knows_tcx: io::Result<bool>) -> Finding {
+    match knows_tcx {
+        Ok(true) => Finding::good("kernel", format!("Linux {release}, which has TCX links")),
+        Ok(false) => Finding::hindrance(
             "kernel",
-            format!("Linux {release}"),
-            "the program is attached by TCX links, which Linux 6.6 brought",
+            format!("Linux {release} has no TCX links"),
+            "the program is attached by them; Linux 6.6 brought them",
             "boot a kernel of 6.6 or later (Debian: apt-get install -t bookworm-backports linux-image-amd64)",
+        ),
+        Err(error) => Finding::advice(
+            "kernel",
+            format!("Linux {release}; whether it has TCX links cannot be asked: {error}"),
+            "the program is attached by them; Linux 6.6 brought them, and some distributions to older numbers",
+            "run this as root",
+        ),
+    }
+}
+
+fn barrier() -> Finding {
+    let topic = "waiting for packets";
+    match Barrier::open() {
+        Ok(Barrier::Membarrier) => Finding::good(topic, "by membarrier"),
+        Ok(Barrier::Update { .. }) => {
+            Finding::good(topic, "by a map of maps: membarrier is refused, as where CPUs have no tick (nohz_full)")
+        }
+        Err(error) => Finding::hindrance(
+            topic,
+            error,
+            "a flow's sockets may close only when no packet is on its way into them any more, and this kernel has no wait for that",
+            "boot without nohz_full, or give Baton CAP_BPF",
         ),
     }
 }
@@ -149,6 +177,16 @@ fn pinned(directory: &Path) -> Finding {
     }
 }
 
+fn ipsec() -> Option<Finding> {
+    let policies = Policies::open().ok().filter(|policies| !policies.is_empty())?;
+    Some(Finding::advice(
+        "IPsec",
+        format!("{} policies", policies.len()),
+        "the program sends past them, so flows that one covers stay proxied",
+        "ip xfrm policy, then decide whether it has to cover clients or backends",
+    ))
+}
+
 /// Interfaces that hold one of `addresses`, or an address by which a packet to one of `backends` leaves.
 fn by_addresses(addresses: &[SocketAddr], backends: &[SocketAddr]) -> Vec<String> {
     let sources = backends.iter().filter_map(|backend| netdev::source_towards(backend.ip()));
@@ -235,3 +273,20 @@ fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
 /// Name, number, and the number of one that contains it (include/uapi/linux/capability.h).
 const CAPABILITIES: [(&str, u32, Option<u32>); 4] =
     [("CAP_BPF", 39, Some(21)), ("CAP_PERFMON", 38, Some(21)), ("CAP_NET_ADMIN", 12, None), ("CAP_NET_RAW", 13, None)];
+
+/// The interface of connections of this host with itself; the first in every network namespace.
+const LOOPBACK: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::finding::Verdict;
+
+    #[test]
+    fn an_old_number_is_no_hindrance_and_a_missing_feature_is() {
+        let verdict = |release, tcx| kernel_of(release, tcx).verdict;
+        assert_eq!(verdict("5.14.0-570.el9.x86_64", Ok(true)), Verdict::Good);
+        assert_eq!(verdict("6.12.0", Ok(false)), Verdict::Hindrance);
+        assert_eq!(verdict("5.14.0", Err(io::ErrorKind::PermissionDenied.into())), Verdict::Advice);
+    }
+}

@@ -2,8 +2,10 @@
 //! afterwards needs batches, flags and an atomic take-out, on bytes whose layout the caller knows.
 #![allow(unsafe_code)]
 
+mod barrier;
 mod shared;
 
+pub use barrier::Barrier;
 pub use shared::Shared;
 
 use std::ffi::CString;
@@ -15,12 +17,14 @@ use std::path::Path;
 /// Commands of `enum bpf_cmd` (include/uapi/linux/bpf.h).
 #[derive(Clone, Copy, Debug)]
 enum Command {
+    Create = 0,
     LookUp = 1,
     Update = 2,
     Delete = 3,
     Get = 7,
     TestRun = 10,
     Info = 15,
+    Query = 16,
     TakeOut = 21,
     LookUpBatch = 24,
 }
@@ -130,6 +134,22 @@ struct Object {
     flags: u32,
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    zero: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
 /// Length and offsets of `struct __sk_buff`.
 const CONTEXT_SIZE: usize = 192;
 const CONTEXT_IFINDEX: usize = 40;
@@ -144,6 +164,20 @@ pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let fd = unsafe { call(Command::Get, &mut attr) }?;
     // SAFETY: the kernel has just made this descriptor for us, close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Whether this kernel attaches programs by TCX links (since Linux 6.6, and where it was brought to an older one): asks which are
+/// attached to an interface. Needs CAP_NET_ADMIN.
+pub fn knows_tcx(ifindex: u32) -> io::Result<bool> {
+    let mut attr = Query { ifindex, attach_type: BPF_TCX_INGRESS, ..Query::default() };
+    // SAFETY: the command takes what `Query` holds; the pointer in it is null, for a list of no length.
+    match unsafe { call(Command::Query, &mut attr) } {
+        Ok(_) => Ok(true),
+        // The first kernels that have them say so of an interface without any.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Where a TCX link is attached; `InvalidInput` if it is a link of another kind.
@@ -354,4 +388,5 @@ fn possible_cpus() -> io::Result<usize> {
 }
 
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_LINK_TYPE_TCX: u32 = 11;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::mpsc::{Sender, channel};
 
-use crate::sys::silence::wait_for_all_cpus;
+use crate::sys::bpf::Barrier;
 use crate::table::Table;
 
 #[derive(Debug)]
@@ -18,13 +18,13 @@ pub struct Grace {
 impl Grace {
     /// Fails where the kernel has no such wait: then nothing may graduate.
     pub fn start(table: Arc<Table>) -> io::Result<Self> {
-        wait_for_all_cpus()?;
+        let barrier = Barrier::open()?;
         let (begin, begins) = channel();
         let over = Arc::new(AtomicBool::new(false));
         let done = over.clone();
         let wait = move || {
             while begins.recv().is_ok() {
-                while let Err(error) = wait_for_all_cpus() {
+                while let Err(error) = barrier.wait() {
                     tracing::error!(%error, "cannot wait for all CPUs");
                     std::thread::sleep(std::time::Duration::from_millis(100));
                 }

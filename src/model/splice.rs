@@ -49,6 +49,10 @@ pub struct Terms {
     pub backend_must_ack: u32,
     /// The same for the client.
     pub client_must_ack: u32,
+    /// No window that the client gives, or was told of by this host, is larger: a power of two of bytes, up to 30.
+    pub client_window: u8,
+    /// The same for the backend.
+    pub backend_window: u8,
 }
 
 /// Bytes that were read from one leg and not yet written to the other.
@@ -90,6 +94,8 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
         limbo_down,
         backend_must_ack: backend.write_seq.wrapping_add(limbo_up),
         client_must_ack: client.write_seq.wrapping_add(limbo_down),
+        client_window: window_max(client, backend),
+        backend_window: window_max(backend, client),
     })
 }
 
@@ -112,6 +118,11 @@ fn clock_delta(from: &Timestamps, to: &Timestamps) -> u32 {
 /// From the scale that the sender announced to the scale that this host announced to the receiver.
 fn window_shift(sender: &LegState, receiver: &LegState) -> i8 {
     sender.peer_window_scale as i8 - receiver.own_window_scale as i8
+}
+
+/// Of what `of` gives, and of what this host, which stood in for it, has given to the other side.
+fn window_max(of: &LegState, other: &LegState) -> u8 {
+    (16 + of.peer_window_scale.max(other.own_window_scale)).min(30)
 }
 
 /// More than the time between the installing of an entry and the closing of its sockets.

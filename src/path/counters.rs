@@ -67,6 +67,10 @@ counters! {
     asked "asked",
     /// Sent to the instance whose backend legs come from the port that it goes to.
     sliced "sliced",
+    /// Sent on, but counted for nothing: no receiver would take its numbers.
+    unfit "unfit",
+    /// Dropped: as `oversized`, but with numbers that no receiver would take.
+    drop_oversized "drop_oversized",
 }
 
 impl Counters {

@@ -91,6 +91,7 @@ pub struct Entry {
     /// Another instance lists the flow.
     pub held: bool,
     pub backend_slot: u16,
+    pub windows: Windows,
     pub id: FlowId,
     pub share: Share,
     pub start_position: u32,
@@ -98,7 +99,16 @@ pub struct Entry {
     pub seen: Seen,
 }
 
-/// What the program saw of one direction. Times are nanoseconds on the monotonic clock, 0: never.
+/// The largest windows of the two ends, as powers of two of bytes, up to 30: how far their numbers may jump.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Windows {
+    /// Of the sender, who acknowledges no more at once.
+    pub own: u8,
+    /// Of the receiver, to whom no more is sent at once.
+    pub far: u8,
+}
+
+/// What the program saw of one direction, of segments whose numbers their receiver would take. Times are nanoseconds on the monotonic clock, 0: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Behind the last byte that was sent, as 64 bits: the low half is the sequence number.
@@ -114,7 +124,7 @@ pub struct Seen {
     /// Of the last packet that demands an answer: with payload, FIN, or a probe. At most 1.1 ms too early; exact only if
     /// no more than 52 days lie between it and the last packet.
     pub asked_ns: u64,
-    /// Of the first FIN.
+    /// Of the first FIN, if nothing was sent beyond it. Forged or damaged ones are never acknowledged.
     pub fin_ns: u64,
     /// Of the first RST that its receiver had to take.
     pub rst_ns: u64,
@@ -162,6 +172,11 @@ impl Entry {
         self.bytes_before + self.seen.sent.saturating_sub(u64::from(self.start_position)).saturating_sub(fin)
     }
 
+    /// How far its sender has acknowledged the other direction, in the numbers of the other leg.
+    pub fn taken(&self) -> u32 {
+        (self.seen.acked as u32).wrapping_add(self.rewrite.ack)
+    }
+
     /// Whether its sender has acknowledged `position` of the other direction, in its own leg's numbers.
     pub fn has_acked(&self, position: u32) -> bool {
         (self.seen.acked as u32).wrapping_sub(position) < 1 << 31
@@ -173,9 +188,15 @@ impl Splice {
     pub fn entry(&self, direction: Direction) -> Entry {
         let terms = &self.terms;
         // All that this host has sent is acknowledged, or there would be no terms.
-        let (rewrite, start, acked) = match direction {
-            Direction::Up => (terms.up, self.up, terms.client_must_ack.wrapping_sub(terms.limbo_down)),
-            Direction::Down => (terms.down, self.down, terms.backend_must_ack.wrapping_sub(terms.limbo_up)),
+        let (rewrite, start, acked, own, far) = match direction {
+            Direction::Up => {
+                let acked = terms.client_must_ack.wrapping_sub(terms.limbo_down);
+                (terms.up, self.up, acked, terms.client_window, terms.backend_window)
+            }
+            Direction::Down => {
+                let acked = terms.backend_must_ack.wrapping_sub(terms.limbo_up);
+                (terms.down, self.down, acked, terms.backend_window, terms.client_window)
+            }
         };
         Entry {
             action: Action::Splice,
@@ -186,6 +207,7 @@ impl Splice {
             committed: false,
             held: false,
             backend_slot: self.backend_slot,
+            windows: Windows { own, far },
             id: self.identity.id,
             share: self.identity.share(direction),
             start_position: start.position,
@@ -226,6 +248,8 @@ mod tests {
                 limbo_down: 7,
                 backend_must_ack: 1005,
                 client_must_ack: 2007,
+                client_window: 23,
+                backend_window: 16,
             },
             identity: Identity { id: FlowId(9), accepted_at_ns: 1 << 40, connect_us: 250, backend_key: 77 },
             up: Start { egress: Egress::Interface(4), bytes_before: 1 << 33, position: u32::MAX - 1 },

@@ -19,6 +19,9 @@ pub enum Told {
     Flow(Event),
     /// A packet that nobody here knows; it was dropped.
     Stray(Stray),
+    /// A segment of a flow, sent on, whose numbers its receiver would not take. The next one of its direction is told of once
+    /// `Change::Hear` has been made.
+    Doubt(Stray),
 }
 
 impl Told {
@@ -26,7 +29,7 @@ impl Told {
     pub fn flow(self) -> Option<Event> {
         match self {
             Self::Flow(event) => Some(event),
-            Self::Stray(_) => None,
+            Self::Stray(_) | Self::Doubt(_) => None,
         }
     }
 }
@@ -50,6 +53,8 @@ pub enum What {
     Reused,
     /// A packet fitted no interface; both ends were reset.
     Oversized,
+    /// The other direction's FIN was acknowledged.
+    Finished,
 }
 
 /// Where events come from; readable when there is one.
@@ -100,11 +105,13 @@ fn decode(raw: &[u8]) -> Option<Told> {
         2 => What::Rst,
         3 => What::Reused,
         4 => What::Oversized,
-        STRAY => {
+        7 => What::Finished,
+        kind @ (STRAY | DOUBT) => {
             let [seq, ack] = [[word[0], word[1], word[2], word[3]], [word[4], word[5], word[6], word[7]]];
             let length = u16::from_ne_bytes([last[0], last[1]]);
             let [seq, ack] = [seq, ack].map(u32::from_ne_bytes);
-            return Some(Told::Stray(Stray { key, seq, ack, length, flags: last[2] }));
+            let stray = Stray { key, seq, ack, length, flags: last[2] };
+            return Some(if kind == STRAY { Told::Stray(stray) } else { Told::Doubt(stray) });
         }
         _ => return None,
     };
@@ -113,3 +120,4 @@ fn decode(raw: &[u8]) -> Option<Told> {
 }
 
 const STRAY: u32 = 5;
+const DOUBT: u32 = 6;

@@ -11,6 +11,7 @@
 
 mod adopt;
 mod carried;
+mod doubt;
 mod enter;
 mod grace;
 mod held;
@@ -25,7 +26,7 @@ mod surroundings;
 mod untrack;
 mod watch;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,6 +46,7 @@ use crate::sys::raw::RawSender;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
 use carried::Carried;
+use doubt::Doubts;
 use grace::Grace;
 use held::Keep;
 use scan::Scan;
@@ -98,15 +100,18 @@ impl Graduator {
             in_grace: Vec::new(),
             unsettled: Vec::new(),
             hasty: HashSet::new(),
-            later: VecDeque::new(),
+            later: BTreeSet::new(),
             events: program_events,
             listens: false,
             unclaimed: 0,
             slots: Slots::default(),
             waiting: HashSet::new(),
+            closing: HashMap::new(),
+            doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             refill_at_ns: 0,
             mend_at_ns: 0,
+            doubt_at_ns: 0,
             keep: Keep::default(),
             lists: HashMap::new(),
             touched: vec![false; table.workers.len()],
@@ -169,7 +174,7 @@ struct Path {
     /// Their sockets would soon send something again.
     hasty: HashSet<FlowId>,
     /// What is to be done with flows that are over, soonest first.
-    later: VecDeque<(u64, FlowId)>,
+    later: BTreeSet<(u64, FlowId)>,
     events: Events,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
@@ -178,9 +183,13 @@ struct Path {
     slots: Slots,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
+    /// Flows whose both FINs have passed and are not both acknowledged yet, and when their ends are asked.
+    closing: HashMap<FlowId, u64>,
+    doubts: Doubts,
     scan: Scan,
     refill_at_ns: u64,
     mend_at_ns: u64,
+    doubt_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,
     /// Progress that is about to go to each worker.
@@ -263,7 +272,7 @@ impl Path {
         if !self.unsettled.is_empty() {
             return settle::RETRY;
         }
-        let next_ns = self.later.front().filter(|_| !self.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        let next_ns = self.later.first().filter(|_| !self.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
         TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
     }
 

@@ -25,6 +25,14 @@ pub enum Change {
     Hold,
     /// The flow is this instance's.
     Own,
+    /// Up to this position something was sent that the program has not seen.
+    Sent(u32),
+    /// The same, and the last of it was a FIN.
+    Fin(u32),
+    /// The next segment that lies elsewhere is told of again.
+    Hear,
+    /// The positions are old: those of the next segment are taken.
+    Take,
 }
 
 /// Asks for each key, which is that of the packets that the socket receives.
@@ -45,7 +53,7 @@ pub(super) fn probe(program: &OwnedFd, keys: &[Key]) -> io::Result<Vec<Option<Le
 
 /// Changes the entries of `keys`; returns how many were there.
 pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: Change) -> io::Result<usize> {
-    let (operation, interface) = match change {
+    let (operation, number) = match change {
         Change::Commit => (1, 0),
         Change::Interface(index) => (2, index),
         Change::Local => (3, 0),
@@ -53,6 +61,10 @@ pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: Change) -> io::Resu
         Change::Pass => (5, 0),
         Change::Hold => (6, 0),
         Change::Own => (7, 0),
+        Change::Sent(position) => (8, position),
+        Change::Fin(position) => (9, position),
+        Change::Hear => (10, 0),
+        Change::Take => (11, 0),
     };
     let mut found = 0;
     for keys in keys.chunks(CHANGES_MAX) {
@@ -60,7 +72,7 @@ pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: Change) -> io::Resu
         for key in keys {
             list.extend_from_slice(&key.encode());
             list.extend_from_slice(&u32::to_ne_bytes(operation));
-            list.extend_from_slice(&interface.to_ne_bytes());
+            list.extend_from_slice(&number.to_ne_bytes());
         }
         let mut same = vec![0; list.len()];
         let verdict = bpf::test_run(program.as_fd(), &list, &mut same, Context::default(), 1)?.verdict;

@@ -1,6 +1,7 @@
 //! Graduated flows: what users and operators notice of them, which is nothing but their speed and their long life.
 
 mod basics;
+mod closes;
 mod conntrack;
 mod faults;
 mod interfaces;
@@ -10,6 +11,7 @@ mod layouts;
 mod matrix;
 mod mixes;
 mod process;
+mod spoofed;
 mod steps;
 mod sums;
 

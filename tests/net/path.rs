@@ -3,8 +3,9 @@
 mod actions;
 mod by_hand;
 mod command;
+mod hostile;
 mod life;
 mod packets;
 mod preflight;
-mod reference;
+pub mod reference;
 mod whole;

@@ -52,6 +52,8 @@ pub struct Passage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Way {
     pub rewrite: Rewrite,
+    /// The largest window of its sender, as a power of two of bytes.
+    pub window: u8,
     /// Behind the last byte that was sent in this direction, as 64 bits, the low half of which is the sequence number.
     pub sent: u64,
     /// The highest acknowledgement that its sender sent, likewise.

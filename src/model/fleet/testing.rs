@@ -41,6 +41,7 @@ pub fn passage(seed: u32) -> Passage {
             window_shift: -2,
             clear_ecn: false,
         },
+        window: 23,
         sent: u64::from(from) + 4,
         acked: u64::from(from) + 5,
         bytes: u64::from(from) + 6,

@@ -39,6 +39,11 @@ enum mark {
 	MARK_REUSED = 1,
 };
 
+enum doubt {
+	DOUBT_TOLD = 1,
+	DOUBT_TAKE = 2, /* the positions are old: those of the next segment are taken, wherever it lies */
+};
+
 /*
  * One direction of a flow. What the program writes fills the last of the four cache lines that the element has in the
  * kernel: header 56 bytes, key 40, entry 160.
@@ -60,7 +65,8 @@ struct entry {
 	__u16 flags;
 	__u32 ifindex;
 	__u16 backend;
-	__u16 zero;
+	/* The largest windows, as powers of two of bytes: the sender's own (what it may acknowledge next), and the receiver's. */
+	__u8 own_window, far_window;
 	/* For user space only: what must outlive it. The two directions share the room. */
 	__u64 flow_id;
 	__u64 share; /* up: when it was accepted, ns; down: its backend's key */
@@ -75,9 +81,14 @@ struct entry {
 	/* On CLOCK_MONOTONIC, exact to a tick of the kernel. */
 	__u64 last_ns;
 	__u64 last_data_ns;
+	/* Of a FIN that is the last of what was sent; it counts once the receiver has acknowledged it. */
 	__u64 fin_ns;
 	__u64 rst_ns;
-	__u32 marks;
+	__u16 marks;
+	/* User space was told of a segment that lies elsewhere, and has not said yet that it wants to hear of the next. */
+	__u8 doubted;
+	/* The other side's FIN has passed, and its sender has not acknowledged it yet. */
+	__u8 far_fin;
 	/* When the last packet came that demands an answer: data, FIN, a probe. In units of 2^20 ns, modulo 2^32; 0: never. */
 	__u32 asked;
 };
@@ -107,6 +118,8 @@ enum counter {
 	DROP_RST,
 	ASKED,
 	SLICED,
+	UNFIT,
+	DROP_OVERSIZED,
 	COUNTERS,
 };
 
@@ -178,6 +191,8 @@ enum event_kind {
 	EVENT_REUSED = 3,
 	EVENT_OVERSIZED = 4,
 	EVENT_STRAY = 5,
+	EVENT_DOUBT = 6,
+	EVENT_FINISHED = 7,
 };
 
 struct event {
@@ -187,7 +202,10 @@ struct event {
 	__u32 down;
 };
 
-/* EVENT_STRAY: a packet that nobody here knows, and that was dropped; as long as the other events. */
+/*
+ * EVENT_STRAY: a packet that nobody here knows, and that was dropped. EVENT_DOUBT: one of a flow whose numbers no receiver
+ * would take. As long as the other events.
+ */
 struct stray {
 	struct key key;
 	__u32 seq, ack; /* host order */

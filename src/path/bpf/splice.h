@@ -12,6 +12,8 @@ enum {
 	TCP_AT_MAX = 320,
 	/* No verdict: the packet does not fit the interface that it would leave through. */
 	TOO_LARGE = 100,
+	/* Bytes that a segment at its place may acknowledge at once and be an ordinary one. */
+	ORDINARY = 1 << 17,
 };
 
 /* The fields that decide, in host order. */
@@ -50,6 +52,12 @@ __inline int linear(struct __sk_buff *skb, __u32 length)
 	return skb->len < length ? -1 : bpf_skb_pull_data(skb, length);
 }
 
+/* Whether the FIN of `entry`'s sender was acknowledged, by the sender of `other`. */
+__inline int finished(const struct entry *entry, const struct entry *other)
+{
+	return entry->fin_ns && (__s32)((__u32)other->acked + other->ack - (__u32)entry->sent) >= 0;
+}
+
 /*
  * Whether a SYN may begin a new connection: the one that the entry belongs to is over, though its record lives on until
  * user space has read it. From then on packets of its client's pass, and its backend gets RST.
@@ -58,7 +66,7 @@ __function int begins_anew(struct entry *entry, const struct key *key)
 {
 	struct entry *other = partner(entry, key->family);
 
-	if (!entry->rst_ns && !(other && other->rst_ns) && !(entry->fin_ns && other && other->fin_ns))
+	if (!entry->rst_ns && !(other && (other->rst_ns || (finished(entry, other) && finished(other, entry)))))
 		return 0;
 	entry->marks |= MARK_REUSED;
 	entry->action = ACTION_PASS;
@@ -70,21 +78,112 @@ __function int begins_anew(struct entry *entry, const struct key *key)
 }
 
 /*
- * Whether the receiver has to take an RST with this sequence number: a receiver that expects another answers with an
- * ACK (RFC 5961 section 3.2), and the flow lives on.
+ * Whether the receiver has to take an RST with this number: what it last acknowledged, or what comes next if all has
+ * arrived (RFC 5961 section 3.2). For any other it answers with an ACK, and the flow lives on.
  */
 __function int ends_flow(const struct entry *entry, __u32 seq, __u8 family)
 {
-	struct entry *other = partner(entry, family);
-	__u32 low;
+	struct entry *other;
 
-	if (!other)
+	if (seq == (__u32)entry->sent)
 		return 1;
-	low = (__u32)other->acked + other->ack - 1;
-	return seq - low <= (__u32)entry->sent + 1 - low;
+	other = partner(entry, family);
+	return other && seq == (__u32)other->acked + other->ack;
 }
 
-/* What was seen, for user space. Two CPUs that race here lose a packet of the count, and nothing else for long. */
+/*
+ * Whether the numbers of a segment without SYN and RST are ones that its receiver would take (RFC 9293 section 3.10.7.4,
+ * RFC 5961 section 5.2): what lies elsewhere was forged, or damaged, and must decide nothing.
+ *
+ * Nearly every segment is the next one, and acknowledges little more than the one before. No other would be guessed in
+ * fewer than 2^32 attempts, and that one costs no second look-up. Any other must lie within the receiver's window, beyond
+ * what has come so far or before it, and acknowledge nothing beyond the window that its sender has given; nor more than the
+ * other side has sent, unless that side's packets go by another instance: then its sender has acknowledged more before.
+ */
+__function int fits_in(const struct entry *entry, const struct segment *segment, __u8 family)
+{
+	__u32 length = segment->payload + !!(segment->flags & TCP_FIN);
+	__s32 seq = segment->seq - (__u32)entry->sent, ack = segment->ack - (__u32)entry->acked;
+	__s32 own = 1 << (entry->own_window & 31), far = 1 << (entry->far_window & 31), ahead, behind;
+	struct entry *other;
+
+	if (!(segment->flags & TCP_ACK))
+		return 0;
+	if (likely(!seq && ack >= 0 && ack <= ORDINARY))
+		return 1;
+	if (seq < -far || seq > far || (__s32)(seq + length) > far || ack < -own || ack > own)
+		return 0;
+	other = partner(entry, family);
+	/* What was told by another instance, and not confirmed by a packet yet, may be old on either side. */
+	if (!other || !entry->packets || !other->packets)
+		return 1;
+	/* In the numbers of the receiver's leg, and of the sender's. */
+	ahead = (__u32)entry->acked + entry->ack - (__u32)other->sent;
+	if (ahead <= 0 && ahead + ack > 0)
+		return 0;
+	behind = (__u32)entry->sent - ((__u32)other->acked + other->ack);
+	return behind < 0 || behind > far || behind + (__s32)(seq + length) <= far;
+}
+
+/* Tells user space of a segment that does not fit in, once until it wants to hear of the next. */
+__function void doubt(struct entry *entry, const struct segment *segment, const struct key *key)
+{
+	struct stray stray = { .key = *key, .kind = EVENT_DOUBT };
+
+	count(UNFIT);
+	if (entry->doubted)
+		return;
+	stray.seq = segment->seq;
+	stray.ack = segment->ack;
+	stray.length = segment->payload;
+	stray.flags = segment->flags;
+	if (!bpf_ringbuf_output(&events, &stray, sizeof(stray), 0))
+		entry->doubted = DOUBT_TOLD;
+}
+
+/* Whether the segment counts: an RST with exactly the right number, or one that fits in. */
+__function int counts(struct entry *entry, const struct segment *segment, const struct key *key)
+{
+	if (unlikely(segment->flags & TCP_SYN))
+		return 0;
+	if (unlikely(segment->flags & TCP_RST)) {
+		if (ends_flow(entry, segment->seq, key->family))
+			return 1;
+		doubt(entry, segment, key);
+		return 0;
+	}
+	if (likely(fits_in(entry, segment, key->family)))
+		return 1;
+	if (unlikely(entry->doubted == DOUBT_TAKE && segment->flags & TCP_ACK)) {
+		entry->doubted = 0;
+		entry->sent += (__s32)(segment->seq - (__u32)entry->sent);
+		entry->acked += (__s32)(segment->ack - (__u32)entry->acked);
+		return 1;
+	}
+	doubt(entry, segment, key);
+	return 0;
+}
+
+/* The other side is to say when it has acknowledged the FIN. */
+__function void see_fin(const struct entry *entry, const struct key *key)
+{
+	struct entry *other = partner(entry, key->family);
+
+	if (other)
+		other->far_fin = 1;
+}
+
+__function void see_finished(struct entry *entry, const struct key *key)
+{
+	struct entry *other = partner(entry, key->family);
+
+	if (!other || !finished(other, entry))
+		return;
+	entry->far_fin = 0;
+	tell(entry, key, EVENT_FINISHED);
+}
+
+/* What was seen of a segment that counts. Two CPUs that race here lose a packet of the count, and nothing else for long. */
 __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segment *segment,
 			 const struct key *key)
 {
@@ -97,14 +196,14 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 
 	entry->packets += skb->gso_segs ?: 1;
 	entry->last_ns = now;
-	if (segment->payload)
-		entry->last_data_ns = now;
-	if (unlikely(segment->flags & (TCP_SYN | TCP_RST))) {
-		if (segment->flags & TCP_RST && !entry->rst_ns && ends_flow(entry, segment->seq, key->family)) {
+	if (unlikely(segment->flags & TCP_RST)) {
+		if (!entry->rst_ns) {
 			entry->rst_ns = now;
 			tell(entry, key, EVENT_RST);
 		}
 	} else {
+		if (segment->payload)
+			entry->last_data_ns = now;
 		/* Data, FIN, and a probe, which lies before what was sent. */
 		demands = behind != segment->seq || (__s32)(segment->seq - (__u32)entry->sent) < 0;
 		if (demands) {
@@ -112,14 +211,21 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 			entry->asked = asked ?: 1;
 		}
 		ahead = behind - (__u32)entry->sent;
-		if (ahead > 0)
+		if (ahead > 0) {
 			entry->sent += ahead;
+			/* Nothing comes after a FIN: it was none, or its sender's. */
+			if (unlikely(entry->fin_ns))
+				entry->fin_ns = 0;
+		}
 		ahead = segment->ack - (__u32)entry->acked;
-		if (segment->flags & TCP_ACK && ahead > 0)
+		if (ahead > 0)
 			entry->acked += ahead;
-		if (unlikely(segment->flags & TCP_FIN && !entry->fin_ns)) {
+		if (unlikely(entry->far_fin))
+			see_finished(entry, key);
+		if (unlikely(segment->flags & TCP_FIN && !entry->fin_ns && behind == (__u32)entry->sent)) {
 			entry->fin_ns = now;
 			tell(entry, key, EVENT_FIN);
+			see_fin(entry, key);
 		}
 	}
 	mark(entry);
@@ -281,7 +387,7 @@ __inline int leave(__u32 ifindex, __u32 flags)
 __function int splice(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
 	__u32 at = packet->tcp, length, before, after, *word;
-	int clear_ecn = entry->flags & FLAG_CLEAR_ECN, room;
+	int clear_ecn = entry->flags & FLAG_CLEAR_ECN, room, counted;
 	__u64 sum = 0, pseudo = 0, other = 0;
 	__u8 family = packet->key.family;
 	struct segment segment = {};
@@ -308,14 +414,15 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 		count(REUSED);
 		return NEXT;
 	}
+	counted = counts(entry, &segment, &packet->key);
 	if (!(entry->flags & FLAG_LOCAL)) {
 		room = fits(skb, entry->ifindex, at - ETH_LEN + length);
 		if (unlikely(room < 0))
 			return drop(DROP_ERROR);
 		if (unlikely(room == TOO_LARGE))
-			return TOO_LARGE;
+			return counted ? TOO_LARGE : drop(DROP_OVERSIZED);
 	}
-	if (unlikely(packet->first_fragment))
+	if (unlikely(packet->first_fragment && counted))
 		remember_fragment(packet, entry);
 	if (linear(skb, at + length))
 		return drop(DROP_ERROR);
@@ -381,7 +488,8 @@ __function int splice(struct __sk_buff *skb, const struct packet *packet, struct
 			return drop(DROP_ERROR);
 		sum += options;
 	}
-	note(skb, entry, &segment, &packet->key);
+	if (likely(counted))
+		note(skb, entry, &segment, &packet->key);
 	/* What is left to the interface (CHECKSUM_PARTIAL) needs the pseudo header only; the kernel tells these apart. */
 	if (bpf_l4_csum_replace(skb, at + CHECK_OFFSET, 0, fold32(sum), 0) ||
 	    bpf_l4_csum_replace(skb, at + CHECK_OFFSET, 0, fold32(pseudo), BPF_F_PSEUDO_HDR))

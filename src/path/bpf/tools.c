@@ -230,12 +230,19 @@ enum operation {
 	CHANGE_PASS = 5,
 	CHANGE_HOLD = 6,
 	CHANGE_OWN = 7,
+	CHANGE_SENT = 8,
+	CHANGE_FIN = 9,
+	CHANGE_HEAR = 10,
+	CHANGE_TAKE = 11,
 };
 
 struct change {
 	struct key key;
 	__u32 operation;
-	__u32 ifindex;
+	union {
+		__u32 ifindex;
+		__u32 position;
+	};
 };
 
 _Static_assert(sizeof(struct change) == 48, "probe.rs: CHANGE_SIZE");
@@ -280,6 +287,21 @@ int amend(struct __sk_buff *skb)
 			break;
 		case CHANGE_OWN:
 			entry->flags &= ~FLAG_HELD;
+			break;
+		case CHANGE_FIN:
+		case CHANGE_SENT:
+			if ((__s32)(change.position - (__u32)entry->sent) > 0) {
+				entry->sent += (__s32)(change.position - (__u32)entry->sent);
+				entry->fin_ns = 0;
+			}
+			if (change.operation == CHANGE_FIN && !entry->fin_ns && (__u32)entry->sent == change.position)
+				entry->fin_ns = bpf_ktime_get_coarse_ns();
+			break;
+		case CHANGE_HEAR:
+			entry->doubted = 0;
+			break;
+		case CHANGE_TAKE:
+			entry->doubted = DOUBT_TAKE;
 			break;
 		}
 	}

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::{Action, Egress, Entry, Key, Seen, Share};
+use super::{Action, Egress, Entry, Key, Seen, Share, Windows};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, Rewrite};
 
@@ -22,7 +22,7 @@ const FLAG_LOCAL: u16 = 4;
 pub const FLAG_COMMITTED: u16 = 8;
 const FLAG_HELD: u16 = 16;
 
-const MARK_REUSED: u32 = 1;
+const MARK_REUSED: u16 = 1;
 
 /// The unit of the time of the last demand, as a power of two of nanoseconds.
 const ASKED_SHIFT: u32 = 20;
@@ -69,7 +69,7 @@ impl Entry {
         raw.put(&flags.to_ne_bytes());
         raw.put(&interface.to_ne_bytes());
         raw.put(&self.backend_slot.to_ne_bytes());
-        raw.put(&[0; 2]);
+        raw.put(&[self.windows.own, self.windows.far]);
         let (share, connect_us) = match self.share {
             Share::Up { accepted_at_ns, connect_us } => (accepted_at_ns, connect_us),
             Share::Down { backend_key } => (backend_key, 0),
@@ -84,6 +84,7 @@ impl Entry {
             raw.put(&word.to_ne_bytes());
         }
         raw.put(&(if seen.reused { MARK_REUSED } else { 0 }).to_ne_bytes());
+        raw.put(&[0; 2]);
         raw.put(&((seen.asked_ns >> ASKED_SHIFT) as u32).to_ne_bytes());
         raw.bytes
     }
@@ -96,7 +97,7 @@ impl Entry {
         let flags = u16::from_ne_bytes(raw.take());
         let interface = raw.u32();
         let backend_slot = u16::from_ne_bytes(raw.take());
-        let _: [u8; 2] = raw.take();
+        let [own, far] = raw.take();
         let [id, share, bytes_before] = [raw.u64(), raw.u64(), raw.u64()];
         let [connect_us, start_position] = [raw.u32(), raw.u32()];
         let clear_ecn = flags & FLAG_CLEAR_ECN != 0;
@@ -107,7 +108,9 @@ impl Entry {
         };
         let [sent, acked, packets, last_ns] = [raw.u64(), raw.u64(), raw.u64(), raw.u64()];
         let [last_data_ns, fin_ns, rst_ns] = [raw.u64(), raw.u64(), raw.u64()];
-        let [marks, asked] = [raw.u32(), raw.u32()];
+        let marks = u16::from_ne_bytes(raw.take());
+        let _: [u8; 2] = raw.take();
+        let asked = raw.u32();
         Self {
             action: Action::decode(action),
             direction,
@@ -117,6 +120,7 @@ impl Entry {
             committed: flags & FLAG_COMMITTED != 0,
             held: flags & FLAG_HELD != 0,
             backend_slot,
+            windows: Windows { own, far },
             id: FlowId(id),
             share,
             start_position,

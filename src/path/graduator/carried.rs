@@ -19,6 +19,7 @@
 //! ```
 
 use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
 use crate::path::entry::{Ends, Entry};
 use crate::table::graduation::{Found, Progress, Record, Sockets, Ticket};
 
@@ -38,6 +39,10 @@ pub struct Carried {
     pub patience_ns: u64,
     /// Bytes of both directions when other instances were last told of it.
     pub told_bytes: u64,
+    /// Another instance had it before: how far it has come may be more than was told of it.
+    pub taken_over: bool,
+    /// Whose RST came first, though with a number that says nothing.
+    pub first_rst: Option<Direction>,
 }
 
 #[derive(Debug)]
@@ -48,8 +53,8 @@ pub enum Step {
     Filling(Lent),
     /// The sockets are gone.
     Alone,
-    /// Both ends are being reset; so many times so far.
-    Resetting { rounds: u8 },
+    /// Both ends are being reset; so many times so far. Who has said something since then is.
+    Resetting { rounds: u8, since_ns: u64 },
     /// It has ended by itself; its entries serve what is still on its way.
     Over,
 }
@@ -81,6 +86,8 @@ pub struct Limbo {
     /// Segments that were sent so, and bytes of one.
     pub segments: u32,
     pub segment_max: u32,
+    /// Up to where the entry was told of what came into the sending leg's socket.
+    pub shown: u32,
 }
 
 /// What was last seen of one direction.
@@ -97,6 +104,8 @@ pub struct Look {
     /// Numbers of the sender's last packet.
     pub sent: u32,
     pub acked: u32,
+    /// `acked` in the numbers of the other leg.
+    pub taken: u32,
 }
 
 /// A silence that is counted.
@@ -126,6 +135,7 @@ impl Look {
             reused: seen.reused,
             sent: seen.sent as u32,
             acked: seen.acked as u32,
+            taken: entry.taken(),
         }
     }
 }
@@ -149,6 +159,13 @@ impl Limbo {
     pub fn expected(&self, held: usize) -> u32 {
         let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.at_first);
         self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
+    }
+}
+
+impl Look {
+    /// Whether its FIN has arrived; `other` is the other direction.
+    pub fn is_finished(&self, other: &Self) -> bool {
+        self.fin_ns != 0 && other.taken.wrapping_sub(self.sent) < 1 << 31
     }
 }
 

@@ -158,6 +158,8 @@ impl Path {
             unanswered: None,
             patience_ns,
             told_bytes: 0,
+            taken_over: false,
+            first_rst: None,
         };
         flow.up.last_data_ns = record.accepted_at_ns;
         self.flows.insert(ticket.id, flow);
@@ -231,7 +233,15 @@ impl Path {
 
 fn limbo(must_ack: u32, bytes: u32, start: &Start, segment_max: u32) -> Limbo {
     let base = must_ack.wrapping_sub(bytes);
-    Limbo { base, position: start.position, at_first: bytes, told: base, segment_max, ..Limbo::default() }
+    Limbo {
+        base,
+        position: start.position,
+        at_first: bytes,
+        told: base,
+        segment_max,
+        shown: start.position,
+        ..Limbo::default()
+    }
 }
 
 /// As the kernel has them: a PROXY header may have given the flow other names.

@@ -19,7 +19,7 @@ use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, Slice, Then, Unknown, Way};
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
-use crate::path::entry::{Action, Egress, Entry, Seen, Share};
+use crate::path::entry::{Action, Egress, Entry, Seen, Share, Windows};
 use crate::path::probe::Change;
 use crate::path::program::{InstallError, Owner};
 use crate::sys::clock::{now_ns, ns_of_unix_ms};
@@ -158,7 +158,11 @@ impl Path {
         let slot = self.slots.of(ends.backend).0;
         let [up, down] = [(Direction::Up, &passage.up), (Direction::Down, &passage.down)].map(|(direction, way)| {
             let egress = self.egress_to(ends.onward(direction).to.ip());
-            (ends.key(direction), entry(&record, direction, way, egress, slot))
+            let windows = match direction {
+                Direction::Up => Windows { own: passage.up.window, far: passage.down.window },
+                Direction::Down => Windows { own: passage.down.window, far: passage.up.window },
+            };
+            (ends.key(direction), Entry { windows, ..entry(&record, direction, way, egress, slot) })
         });
         for (key, entry) in [up, down] {
             if self.is_ours(&key) {
@@ -255,7 +259,7 @@ impl Path {
         }
         self.table.graduation.reserve(ends.local, ends.backend);
         let pair = Pair { ends: Some(ends), up, down };
-        self.flows.insert(id, carried(id, ends, &pair));
+        self.flows.insert(id, Carried { taken_over: true, ..carried(id, ends, &pair) });
         // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
         let is_covered = self.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()].iter().all(|ip| self.egress_to(*ip) == Egress::Local);
@@ -460,7 +464,7 @@ fn by_route(ip: IpAddr) -> Egress {
 
 fn way(entry: &Entry) -> Way {
     let Seen { sent, acked, .. } = entry.seen;
-    Way { rewrite: entry.rewrite, sent, acked, bytes: entry.bytes() }
+    Way { rewrite: entry.rewrite, window: entry.windows.own, sent, acked, bytes: entry.bytes() }
 }
 
 /// One direction of a flow as its owner has told of it.
@@ -476,6 +480,7 @@ fn entry(record: &FlowRecord, direction: Direction, way: &Way, egress: Egress, b
         committed: true,
         held: true,
         backend_slot,
+        windows: Windows { own: way.window, far: way.window },
         id: record.id,
         share: match direction {
             Direction::Up => Share::Up {
@@ -499,7 +504,7 @@ mod tests {
     #[test]
     fn a_busy_flow_goes_on_counting_where_its_owner_was() {
         let rewrite = Rewrite { seq: 1, ack: 2, tsval: 3, tsecr: 4, window_shift: -2, clear_ecn: true };
-        let way = Way { rewrite, sent: 5 << 32 | 1000, acked: 1 << 32 | 7, bytes: 5 << 32 };
+        let way = Way { rewrite, window: 20, sent: 5 << 32 | 1000, acked: 1 << 32 | 7, bytes: 5 << 32 };
         let record = FlowRecord {
             id: FlowId::of(7, 1),
             ends: Ends {

@@ -14,6 +14,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::Direction;
+use crate::path::entry::Key;
 use crate::path::probe::Change;
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
@@ -26,6 +27,12 @@ const ROUNDS: u8 = 2;
 
 /// Clients that are asked at a time whether they hear this host.
 const CLIENTS_ASKED: usize = 32;
+
+/// Whoever has said nothing by then may be behind a network that is out for a while, and would wait for ever: every living
+/// end that is reset answers the bare ACK, with an RST of its kernel's. It is told again, so often and so many times.
+const SILENT_ROUND: Duration = Duration::from_secs(5);
+
+const SILENT_ROUNDS: u8 = ROUNDS + 12;
 
 /// How long entries outlive a flow that has ended by itself, for what is still on its way.
 const LINGER: Duration = Duration::from_secs(2);
@@ -59,7 +66,7 @@ impl Path {
     /// Resets both ends, and the sockets if there are any.
     pub(super) fn reset(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0 });
+        let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
         let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
         // First the entries: what the ends answer to the segments below must find them.
         if let Err(error) = self.program.change(&keys, Change::Reset) {
@@ -89,21 +96,57 @@ impl Path {
             flow.step = Step::Over;
             // From its last packet: it may have ended long before this process began.
             let last_ns = flow.up.last_ns.max(flow.down.last_ns);
-            self.later.push_back((last_ns + LINGER.as_nanos() as u64, id));
+            self.later.insert((last_ns + LINGER.as_nanos() as u64, id));
         }
     }
 
     /// What was set for now.
     pub(super) fn do_what_is_due(&mut self) {
         let now_ns = now_ns();
-        // Two waits differ in length, so the queue is in order but for that: nothing is due long before its turn.
-        while self.later.front().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.is_frozen() {
-            let Some((_, id)) = self.later.pop_front() else { break };
+        while self.later.first().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.is_frozen() {
+            let Some((_, id)) = self.later.pop_first() else { break };
             match self.flows.get(&id).map(|flow| &flow.step) {
-                Some(Step::Resetting { rounds }) if *rounds < ROUNDS => self.reset_round(id),
-                Some(Step::Resetting { .. } | Step::Over) => self.remove(id),
+                Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => self.reset_round(id),
+                Some(Step::Resetting { .. }) => self.reset_silent(id),
+                Some(Step::Over) => self.remove_if_quiet(id, now_ns),
                 _ => {}
             }
+        }
+    }
+
+    /// Goes on with an end that has said nothing since it is being reset; the other one may use its port again.
+    fn reset_silent(&mut self, id: FlowId) {
+        self.look(id);
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Step::Resetting { rounds, since_ns } = &mut flow.step else { return };
+        *rounds += 1;
+        let is_last = *rounds > SILENT_ROUNDS;
+        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        // What has no entry any more was heard before.
+        let [client, backend] = [&up, &down].map(|look| *look != Look::default() && look.last_ns < *since_ns);
+        if is_last || !(client || backend) {
+            return self.remove(id);
+        }
+        match client {
+            true => self.tickle(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
+            false => self.take_out_own(id, Direction::Up),
+        }
+        match backend {
+            true => self.tickle(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
+            false => self.take_out_own(id, Direction::Down),
+        }
+        self.untrack.forget(&ends);
+        self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
+    }
+
+    /// Its entries stay for as long as something passes by them.
+    fn remove_if_quiet(&mut self, id: FlowId, now_ns: u64) {
+        self.look(id);
+        let Some(flow) = self.flows.get(&id) else { return };
+        let until_ns = flow.up.last_ns.max(flow.down.last_ns) + LINGER.as_nanos() as u64;
+        match until_ns > now_ns {
+            true => drop(self.later.insert((until_ns, id))),
+            false => self.remove(id),
         }
     }
 
@@ -111,7 +154,7 @@ impl Path {
     fn reset_round(&mut self, id: FlowId) {
         self.look(id);
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        if let Step::Resetting { rounds } = &mut flow.step {
+        if let Step::Resetting { rounds, .. } = &mut flow.step {
             *rounds += 1;
         }
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
@@ -119,7 +162,7 @@ impl Path {
         self.tickle(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
         // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
         self.untrack.forget(&ends);
-        self.later.push_back((now_ns() + ROUND.as_nanos() as u64, id));
+        self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
     /// Makes some clients show that they hear this host.
@@ -144,6 +187,10 @@ impl Path {
 
     /// `look` is at what `to` has sent.
     fn tickle(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+        if *look == Look::default() {
+            // Its entry was gone before anybody looked: nobody knows a number.
+            return;
+        }
         let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
         let below = Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact };
         for packet in [exact, below].iter().filter_map(Segment::packet) {
@@ -155,16 +202,35 @@ impl Path {
     /// Takes the entries out and lets the port be used again.
     pub(super) fn remove(&mut self, id: FlowId) {
         let Some(flow) = self.flows.remove(id) else { return };
-        if let Err(error) = self.program.remove(&flow.ends).and_then(|_| self.program.drop_note(id)) {
-            tracing::error!(%error, "the entries of a flow cannot be removed");
+        for direction in [Direction::Up, Direction::Down] {
+            self.take_out(id, &flow.ends.key(direction));
+        }
+        if let Err(error) = self.program.drop_note(id) {
+            tracing::error!(%error, "the note of a flow cannot be removed");
         }
         self.table.graduation.release(flow.ends.local, flow.ends.backend);
+    }
+
+    fn take_out_own(&self, id: FlowId, direction: Direction) {
+        if let Some(flow) = self.flows.get(&id) {
+            self.take_out(id, &flow.ends.key(direction));
+        }
+    }
+
+    /// Takes out an entry, unless another flow has come in its place.
+    fn take_out(&self, id: FlowId, key: &Key) {
+        let is_its = self.program.entry(key).map(|entry| entry.is_some_and(|entry| entry.id == id));
+        if let Err(error) = is_its.and_then(|is_its| if is_its { self.program.take_out(key).map(drop) } else { Ok(()) })
+        {
+            tracing::error!(%error, "the entry of a flow cannot be removed");
+        }
     }
 
     /// Takes note of what the entries hold now; true if anything has passed since the last time.
     pub(super) fn look(&mut self, id: FlowId) -> bool {
         let Some(flow) = self.flows.get(&id) else { return false };
-        let see = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
+        let see =
+            |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten().filter(|entry| entry.id == id);
         let (up, down) = (see(Direction::Up), see(Direction::Down));
         let Some(flow) = self.flows.get_mut(&id) else { return false };
         // Of both, whatever the first one says.
@@ -184,7 +250,7 @@ impl Carried {
         let last_data_ns = now.last_data_ns.max(look.last_data_ns);
         let changed =
             (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);
-        *look = Look { last_data_ns, fin_ns: now.fin_ns.max(look.fin_ns), ..now };
+        *look = Look { last_data_ns, ..now };
         changed
     }
 }

@@ -81,14 +81,26 @@ impl Path {
 
     /// Passes on what was held and what has come into the sockets.
     pub(super) fn drain(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
-        let Some(Carried { step: Step::Entered(lent) | Step::Filling(lent), .. }) = self.flows.get_mut(&id) else {
-            return Ok(());
-        };
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return Ok(()) };
         let Lent { sockets, up, down, .. } = lent;
         pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
             .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
         pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
-            .map_err(|(source, error)| BrokenLeg { by_client: !source, error })
+            .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
+        // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
+        let slipped = [(up, sockets.held_up.len(), Direction::Up), (down, sockets.held_down.len(), Direction::Down)];
+        for (limbo, held, direction) in slipped {
+            let position = limbo.expected(held);
+            if position != limbo.shown.wrapping_add(limbo.passed_by) {
+                let change = if limbo.fin { Change::Fin(position) } else { Change::Sent(position) };
+                if let Err(error) = self.program.change(&[flow.ends.key(direction)], change) {
+                    tracing::error!(%error, "the entries of a flow cannot be changed");
+                }
+                limbo.shown = position.wrapping_sub(limbo.passed_by);
+            }
+        }
+        Ok(())
     }
 
     fn close_if_acknowledged(&mut self, id: FlowId) {
@@ -98,7 +110,7 @@ impl Path {
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
         let acknowledged = match (whole, entry(Direction::Up), entry(Direction::Down)) {
             (false, ..) => false,
-            (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down) && arrived(&lent.down, &up),
+            (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down),
             // Somebody has removed the entries: the sockets are all that is left of the flow.
             (_, Ok(None), _) | (_, _, Ok(None)) => return self.lost(id),
             (_, Err(error), _) | (_, _, Err(error)) => {
@@ -157,9 +169,8 @@ impl Path {
         let entries = keys.map(|key| self.program.entry(&key));
         let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries else { return Ok(()) };
         // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
-        let taken = |by: &Entry| (by.seen.acked as u32).wrapping_add(by.rewrite.ack);
-        let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: taken(&of_backend) };
-        let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: taken(&of_client) };
+        let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
+        let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
         backend.tell(&self.raw, &sockets.backend, up, down, sockets.held_down.len());
         client.tell(&self.raw, &sockets.client, down, up, sockets.held_up.len());
         Ok(())
@@ -170,10 +181,6 @@ impl Path {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
         let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
-        // A FIN that went through the sockets is one that the entries never saw.
-        let fin = |limbo: &Limbo| if limbo.fin { now_ns() } else { 0 };
-        flow.up.fin_ns = flow.up.fin_ns.max(fin(&lent.up));
-        flow.down.fin_ns = flow.down.fin_ns.max(fin(&lent.down));
         for socket in [lent.sockets.client, lent.sockets.backend] {
             if let Err((socket, error)) = silence::close_silently(socket) {
                 tracing::error!(%error, "a socket cannot be closed in silence");
@@ -286,9 +293,11 @@ fn discard(socket: &OwnedFd) {
     while socket::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// Whether the receiver has all of it; `entry` is that of the receiver's packets.
-fn arrived(limbo: &Limbo, entry: &Entry) -> bool {
-    limbo.is_empty() || entry.has_acked(limbo.end())
+/// Whether the receiver has all of it; `by` is the entry of the receiver's packets, `of` that of the sender's. Who
+/// acknowledges more than was sent is not the receiver.
+fn arrived(limbo: &Limbo, by: &Entry, of: &Entry) -> bool {
+    let beyond = by.taken().wrapping_sub(of.seen.sent as u32);
+    limbo.is_empty() || (by.has_acked(limbo.end()) && (beyond == 0 || beyond > 1 << 31))
 }
 
 /// Writes `held`, then all that `source` has. An error tells whether it was the source's.

@@ -57,7 +57,12 @@ impl Path {
         }
         if !(self.flows.is_empty() && self.keep.held.is_empty()) {
             self.scan(now_ns);
+            self.end_unfinished(now_ns);
             self.end_silent(now_ns);
+        }
+        if now_ns >= self.doubt_at_ns {
+            self.doubt_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
+            self.settle_doubts(now_ns);
         }
     }
 
@@ -70,6 +75,7 @@ impl Path {
         for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
             match told {
                 Told::Stray(stray) => strays.push(stray),
+                Told::Doubt(segment) => touched.extend(self.doubt(&segment, now_ns())),
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
                 Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
                     Some(held) => {
@@ -109,6 +115,10 @@ impl Path {
             Some(_) => self.waiting.insert(id),
             None => self.waiting.remove(&id),
         };
+        match flow.is_closing() {
+            true => drop(self.closing.entry(id).or_insert(0)),
+            false => drop(self.closing.remove(&id)),
+        }
         if let Some(progress) = flow.progress() {
             self.lists.entry(progress.ticket.worker).or_default().push(progress);
         }
@@ -122,6 +132,40 @@ impl Path {
             // With sockets, it is looked at once more when they are gone.
             (Some(reason), Step::Alone) => self.fade(id, reason),
             _ => {}
+        }
+    }
+
+    /// Asks the ends of flows whose FINs have passed and are not acknowledged, and ends these flows when neither has said
+    /// anything for too long: whoever is left waits for bytes that nobody will send again.
+    fn end_unfinished(&mut self, now_ns: u64) {
+        let (flows, hearing) = (&self.flows, &self.table.hearing);
+        self.closing
+            .retain(|id, _| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone) && flow.is_closing()));
+        let (mut silent, mut to_ask) = (Vec::new(), Vec::new());
+        for (id, ask_at_ns) in &mut self.closing {
+            let Some(flow) = flows.get(id) else { continue };
+            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
+            let between_ns = flow.patience_ns / ASK_EVERY;
+            if now_ns.saturating_sub(hearing.counts_from(last_ns)) > flow.patience_ns {
+                silent.push(*id);
+            } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
+                *ask_at_ns = now_ns + between_ns;
+                to_ask.push((flow.ends, flow.up, flow.down));
+            }
+        }
+        for (ends, up, down) in to_ask {
+            self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
+            self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        }
+        for id in silent {
+            // The last scan may have been a while ago.
+            if self.look(id) {
+                self.has_moved(id);
+            } else if let Some(flow) = self.flows.get(&id) {
+                let by_backend = !flow.up.is_finished(&flow.down);
+                self.over(id, if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut });
+                self.reset(id);
+            }
         }
     }
 
@@ -225,15 +269,22 @@ impl Carried {
         if up.reused || down.reused {
             return Some(EndReason::ClientReset);
         }
-        if up.fin_ns != 0 && down.fin_ns != 0 {
+        if up.is_finished(down) && down.is_finished(up) {
             let by_client = up.fin_ns <= down.fin_ns;
             return Some(if by_client { EndReason::ClientClosed } else { EndReason::BackendClosed });
         }
         match (up.rst_ns, down.rst_ns) {
             (0, 0) => None,
+            _ if self.first_rst == Some(Direction::Up) => Some(EndReason::ClientReset),
+            _ if self.first_rst == Some(Direction::Down) => Some(EndReason::BackendReset),
             (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
             _ => Some(EndReason::BackendReset),
         }
+    }
+
+    /// Both FINs have passed, and not both have arrived.
+    pub(super) fn is_closing(&self) -> bool {
+        self.up.fin_ns != 0 && self.down.fin_ns != 0 && self.ended().is_none()
     }
 
     /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes

@@ -8,7 +8,7 @@ use crate::addr::VipAddr;
 use crate::model::fleet::{Slice, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, Rewrite};
-use crate::path::entry::{Action, Egress, Entry, Key, RawEntry, Seen, Share};
+use crate::path::entry::{Action, Egress, Entry, Key, RawEntry, Seen, Share, Windows};
 use crate::sys::bpf::{Map, Update};
 
 /// The instance that has a flow.
@@ -113,6 +113,7 @@ fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
         committed: true,
         held: true,
         backend_slot: 0,
+        windows: Windows::default(),
         id: FlowId(0),
         share: Share::Up { accepted_at_ns: 0, connect_us: 0 },
         start_position: 0,

@@ -10,7 +10,7 @@ use ::baton::path::program::Owner;
 use ::baton::sys::clock::now_ns;
 use fastrand::Rng;
 
-use super::packets::{Bench, DROP, NEXT, REDIRECT, flow, packet};
+use super::packets::{Bench, DROP, NEXT, REDIRECT, first, flow, packet};
 use super::reference::*;
 
 /// The RST that a sender of `packet` must get.
@@ -126,13 +126,18 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
         let mut syn = Packet::new(up);
         syn.flags = SYN;
         assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "while it lives, its backend challenges the SYN");
-        for (key, start, acked) in [
-            (up, flow.up.position, flow.terms.client_must_ack),
-            (down, flow.down.position, flow.terms.backend_must_ack),
-        ] {
-            let mut end = Packet::new(key);
-            (end.seq, end.ack, end.flags) = (start, acked, ACK | over);
+        for direction in [Direction::Up, Direction::Down] {
+            let mut end = first(&flow, direction);
+            end.flags = ACK | over;
             assert_eq!(bench.run(&end.frame()).0, REDIRECT);
+        }
+        if over == FIN {
+            assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "no FIN is acknowledged");
+            for direction in [Direction::Up, Direction::Down] {
+                let mut last = first(&flow, direction);
+                (last.seq, last.ack) = (last.seq.wrapping_add(1), last.ack.wrapping_add(1));
+                assert_eq!(bench.run(&last.frame()).0, REDIRECT);
+            }
         }
         assert_eq!(bench.run(&syn.frame()), (NEXT, syn.frame()));
         let entry = bench.program.entry(&up).unwrap().unwrap();
@@ -141,7 +146,8 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
         assert_eq!(bench.run(&Packet::new(up).frame()).0, NEXT, "the new connection's packets pass");
         let told: Vec<_> = events.by_ref().filter_map(Told::flow).map(|event| event.what).collect();
         let end = if over == RST { What::Rst } else { What::Fin };
-        assert_eq!(told, [end, end, What::Reused]);
+        let finished = if over == FIN { vec![What::Finished; 2] } else { Vec::new() };
+        assert_eq!(told, [vec![end, end], finished, vec![What::Reused]].concat());
     }
 }
 
@@ -215,6 +221,8 @@ fn fragments_follow_their_first_one() {
         (whole.between, whole.next, whole.padding, whole.fragment) = (Vec::new(), 6, 0, 0);
         whole.traffic_class &= !3;
         whole.payload = (0..1440).map(|_| rng.u8(..)).collect();
+        (whole.seq, whole.ack) = (first(&flow, Direction::Up).seq, first(&flow, Direction::Up).ack);
+        whole.flags = ACK;
         let pieces = cut(&whole, 720, rng.u32(..));
         let lost = bench.run(&pieces[1]);
         assert_eq!(lost, (NEXT, pieces[1].clone()), "its first one was not seen");

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ::baton::model::splice::Rewrite;
-use ::baton::path::entry::Key;
+use ::baton::path::entry::{Entry, Key};
 
 pub const ETH: usize = 14;
 
@@ -189,4 +189,64 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !(sum as u16)
+}
+
+/// What the program may count of a segment of a flow without SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    Nothing,
+    /// It moves positions.
+    Segment,
+    Rst,
+}
+
+/// How much a segment at its place may acknowledge at once without being compared with the other side.
+const ORDINARY: i64 = 1 << 17;
+
+/// Whether the receiver would take `packet`, as far as `of` (its direction) and `other` tell. In 64 bits around the positions,
+/// so that nothing wraps.
+pub fn counts(of: &Entry, other: &Entry, packet: &Packet) -> Counts {
+    let away = |number: u32, position: u64| i64::from(number.wrapping_sub(position as u32) as i32);
+    let (seq, ack) = (away(packet.seq, of.seen.sent), away(packet.ack, of.seen.acked));
+    let length = packet.payload.len() as i64 + i64::from(packet.flags & FIN);
+    if packet.flags & SYN != 0 {
+        return Counts::Nothing;
+    }
+    if packet.flags & RST != 0 {
+        return if seq == 0 || packet.seq == other.taken() { Counts::Rst } else { Counts::Nothing };
+    }
+    let (own, far) = (1i64 << of.windows.own, 1i64 << of.windows.far);
+    let ordinary = seq == 0 && (0..=ORDINARY).contains(&ack);
+    let in_windows = (-far..=far).contains(&seq) && seq + length <= far && (-own..=own).contains(&ack);
+    // Only as far as the other direction is known to have come.
+    let beyond_sent = away(of.taken(), other.seen.sent);
+    let acks_unsent = beyond_sent <= 0 && beyond_sent + ack > 0;
+    let untaken = away(of.seen.sent as u32, other.taken().into());
+    let overfills = (0..=far).contains(&untaken) && untaken + seq + length > far;
+    let both_seen = of.seen.packets > 0 && other.seen.packets > 0;
+    match packet.flags & ACK != 0 && (ordinary || in_windows && !(both_seen && (acks_unsent || overfills))) {
+        true => Counts::Segment,
+        false => Counts::Nothing,
+    }
+}
+
+/// The entry after the segment; times are 1 where they are set.
+pub fn counted(of: &Entry, packet: &Packet, counts: Counts) -> Entry {
+    let (mut entry, seen) = (*of, of.seen);
+    entry.seen.packets += 1;
+    if counts == Counts::Rst {
+        entry.seen.rst_ns = 1;
+        return entry;
+    }
+    let end = packet.seq.wrapping_add(packet.payload.len() as u32).wrapping_add(u32::from(packet.flags & FIN));
+    let ahead = |number: u32, position: u64| {
+        u64::from(number.wrapping_sub(position as u32).cast_signed().max(0).unsigned_abs())
+    };
+    entry.seen.sent += ahead(end, seen.sent);
+    entry.seen.acked += ahead(packet.ack, seen.acked);
+    // What comes behind a FIN proves that it was none.
+    let has_fin = packet.flags & FIN != 0 && end == entry.seen.sent as u32;
+    let keeps = seen.fin_ns != 0 && entry.seen.sent == seen.sent;
+    entry.seen.fin_ns = u64::from(has_fin || keeps);
+    entry
 }

@@ -45,7 +45,15 @@ fn a_graduated_flow_carries_every_byte_both_ways_without_a_socket() {
         assert!(up.seen.fin_ns > 0 && up.seen.fin_ns <= down.seen.fin_ns, "{up:?} {down:?}");
         assert_eq!((up.bytes(), down.bytes()), (total, 10_000 + total), "FIN is no byte");
         let told: Vec<_> = events.by_ref().map(|event| (event.id, event.direction, event.what)).collect();
-        assert_eq!(told, [(up.id, Direction::Up, What::Fin), (up.id, Direction::Down, What::Fin)]);
+        assert_eq!(
+            told,
+            [
+                (up.id, Direction::Up, What::Fin),
+                (up.id, Direction::Down, What::Finished),
+                (up.id, Direction::Down, What::Fin),
+                (up.id, Direction::Up, What::Finished)
+            ]
+        );
         let removed = program.remove(&flow.ends).unwrap();
         assert_eq!((removed.up.unwrap().bytes(), removed.down.unwrap().bytes()), (total, 10_000 + total));
     }

@@ -1,0 +1,41 @@
+//! Any bytes as packets towards a flow of the committed BPF program, run by the kernel (BPF_PROG_TEST_RUN): what no endpoint would take
+//! changes nothing that decides. Does nothing where programs may not be loaded.
+#![no_main]
+
+#[path = "../../tests/net/path/hostile.rs"]
+mod hostile;
+#[path = "../../tests/net/path/reference.rs"]
+mod reference;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex};
+
+use baton::path::program::{self, Program};
+use baton::path::settings::PathSettings;
+use baton::sys::bpf;
+use libfuzzer_sys::fuzz_target;
+
+static LOADED: LazyLock<Option<(Mutex<Program>, OwnedFd)>> = LazyLock::new(|| {
+    let directory = PathBuf::from(format!("/sys/fs/bpf/baton-fuzz-{}", std::process::id()));
+    let settings = PathSettings { directory: directory.clone(), interfaces: Vec::new(), flows_max: 16 };
+    match Program::open(&settings) {
+        Ok(program) => {
+            let fd = bpf::open_pinned(&directory.join("program")).expect("it is pinned");
+            // The descriptors keep it; nothing is left behind however the fuzzer ends.
+            program::remove(&directory).expect("it is ours");
+            Some((Mutex::new(program), fd))
+        }
+        Err(error) => {
+            eprintln!("nothing is tried: {error}");
+            None
+        }
+    }
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some((program, fd)) = &*LOADED {
+        let program = program.lock().expect("one thread");
+        hostile::Hostile::new(&program, fd).run(bytes);
+    }
+});

@@ -16,3 +16,4 @@ pub mod proxy_protocol;
 pub mod rebalance;
 pub mod segment;
 pub mod splice;
+pub mod untracked;

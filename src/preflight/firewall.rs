@@ -24,6 +24,7 @@ use super::kernel;
 use super::place::Place;
 use crate::config::Peer;
 use crate::model::finding::Finding;
+use crate::model::untracked;
 use rules::{Ruleset, Way};
 use walk::{Culprit, Packet, Towards, culprit};
 
@@ -125,12 +126,12 @@ impl Culprit {
 
     /// What keeps conntrack from judging the service's packets; with what lets them in, where only tracked ones may.
     fn notrack(&self, rules: &Ruleset, service: SocketAddr) -> String {
-        let (ip, port) = (service.ip(), service.port());
-        let family = if service.is_ipv6() { "ip6" } else { "ip" };
         let mut mend = format!(
             "nft 'table inet baton_notrack {{ \
-             chain in {{ type filter hook prerouting priority raw; {family} daddr {ip} tcp dport {port} notrack; }}; \
-             chain out {{ type filter hook output priority raw; {family} saddr {ip} tcp sport {port} notrack; }}; }}'"
+             chain in {{ type filter hook prerouting priority raw; {}; }}; \
+             chain out {{ type filter hook output priority raw; {}; }}; }}'",
+            untracked::coming(service).join("; "),
+            untracked::going(service),
         );
         let untracked = Packet { service, towards: Towards::Service, state: "untracked", other: None };
         if let Some(culprit) = culprit(rules, untracked) {

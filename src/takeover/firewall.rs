@@ -10,6 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::addr::VipAddr;
+use crate::model::untracked;
 
 /// Of packets that are sent here and belong to no connection of this host. "baton" on a telephone's keys.
 pub const MARK: u32 = 22866;
@@ -29,9 +30,9 @@ pub async fn lower() -> io::Result<()> {
 fn rules(vips: &[VipAddr], carries: bool) -> String {
     let mut ports = [String::new(), String::new()];
     for vip in vips.iter().filter(|_| !carries) {
-        let family = if vip.ip().is_ipv4() { "ip" } else { "ip6" };
-        let _ = writeln!(ports[0], "{family} daddr {} tcp dport {} notrack", vip.ip(), vip.port());
-        let _ = writeln!(ports[1], "{family} saddr {} tcp sport {} notrack", vip.ip(), vip.port());
+        let vip = vip.socket_addr();
+        let _ = writeln!(ports[0], "{}", untracked::coming(vip).join("\n"));
+        let _ = writeln!(ports[1], "{}", untracked::going(vip));
     }
     let [coming, going] = ports;
     format!(

@@ -1,5 +1,9 @@
 //! The fault matrix where the network is bad: rows 8 and 9.
 
+use std::net::{IpAddr, SocketAddr};
+
+use ::baton::model::untracked;
+
 use crate::lab::bytes::Tally;
 use crate::lab::*;
 
@@ -112,6 +116,50 @@ fn row09_a_slow_link_slows_its_own_flow_only() {
     });
     drop(fast);
     baton.rests();
+}
+
+const NOTRACK: &str = include_str!("../../deploy/nftables/baton.nft");
+
+/// A host that tracks nothing of the service's, by `rules`, and drops what it has not tracked; and a router that sends
+/// "too big" about packets that are wider than the way to the client behind it.
+fn hears_of_the_path_mtu(client: IpAddr, lb: impl Fn(&Lab) -> SocketAddr, rules: impl Fn(&Lab) -> String) {
+    const BYTES: u64 = 100_000;
+    let Some(lab) = Lab::new("mtu") else { return };
+    let (bits, family, router) =
+        if client.is_ipv4() { (32, "", lab.client2.v4(0).ip()) } else { (128, "-6", lab.client2.v6(0).ip()) };
+    for key in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        lab.client2.sysctl(&format!("net/{key}"), "1");
+    }
+    let behind = if client.is_ipv4() { lab.client.v4(0).ip() } else { lab.client.v6(0).ip() };
+    lab.client.run(&format!("ip address add {client}/{bits} dev lo"));
+    lab.client2.run(&format!("ip {family} route add {client}/{bits} via {behind} mtu lock 1300"));
+    lab.lb.run(&format!("ip {family} route add {client}/{bits} via {router}"));
+    lab.lb.nft(&rules(&lab));
+    lab.lb.nft("table inet f {\nchain in {\ntype filter hook input priority 0;\nct state invalid drop\n}\n}\n");
+    lab.lb.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+    let _source = lab.b1.serve(Behaviour::Source { seed: 9, bytes: BYTES });
+    let baton = lab.start(&lab.config().only(&["b1"]));
+    let mut conn = lab.client.connect_from(client, lb(&lab)).unwrap();
+    assert_eq!(conn.read_tally(BYTES).unwrap(), Tally::of_pattern(9, BYTES));
+    assert_eq!(conn.end(LONG), End::Fin);
+    drop(conn);
+    baton.rests();
+}
+
+#[test]
+fn a_path_mtu_is_heard_of_where_the_service_is_not_tracked_and_a_firewall_drops_what_is_invalid() {
+    let address = |lab: &Lab| lab.lb.v4(6443);
+    let client = "10.99.0.1".parse().unwrap();
+    hears_of_the_path_mtu(client, address, |lab| NOTRACK.replace("10.0.0.100", &lab.lb.v4.to_string()));
+    let address = |lab: &Lab| lab.lb.v6(6443);
+    let client = "fd99::1".parse().unwrap();
+    hears_of_the_path_mtu(client, address, |lab| {
+        let (coming, going) = (untracked::coming(lab.lb.v6(6443)).join("\n"), untracked::going(lab.lb.v6(6443)));
+        format!(
+            "table inet n {{\nchain in {{\ntype filter hook prerouting priority raw;\n{coming}\n}}\n\
+             chain out {{\ntype filter hook output priority raw;\n{going}\n}}\n}}\n"
+        )
+    });
 }
 
 /// Waits until a counter of the only flow has stood still; returns it.

@@ -379,6 +379,12 @@ impl Exchange {
         self.drops.pop_front()
     }
 
+    /// A log so short that peers fall out of it.
+    #[cfg(test)]
+    pub fn keep_changes(&mut self, max: usize) {
+        self.mirror.log_max = max;
+    }
+
     /// Whether this instance may take a VIP.
     pub fn is_ready(&self) -> bool {
         self.sessions.values().all(|session| session.standing == Standing::Settled)

@@ -304,9 +304,9 @@ impl Takeover {
     pub fn handle_timeout(&mut self, now_ns: u64) {
         while let Some(timer) = self.timers.take_due(now_ns) {
             match timer {
-                Timer::Challenge => self.challenge_over(),
+                Timer::Challenge => self.challenge_over(now_ns),
                 Timer::Forget(id, ends) => self.forget(id, &ends),
-                Timer::Promised(id) => self.promise_due(now_ns, id),
+                Timer::Promised(id, times) => self.promise_due(now_ns, id, times),
                 Timer::Contested(id) => self.contest_due(id),
                 Timer::Round(round) => self.round_due(now_ns, round),
                 Timer::Asked(key) => self.ask_expired(now_ns, key),
@@ -346,7 +346,7 @@ impl Takeover {
         living.into_iter().for_each(|owner| self.end_stuck(&owner));
         let mut challenged = false;
         for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
-            peer.challenged = true;
+            peer.challenged_ns = Some(now_ns);
             challenged = true;
         }
         if challenged {
@@ -355,12 +355,14 @@ impl Takeover {
         }
     }
 
-    fn challenge_over(&mut self) {
-        let mute: Vec<_> =
-            self.peers.iter().filter(|(_, peer)| peer.challenged).map(|(name, _)| name.clone()).collect();
+    fn challenge_over(&mut self, now_ns: u64) {
+        // Those of a later challenge have time left: an address that flaps comes twice in it.
+        let is_mute =
+            |peer: &Peer| peer.challenged_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) >= CHALLENGE_NS);
+        let mute: Vec<_> = self.peers.iter().filter(|(_, peer)| is_mute(peer)).map(|(name, _)| name.clone()).collect();
         for owner in mute {
             if let Some(peer) = self.peers.get_mut(&owner) {
-                peer.challenged = false;
+                peer.challenged_ns = None;
             }
             self.bury(&owner);
         }

@@ -1,182 +1,275 @@
-//! What befalls the instances and their flows.
+//! What befalls hosts, processes and links.
 
-use super::*;
+use std::collections::BTreeSet;
+
+use super::clients::Orphaned;
+use super::dice::Kind;
+use super::network::{Piece, pair};
+use super::node::NAMES;
+use super::path::Path;
+use super::{Direction, Farewell, MS, SECOND_NS, TOLD_NS, World};
+
+/// A host is away for longer than the others need to take it for dead.
+const BOOT_NS: u64 = 1500 * MS;
 
 impl World {
     /// One of the things that happen.
-    pub(super) fn mishap(&mut self) {
-        let node = self.dice.roll(3) as usize;
-        let running = self.nodes.iter().filter(|node| node.up).count();
+    pub fn mishap(&mut self) {
         match self.dice.roll(20) {
-            0 if running > 1 && self.nodes[node].up => self.die(node),
-            1 if self.nodes[node].up => self.restart(node),
-            2 => {
-                self.note(format!("{} is cut off", NAMES[node]));
-                self.falls_silent(node);
-                for other in (0..3).filter(|other| *other != node) {
-                    self.cut.insert(pair(node, other));
-                    self.linked.remove(&pair(node, other));
+            0..=6 => return self.bear(),
+            7..=10 => return self.graduate(),
+            11 | 12 => return self.end(),
+            13 => return self.mend(),
+            _ => {}
+        }
+        let kinds = self.kinds.clone();
+        let Some(kind) = self.dice.pick(&kinds) else { return };
+        let node = self.dice.roll(self.nodes.len() as u64) as usize;
+        let other = self.dice.roll(self.nodes.len() as u64) as usize;
+        let others_run = self.running().iter().any(|other| *other != node);
+        let runs = self.is_up(node);
+        match kind {
+            Kind::Die if runs && others_run => self.die(node),
+            Kind::Kill if runs => self.kill(node),
+            Kind::Upgrade if runs => self.upgrade(node),
+            Kind::Stop if runs && others_run => self.stop(node),
+            Kind::Handover if runs => self.begin_handover(node),
+            Kind::Move if self.net.shared => self.reroute(),
+            Kind::Move => {
+                let vip = self.dice.roll(self.net.holders.len() as u64) as usize;
+                if self.is_fit(node, vip) && !self.nodes[node].isolated {
+                    self.move_vip(vip, node);
                 }
             }
-            3 | 4 => self.mend(),
-            5 => {
-                let dead =
-                    (0..3).find(|node| !self.nodes[*node].up && self.now_ns - self.nodes[*node].died_ns > BOOT_NS);
-                dead.into_iter().for_each(|node| self.come_up(node));
+            Kind::Split if !self.net.shared => {
+                let vip = self.dice.roll(self.net.holders.len() as u64) as usize;
+                if self.is_fit(node, vip) && !self.net.holders[vip].contains(&node) {
+                    self.net.split = true;
+                    self.give_vip(vip, node);
+                }
             }
-            6 | 7 if self.is_fit(node) => self.move_vip(Some(node)),
-            8..=12 => self.bear(),
-            13..=16 => self.graduate(),
-            _ => self.end(),
+            Kind::Cut | Kind::OneWay if node != other => {
+                self.note(|| format!("the link from {} to {} is cut ({kind:?})", NAMES[node], NAMES[other]));
+                self.net.cut.insert((node, other));
+                if kind == Kind::Cut {
+                    self.net.cut.insert((other, node));
+                }
+                self.falls_silent(node);
+                self.falls_silent(other);
+                self.out_of_touch(node, other);
+                self.disturb();
+            }
+            Kind::Isolate if others_run => {
+                self.note(|| format!("{} is cut off from everybody", NAMES[node]));
+                self.nodes[node].isolated = true;
+                self.falls_silent(node);
+                self.net.linked.retain(|(one, other), _| *one != node && *other != node);
+                self.disturb();
+            }
+            Kind::Stall if node != other => {
+                self.note(|| format!("the link from {} to {} stands still", NAMES[node], NAMES[other]));
+                let until_ns = self.now_ns + self.dice.roll(900) * MS;
+                self.net.stalled.insert((node, other), until_ns);
+                self.falls_silent(node);
+                self.out_of_touch(node, other);
+                self.disturb();
+            }
+            Kind::Members => self.change_members(),
+            Kind::Frontends => self.add_frontend(),
+            _ => {}
         }
     }
 
-    /// Whether whoever moves VIPs would give it this one.
-    pub(super) fn is_fit(&self, node: usize) -> bool {
-        self.nodes[node].up && self.nodes[node].exchange.is_ready()
-    }
-
-    pub(super) fn bear(&mut self) {
-        let Some(node) = self.place(FlowId(self.born + 1)).filter(|node| self.is_fit(*node)) else { return };
-        self.born += 1;
-        let record = flow(self.born);
-        self.nodes[node].sockets.insert(record.id, record.clone());
-        self.nodes[node].locals.push(Local::Established(Box::new(record.clone())));
-        self.note(format!("{} is born at {}", record.id, NAMES[node]));
-        self.clients.insert(record.id, Client { record, graduated_ns: None, waits_since_ns: None });
-    }
-
-    pub(super) fn some_flow(&mut self) -> Option<FlowId> {
-        let pick = self.dice.roll(self.clients.len().max(1) as u64) as usize;
-        self.clients.keys().nth(pick).copied()
-    }
-
-    pub(super) fn graduate(&mut self) {
-        let Some(id) = self.some_flow() else { return };
-        let Some(node) = self.nodes.iter().position(|node| node.up && node.sockets.contains_key(&id)) else { return };
-        // Only with the VIP do both directions' packets come.
-        if self.routed.is_none() && self.vip_at != Some(node) {
-            return;
-        }
-        let passage = Box::new(passage(id.0 as u32));
-        let it = &mut self.nodes[node];
-        if let Some(mut record) = it.sockets.remove(&id) {
-            record.keeping = Keeping::Passage(passage.clone());
-            it.own.insert(id, record);
-            it.locals.push(Local::Graduated { id, passage });
-        }
-        self.note(format!("{id} graduates at {}", NAMES[node]));
+    /// What had only just happened there may be known to some, and not to others.
+    pub fn falls_silent(&mut self, node: usize) {
         let now_ns = self.now_ns;
-        self.clients.entry(id).and_modify(|client| client.graduated_ns = Some(now_ns));
+        for client in self.clients.values_mut() {
+            let young = client.changed_ns + TOLD_NS > now_ns;
+            client.may_be_lost |=
+                young && self.nodes[node].path.flows.values().any(|own| own.ends == client.record.ends);
+        }
     }
 
-    pub(super) fn end(&mut self) {
-        let Some(id) = self.some_flow() else { return };
-        let Some(node) = self
-            .nodes
-            .iter()
-            .position(|node| node.up && (node.sockets.contains_key(&id) || node.own.contains_key(&id)))
-        else {
-            return;
+    /// Who of those that hear `node` has been told of the client's flow.
+    fn knowers(&self, node: usize, client: u64) -> BTreeSet<usize> {
+        let key = self.clients[&client].record.ends.key(Direction::Up);
+        let knows = |other: &usize| {
+            let process = self.nodes[*other].process.as_ref();
+            *other != node && self.in_touch(node, *other) && process.is_some_and(|it| it.told.contains_key(&key))
         };
-        if self.routed.is_none() && self.vip_at != Some(node) {
-            return;
-        }
-        let it = &mut self.nodes[node];
-        if it.sockets.remove(&id).is_some() || it.own.remove(&id).is_some() {
-            it.locals.push(Local::Ended(id));
-            self.clients.remove(&id);
-            self.note(format!("{id} ends at {}", NAMES[node]));
+        self.running().into_iter().filter(knows).collect()
+    }
+
+    /// The sockets of `node` are gone, or all that it has.
+    fn orphan(&mut self, node: usize, with_map: bool, is_told: bool) {
+        for number in self.clients.keys().copied().collect::<Vec<_>>() {
+            let client = &self.clients[&number];
+            let in_sockets = self.nodes[node].has_sockets(&client.record);
+            if !(in_sockets || with_map && self.nodes[node].lists(&client.record)) {
+                continue;
+            }
+            let known_by = if is_told { BTreeSet::new() } else { self.knowers(node, number) };
+            let key = client.record.ends.key(Direction::Up);
+            let carried = known_by.iter().any(|other| self.nodes[*other].path.carries_key(&key));
+            if let Some(client) = self.clients.get_mut(&number) {
+                client.may_be_lost |= in_sockets || !carried;
+                client.orphaned = Some(Orphaned { known_by });
+            }
         }
     }
 
-    /// It cannot tell any more what has just happened: some may know of it, and others not.
-    pub(super) fn falls_silent(&mut self, node: usize) {
-        let now_ns = self.now_ns;
-        for (_, client) in self.clients.iter_mut().filter(|(id, _)| self.nodes[node].own.contains_key(id)) {
-            client.graduated_ns = client.graduated_ns.filter(|at_ns| now_ns - at_ns > TOLD_NS);
+    /// A process that knew what is to be told is gone.
+    fn forgets(&mut self, node: usize) {
+        for orphaned in self.clients.values_mut().filter_map(|client| client.orphaned.as_mut()) {
+            orphaned.known_by.remove(&node);
+        }
+    }
+
+    /// Who has the VIP now cannot tell those of whom it has not heard, nor do others tell them.
+    pub fn see_who_cannot_tell(&mut self, vip: usize) {
+        let holders = self.net.holders[vip].clone();
+        for client in self.clients.values_mut().filter(|client| client.vip == vip) {
+            if let Some(orphaned) = &mut client.orphaned
+                && !holders.is_subset(&orphaned.known_by)
+            {
+                orphaned.known_by.clear();
+            }
         }
     }
 
     /// Its host is gone, and says nothing any more.
-    pub(super) fn die(&mut self, node: usize) {
+    pub fn die(&mut self, node: usize) {
+        self.note(|| format!("{} dies", NAMES[node]));
         self.falls_silent(node);
-        self.note(format!("{} dies", NAMES[node]));
-        self.nodes[node].up = false;
-        self.nodes[node].died_ns = self.now_ns;
-        let lost: Vec<_> = self.nodes[node].own.keys().copied().collect();
-        self.wires.retain(|(_, to), _| *to != node);
-        if self.vip_at == Some(node) {
-            self.vip_at = None;
-        }
-        // What nobody else holds is lost with it; that its client is told is another matter.
-        for id in lost {
-            if !self.nodes.iter().any(|node| node.up && node.has(id)) {
-                self.clients.entry(id).and_modify(|client| client.graduated_ns = None);
-            }
-        }
+        self.orphan(node, true, false);
+        self.forgets(node);
+        self.forget_wires(node);
+        let it = &mut self.nodes[node];
+        (it.up, it.died_ns, it.process, it.isolated) = (false, self.now_ns, None, false);
+        it.path = Path { carries: it.path.carries, room: it.path.room, ..Path::default() };
+        self.net.holders.iter_mut().for_each(|holders| holders.retain(|it| *it != node));
+        self.disturb();
     }
 
-    pub(super) fn come_up(&mut self, node: usize) {
-        self.note(format!("{} comes back with nothing", NAMES[node]));
-        self.linked.retain(|(one, other), _| *one != node && *other != node);
-        let epoch = self.nodes[node].epoch + 1;
-        self.nodes[node] = Node::new(node, epoch, self.now_ns);
+    pub fn boot(&mut self, node: usize) {
+        self.note(|| format!("{} comes back with nothing", NAMES[node]));
+        self.nodes[node].up = true;
+        self.begin(node);
+    }
+
+    pub fn begin(&mut self, node: usize) {
+        if self.net.shared {
+            // The others may leave it to this one to go on with flows of the dead, of which it knows nothing.
+            let orphaned = self.clients.values_mut().filter_map(|client| client.orphaned.as_mut());
+            orphaned.for_each(|orphaned| orphaned.known_by.clear());
+        }
+        self.net.met.retain(|(one, other)| *one != node && *other != node);
+        let (now_ns, log_max, faults) = (self.now_ns, self.log_max, self.faults);
+        self.nodes[node].begin(now_ns, log_max, faults);
         self.tell_addresses(node);
+        self.disturb();
     }
 
     /// Its process is killed, and another one starts: sockets die, what is pinned stays.
-    pub(super) fn restart(&mut self, node: usize) {
-        self.note(format!("{} is killed and starts again", NAMES[node]));
-        let old = &mut self.nodes[node];
-        let closed: Vec<_> = old.sockets.keys().copied().collect();
-        let mut new = Node::new(node, old.epoch + 1, self.now_ns);
-        new.own = std::mem::take(&mut old.own);
-        new.held = std::mem::take(&mut old.held);
-        new.stale = new.held.keys().copied().collect();
-        new.locals = new.own.values().map(|record| Local::Established(Box::new(record.clone()))).collect();
-        *old = new;
-        // Their kernels said FIN or RST, though only with the VIP does it get through.
-        if self.routed.is_some() || self.vip_at == Some(node) {
-            self.clients.retain(|id, _| !closed.contains(id));
-        }
-        for other in (0..3).filter(|other| *other != node) {
-            self.unlink(node, other, "it closed the connection");
-        }
-        self.tell_addresses(node);
+    pub fn kill(&mut self, node: usize) {
+        self.note(|| format!("{} is killed and starts again", NAMES[node]));
+        self.falls_silent(node);
+        self.lose_sockets(node);
+        (0..self.nodes.len()).for_each(|other| self.hang_up(node, other, "it was killed"));
+        self.forgets(node);
+        self.begin(node);
     }
 
-    pub(super) fn mend(&mut self) {
-        if !self.cut.is_empty() {
-            self.note("all links are mended".to_owned());
-            self.cut.clear();
-        }
-    }
-
-    pub(super) fn unlink(&mut self, one: usize, other: usize, why: &str) {
-        for (from, to) in [(one, other), (other, one)] {
-            self.wires.remove(&(from, to));
-            self.linked.remove(&pair(from, to));
-            if self.nodes[from].up {
-                self.nodes[from].exchange.handle_loss(&name(to), why, self.now_ns);
+    /// Kernels say FIN or RST, though only with the VIP does it get through.
+    fn lose_sockets(&mut self, node: usize) {
+        for number in self.clients.keys().copied().collect::<Vec<_>>() {
+            let client = &self.clients[&number];
+            let process = self.nodes[node].process.as_ref();
+            let begins = process.is_some_and(|it| it.connecting.contains_key(&client.record.id));
+            let its = begins || self.nodes[node].has_sockets(&client.record);
+            if its && self.has_vip(node, client.vip) && !self.nodes[node].isolated {
+                self.is_over(number);
             }
         }
+        self.orphan(node, false, true);
     }
 
-    pub(super) fn link_up(&mut self) {
-        for (one, other) in [(0, 1), (0, 2), (1, 2)] {
-            let linked = self.wires.contains_key(&(one, other));
-            let can = self.nodes[one].up && self.nodes[other].up && !self.cut.contains(&(one, other));
-            if linked || !can || self.dice.roll(10) > 0 {
+    pub fn stop(&mut self, node: usize) {
+        self.note(|| format!("{} stops", NAMES[node]));
+        self.falls_silent(node);
+        self.say_goodbye(node, Farewell::Stopped);
+        self.lose_sockets(node);
+        self.forgets(node);
+        let it = &mut self.nodes[node];
+        (it.process, it.stopped_ns) = (None, self.now_ns);
+        self.disturb();
+    }
+
+    /// Last words go before the end of each link.
+    pub fn say_goodbye(&mut self, node: usize, farewell: Farewell) {
+        let Some(process) = &mut self.nodes[node].process else { return };
+        process.exchange.farewell(farewell);
+        let now_ns = self.now_ns;
+        for other in 0..self.nodes.len() {
+            let Some(process) = &mut self.nodes[node].process else { return };
+            if let Some(wire) = self.net.wires.get_mut(&(node, other)) {
+                while let Some(message) = process.exchange.poll_message(&super::node::name(other), now_ns) {
+                    let is_last = matches!(message, super::Message::Farewell(_));
+                    let at_ns = wire.back().map_or(now_ns, |(at_ns, _)| now_ns.max(*at_ns));
+                    wire.push_back((at_ns, Piece::Says(message)));
+                    if is_last {
+                        break;
+                    }
+                }
+            }
+            self.hang_up(node, other, "it said goodbye");
+        }
+    }
+
+    /// What is broken is repaired.
+    pub fn mend(&mut self) {
+        self.net.cut.clear();
+        self.net.stalled.clear();
+        self.net.split = false;
+        for node in self.nodes.iter_mut().filter(|node| node.isolated) {
+            (node.isolated, node.back_ns) = (false, self.now_ns);
+        }
+        self.note(|| "all is mended".to_owned());
+        self.disturb();
+    }
+
+    /// Hosts and processes come back by themselves.
+    pub fn come_back(&mut self, now: bool) {
+        for (node, name) in NAMES.iter().enumerate().take(self.nodes.len()) {
+            let it = &self.nodes[node];
+            if !it.belongs || it.process.is_some() {
                 continue;
             }
-            let (first, second) = (self.nodes[one].exchange.hello(), self.nodes[other].exchange.hello());
-            let taken = self.nodes[other].exchange.handle_link(&first, self.now_ns);
-            let taken = taken.and_then(|()| self.nodes[one].exchange.handle_link(&second, self.now_ns));
-            self.demand(taken.is_ok(), &format!("{taken:?}"));
-            self.linked.insert((one, other), self.now_ns);
-            self.wires.insert((one, other), VecDeque::new());
-            self.wires.insert((other, one), VecDeque::new());
+            let (away_ns, least_ns) = match it.up {
+                true => (self.now_ns - it.stopped_ns, 300 * MS),
+                false => (self.now_ns - it.died_ns, BOOT_NS),
+            };
+            if away_ns < least_ns || !now && !self.dice.one_in(SECOND_NS / super::STEP_NS) {
+                continue;
+            }
+            match it.up {
+                true => {
+                    self.note(|| format!("{name} starts"));
+                    self.begin(node);
+                }
+                false => self.boot(node),
+            }
+        }
+    }
+
+    /// Links that carry everything again.
+    pub fn see_links(&mut self) {
+        for (one, other) in self.net.wires.keys().copied().collect::<Vec<_>>() {
+            let both = self.net.wires.contains_key(&(other, one));
+            if one < other && both && self.carries_both_ways(one, other) {
+                let now_ns = self.now_ns;
+                self.net.linked.entry(pair(one, other)).or_insert(now_ns);
+            }
         }
     }
 }

@@ -1,60 +1,236 @@
 //! What must hold: at every step, and once all is quiet.
 
-use super::*;
+use super::clients::Stage;
+use super::network::pair;
+use super::node::{NAMES, name, number};
+use super::{Direction, Handover, InstanceName, Keeping, WAIT_MAX_NS, World};
 
 impl World {
-    pub(super) fn what_all_have_they_keep(&mut self) {
-        let heard = |since_ns: &u64| self.now_ns - since_ns > HEARD_NS;
-        let up = self.nodes.iter().all(|node| node.up);
-        if !up || self.linked.len() < 3 || !self.linked.values().all(heard) || !self.cut.is_empty() {
+    /// Notes the first thing that does not hold.
+    pub fn demand(&self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds && self.fault.borrow().is_none() {
+            let what = what();
+            self.note(|| format!("FAULT: {what}"));
+            *self.fault.borrow_mut() = Some(what);
+        }
+    }
+
+    /// Nothing of the network has changed for so long.
+    pub fn is_steady(&self, for_ns: u64) -> bool {
+        let all = self.running();
+        let met = |one: &usize, other: &usize| one == other || self.net.met.contains(&pair(*one, *other));
+        let all_met = all.iter().all(|one| all.iter().all(|other| met(one, other)));
+        all_met && self.now_ns - self.net.changed_ns >= for_ns
+    }
+
+    /// Whether `one` can know that `other` lives.
+    fn knows_alive(&self, one: usize, other: usize) -> bool {
+        let knows = self.nodes[one].config.peers.contains(&other);
+        let stays = |node: usize| self.now_ns - self.nodes[node].back_ns > super::SECOND_NS && self.ripe(node);
+        let reaches = self.reaches(one, other) && stays(one) && stays(other);
+        let witness = self.net.shared && reaches && self.net.met.contains(&pair(one, other));
+        knows && self.is_up(other) && (self.in_touch(one, other) || witness)
+    }
+
+    fn ripe(&self, node: usize) -> bool {
+        let process = self.nodes[node].process.as_ref();
+        process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS)
+    }
+
+    /// `by` has answered RST for a client's flow.
+    pub fn judge_reset(&self, by: usize, client: u64) {
+        let client = &self.clients[&client];
+        let path = &self.nodes[by].path;
+        if client.may_be_lost || !path.carries || !path.has_room(2) || !self.is_up(by) {
+            return;
+        }
+        let (number, key) = (client.number, client.record.ends.key(Direction::Up));
+        if let Some(owner) = self.owner_of(client) {
+            let wrong = owner != by && self.knows_alive(by, owner) && self.nodes[owner].path.carries;
+            self.demand(!wrong, || {
+                format!("client {number} of {}, which lives, is reset by {}", NAMES[owner], NAMES[by])
+            });
+        } else if matches!(client.record.keeping, Keeping::Passage(_)) {
+            let holds = |node: &usize| self.nodes[*node].path.carries_key(&key) && self.in_touch(by, *node);
+            let holders: Vec<_> = self.running().into_iter().filter(holds).map(|node| NAMES[node]).collect();
+            self.demand(holders.is_empty(), || format!("client {number} is reset while {holders:?} hold it"));
+        }
+    }
+
+    /// `node` takes over what `from` has.
+    pub fn judge_burial(&self, node: usize, from: &InstanceName) {
+        let from = number(from);
+        let process = self.nodes[from].process.as_ref().filter(|_| self.is_up(from));
+        let serves = process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS);
+        let lives = self.net.shared && serves && self.knows_alive(node, from) && self.nodes[from].belongs;
+        self.demand(!lives, || format!("{} buries {}, which lives", NAMES[node], NAMES[from]));
+    }
+
+    pub fn what_all_have_they_keep(&mut self) {
+        let all: Vec<_> = (0..self.nodes.len()).filter(|node| self.nodes[*node].belongs).collect();
+        let fine =
+            |node: &usize| self.is_up(*node) && self.nodes[*node].path.carries && self.nodes[*node].path.has_room(0);
+        let linked = all.iter().all(|one| all.iter().all(|other| self.in_touch(*one, *other)));
+        if !linked || !all.iter().all(fine) || !self.reloads.is_empty() || !self.leaving.is_empty() {
             return self.everywhere.clear();
         }
-        for (id, client) in &self.clients {
-            let without = self.nodes.iter().position(|node| !node.has(*id));
-            match without.filter(|_| client.graduated_ns.is_some()) {
-                None if client.graduated_ns.is_some() => drop(self.everywhere.insert(*id)),
-                None => {}
+        for client in self.clients.values().filter(|it| matches!(it.record.keeping, Keeping::Passage(_))) {
+            let key = client.record.ends.key(Direction::Up);
+            match all.iter().find(|node| !self.nodes[**node].path.carries_key(&key)) {
+                None => drop(self.everywhere.insert(client.number)),
                 Some(node) => {
-                    self.demand(!self.everywhere.contains(id), &format!("{} has lost {id}", NAMES[node]));
+                    let had = self.everywhere.contains(&client.number);
+                    self.demand(!had, || format!("{} has lost client {}", NAMES[*node], client.number));
                 }
             }
         }
     }
 
-    /// Nothing happens any more: all must come right.
-    pub(super) fn come_to_rest(&mut self) {
-        self.mend();
-        (0..BOOT_NS / STEP_NS + 1).for_each(|_| self.step());
-        (0..3).filter(|node| !self.nodes[*node].up).collect::<Vec<_>>().into_iter().for_each(|node| self.come_up(node));
-        for _ in 0..400 {
-            self.step();
-            self.clients_send(false);
+    /// Whatever waits is answered in time, if it comes to anybody.
+    pub fn nobody_waits(&self) {
+        for client in self.clients.values().filter(|client| client.stage != Stage::Idle) {
+            let since_ns = client.since_ns.max(self.net.changed_ns);
+            // Without a packet path the kernel there answers, whatever others have.
+            let owner = self.owner_of(client);
+            let right = |node: usize| self.nodes[node].path.carries || owner.is_none_or(|owner| owner == node);
+            let comes = |direction| self.place(client.number, client.vip, direction).is_some_and(right);
+            let nobody = client.stage == Stage::Passing
+                && (client.tickled_in_vain
+                    || client.orphaned.as_ref().is_some_and(|orphaned| orphaned.known_by.is_empty()));
+            let owner = self.owner_of(client).filter(|owner| self.nodes[*owner].isolated);
+            let nobody = nobody || owner.is_some() && client.stage == Stage::Passing && !self.place_is_told(client);
+            let late = self.now_ns - since_ns > WAIT_MAX_NS && !nobody;
+            self.demand(!(late && comes(Direction::Up) && comes(Direction::Down)), || {
+                let ms = (self.now_ns - since_ns) / super::MS;
+                format!("client {} waits for {ms} ms: {client:?}", client.number)
+            });
         }
-        for _ in 0..20 {
+    }
+
+    /// Whoever gets its packets has heard of it.
+    fn place_is_told(&self, client: &super::Client) -> bool {
+        let place = self.place(client.number, client.vip, Direction::Up);
+        let process = place.and_then(|place| self.nodes[place].process.as_ref());
+        process.is_some_and(|it| it.told.contains_key(&client.record.ends.key(Direction::Up)))
+    }
+
+    /// Nothing happens any more: all must come right.
+    pub fn come_to_rest(&mut self) {
+        self.kinds.clear();
+        self.mend();
+        self.steps(40, false);
+        self.come_back(true);
+        for node in self.running() {
+            let handover = self.nodes[node].process.as_mut().and_then(|process| process.handover.as_mut());
+            handover.into_iter().for_each(Handover::cancel);
+        }
+        self.steps(40, false);
+        self.come_back(true);
+        self.mend();
+        // Whoever waits sends again, nobody else says anything.
+        for _ in 0..200 {
+            self.step();
+            let waits = |number: &u64| self.clients[number].stage != Stage::Idle;
+            let waiting: Vec<_> = self.clients.keys().copied().filter(waits).collect();
+            if self.dice.one_in(4) {
+                waiting.into_iter().for_each(|number| self.send(number));
+            }
+        }
+        self.nobody_is_left_untold();
+        for _ in 0..40 {
             self.step();
             self.clients_send(true);
         }
-        (0..100).for_each(|_| self.step());
-        let holder = self.vip_at;
-        for (id, client) in &self.clients {
-            let with = |has: &dyn Fn(&Node) -> bool| (0..3).filter(|node| has(&self.nodes[*node])).collect::<Vec<_>>();
-            let (sockets, own) = (with(&|node| node.sockets.contains_key(id)), with(&|node| node.own.contains_key(id)));
-            let right = match client.record.keeping == Keeping::Sockets && sockets.len() == 1 {
-                true => own.is_empty(),
-                false => {
-                    sockets.is_empty() && own.len() == 1 && (self.routed.is_some() || own.first() == holder.as_ref())
-                }
-            };
-            self.demand(right, &format!("{id}: sockets at {sockets:?}, looked after at {own:?}, VIP at {holder:?}"));
-            self.demand(client.waits_since_ns.is_none(), &format!("{id} is not served"));
+        self.steps(40, false);
+        self.nobody_waits();
+        self.each_is_listed_once();
+        self.all_know_all();
+        self.new_flows_begin();
+        self.nothing_is_left();
+    }
+
+    fn listed_at(&self, client: u64) -> Vec<&'static str> {
+        let record = &self.clients[&client].record;
+        (0..self.nodes.len()).filter(|node| self.nodes[*node].lists(record)).map(|node| NAMES[node]).collect()
+    }
+
+    /// A client whose flow is nobody's has been told, unless nobody could.
+    fn nobody_is_left_untold(&self) {
+        for client in self.clients.values() {
+            let listed = self.listed_at(client.number);
+            let can_tell = !client.tickled_in_vain
+                && client.orphaned.as_ref().is_none_or(|orphaned| !orphaned.known_by.is_empty());
+            self.demand(!listed.is_empty() || !can_tell, || {
+                format!("client {} was not told that its flow is gone: {client:?}", client.number)
+            });
         }
-        for (node, own_name) in NAMES.iter().enumerate() {
-            for view in self.nodes[node].exchange.members(self.now_ns) {
-                let other = NAMES.iter().position(|name| **name == *view.name.0).expect("a node");
-                let has = self.nodes[other].sockets.len() + self.nodes[other].own.len();
+    }
+
+    fn each_is_listed_once(&self) {
+        for client in self.clients.values() {
+            let listed = self.listed_at(client.number);
+            self.demand(listed.len() == 1 && client.backend_lives, || {
+                format!("client {} is listed by {listed:?}: {client:?}", client.number)
+            });
+        }
+    }
+
+    fn all_know_all(&self) {
+        for node in self.running() {
+            let Some(process) = &self.nodes[node].process else { continue };
+            for view in process.exchange.members(self.now_ns) {
+                let Some(other) = &self.nodes[number(&view.name)].process else { continue };
+                let has = other.sockets.len() + self.nodes[number(&view.name)].path.flows.len();
                 let fine = view.synced && view.behind == 0 && view.flows == has;
-                self.demand(fine, &format!("{own_name} knows {view:?}, which has {has} flows"));
+                self.demand(fine, || format!("{} knows {view:?}, which has {has} flows", NAMES[node]));
             }
         }
+    }
+
+    fn new_flows_begin(&mut self) {
+        let before = self.born;
+        (0..4).for_each(|_| self.bear());
+        for _ in 0..30 {
+            self.step();
+            self.clients_send(false);
+        }
+        for number in before + 1..=self.born {
+            let client = self.clients.get(&number);
+            let begun = client.is_some_and(|client| client.stage != Stage::Connecting);
+            self.demand(begun, || format!("client {number} could not connect: {client:?}"));
+        }
+    }
+
+    /// Long after all flows have ended, nobody has anything of them.
+    fn nothing_is_left(&mut self) {
+        for number in self.clients.keys().copied().collect::<Vec<_>>() {
+            if !self.dice.one_in(3) {
+                self.is_over(number);
+            }
+        }
+        self.steps(10, false);
+        for _ in 0..16 {
+            self.now_ns += 3 * super::SECOND_NS;
+            self.steps(2, false);
+        }
+        for node in self.running() {
+            let path = &self.nodes[node].path;
+            let lives = |key| {
+                self.clients.values().any(|it| {
+                    [Direction::Up, Direction::Down].iter().any(|direction| it.record.ends.key(*direction) == key)
+                })
+            };
+            let left: Vec<_> = path.entries.iter().filter(|(key, _)| !lives(**key)).collect();
+            self.demand(left.is_empty(), || format!("{} is left with {left:?}", NAMES[node]));
+            let Some(process) = &self.nodes[node].process else { continue };
+            let others: usize =
+                self.running().iter().filter(|other| **other != node).map(|other| self.lists_in_all(*other)).sum();
+            let known = process.takeover.known();
+            self.demand(known == others, || format!("{} knows {known} flows of {others}", name(node)));
+        }
+    }
+
+    fn lists_in_all(&self, node: usize) -> usize {
+        self.nodes[node].process.as_ref().map_or(0, |it| it.sockets.len()) + self.nodes[node].path.flows.len()
     }
 }

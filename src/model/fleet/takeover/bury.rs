@@ -37,10 +37,35 @@ impl Takeover {
     pub(super) fn bury(&mut self, owner: &InstanceName) {
         let Some(peer) = self.peers.get_mut(owner).filter(|peer| !peer.is_dead) else { return };
         peer.is_dead = true;
-        peer.challenged = false;
+        peer.challenged_ns = None;
         peer.synced = false;
         self.show_slices();
         self.bury_flows(owner, |_| true);
+        self.says_no_more(owner, |_| true);
+        self.inherit();
+    }
+
+    /// Whoever was to go on with flows of the dead may have died before it could.
+    fn inherit(&mut self) {
+        let dead = self.peers.iter().filter(|(_, peer)| peer.is_dead).map(|(name, _)| name.clone());
+        for owner in dead.collect::<Vec<_>>() {
+            let Some(peer) = self.peers.get(&owner) else { continue };
+            let held = |id: &FleetId| self.flows.get(id).filter(|known| known.state == State::Held);
+            let its = peer.flows.iter().filter_map(held).map(|known| known.ends);
+            let orphans: HashSet<_> = its.filter(|ends| self.is_heir(ends.vip.ip())).collect();
+            if !orphans.is_empty() {
+                self.bury_flows(&owner, |ends| orphans.contains(ends));
+            }
+        }
+    }
+
+    /// What `owner` said of flows that others have since told of counts no more.
+    pub(super) fn says_no_more(&mut self, owner: &InstanceName, which: impl Fn(&FleetId) -> bool) {
+        for (id, known) in &mut self.flows {
+            if !known.also.is_empty() && which(id) {
+                known.also.retain(|other| other != owner);
+            }
+        }
     }
 
     /// Takes over what a dead owner had of addresses that have just come here.

@@ -8,6 +8,8 @@ use crate::model::ends::Ends;
 
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
 const PROMISED_NS: u64 = 2_000_000_000;
+/// Whoever has told of all its flows, and not of this one in so many times as long, does not have it.
+const PROMISES_MAX: u32 = 15;
 /// A claim that explains why another instance says of a flow of this one's that it is its own has come within this.
 const CONTESTED_NS: u64 = 1_000_000_000;
 
@@ -81,18 +83,23 @@ impl Takeover {
         self.held_for(owner, id, ends);
         if let Some(known) = self.flows.get_mut(&id) {
             known.told = false;
-            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id));
+            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id, 1));
         }
         if self.peers.get(owner).is_some_and(|peer| peer.is_dead) {
             self.bury_flows(owner, |its| *its == ends);
         }
     }
 
-    pub(super) fn promise_due(&mut self, now_ns: u64, id: FleetId) {
+    pub(super) fn promise_due(&mut self, now_ns: u64, id: FleetId, times: u32) {
         let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == State::Held) else { return };
-        match self.is_heir(known.ends.vip.ip()) {
-            true => self.claim(now_ns, vec![id]),
-            false => self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id)),
+        let owner = self.peers.get(&known.owner);
+        if self.is_heir(known.ends.vip.ip()) {
+            self.claim(now_ns, vec![id]);
+        } else if times >= PROMISES_MAX && owner.is_some_and(|owner| owner.synced && !owner.is_dead) {
+            // It ended there before its former owner said where it is.
+            self.remove(id);
+        } else {
+            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
         }
     }
 

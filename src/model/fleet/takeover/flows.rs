@@ -25,6 +25,7 @@ impl Takeover {
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };
         peer.stale.remove(&id);
+        peer.also_stale.remove(&id);
         if self.is_stuck(&ends) {
             return self.refuse(owner, id, ends);
         }
@@ -40,7 +41,8 @@ impl Takeover {
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);
             also.push(before.owner.clone());
-            also.retain(|other| *other != owner);
+            let lives = |other: &InstanceName| self.peers.get(other).is_some_and(|peer| !peer.is_dead);
+            also.retain(|other| *other != owner && lives(other));
             let same = before.owner == owner;
             match (&record.keeping, before.state) {
                 (Keeping::Sockets, State::Forwarded) if same => return,

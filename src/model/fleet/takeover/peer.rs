@@ -13,8 +13,8 @@ pub struct Peer {
     pub pulse: Pulse,
     /// Its flows have been taken over.
     pub is_dead: bool,
-    /// It was asked whether it lives, and has not answered.
-    pub challenged: bool,
+    /// When it was last asked whether it lives, if it has not answered.
+    pub challenged_ns: Option<u64>,
     pub synced: bool,
     slot: Option<u8>,
     /// All addresses of its host.
@@ -22,6 +22,8 @@ pub struct Peer {
     pub flows: HashSet<FleetId>,
     /// Those that its snapshot, which is under way, has not named yet.
     pub stale: HashSet<FleetId>,
+    /// Others have told of these since it did, and its snapshot has not named them yet.
+    pub also_stale: HashSet<FleetId>,
 }
 
 impl Peer {
@@ -30,12 +32,13 @@ impl Peer {
             link,
             pulse: Pulse::Unheard,
             is_dead: false,
-            challenged: false,
+            challenged_ns: None,
             synced: false,
             slot: None,
             addresses: Vec::new(),
             flows: HashSet::new(),
             stale: HashSet::new(),
+            also_stale: HashSet::new(),
         }
     }
 
@@ -53,6 +56,8 @@ impl Takeover {
     pub(super) fn begin(&mut self, owner: &InstanceName, slot: u8) {
         let Some(peer) = self.peers.get_mut(owner) else { return };
         peer.stale = peer.flows.clone();
+        let also = self.flows.iter().filter(|(_, known)| known.also.contains(owner));
+        peer.also_stale = also.map(|(id, _)| *id).collect();
         peer.synced = false;
         peer.slot = Some(slot);
         // Nobody tells what it has and is dead.
@@ -64,6 +69,10 @@ impl Takeover {
         let Some(peer) = self.peers.get_mut(owner) else { return };
         peer.synced = true;
         let gone: Vec<_> = std::mem::take(&mut peer.stale).into_iter().collect();
+        let also_gone = std::mem::take(&mut peer.also_stale);
+        if !also_gone.is_empty() {
+            self.says_no_more(owner, |id| also_gone.contains(id));
+        }
         gone.into_iter().for_each(|id| self.remove(id));
         self.end_stuck(owner);
         self.settle();
@@ -76,7 +85,7 @@ impl Takeover {
         let before = std::mem::replace(&mut peer.pulse, pulse);
         match pulse {
             Pulse::Alive => {
-                peer.challenged = false;
+                peer.challenged_ns = None;
                 if !peer.synced && before != Pulse::Alive {
                     // What it has is about to be told.
                     self.guard_until_ns = self.guard_until_ns.max(now_ns + guard_ns);

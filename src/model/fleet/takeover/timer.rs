@@ -12,8 +12,8 @@ pub enum Timer {
     Challenge,
     /// Packets of this flow, which is over, are nobody's from now on.
     Forget(FleetId, Ends),
-    /// Its new owner has had time to tell of it.
-    Promised(FleetId),
+    /// Its new owner has had time to tell of it, so many times.
+    Promised(FleetId, u32),
     /// Whoever has claimed it from its owner has had time to say so here.
     Contested(FleetId),
     Round(u64),

@@ -1,0 +1,256 @@
+//! Clients and their flows: how these begin, go on without sockets, and end.
+
+use std::collections::BTreeSet;
+
+use super::node::{NAMES, vip};
+use super::packets::Packet;
+use super::{
+    BackendAddr, ClientAddr, Direction, Ends, FlowId, FlowRecord, IpAddr, Keeping, Local, LocalAddr, SECOND_NS, World,
+    passage, slice,
+};
+use crate::model::fleet::InstanceName;
+
+/// Each client has a port of its own, from this one on.
+const PORTS: u64 = 1000;
+
+/// What is under way between a client and its backend. Whoever is named sends it again until it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The backend answers the SYN of the instance that has accepted the flow.
+    Connecting,
+    Idle,
+    /// The client sends a request.
+    Asking,
+    /// The instance that has the sockets sends it to the backend.
+    Passing,
+    /// The backend answers, or has something to say by itself.
+    Answering,
+}
+
+/// A flow as its two ends see it.
+#[derive(Debug)]
+pub struct Client {
+    pub number: u64,
+    pub vip: usize,
+    pub record: FlowRecord,
+    pub stage: Stage,
+    /// Since when it waits in this stage or the one before.
+    pub since_ns: u64,
+    /// When it last became something else than instances may have heard.
+    pub changed_ns: u64,
+    /// Its backend knows the connection.
+    pub backend_lives: bool,
+    /// Who had it is gone, or its connection was closed; the client has not been told.
+    pub orphaned: Option<Orphaned>,
+    /// It need not go on, whoever holds it: those who could have known did not.
+    pub may_be_lost: bool,
+    /// One that nobody hears has tried to tell it.
+    pub tickled_in_vain: bool,
+}
+
+#[derive(Debug)]
+pub struct Orphaned {
+    /// Who knew of it, and is to tell the client. Empty: nobody can.
+    pub known_by: BTreeSet<usize>,
+}
+
+impl World {
+    pub fn bear(&mut self) {
+        let vip_number = self.dice.roll(self.net.holders.len() as u64) as usize;
+        let client = self.born + 1;
+        let Some(node) = self.place(client, vip_number, Direction::Up) else { return };
+        if !self.is_fit(node, vip_number) {
+            return;
+        }
+        self.born = client;
+        let ports = slice(32768..=60999, node as u8).expect("there are eight of them");
+        let port = ports.first + (client % u64::from(ports.last - ports.first)) as u16;
+        let from = ClientAddr::new((IpAddr::from([10, 0, 1, 7]), PORTS as u16 + client as u16).into());
+        let Some(process) = &mut self.nodes[node].process else { return };
+        let record = FlowRecord {
+            id: FlowId::of(InstanceName(NAMES[node].into()).tag(), process.next_id),
+            ends: Ends {
+                client: from,
+                vip: vip(vip_number),
+                local: LocalAddr::new((vip(vip_number).ip(), port).into()),
+                backend: BackendAddr::new((IpAddr::from([10, 0, 0, 11]), 6443).into()),
+            },
+            client: from,
+            backend_key: 1,
+            accepted_unix_ms: 1,
+            connect_us: 1,
+            keeping: Keeping::Sockets,
+        };
+        process.next_id += 1;
+        process.accepted += 1;
+        process.connecting.insert(record.id, record.clone());
+        process.bind(&record);
+        self.note(|| format!("client {client} connects to VIP {vip_number} at {}: {}", NAMES[node], record.id));
+        let born = Client {
+            number: client,
+            vip: vip_number,
+            record,
+            stage: Stage::Connecting,
+            since_ns: self.now_ns,
+            changed_ns: self.now_ns,
+            backend_lives: true,
+            orphaned: None,
+            may_be_lost: false,
+            tickled_in_vain: false,
+        };
+        self.clients.insert(client, born);
+        self.send(client);
+    }
+
+    pub fn some_client(&mut self) -> Option<u64> {
+        let pick = self.dice.roll(self.clients.len() as u64) as usize;
+        self.clients.keys().nth(pick).copied()
+    }
+
+    /// Who has its sockets.
+    pub fn owner_of(&self, client: &Client) -> Option<usize> {
+        self.running().into_iter().find(|node| self.nodes[*node].has_sockets(&client.record))
+    }
+
+    pub fn graduate(&mut self) {
+        if let Some(client) = self.some_client() {
+            self.graduate_this(client, false);
+        }
+    }
+
+    /// At a quiet moment, and where both directions' packets come, unless `anywhere`.
+    pub fn graduate_this(&mut self, number: u64, anywhere: bool) {
+        let client = &self.clients[&number];
+        let Some(node) = self.owner_of(client).filter(|_| client.stage == Stage::Idle) else { return };
+        let sees = self.has_vip(node, client.vip) && (self.net.shared || self.sees_all_of(node, number, client.vip));
+        if !(sees || anywhere) || !self.nodes[node].path.carries {
+            return;
+        }
+        let record = client.record.clone();
+        let id = record.id;
+        let passage = Box::new(passage(id.0 as u32));
+        let graduated = FlowRecord { keeping: Keeping::Passage(passage.clone()), ..record.clone() };
+        if !self.nodes[node].path.enter_own(graduated) {
+            return;
+        }
+        if let Some(process) = &mut self.nodes[node].process {
+            process.sockets.remove(&id);
+            process.unbind(&record);
+            process.locals.push(Local::Graduated { id, passage: passage.clone() });
+        }
+        self.note(|| format!("client {number} graduates at {}", NAMES[node]));
+        let now_ns = self.now_ns;
+        if let Some(client) = self.clients.get_mut(&number) {
+            (client.record.keeping, client.changed_ns) = (Keeping::Passage(passage), now_ns);
+        }
+    }
+
+    /// Both ends close.
+    pub fn end(&mut self) {
+        let Some(number) = self.some_client() else { return };
+        let client = &self.clients[&number];
+        let listed = self.running().into_iter().find(|node| self.nodes[*node].lists(&client.record));
+        let Some(node) = listed.filter(|_| client.stage == Stage::Idle) else { return };
+        if !self.net.shared && !self.sees_all_of(node, number, client.vip) {
+            return;
+        }
+        self.note(|| format!("client {number} ends at {}", NAMES[node]));
+        self.is_over(number);
+    }
+
+    /// Both ends know that it is over; whoever still has something of it finds out by itself.
+    pub fn is_over(&mut self, number: u64) {
+        let Some(client) = self.clients.remove(&number) else { return };
+        self.everywhere.remove(&number);
+        for node in 0..self.nodes.len() {
+            self.close_sockets(node, &client.record);
+            let path = &mut self.nodes[node].path;
+            let own = path.flows.values().find(|own| own.ends == client.record.ends).map(|own| own.id);
+            own.into_iter().for_each(|id| path.end_own(id));
+        }
+    }
+
+    /// An instance that goes on with a flow whose ends have left it asks them after a while.
+    pub fn find_out(&mut self) {
+        if !self.dice.one_in(10) {
+            return;
+        }
+        for node in self.running() {
+            let over = |own: &&FlowRecord| {
+                let number = u64::from(own.ends.client.port()) - PORTS;
+                self.clients.get(&number).is_none_or(|client| client.record.ends != own.ends)
+            };
+            let over: Vec<_> = self.nodes[node].path.flows.values().filter(over).map(|own| own.id).collect();
+            over.into_iter().for_each(|id| self.nodes[node].path.end_own(id));
+        }
+    }
+
+    pub fn close_sockets(&mut self, node: usize, record: &FlowRecord) {
+        let Some(process) = &mut self.nodes[node].process else { return };
+        let mut closed = process.connecting.remove(&record.id).is_some();
+        if process.sockets.remove(&record.id).is_some() {
+            process.locals.push(Local::Ended(record.id));
+            closed = true;
+        }
+        if closed {
+            process.unbind(record);
+        }
+    }
+
+    /// Clients and backends send now and then, and again what was not answered.
+    pub fn clients_send(&mut self, all: bool) {
+        for number in self.clients.keys().copied().collect::<Vec<_>>() {
+            let stage = self.clients[&number].stage;
+            let waits = stage != Stage::Idle;
+            if !all && !self.dice.one_in(if waits { 4 } else { 40 }) {
+                continue;
+            }
+            if !waits {
+                let stage = if !all && self.dice.one_in(3) { Stage::Answering } else { Stage::Asking };
+                self.enter(number, stage);
+            }
+            self.send(number);
+        }
+    }
+
+    pub fn enter(&mut self, number: u64, stage: Stage) {
+        let now_ns = self.now_ns;
+        if let Some(client) = self.clients.get_mut(&number) {
+            if client.stage == Stage::Idle {
+                client.since_ns = now_ns;
+            }
+            client.stage = stage;
+        }
+    }
+
+    /// Whoever is to say something says it.
+    pub fn send(&mut self, number: u64) {
+        let Some(client) = self.clients.get(&number) else { return };
+        match client.stage {
+            Stage::Idle => {}
+            Stage::Asking => self.packet(&Packet::data(client, Direction::Up)),
+            Stage::Passing => match self.owner_of(client).filter(|node| !self.nodes[*node].isolated) {
+                Some(_) if client.backend_lives => {
+                    self.enter(number, Stage::Answering);
+                    self.send(number);
+                }
+                Some(_) => self.packet(&Packet::rst(client, Direction::Down)),
+                // Its kernel has said that it has the request: the client waits, and sends nothing.
+                None => {}
+            },
+            Stage::Connecting if self.now_ns - client.since_ns > 3 * SECOND_NS => {
+                self.demand(!self.is_steady(2 * SECOND_NS), || format!("client {number} cannot connect"));
+                self.is_over(number);
+            }
+            Stage::Connecting | Stage::Answering if client.backend_lives => {
+                self.packet(&Packet::data(client, Direction::Down));
+            }
+            Stage::Connecting => self.is_over(number),
+            // Who has sent to it was not told that it had come, and goes on.
+            Stage::Answering => {
+                let stage = if self.owner_of(client).is_some() { Stage::Passing } else { Stage::Asking };
+                self.enter(number, stage);
+            }
+        }
+    }
+}

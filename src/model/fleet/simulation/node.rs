@@ -1,0 +1,190 @@
+//! One host, and the process on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use super::path::Path;
+use super::{
+    Epoch, Exchange, Faults, FlowId, FlowRecord, GUARD_NS, Handover, InstanceName, Key, Local, MS, Member, Own,
+    SECOND_NS, Settings, Takeover, VipAddr,
+};
+
+pub const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+pub fn name(node: usize) -> InstanceName {
+    static NAMED: OnceLock<Vec<InstanceName>> = OnceLock::new();
+    NAMED.get_or_init(|| NAMES.iter().map(|name| InstanceName((*name).into())).collect())[node].clone()
+}
+
+pub fn number(name: &InstanceName) -> usize {
+    usize::from(name.0.as_bytes()[0] - b'a')
+}
+
+pub fn host(node: usize) -> IpAddr {
+    IpAddr::from([10, 0, 0, 21 + node as u8])
+}
+
+/// Whose address this is.
+pub fn at(ip: IpAddr) -> usize {
+    let IpAddr::V4(ip) = ip else { unreachable!("all are IPv4") };
+    usize::from(ip.octets()[3] - 21)
+}
+
+pub fn vip(number: usize) -> VipAddr {
+    VipAddr::new((IpAddr::from([10, 0, 0, 100 + number as u8]), 6443).into())
+}
+
+/// What its configuration file says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub peers: BTreeSet<usize>,
+    pub vips: usize,
+}
+
+pub struct Node {
+    pub number: usize,
+    pub config: Config,
+    /// Its host runs.
+    pub up: bool,
+    /// Since when it does not.
+    pub died_ns: u64,
+    /// Nobody reaches it.
+    pub isolated: bool,
+    /// When that ended.
+    pub back_ns: u64,
+    pub path: Path,
+    pub process: Option<Process>,
+    /// When its last process ended.
+    pub stopped_ns: u64,
+    /// It belongs to the fleet; others may not know yet, or still.
+    pub belongs: bool,
+}
+
+pub struct Process {
+    pub exchange: Exchange,
+    pub takeover: Takeover,
+    pub started_ns: u64,
+    pub ready_was_told: bool,
+    /// The id of the next flow that is accepted.
+    pub next_id: u64,
+    pub accepted: u64,
+    pub sockets: BTreeMap<FlowId, FlowRecord>,
+    /// Backend legs that are not established yet.
+    pub connecting: BTreeMap<FlowId, FlowRecord>,
+    /// Packets that sockets take.
+    pub taken: BTreeMap<Key, FlowId>,
+    pub locals: Vec<Local>,
+    /// Of which flows of others the peer link has told, by their first key.
+    pub told: BTreeMap<Key, usize>,
+    stale: BTreeSet<Key>,
+    pub handover: Option<Handover>,
+    pub let_go: bool,
+    pub keeps: bool,
+}
+
+impl Node {
+    pub fn members(&self) -> Vec<Member> {
+        self.config.peers.iter().map(|peer| Member { name: name(*peer), address: (host(*peer), 9471).into() }).collect()
+    }
+
+    pub fn settings(&self) -> Settings {
+        Settings {
+            me: name(self.number),
+            peers: self.config.peers.iter().map(|peer| (name(*peer), host(*peer))).collect(),
+            vips: (0..self.config.vips).map(vip).collect(),
+            carries: self.path.carries,
+            tickle: true,
+            guard_ns: GUARD_NS,
+            priority: Vec::new(),
+            ports: 32768..=60999,
+        }
+    }
+
+    /// Another process begins, with what is pinned.
+    pub fn begin(&mut self, now_ns: u64, log_max: Option<usize>, faults: Faults) {
+        let own = Own {
+            name: name(self.number),
+            epoch: Epoch(now_ns),
+            slot: self.number as u8,
+            version: String::new(),
+            sync_deadline_ns: 2000 * MS,
+            vips: (0..self.config.vips).map(|number| vip(number).ip()).collect(),
+        };
+        let mut exchange = Exchange::new(own, &self.members(), now_ns);
+        exchange.set_whole();
+        if let Some(changes) = log_max {
+            exchange.keep_changes(changes);
+        }
+        self.path.recall();
+        let tag = name(self.number).tag();
+        let highest = self.path.ids().into_iter().filter(|id| id.tag() == tag).map(FlowId::count).max();
+        let first = if faults.ids_from_one { 1 } else { FlowId::first_count(now_ns / SECOND_NS) };
+        self.path.by_number = faults.ids_from_one;
+        self.process = Some(Process {
+            exchange,
+            takeover: Takeover::new(self.settings()),
+            started_ns: now_ns,
+            ready_was_told: false,
+            next_id: first.max(highest.map_or(1, |count| count + 1)),
+            accepted: 0,
+            sockets: BTreeMap::new(),
+            connecting: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            locals: Vec::new(),
+            told: BTreeMap::new(),
+            stale: BTreeSet::new(),
+            handover: None,
+            let_go: false,
+            keeps: false,
+        });
+    }
+
+    /// Whether it lists the flow with these ends, in sockets or without.
+    pub fn lists(&self, record: &FlowRecord) -> bool {
+        let Some(process) = &self.process else { return false };
+        let mut all = process.sockets.values().chain(self.path.flows.values());
+        all.any(|other| other.ends == record.ends)
+    }
+
+    pub fn has_sockets(&self, record: &FlowRecord) -> bool {
+        let sockets = self.process.as_ref().and_then(|process| process.sockets.get(&record.id));
+        sockets.is_some_and(|other| other.ends == record.ends)
+    }
+}
+
+impl Process {
+    /// Notes what the peer link says of others' flows.
+    pub fn note_told(&mut self, remote: &super::Remote) {
+        use super::Remote::{Begin, Ended, Flow, Moved, Synced};
+        match remote {
+            Begin { owner, .. } => {
+                let owner = number(owner);
+                self.stale = self.told.iter().filter(|(_, its)| **its == owner).map(|(key, _)| *key).collect();
+            }
+            Flow { owner, record } => {
+                let key = record.ends.key(super::Direction::Up);
+                self.stale.remove(&key);
+                self.told.insert(key, number(owner));
+            }
+            Synced { .. } => {
+                let stale = std::mem::take(&mut self.stale);
+                self.told.retain(|key, _| !stale.contains(key));
+            }
+            Ended { .. } | Moved { .. } => {}
+            _ => {}
+        }
+    }
+
+    pub fn bind(&mut self, record: &FlowRecord) {
+        for direction in [super::Direction::Up, super::Direction::Down] {
+            self.taken.insert(record.ends.key(direction), record.id);
+        }
+    }
+
+    pub fn unbind(&mut self, record: &FlowRecord) {
+        for direction in [super::Direction::Up, super::Direction::Down] {
+            self.taken.remove(&record.ends.key(direction));
+        }
+    }
+}

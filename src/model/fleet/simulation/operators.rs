@@ -1,0 +1,199 @@
+//! What operators do: reload, upgrade, hand over.
+
+use super::handover::{Look, Order, Places, Step, Wish};
+use super::node::{NAMES, Process, vip};
+use super::{Direction, Farewell, Handover, MS, Stage, World};
+
+impl World {
+    /// Another process takes all over.
+    pub fn upgrade(&mut self, node: usize) {
+        let Some(process) = &self.nodes[node].process else { return };
+        if process.handover.is_some() {
+            return;
+        }
+        self.note(|| format!("{} is upgraded", NAMES[node]));
+        self.falls_silent(node);
+        self.say_goodbye(node, Farewell::Succeeded);
+        let Some(old) = self.nodes[node].process.take() else { return };
+        self.begin(node);
+        if let Some(process) = &mut self.nodes[node].process {
+            let Process { next_id, accepted, sockets, connecting, taken, .. } = old;
+            let established = |record: &super::FlowRecord| super::Local::Established(Box::new(record.clone()));
+            process.locals.extend(sockets.values().map(established));
+            process.next_id = process.next_id.max(next_id);
+            (process.accepted, process.sockets, process.connecting, process.taken) =
+                (accepted, sockets, connecting, taken);
+        }
+    }
+
+    pub fn change_members(&mut self) {
+        let (inside, outside): (Vec<_>, Vec<_>) = (0..self.nodes.len()).partition(|node| self.nodes[*node].belongs);
+        if let Some(node) = self.dice.pick(&outside)
+            && self.nodes[node].process.is_none()
+            && (inside.len() < 3 || self.dice.one_in(2))
+        {
+            self.note(|| format!("{} joins", NAMES[node]));
+            self.nodes[node].belongs = true;
+            self.nodes[node].up = true;
+            self.nodes[node].config.peers = inside.iter().copied().collect();
+            self.nodes[node].config.vips = self.vips_now;
+            self.begin(node);
+        } else if inside.len() > 2
+            && let Some(node) = self.dice.pick(&inside)
+        {
+            self.note(|| format!("{} is to leave for good", NAMES[node]));
+            self.nodes[node].belongs = false;
+            let at_ns = self.now_ns + self.dice.roll(1500) * MS;
+            self.leaving.push((at_ns, node));
+            self.forsake(node);
+        }
+        self.reload_all();
+    }
+
+    /// Nobody has emptied it before.
+    fn forsake(&mut self, node: usize) {
+        for number in self.clients.keys().copied().collect::<Vec<_>>() {
+            if let Some(client) = self.clients.get_mut(&number).filter(|it| self.nodes[node].lists(&it.record)) {
+                client.may_be_lost = true;
+                client.orphaned = Some(super::clients::Orphaned { known_by: Default::default() });
+            }
+        }
+    }
+
+    pub fn add_frontend(&mut self) {
+        if self.vips_now < self.net.holders.len() {
+            self.vips_now += 1;
+            self.note(|| format!("there are to be {} frontends", self.vips_now));
+            self.reload_all();
+        }
+    }
+
+    fn reload_all(&mut self) {
+        for node in (0..self.nodes.len()).filter(|node| self.nodes[*node].belongs).collect::<Vec<_>>() {
+            let at_ns = self.now_ns + self.dice.roll(1500) * MS;
+            self.reloads.push((at_ns, node));
+        }
+    }
+
+    /// Reloads and removals whose time has come.
+    pub fn operate(&mut self) {
+        let due = |list: &mut Vec<(u64, usize)>, now_ns| -> Vec<usize> {
+            let (due, later) = list.drain(..).partition(|(at_ns, _)| *at_ns <= now_ns);
+            *list = later;
+            due.into_iter().map(|(_, node): (u64, usize)| node).collect()
+        };
+        for node in due(&mut self.reloads, self.now_ns) {
+            self.reload(node);
+        }
+        for node in due(&mut self.leaving, self.now_ns) {
+            if self.is_up(node) {
+                self.forsake(node);
+                self.stop(node);
+            }
+            let it = &mut self.nodes[node];
+            it.path = super::path::Path { carries: it.path.carries, room: it.path.room, ..Default::default() };
+            self.net.holders.iter_mut().for_each(|holders| holders.retain(|it| *it != node));
+        }
+        for node in self.running() {
+            self.hand_over(node);
+        }
+    }
+
+    fn reload(&mut self, node: usize) {
+        if !self.nodes[node].belongs {
+            return;
+        }
+        let others = (0..self.nodes.len()).filter(|other| *other != node && self.nodes[*other].belongs);
+        let config = super::node::Config { peers: others.collect(), vips: self.vips_now };
+        if self.nodes[node].config == config {
+            return;
+        }
+        self.note(|| format!("{} reloads: {config:?}", NAMES[node]));
+        self.nodes[node].config = config;
+        let (members, now_ns) = (self.nodes[node].members(), self.now_ns);
+        let vips = (0..self.vips_now).map(|number| vip(number).ip()).collect();
+        if let Some(process) = &mut self.nodes[node].process {
+            process.exchange.set_members(&members, now_ns);
+            process.exchange.set_vips(vips);
+        }
+        self.disturb();
+    }
+
+    fn look<T>(&mut self, node: usize, act: impl FnOnce(&mut Process, &Look<'_>) -> T) -> Option<T> {
+        let (now_ns, vips) = (self.now_ns, self.nodes[node].config.vips);
+        let here = (0..vips).filter(|number| self.has_vip(node, *number)).map(|number| vip(number).ip());
+        let mut places = Places { here: here.collect(), ..Places::default() };
+        places.frontends = (0..vips).map(|number| vip(number).ip()).collect();
+        let process = self.nodes[node].process.as_mut()?;
+        if process.keeps {
+            places.kept = places.frontends.clone();
+        }
+        let peers = process.exchange.members(now_ns);
+        let (proxied, accepted) = (process.sockets.len() + process.connecting.len(), process.accepted);
+        Some(act(process, &Look { now_ns, peers: &peers, places: &places, proxied, accepted }))
+    }
+
+    pub fn begin_handover(&mut self, node: usize) {
+        if self.nodes[node].process.as_ref().is_none_or(|process| process.handover.is_some()) {
+            return;
+        }
+        let deadline_ns = (2000 + self.dice.roll(3000)) * MS;
+        let begun = self.look(node, |process, look| {
+            process.handover = Handover::begin(Wish { to: None, deadline_ns }, look).ok();
+            process.handover.is_some()
+        });
+        self.note(|| format!("{} hands over: {begun:?}", NAMES[node]));
+    }
+
+    fn hand_over(&mut self, node: usize) {
+        let Some(mut machine) = self.nodes[node].process.as_mut().and_then(|process| process.handover.take()) else {
+            return;
+        };
+        let was = machine.step();
+        self.look(node, |_, look| machine.handle_look(look));
+        while let Some(order) = machine.poll_order() {
+            self.note(|| format!("    {}: {order:?}", NAMES[node]));
+            let Some(process) = &mut self.nodes[node].process else { return };
+            match order {
+                Order::Keep => process.keeps = true,
+                Order::LetGo => process.let_go = true,
+                Order::Graduate => {}
+                Order::Reset => {
+                    let all = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
+                    all.map(|client| client.number).collect::<Vec<_>>().into_iter().for_each(|it| self.is_over(it));
+                }
+                Order::TakeBack => (process.keeps, process.let_go) = (false, false),
+                Order::Release => process.keeps = false,
+            }
+        }
+        match machine.step() {
+            Step::Here => return,
+            Step::Away if was != Step::Away && self.dice.one_in(2) => return self.switch_off(node),
+            Step::Emptying => {
+                // Packets come by way of others.
+                let its = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
+                let idle: Vec<_> = its.filter(|it| it.stage == Stage::Idle).map(|client| client.number).collect();
+                idle.into_iter().for_each(|client| self.graduate_this(client, true));
+            }
+            _ => {}
+        }
+        if let Some(process) = &mut self.nodes[node].process {
+            process.handover = Some(machine);
+        }
+    }
+
+    /// What it had is known elsewhere: nobody misses it.
+    fn switch_off(&mut self, node: usize) {
+        for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
+            let place = self.place(client.number, client.vip, Direction::Up);
+            let carried = place.is_none_or(|place| {
+                let path = &self.nodes[place].path;
+                path.carries_key(&client.record.ends.key(Direction::Up)) || !path.has_room(2) || !path.carries
+            });
+            self.demand(carried || client.may_be_lost, || {
+                format!("{} may be switched off, and has client {}", NAMES[node], client.number)
+            });
+        }
+        self.die(node);
+    }
+}

@@ -1,0 +1,185 @@
+//! What becomes of a packet: as `path::bpf` and the kernel have it.
+
+use super::clients::{Client, Stage};
+use super::node::{NAMES, at};
+use super::path::Entry;
+use super::{Direction, FlowRecord, HeldAnswer, Key, Local, Stray, Then, VipAddr, World};
+
+/// One packet of a client or a backend.
+pub struct Packet {
+    client: u64,
+    vip: usize,
+    direction: Direction,
+    key: Key,
+    record: FlowRecord,
+    is_rst: bool,
+    /// Only says where the connection stands.
+    is_probe: bool,
+}
+
+/// Where it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// A socket there takes it.
+    Taken(usize),
+    /// An entry there passes it on to the other end.
+    Passed,
+    /// Answered with RST.
+    Refused(usize),
+    /// It will be sent again, if anybody cares.
+    Lost,
+}
+
+/// More often no packet is sent on: its time to live.
+const HOPS_MAX: u32 = 4;
+
+impl Packet {
+    pub fn data(client: &Client, direction: Direction) -> Self {
+        let (key, record) = (client.record.ends.key(direction), client.record.clone());
+        Self { client: client.number, vip: client.vip, direction, key, record, is_rst: false, is_probe: false }
+    }
+
+    pub fn rst(client: &Client, direction: Direction) -> Self {
+        Self { is_rst: true, ..Self::data(client, direction) }
+    }
+
+    pub fn probe(client: &Client, direction: Direction) -> Self {
+        Self { is_probe: true, ..Self::data(client, direction) }
+    }
+}
+
+impl World {
+    pub fn packet(&mut self, packet: &Packet) {
+        let number = packet.client;
+        let fate = match self.place(number, packet.vip, packet.direction) {
+            Some(node) => self.arrive(node, packet, None, 0),
+            None => Fate::Lost,
+        };
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        match (fate, packet.direction, packet.is_rst) {
+            (Fate::Lost, ..) => {}
+            (Fate::Taken(_) | Fate::Passed, _, false) if packet.is_probe => {}
+            // It passes through, or the instance closes both sides.
+            (Fate::Taken(_) | Fate::Passed, _, true) => {
+                self.note(|| format!("client {number} hears that its backend is gone"));
+                self.is_over(number);
+            }
+            (Fate::Refused(_), _, true) => {}
+            (Fate::Taken(node), Direction::Up, false) => {
+                if client.stage == Stage::Asking && self.nodes[node].has_sockets(&packet.record) {
+                    self.enter(number, Stage::Passing);
+                    self.send(number);
+                }
+            }
+            (Fate::Taken(node), Direction::Down, false) => self.backend_is_heard(node, packet),
+            (Fate::Passed, Direction::Up, false) => {
+                if client.backend_lives {
+                    self.enter(number, Stage::Answering);
+                    self.send(number);
+                } else {
+                    let rst = Packet::rst(client, Direction::Down);
+                    self.packet(&rst);
+                }
+            }
+            (Fate::Passed, Direction::Down, false) => self.enter(number, Stage::Idle),
+            (Fate::Refused(by), direction, false) => self.is_reset(by, packet, direction),
+        }
+    }
+
+    /// A socket has what the backend said.
+    fn backend_is_heard(&mut self, node: usize, packet: &Packet) {
+        let Some(process) = &mut self.nodes[node].process else { return };
+        if let Some(record) = process.connecting.remove(&packet.record.id) {
+            process.locals.push(Local::Established(Box::new(record.clone())));
+            process.sockets.insert(record.id, record);
+        }
+        self.enter(packet.client, Stage::Idle);
+    }
+
+    fn arrive(&mut self, node: usize, packet: &Packet, from: Option<usize>, hops: u32) -> Fate {
+        if hops > HOPS_MAX {
+            return Fate::Lost;
+        }
+        match self.nodes[node].path.entries.get_mut(&packet.key) {
+            None => self.unknown(node, packet, from, hops),
+            Some(Entry::Splice { .. }) => {
+                self.nodes[node].path.touch(&packet.key, packet.direction);
+                self.act(node);
+                Fate::Passed
+            }
+            Some(Entry::Reset { asked_for }) => {
+                *asked_for = true;
+                if packet.is_rst { Fate::Lost } else { Fate::Refused(node) }
+            }
+            Some(Entry::Forward(to)) => {
+                let owner = at(*to);
+                if from == Some(owner) {
+                    self.unknown(node, packet, from, hops)
+                } else if self.takes(node, &packet.key) {
+                    Fate::Taken(node)
+                } else {
+                    self.send_on(node, owner, packet, hops)
+                }
+            }
+        }
+    }
+
+    fn send_on(&mut self, node: usize, to: usize, packet: &Packet, hops: u32) -> Fate {
+        if self.reaches(node, to) { self.arrive(to, packet, Some(node), hops + 1) } else { Fate::Lost }
+    }
+
+    fn takes(&self, node: usize, key: &Key) -> bool {
+        self.nodes[node].process.as_ref().is_some_and(|process| process.taken.contains_key(key))
+    }
+
+    fn unknown(&mut self, node: usize, packet: &Packet, from: Option<usize>, hops: u32) -> Fate {
+        if self.takes(node, &packet.key) {
+            return Fate::Taken(node);
+        }
+        let it = &self.nodes[node];
+        let (to, port) = (packet.key.to, packet.key.to.port());
+        let rule = |port| it.path.unknown.get(&VipAddr::new((to.ip(), port).into())).copied();
+        let Some(rule) = rule(port).or_else(|| rule(0)) else { return self.by_kernel(node, packet) };
+        let slice = it.path.slices.iter().find(|slice| slice.ports.contains(port));
+        if let Some(owner) = slice.and_then(|slice| slice.at.first()).map(|ip| at(*ip))
+            && from != Some(owner)
+        {
+            return self.send_on(node, owner, packet, hops);
+        }
+        if packet.is_rst {
+            return Fate::Lost;
+        }
+        if rule.then == Then::Ask && self.is_up(node) {
+            let stray = Stray { key: packet.key, seq: 1, ack: 2, length: 3, flags: 16 };
+            self.nodes[node].path.answers.push(HeldAnswer::Strays(vec![stray]));
+            self.act(node);
+            Fate::Lost
+        } else if rule.guard_until_ns > self.now_ns {
+            Fate::Lost
+        } else if rule.then == Then::Pass {
+            self.by_kernel(node, packet)
+        } else {
+            Fate::Refused(node)
+        }
+    }
+
+    /// No socket knows it.
+    fn by_kernel(&self, node: usize, packet: &Packet) -> Fate {
+        if packet.is_rst || !self.has_vip(node, packet.vip) { Fate::Lost } else { Fate::Refused(node) }
+    }
+
+    /// An end of the flow has been told by `by` that there is no such connection.
+    pub fn is_reset(&mut self, by: usize, packet: &Packet, direction: Direction) {
+        let number = packet.client;
+        self.note(|| format!("client {number}: {direction:?} is reset by {}", NAMES[by]));
+        self.judge_reset(by, number);
+        match direction {
+            Direction::Up => self.is_over(number),
+            Direction::Down => {
+                if let Some(client) = self.clients.get_mut(&number) {
+                    client.backend_lives = false;
+                }
+            }
+        }
+    }
+}

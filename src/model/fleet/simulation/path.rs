@@ -1,0 +1,260 @@
+//! The packet path of one host: the map, which outlives processes, and what the graduator knows of it. As
+//! `path::graduator::held` and `path::bpf` have it, less the bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::{
+    Direction, FleetId, FlowId, FlowRecord, HeldAnswer, HeldRequest, Keeping, Key, Local, PeerSlice, Unknown, VipAddr,
+};
+
+const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
+
+/// What stands in the map for packets with one key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Entry {
+    /// Passes them on.
+    Splice {
+        id: FlowId,
+        held: bool,
+    },
+    Forward(IpAddr),
+    Reset {
+        asked_for: bool,
+    },
+}
+
+#[derive(Debug)]
+pub struct Held {
+    pub record: FlowRecord,
+    touched: bool,
+    confirmed: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Path {
+    pub carries: bool,
+    /// Entries that the map can hold.
+    pub room: usize,
+    pub entries: BTreeMap<Key, Entry>,
+    /// Of this instance.
+    pub flows: BTreeMap<FlowId, FlowRecord>,
+    /// Of others.
+    pub held: BTreeMap<FleetId, Held>,
+    /// Flows with one id are one flow.
+    pub by_number: bool,
+    /// Ids that were given to flows which could not keep their own.
+    pub renamed: u64,
+    /// Keys of entries that forward or refuse; true once this process was asked for it.
+    pub diverted: BTreeMap<Key, bool>,
+    pub unknown: BTreeMap<VipAddr, Unknown>,
+    pub slices: Vec<PeerSlice>,
+    /// Of own flows, for the peers.
+    pub locals: Vec<Local>,
+    /// Of flows whose packets have come, and more.
+    pub answers: Vec<HeldAnswer>,
+}
+
+impl Path {
+    fn name(&self, id: FleetId) -> FleetId {
+        if self.by_number { FleetId { ends: 0, ..id } } else { id }
+    }
+
+    fn is_own(&self, id: FleetId) -> bool {
+        self.flows.get(&id.flow).is_some_and(|own| self.by_number || own.fleet_id() == id)
+    }
+
+    /// Another process begins: what is pinned is all that it knows.
+    pub fn recall(&mut self) {
+        self.held.values_mut().for_each(|held| held.confirmed = false);
+        self.diverted.values_mut().for_each(|asked| *asked = false);
+        self.answers.clear();
+        self.locals.clear();
+        let own: Vec<_> = self.flows.values().cloned().collect();
+        own.iter().for_each(|record| self.tell_adopted(record));
+    }
+
+    /// A worker has it, and says so before the path says that it has no sockets.
+    fn tell_adopted(&mut self, record: &FlowRecord) {
+        let (id, Keeping::Passage(passage)) = (record.id, record.keeping.clone()) else { return };
+        let record = FlowRecord { keeping: Keeping::Sockets, ..record.clone() };
+        self.locals.extend([Local::Established(Box::new(record)), Local::Graduated { id, passage }]);
+    }
+
+    pub fn has_room(&self, entries: usize) -> bool {
+        self.entries.len() + entries <= self.room
+    }
+
+    /// Of a flow of this instance that has no sockets any more. False: the map is full.
+    pub fn enter_own(&mut self, record: FlowRecord) -> bool {
+        let fresh = BOTH.iter().filter(|direction| !self.entries.contains_key(&record.ends.key(**direction))).count();
+        if !self.has_room(fresh) {
+            return false;
+        }
+        let (id, held) = (record.id, false);
+        for key in BOTH.map(|direction| record.ends.key(direction)) {
+            self.entries.insert(key, Entry::Splice { id, held });
+        }
+        self.flows.insert(id, record);
+        true
+    }
+
+    pub fn end_own(&mut self, id: FlowId) {
+        if let Some(record) = self.flows.remove(&id) {
+            self.entries.retain(|key, _| !BOTH.map(|direction| record.ends.key(direction)).contains(key));
+            self.locals.push(Local::Ended(id));
+        }
+    }
+
+    /// Whether packets with this key pass on.
+    pub fn carries_key(&self, key: &Key) -> bool {
+        matches!(self.entries.get(key), Some(Entry::Splice { .. }))
+    }
+
+    /// A packet has come that is passed on.
+    pub fn touch(&mut self, key: &Key, direction: Direction) {
+        if direction == Direction::Up
+            && let Some((_, held)) = self.held.iter_mut().find(|(_, held)| held.record.ends.key(direction) == *key)
+        {
+            held.touched = true;
+            self.answers.push(HeldAnswer::Touched(vec![held.record.fleet_id()]));
+        }
+    }
+
+    pub fn carry_out(&mut self, request: HeldRequest, is_here: bool) {
+        match request {
+            HeldRequest::Hold(record) => self.hold(*record, is_here),
+            HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
+            HeldRequest::Adopt(flows) => flows.into_iter().for_each(|id| self.adopt(id)),
+            HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
+            HeldRequest::Settle { claim } => self.settle(claim),
+            HeldRequest::Forward { keys, to } => self.divert(keys, &Entry::Forward(to)),
+            HeldRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
+            HeldRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
+            HeldRequest::FindUnanswered(keys) => {
+                let silent = |key: &Key| self.entries.get(key) == Some(&Entry::Reset { asked_for: false });
+                self.answers.push(HeldAnswer::Unanswered(keys.into_iter().filter(silent).collect()));
+            }
+            HeldRequest::Unknown { vip, unknown } => {
+                self.unknown.remove(&vip);
+                self.unknown.extend(unknown.map(|rule| (vip, rule)));
+            }
+            HeldRequest::Report(number) => self.answers.push(HeldAnswer::Reached(number)),
+            HeldRequest::Slices(slices) => self.slices = slices,
+            HeldRequest::RoutesMoved => {}
+        }
+    }
+
+    fn hold(&mut self, record: FlowRecord, is_here: bool) {
+        let (id, ends) = (record.fleet_id(), record.ends);
+        if self.is_own(id) {
+            return self.answers.push(HeldAnswer::Ours(vec![id]));
+        }
+        if let Some(held) = self.held.get_mut(&self.name(id)) {
+            held.confirmed = true;
+            if held.touched && held.record.ends == ends {
+                return;
+            }
+        }
+        for key in BOTH.map(|direction| ends.key(direction)) {
+            self.give_way(&key, Some(id), is_here);
+        }
+        for key in BOTH.map(|direction| ends.key(direction)) {
+            if matches!(self.entries.get(&key), Some(Entry::Splice { held: false, .. })) {
+                return;
+            }
+            if !self.entries.contains_key(&key) && !self.has_room(1) {
+                return self.take_out_held(&record);
+            }
+            self.entries.insert(key, Entry::Splice { id: record.id, held: true });
+            self.diverted.remove(&key);
+        }
+        self.held.insert(self.name(id), Held { record, touched: false, confirmed: true });
+    }
+
+    fn give_way(&mut self, key: &Key, to: Option<FleetId>, is_here: bool) {
+        match self.entries.get(key).cloned() {
+            Some(Entry::Splice { id, held: true }) => {
+                let its = |held: &&Held| held.record.id == id && BOTH.map(|it| held.record.ends.key(it)).contains(key);
+                let there = self.held.values().find(its).map(|held| held.record.fleet_id());
+                there.filter(|there| Some(*there) != to).into_iter().for_each(|there| self.drop_held(there));
+            }
+            Some(Entry::Splice { id, held: false }) if !is_here => self.end_own(id),
+            _ => {}
+        }
+    }
+
+    fn drop_held(&mut self, id: FleetId) {
+        if let Some(held) = self.held.remove(&self.name(id)) {
+            self.take_out_held(&held.record);
+        }
+    }
+
+    fn take_out_held(&mut self, record: &FlowRecord) {
+        let id = record.id;
+        for key in BOTH.map(|direction| record.ends.key(direction)) {
+            if self.entries.get(&key) == Some(&Entry::Splice { id, held: true }) {
+                self.entries.remove(&key);
+            }
+        }
+    }
+
+    fn adopt(&mut self, id: FleetId) {
+        let Some(Held { mut record, .. }) = self.held.remove(&self.name(id)) else { return };
+        if self.flows.contains_key(&record.id) && !self.by_number {
+            // What one instance looks after has ids of its own.
+            self.renamed += 1;
+            record.id = FlowId::of(record.id.tag(), 1 << 47 | self.renamed);
+        }
+        let id = record.id;
+        for key in BOTH.map(|direction| record.ends.key(direction)) {
+            self.entries.entry(key).and_modify(|entry| *entry = Entry::Splice { id, held: false });
+        }
+        self.tell_adopted(&record);
+        self.flows.insert(id, record);
+    }
+
+    fn release(&mut self, id: FleetId) {
+        if !self.is_own(id) {
+            return;
+        }
+        let (name, id) = (self.name(id), id.flow);
+        let Some(record) = self.flows.remove(&id) else { return };
+        for key in BOTH.map(|direction| record.ends.key(direction)) {
+            self.entries.entry(key).and_modify(|entry| *entry = Entry::Splice { id, held: true });
+        }
+        self.locals.push(Local::Ended(id));
+        self.held.insert(name, Held { record, touched: true, confirmed: true });
+    }
+
+    fn settle(&mut self, claim: bool) {
+        let old: Vec<_> = self.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| *id).collect();
+        old.into_iter().for_each(|id| if claim { self.adopt(id) } else { self.drop_held(id) });
+        let old: Vec<_> = self.diverted.iter().filter(|(_, asked)| !**asked).map(|(key, _)| *key).collect();
+        old.iter().for_each(|key| self.forget(key));
+    }
+
+    fn divert(&mut self, keys: Vec<Key>, entry: &Entry) {
+        for key in keys {
+            let free = match self.entries.get(&key) {
+                None => self.has_room(1),
+                Some(there) => !matches!(there, Entry::Splice { .. }),
+            };
+            if free {
+                self.entries.insert(key, entry.clone());
+                self.diverted.insert(key, true);
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &Key) {
+        if self.diverted.remove(key).is_some() && !self.carries_key(key) {
+            self.entries.remove(key);
+        }
+    }
+
+    /// Flows that stand in the map, whoever lists them.
+    pub fn ids(&self) -> BTreeSet<FlowId> {
+        self.flows.keys().copied().chain(self.held.keys().map(|id| id.flow)).collect()
+    }
+}

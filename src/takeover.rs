@@ -46,6 +46,7 @@ fn settings(config: &Config, table: &Table) -> Option<Settings> {
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
     Some(Settings {
         me: peers.name.clone(),
+        slot: peers.slot,
         peers: peers.peers.iter().map(|peer| (peer.name.clone(), peer.address.ip())).collect(),
         vips: listens.copied().filter(|vip| !vip.ip().is_unspecified() && !vip.ip().is_loopback()).collect(),
         carries: table.graduation.held.serves(),

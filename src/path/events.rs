@@ -22,6 +22,8 @@ pub enum Told {
     /// A segment of a flow, sent on, whose numbers its receiver would not take. The next one of its direction is told of once
     /// `Change::Hear` has been made.
     Doubt(Stray),
+    /// A packet to a port of an instance's slice that passed, for somebody else uses that port.
+    Foreign(Key),
 }
 
 impl Told {
@@ -29,7 +31,7 @@ impl Told {
     pub fn flow(self) -> Option<Event> {
         match self {
             Self::Flow(event) => Some(event),
-            Self::Stray(_) | Self::Doubt(_) => None,
+            Self::Stray(_) | Self::Doubt(_) | Self::Foreign(_) => None,
         }
     }
 }
@@ -113,6 +115,7 @@ fn decode(raw: &[u8]) -> Option<Told> {
             let stray = Stray { key, seq, ack, length, flags: last[2] };
             return Some(if kind == STRAY { Told::Stray(stray) } else { Told::Doubt(stray) });
         }
+        FOREIGN => return Some(Told::Foreign(key)),
         _ => return None,
     };
     let direction = if u32::from_ne_bytes(*last) != 0 { Direction::Down } else { Direction::Up };
@@ -121,3 +124,4 @@ fn decode(raw: &[u8]) -> Option<Told> {
 
 const STRAY: u32 = 5;
 const DOUBT: u32 = 6;
+const FOREIGN: u32 = 8;

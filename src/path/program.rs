@@ -27,7 +27,7 @@ use super::moved::Moved;
 use super::probe::{self, Change};
 use super::settings::PathSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
-use crate::model::fleet::{SLOTS, Slice, Unknown};
+use crate::model::fleet::{Slice, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, LegState};
 use crate::sys::bpf::{Map, Update};
@@ -47,6 +47,7 @@ pub struct Program {
     notes: Map,
     services: Map,
     slices: Map,
+    foreign: Map,
     probe: OwnedFd,
     amend: OwnedFd,
 }
@@ -103,6 +104,9 @@ const EVIDENCE_BYTES: usize = 24;
 /// What user space keeps of a flow, in its own layout.
 pub type Note = [u8; 32];
 
+/// Slices that there can be: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
+pub const SLICES: u32 = 16;
+
 /// Backends that there can be evidence of: slots are below.
 pub const BACKEND_SLOTS: u16 = 4096;
 
@@ -142,6 +146,7 @@ impl Program {
             notes: pins.map("notes")?,
             services: pins.map("services")?,
             slices: pins.map("slices")?,
+            foreign: pins.map("foreign")?,
             attached: links::indices(&pins, &interfaces)?,
             interfaces,
             origin,
@@ -278,8 +283,8 @@ impl Program {
         self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; EVIDENCE_BYTES], Update::Any)
     }
 
-    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports that have no rule of
-    /// their own. `None`: they pass to the kernel.
+    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports of slices that have no rule
+    /// of their own. `None`: they pass to the kernel, as those of all other ports do.
     pub fn set_unknown(&self, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
         unknown::set(&self.pins, vip, unknown)
     }
@@ -289,12 +294,19 @@ impl Program {
         unknown::refill(&self.services, vip, unknown)
     }
 
-    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; at most [`SLOTS`].
+    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; without an owner it is
+    /// this one, or one that does not live. At most [`SLICES`].
     pub fn set_slices(&self, slices: &[(Slice, Vec<Owner>)]) -> io::Result<()> {
         let raw = slices.iter().map(|(ports, owners)| unknown::slice(*ports, owners));
         let all = raw.chain(std::iter::repeat([0; unknown::SLICE_SIZE]));
-        let mut indices = 0..u32::from(SLOTS);
+        let mut indices = 0..SLICES;
         all.zip(&mut indices).try_for_each(|(raw, index)| self.slices.update(&index.to_ne_bytes(), &raw, Update::Any))
+    }
+
+    /// Lets packets of `key` pass until then, ns on the monotonic clock: its port is one of a slice, and in somebody else's
+    /// use.
+    pub fn leave_alone(&self, key: &Key, until_ns: u64) -> io::Result<()> {
+        self.foreign.update(&key.encode(), &unknown::foreign(until_ns), Update::Any)
     }
 
     /// Sends packets of `key` on to the instance that has their flow, whatever became of them before.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::firewall;
 use super::kernel::Setting;
 use super::limits::local_ports;
+use super::node_ports::{self, BEYOND};
 use super::place::Place;
 use crate::config::{Config, Graduate, Peer, Peers};
 use crate::model::finding::Finding;
@@ -30,6 +31,7 @@ pub fn look(config: &Config, place: &Place) -> (Vec<Finding>, Vec<Setting>) {
     findings.push(firewall::let_in(peers.listen, &peers.peers));
     findings.extend(answers(peers));
     findings.extend(source_ports(config, peers, &mut settings));
+    findings.extend(node_ports::look(size(&BEYOND, peers.slot) >= flows_max(config)));
     findings.extend(nft(config));
     (findings, settings)
 }
@@ -153,22 +155,24 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     let topic = "source ports";
     let range = local_ports()?;
     let shown = |range: &RangeInclusive<u16>| format!("{}-{}", range.start(), range.end());
-    let flows = config.process.max_connections.unwrap_or(0);
+    let flows = flows_max(config);
     let own = slice(range.clone(), peers.slot);
-    let number = own.map_or(0, |own| u32::from(own.last - own.first) + 1);
+    let number = size(&range, peers.slot);
     let read = match own {
         Some(own) => format!("slot {}: {}-{}, {number} of {}", peers.slot, own.first, own.last, shown(&range)),
         None => format!("{} cannot be shared by {SLOTS} instances", shown(&range)),
     };
     let suffices = own.is_some() && number >= flows;
-    let wide = slice(WIDE, peers.slot).map_or(0, |own| u32::from(own.last - own.first) + 1);
-    let value = if suffices { range } else { WIDE };
+    let wide = size(&WIDE, peers.slot);
+    let better = if size(&BEYOND, peers.slot) >= flows { BEYOND } else { WIDE };
+    let value = if suffices { range } else { better.clone() };
+    settings.extend(node_ports::setting(&value));
     // Written also where it is right: it must be the same on all hosts.
     settings.push(Setting { path: RANGE.to_owned(), value: format!("{} {}", value.start(), value.end()), why: SLICES });
     if suffices {
         return Some(Finding::good(topic, format!("{read}; the range must be the same on all hosts")));
     }
-    let mend = format!("sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"", WIDE.start(), WIDE.end());
+    let mend = format!("sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"", better.start(), better.end());
     let why = format!(
         "max_connections = {flows} flows may all go to one backend, and this instance has {number} ports towards it; the \
          range must be the same on all hosts"
@@ -180,6 +184,16 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
             Finding::advice(topic, read, why, format!("max_connections = {number}, or another instance or backend"))
         }
     })
+}
+
+/// Flows that there can be, if the file says so.
+fn flows_max(config: &Config) -> u32 {
+    config.process.max_connections.unwrap_or(0)
+}
+
+/// Ports of one part of `range`.
+fn size(range: &RangeInclusive<u16>, slot: u8) -> u32 {
+    slice(range.clone(), slot).map_or(0, |part| u32::from(part.last - part.first) + 1)
 }
 
 /// Without a packet path, a table of its own keeps the VIP's ports from being tracked.

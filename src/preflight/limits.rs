@@ -102,7 +102,7 @@ pub fn local_ports() -> Option<RangeInclusive<u16>> {
 }
 
 /// `8080,9148-9150` (Documentation/networking/ip-sysctl.rst).
-fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
+pub fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
     let parts = text.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)

@@ -5,6 +5,8 @@ mod faults;
 mod kubeadm;
 mod link;
 mod newborn;
+mod others;
+mod path_mtu;
 mod reboot;
 mod returns;
 mod split;

@@ -31,7 +31,7 @@ pub enum HeldRequest {
     Report(u64),
     /// Which of these, that are refused, no packet has come for? Answered by `Unanswered`.
     FindUnanswered(Vec<Key>),
-    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports that have no rule of their own.
+    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports of slices that have no rule of their own.
     Unknown { vip: VipAddr, unknown: Option<Unknown> },
     /// Whose backend legs come from which ports.
     Slices(Vec<PeerSlice>),
@@ -39,11 +39,11 @@ pub enum HeldRequest {
     RoutesMoved,
 }
 
-/// Source ports of a living peer.
+/// Source ports of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerSlice {
     pub ports: Slice,
-    /// Where it is reached: one address of each family that it has.
+    /// Where it is reached: one address of each family that it has. None: it is this instance, or it does not live.
     pub at: Vec<IpAddr>,
 }
 

@@ -48,6 +48,8 @@ use timer::{Timer, Timers};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub me: InstanceName,
+    /// Which part of `ports` is this instance's.
+    pub slot: u8,
     /// Where each peer's link is: the next hop towards it.
     pub peers: Vec<(InstanceName, IpAddr)>,
     /// Where frontends listen; port 0 is none.
@@ -390,10 +392,11 @@ impl Takeover {
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
         let then = if self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
         for vip in self.settings.vips.clone() {
-            // The others are source ports of backend legs: what those of living peers get is forwarded.
+            // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
+            // be in somebody else's use, whom conntrack knows, so no RST goes out unasked.
             let any_port = VipAddr::new((vip.ip(), 0).into());
-            let rule = Unknown { guard_until_ns, then };
-            for vip in [vip, any_port] {
+            for (vip, then) in [(vip, then), (any_port, Then::Ask)] {
+                let rule = Unknown { guard_until_ns, then };
                 if self.rules.get(&vip) != Some(&rule) {
                     self.rules.insert(vip, rule);
                     self.actions.push_back(Action::Path(HeldRequest::Unknown { vip, unknown: Some(rule) }));

@@ -130,7 +130,7 @@ struct evidence {
 	__u64 spoke_ns;	   /* last packet with bytes from it, as only its process sends them */
 };
 
-/* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any. */
+/* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any of a slice. */
 struct service {
 	__u64 guard_until_ns; /* until then they are not answered */
 	__u32 then;	      /* an enum then, after that */
@@ -150,7 +150,10 @@ struct hop {
 	__u32 ifindex; /* 0: not by this family */
 };
 
-/* Source ports of an instance's backend legs: what no entry knows and comes to one of them is sent there. */
+/*
+ * Source ports of an instance's backend legs: what no entry knows and comes to one of them is sent there. Without a hop
+ * it is this instance's, or that of one that does not live.
+ */
 struct slice {
 	__u16 first, last; /* in the host's order; last 0: none */
 	__u8 mac[6];	   /* what comes from there is not sent back */
@@ -161,7 +164,16 @@ struct slice {
 _Static_assert(sizeof(struct slice) == 52, "unknown.rs: SLICE_SIZE");
 
 enum {
-	SLICES = 8,
+	SLICES = 16,
+};
+
+/*
+ * A connection that comes to a port of a slice and is none of Baton's: somebody translates that port's addresses. Known
+ * by its SYN for a moment; what conntrack says of it then holds for longer.
+ */
+struct foreign {
+	__u64 until_ns;
+	__u64 told_ns; /* when user space was last told that it goes on */
 };
 
 struct place {
@@ -193,6 +205,7 @@ enum event_kind {
 	EVENT_STRAY = 5,
 	EVENT_DOUBT = 6,
 	EVENT_FINISHED = 7,
+	EVENT_FOREIGN = 8,
 };
 
 struct event {
@@ -204,7 +217,7 @@ struct event {
 
 /*
  * EVENT_STRAY: a packet that nobody here knows, and that was dropped. EVENT_DOUBT: one of a flow whose numbers no receiver
- * would take. As long as the other events.
+ * would take. EVENT_FOREIGN: one that passed, as it seems to be none of Baton's. As long as the other events.
  */
 struct stray {
 	struct key key;
@@ -290,6 +303,14 @@ struct {
 	__type(key, struct fragment_key);
 	__type(value, struct fragment);
 } fragments SEC(".maps");
+
+/* The oldest may go: conntrack is asked of it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct key);
+	__type(value, struct foreign);
+} foreign SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -2,16 +2,21 @@
 /*
  * "Packet too big" about a packet that was sent on: its sender is told, in the numbers of its own leg. Nobody else could
  * be: this host has no socket whose path MTU could be lowered, and the sender would send the same packet for ever.
- * Other ICMP errors are soft ones for an established connection (RFC 5927 section 5.2) and go to the kernel.
+ * Other ICMP errors are soft ones for an established connection (RFC 5927 section 5.2) and go to the kernel. All errors
+ * about a flow of another instance, which has its sockets, go there.
  */
 #pragma once
-#include "splice.h"
+#include "unknown.h"
 
 enum {
 	ICMP_LEN = 8,
 	ICMP_UNREACHABLE = 3,
 	ICMP_FRAGMENTATION_NEEDED = 4,
+	ICMP_TIME_EXCEEDED = 11,
+	ICMP_PARAMETER_PROBLEM = 12,
+	ICMPV6_UNREACHABLE = 1,
 	ICMPV6_TOO_BIG = 2,
+	ICMPV6_PARAMETER_PROBLEM = 4,
 	/* Ports and sequence number: what an error must quote at least (RFC 792). */
 	QUOTED = 8,
 };
@@ -43,7 +48,8 @@ __inline __u64 rewrite_quoted(struct quoted *tcp, const struct entry *back)
 
 __function int icmp_ipv4(struct __sk_buff *skb)
 {
-	struct key key = { .family = 4 };
+	/* The packets that come back: their far end is the sender. */
+	struct packet answer = { .key = { .family = 4 }, .tcp = TCP_AT_MAX + 1 };
 	struct entry *back;
 	struct ipv4 *outer, *inner;
 	struct quoted *tcp;
@@ -61,17 +67,20 @@ __function int icmp_ipv4(struct __sk_buff *skb)
 	tcp = (void *)(inner + 1);
 	if ((void *)(tcp + 1) > end || outer->version_length != 0x45 || inner->version_length != 0x45)
 		return NEXT;
-	if (icmp->type != ICMP_UNREACHABLE || icmp->code != ICMP_FRAGMENTATION_NEEDED)
+	if (icmp->type != ICMP_UNREACHABLE && icmp->type != ICMP_TIME_EXCEEDED && icmp->type != ICMP_PARAMETER_PROBLEM)
 		return NEXT;
-	if (inner->protocol != PROTO_TCP || inner->fragment & htons(0x1fff))
+	if (outer->fragment & htons(IPV4_OFFSET | IPV4_MORE))
 		return NEXT;
-	/* The entry of the packets that come back: its far end is the sender. */
-	map_ipv4(&key.src, inner->dst);
-	map_ipv4(&key.dst, inner->src);
-	key.sport = tcp->dport;
-	key.dport = tcp->sport;
-	back = bpf_map_lookup_elem(&flows, &key);
+	if (inner->protocol != PROTO_TCP || inner->fragment & htons(IPV4_OFFSET))
+		return NEXT;
+	map_ipv4(&answer.key.src, inner->dst);
+	map_ipv4(&answer.key.dst, inner->src);
+	answer.key.sport = tcp->dport;
+	answer.key.dport = tcp->sport;
+	back = bpf_map_lookup_elem(&flows, &answer.key);
 	if (!back || back->action != ACTION_SPLICE)
+		return error_onward(skb, &answer);
+	if (icmp->type != ICMP_UNREACHABLE || icmp->code != ICMP_FRAGMENTATION_NEEDED)
 		return NEXT;
 	if (outer->ttl <= 1)
 		return drop(DROP_TTL);
@@ -90,7 +99,7 @@ __function int icmp_ipv4(struct __sk_buff *skb)
 
 __function int icmp_ipv6(struct __sk_buff *skb)
 {
-	struct key key = { .family = 6 };
+	struct packet answer = { .key = { .family = 6 }, .tcp = TCP_AT_MAX + 1 };
 	struct entry *back;
 	struct ipv6 *outer, *inner;
 	struct quoted *tcp;
@@ -107,14 +116,18 @@ __function int icmp_ipv6(struct __sk_buff *skb)
 	icmp = (void *)(outer + 1);
 	inner = (void *)(icmp + 1);
 	tcp = (void *)(inner + 1);
-	if ((void *)(tcp + 1) > end || icmp->type != ICMPV6_TOO_BIG || inner->next != PROTO_TCP)
+	if ((void *)(tcp + 1) > end || inner->next != PROTO_TCP)
 		return NEXT;
-	key.src = inner->dst;
-	key.dst = inner->src;
-	key.sport = tcp->dport;
-	key.dport = tcp->sport;
-	back = bpf_map_lookup_elem(&flows, &key);
+	if (icmp->type < ICMPV6_UNREACHABLE || icmp->type > ICMPV6_PARAMETER_PROBLEM)
+		return NEXT;
+	answer.key.src = inner->dst;
+	answer.key.dst = inner->src;
+	answer.key.sport = tcp->dport;
+	answer.key.dport = tcp->sport;
+	back = bpf_map_lookup_elem(&flows, &answer.key);
 	if (!back || back->action != ACTION_SPLICE)
+		return error_onward(skb, &answer);
+	if (icmp->type != ICMPV6_TOO_BIG)
 		return NEXT;
 	if (outer->hop_limit <= 1)
 		return drop(DROP_TTL);

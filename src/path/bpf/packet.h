@@ -8,6 +8,8 @@ enum {
 	ETH_P_IPV6 = 0x86dd,
 	ETH_LEN = 14,
 	IPV4_LEN = 20,
+	IPV4_OFFSET = 0x1fff,
+	IPV4_MORE = 0x2000,
 	IPV6_LEN = 40,
 	TCP_LEN = 20,
 	PROTO_HOPOPTS = 0,

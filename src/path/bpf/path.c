@@ -5,17 +5,14 @@
  *
  *   abi.h      the kernel's interface          options.h  timestamps and SACK
  *   entry.h    the maps                        reset.h    RST made of a packet
- *   packet.h   headers and sums                icmp.h     "packet too big", translated
+ *   packet.h   headers and sums                icmp.h     ICMP errors, translated or sent on
  *   splice.h   one packet of a flow            unknown.h  packets without an entry
  */
 #include "icmp.h"
-#include "unknown.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 enum {
-	IPV4_OFFSET = 0x1fff,
-	IPV4_MORE = 0x2000,
 	IPV6_OFFSET = 0xfff8,
 	IPV6_MORE = 1,
 	EXTENSIONS_MAX = 4,

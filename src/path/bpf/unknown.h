@@ -7,14 +7,21 @@
 #pragma once
 #include "splice.h"
 
-__inline struct service *service_of(const struct packet *packet)
-{
-	struct place place = { .address = packet->key.dst, .port = packet->key.dport, .family = packet->key.family };
-	struct service *service = bpf_map_lookup_elem(&services, &place);
+enum {
+	/* A SYN says for so long that its connection is none of Baton's; what conntrack says is good for longer. */
+	FOREIGN_TRIAL_NS = 2000000000,
+	FOREIGN_TELL_EVERY_NS = 100000000,
+	/* Questions that are kept for packets that wait for their answer. */
+	ASKS_SPARE = 50,
+};
 
-	if (service)
-		return service;
-	place.port = 0;
+/* So long before it is over user space is told, and asks conntrack anew. Longer than the trial. */
+#define FOREIGN_RENEW_NS 30000000000ULL
+
+__inline struct service *service_at(const struct packet *packet, __u16 port)
+{
+	struct place place = { .address = packet->key.dst, .port = port, .family = packet->key.family };
+
 	return bpf_map_lookup_elem(&services, &place);
 }
 
@@ -134,9 +141,9 @@ __function struct slice *slice_of(__u16 port)
 }
 
 /* Whether user space was told of the packet. */
-__function int ask(const struct packet *packet, struct service *service, const struct tcp *tcp)
+__function int ask(const struct packet *packet, struct service *service, const struct tcp *tcp, __u32 kind)
 {
-	struct stray stray = { .key = packet->key, .kind = EVENT_STRAY };
+	struct stray stray = { .key = packet->key, .kind = kind };
 
 	/* CPUs that race may ask for a few more: the bound is against floods. */
 	if (service->asks <= 0)
@@ -149,44 +156,133 @@ __function int ask(const struct packet *packet, struct service *service, const s
 	return !bpf_ringbuf_output(&events, &stray, sizeof(stray), 0);
 }
 
+/* Somebody begins a connection by a port of a slice; from the ports of backend legs nothing is ever listened for. */
+__function void begin_foreign(const struct key *key)
+{
+	struct foreign begun = { .until_ns = bpf_ktime_get_coarse_ns() + FOREIGN_TRIAL_NS };
+
+	bpf_map_update_elem(&foreign, key, &begun, 0);
+}
+
+__inline int is_foreign(const struct key *key)
+{
+	struct foreign *known = bpf_map_lookup_elem(&foreign, key);
+
+	return known && bpf_ktime_get_coarse_ns() < known->until_ns;
+}
+
+/* As is_foreign; conntrack is asked in time whether it goes on. */
+__function int passes_foreign(const struct packet *packet, struct service *service, const struct tcp *tcp)
+{
+	struct foreign *known = bpf_map_lookup_elem(&foreign, &packet->key);
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (!known || now >= known->until_ns)
+		return 0;
+	if (known->until_ns - now < FOREIGN_RENEW_NS && now - known->told_ns >= FOREIGN_TELL_EVERY_NS) {
+		known->told_ns = now;
+		ask(packet, service, tcp, EVENT_FOREIGN);
+	}
+	return 1;
+}
+
 __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 {
-	struct service *service;
-	__u32 at = packet->tcp, zero = 0;
+	__u32 at = packet->tcp, zero = 0, by_slice = 0, is_new, then;
 	struct meta *info = bpf_map_lookup_elem(&meta, &zero);
+	struct service *service;
 	struct slice *slice;
 	struct tcp tcp;
 	__u64 until;
-	__u32 then;
 
 	if (!info || likely(!info->services) || packet->first_fragment)
 		return NEXT;
-	service = service_of(packet);
-	if (!service)
-		return NEXT;
+	service = service_at(packet, packet->key.dport);
+	if (!service) {
+		by_slice = 1;
+		service = service_at(packet, 0);
+		if (!service)
+			return NEXT;
+	}
+	slice = slice_of(ntohs(packet->key.dport));
+	/* Whoever else has the address may use all other ports. */
+	if (by_slice) {
+		barrier();
+		if (!slice)
+			return NEXT;
+	}
 	if (at > TCP_AT_MAX || linear(skb, at + TCP_LEN) || bpf_skb_load_bytes(skb, at, &tcp, sizeof(tcp)))
 		return NEXT;
-	slice = slice_of(ntohs(packet->key.dport));
-	if ((tcp.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || (tcp.flags & TCP_RST && !slice))
+	is_new = (tcp.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	if (is_new && by_slice)
+		begin_foreign(&packet->key);
+	if (is_new)
 		return NEXT;
+	if (tcp.flags & TCP_RST) {
+		barrier();
+		if (!slice)
+			return NEXT;
+	}
 	until = service->guard_until_ns;
 	then = service->then;
-	if (known(skb, packet))
+	if (known(skb, packet) || passes_foreign(packet, service, &tcp))
 		return NEXT;
 	if (slice && !comes_from(skb, slice->mac)) {
 		struct hop *hop = packet->key.family == 4 ? &slice->v4 : &slice->v6;
 
 		if (hop->ifindex) {
+			/* Should it answer what this host's kernel has sent in the VIP's name, conntrack knows, and the next one passes. */
+			if (by_slice && tcp.flags & TCP_SYN && service->asks > ASKS_SPARE)
+				ask(packet, service, &tcp, EVENT_FOREIGN);
 			count(SLICED);
 			return forward(skb, packet, hop);
 		}
 	}
+	/* No socket of this host's has asked for it: conntrack may know who has, and else the kernel answers. */
+	if (by_slice && tcp.flags & TCP_SYN) {
+		begin_foreign(&packet->key);
+		return NEXT;
+	}
 	if (tcp.flags & TCP_RST)
 		return NEXT;
 	/* Who lives may know at once what the others are still about to tell of. */
-	if (then == THEN_ASK && ask(packet, service, &tcp))
+	if (then == THEN_ASK && ask(packet, service, &tcp, EVENT_STRAY))
 		return drop(ASKED);
 	if (bpf_ktime_get_coarse_ns() < until)
 		return drop(GUARDED);
 	return then ? reset(skb, packet) : NEXT;
+}
+
+/*
+ * An ICMP error, about a packet that `back` would answer: it goes where `back` would go, if that is another instance,
+ * whose socket looks at the number that it quotes. Without a TCP header of its own, `back` has none of a listener's.
+ */
+__function int error_onward(struct __sk_buff *skb, const struct packet *back)
+{
+	struct entry *entry = bpf_map_lookup_elem(&flows, &back->key);
+	__u32 zero = 0;
+	struct meta *info;
+	struct slice *slice;
+	struct hop hop;
+
+	if (entry) {
+		if (entry->action != ACTION_FORWARD || comes_from(skb, entry->owner_mac))
+			return NEXT;
+		hop.address = entry->dst;
+		hop.ifindex = entry->ifindex;
+	} else {
+		info = bpf_map_lookup_elem(&meta, &zero);
+		if (!info || likely(!info->services))
+			return NEXT;
+		if (!service_at(back, back->key.dport) && !service_at(back, 0))
+			return NEXT;
+		slice = slice_of(ntohs(back->key.dport));
+		if (!slice || comes_from(skb, slice->mac) || is_foreign(&back->key))
+			return NEXT;
+		hop = back->key.family == 4 ? slice->v4 : slice->v6;
+	}
+	if (!hop.ifindex || known(skb, back))
+		return NEXT;
+	count(FORWARDED);
+	return forward(skb, back, &hop);
 }

@@ -34,6 +34,10 @@ const BURST: usize = 256;
 /// only within 2 GiB.
 const TELL_AGAIN: u64 = 1 << 30;
 
+/// What conntrack says of a connection that is none of Baton's is good for so long. Twice FOREIGN_RENEW_NS of
+/// bpf/unknown.h.
+const FOREIGN_NS: u64 = 60_000_000_000;
+
 const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
 
 /// What is kept for other instances.
@@ -371,6 +375,16 @@ impl Path {
         if let Err(error) = self.program.set_unknown(vip, unknown) {
             tracing::error!(%vip, %error, "what becomes of unknown packets cannot be set");
         }
+    }
+
+    /// Whether a packet belongs to a connection whose addresses this host's kernel translates: it passes from now on, for
+    /// long enough that conntrack need not be asked of each.
+    pub(super) fn is_foreign(&self, key: &Key) -> bool {
+        let is_foreign = netlink::is_translated(key.from, key.to).unwrap_or(false);
+        if is_foreign && let Err(error) = self.program.leave_alone(key, now_ns() + FOREIGN_NS) {
+            tracing::error!(%error, "what belongs to somebody else cannot be left alone");
+        }
+        is_foreign
     }
 
     fn show_slices(&mut self) {

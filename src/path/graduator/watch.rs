@@ -74,8 +74,9 @@ impl Path {
         let (mut strays, mut touched) = (Vec::new(), Vec::new());
         for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
             match told {
-                Told::Stray(stray) => strays.push(stray),
+                Told::Stray(stray) => strays.extend((!self.is_foreign(&stray.key)).then_some(stray)),
                 Told::Doubt(segment) => touched.extend(self.doubt(&segment, now_ns())),
+                Told::Foreign(key) => drop(self.is_foreign(&key)),
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
                 Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
                     Some(held) => {

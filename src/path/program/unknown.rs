@@ -89,6 +89,13 @@ pub(super) fn slice(ports: Slice, owners: &[Owner]) -> [u8; SLICE_SIZE] {
 /// Bytes of an element of the map of slices.
 pub(super) const SLICE_SIZE: usize = 52;
 
+/// `struct foreign` of `bpf/entry.h`.
+pub(super) fn foreign(until_ns: u64) -> [u8; 16] {
+    let mut raw = [0; 16];
+    raw[..8].copy_from_slice(&until_ns.to_ne_bytes());
+    raw
+}
+
 /// An entry that forwards.
 pub(super) fn forwarding(owner: &Owner) -> RawEntry {
     let mut raw = diverting(Action::Forward, owner.ip, owner.interface).encode();

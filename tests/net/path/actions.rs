@@ -63,7 +63,8 @@ fn a_reset_entry_answers_with_the_rst_that_its_sender_must_take() {
 #[test]
 fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
     let Some(bench) = Bench::load() else { return };
-    for (vip, client) in [("192.0.2.5:6443", "198.51.100.1:7"), ("[2001:db8::5]:6443", "[2001:db8::9]:7")] {
+    bench.program.set_slices(&[(Slice { first: 40000, last: 40999 }, Vec::new())]).unwrap();
+    for (vip, client) in [("192.0.2.5:40443", "198.51.100.1:7"), ("[2001:db8::5]:40443", "[2001:db8::9]:7")] {
         let vip = VipAddr::new(vip.parse().unwrap());
         let stray = Packet::new(Key { from: client.parse().unwrap(), to: vip.socket_addr() });
         let run = || bench.run(&from_somebody(&stray));
@@ -76,7 +77,7 @@ fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
             bench.program.set_unknown(place, Some(Unknown { guard_until_ns: now_ns(), ..guard })).unwrap();
             // The program's clock is exact to a tick.
             crate::lab::eventually(crate::lab::LONG, "the guard ends", || run() == (REDIRECT, reset_for(&stray)));
-            for flags in [SYN, RST, RST | ACK] {
+            for flags in [RST, RST | ACK, SYN] {
                 let mut passing = stray.clone();
                 passing.flags = flags;
                 assert_eq!(bench.run(&passing.frame()).0, NEXT);
@@ -184,7 +185,8 @@ fn what_comes_to_a_peers_port_goes_to_the_peer_and_not_back() {
     let mac = Some([6, 5, 4, 3, 2, 1]);
     let owners = ["192.0.2.9", "2001:db8::99"].map(|ip| Owner { ip: ip.parse().unwrap(), mac, interface: 1 });
     let ports = Slice { first: 33000, last: 33999 };
-    bench.program.set_slices(&[(ports, owners.to_vec())]).unwrap();
+    let dead = Slice { first: 34000, last: 34999 };
+    bench.program.set_slices(&[(ports, owners.to_vec()), (dead, Vec::new())]).unwrap();
     for (backend, vip) in [("198.51.100.1:6443", "192.0.2.5"), ("[2001:db8::9]:6443", "2001:db8::5")] {
         let vip: std::net::IpAddr = vip.parse().unwrap();
         let key = |port| Key { from: backend.parse().unwrap(), to: (vip, port).into() };
@@ -201,12 +203,48 @@ fn what_comes_to_a_peers_port_goes_to_the_peer_and_not_back() {
         }
         packet.flags = ACK;
         assert_eq!(bench.run(&from_somebody(&packet)), (REDIRECT, reset_for(&packet)), "the peer sent it here");
-        let outside = Packet::new(key(34000));
-        assert_eq!(bench.run(&from_somebody(&outside)), (REDIRECT, reset_for(&outside)));
+        let of_the_dead = Packet::new(key(34000));
+        assert_eq!(bench.run(&from_somebody(&of_the_dead)), (REDIRECT, reset_for(&of_the_dead)));
+        let outside = Packet::new(key(35000));
+        assert_eq!(bench.run(&from_somebody(&outside)).0, NEXT, "a port that is none of Baton's");
     }
     bench.program.set_slices(&[]).unwrap();
     let counters = bench.program.counters().unwrap();
     assert_eq!((counters.sliced, counters.reset), (6, 4));
+}
+
+/// Found as connections to a NodePort that were reset from their first packet on.
+#[test]
+fn a_connection_that_somebody_else_has_by_a_port_of_a_slice_passes() {
+    let Some(bench) = Bench::load() else { return };
+    let mut events = bench.program.events().unwrap();
+    let ports = Slice { first: 30000, last: 30999 };
+    bench.program.set_slices(&[(ports, Vec::new())]).unwrap();
+    for (client, vip) in [("198.51.100.1:7", "192.0.2.5:30080"), ("[2001:db8::9]:7", "[2001:db8::5]:30080")] {
+        let key = Key { from: client.parse().unwrap(), to: vip.parse().unwrap() };
+        let any_port = VipAddr::new((key.to.ip(), 0).into());
+        let unknown = Unknown { guard_until_ns: 0, then: Then::Ask };
+        bench.program.set_unknown(any_port, Some(unknown)).unwrap();
+        let mut packet = Packet::new(key);
+        assert_eq!(bench.run(&packet.frame()).0, DROP, "nobody has begun it");
+        assert!(matches!(events.next(), Some(Told::Stray(stray)) if stray.key == key));
+        packet.flags = SYN;
+        assert_eq!(bench.run(&packet.frame()).0, NEXT);
+        assert!(events.next().is_none());
+        for flags in [ACK, ACK | FIN, RST] {
+            packet.flags = flags;
+            assert_eq!(bench.run(&packet.frame()), (NEXT, packet.frame()));
+        }
+        assert_eq!(events.next(), Some(Told::Foreign(key)), "conntrack is to be asked");
+        assert!(events.next().is_none(), "but not of each packet");
+        packet.flags = ACK;
+        bench.program.leave_alone(&key, now_ns() + 60_000_000_000).unwrap();
+        assert_eq!(bench.run(&packet.frame()).0, NEXT);
+        assert!(events.next().is_none(), "it has said so");
+        bench.program.leave_alone(&key, 1).unwrap();
+        assert_eq!(bench.run(&packet.frame()).0, DROP, "that was a while ago");
+        assert!(matches!(events.next(), Some(Told::Stray(_))));
+    }
 }
 
 #[test]
@@ -323,6 +361,76 @@ fn too_big_is_told_to_the_sender_in_its_own_numbers() {
         assert_eq!(bench.run(&error), (NEXT, error), "nobody's: for the kernel");
     }
     assert_eq!(bench.program.counters().unwrap().icmp, 200);
+}
+
+/// Found as a client that got none of 100,000 bytes once its path's MTU had fallen: its address had moved, its flow had not.
+#[test]
+fn errors_about_a_flow_of_another_instance_go_there_and_not_back() {
+    let Some(bench) = Bench::load() else { return };
+    let mac = Some([6, 5, 4, 3, 2, 1]);
+    let owners = ["192.0.2.9", "2001:db8::99"].map(|ip| Owner { ip: ip.parse().unwrap(), mac, interface: 1 });
+    let ports = Slice { first: 33000, last: 33999 };
+    bench.program.set_slices(&[(ports, owners.to_vec())]).unwrap();
+    let cases = [
+        ("198.51.100.1:40000", "192.0.2.5", "203.0.113.1:0", [(3, 4), (3, 1), (11, 0), (12, 0)], [(0, 0), (5, 1)]),
+        (
+            "[2001:db8::9]:40000",
+            "2001:db8::5",
+            "[2001:db8::77]:0",
+            [(2, 0), (1, 0), (3, 0), (4, 1)],
+            [(128, 0), (137, 0)],
+        ),
+    ];
+    for ((far, vip, router, errors, others), owner) in cases.into_iter().zip(owners) {
+        let [far, router]: [std::net::SocketAddr; 2] = [far, router].map(|end| end.parse().unwrap());
+        let vip: std::net::IpAddr = vip.parse().unwrap();
+        // To a client whose flow is known, and to a backend by a port of the other's, of which nothing is known yet.
+        let sent = [6443, 33500].map(|port| Key { from: (vip, port).into(), to: far });
+        let about = |key: Key, (kind, code): (u8, u8)| {
+            let mut error = too_big(Key { from: router, to: key.from }, &Packet::new(key).frame());
+            let at = if vip.is_ipv6() { ETH + 40 } else { ETH + 20 };
+            error[at..at + 2].copy_from_slice(&[kind, code]);
+            error
+        };
+        for key in sent {
+            assert_eq!(bench.run(&about(key, errors[0])).0, NEXT, "{key:?} is nobody's");
+        }
+        bench.program.forward(&sent[0].reversed(), &owner).unwrap();
+        let any_port = VipAddr::new((vip, 0).into());
+        bench.program.set_unknown(any_port, Some(Unknown { guard_until_ns: 0, then: Then::Ask })).unwrap();
+        for key in sent {
+            for error in errors {
+                let error = about(key, error);
+                let (verdict, out) = bench.run(&error);
+                assert_eq!(verdict, REDIRECT, "{key:?} {error:?}");
+                let mut expected = error.clone();
+                if vip.is_ipv6() {
+                    expected[ETH + 7] -= 1;
+                } else {
+                    expected[ETH + 8] -= 1;
+                    expected[ETH + 10..ETH + 12].fill(0);
+                    let check = checksum(&[&expected[ETH..ETH + 20]]);
+                    expected[ETH + 10..ETH + 12].copy_from_slice(&check.to_be_bytes());
+                }
+                assert_eq!(out, expected, "unchanged but for its hops");
+                let mut back = error.clone();
+                back[6..12].copy_from_slice(&[6, 5, 4, 3, 2, 1]);
+                assert_eq!(bench.run(&back).0, NEXT, "the owner sent it here");
+            }
+            for other in others {
+                assert_eq!(bench.run(&about(key, other)).0, NEXT, "no error");
+            }
+        }
+        // Somebody else's, by the same port.
+        bench.program.leave_alone(&sent[1].reversed(), now_ns() + 60_000_000_000).unwrap();
+        assert_eq!(bench.run(&about(sent[1], errors[0])).0, NEXT);
+        let mut later = about(sent[0], errors[0]);
+        if !vip.is_ipv6() {
+            later[ETH + 20 + 8 + 7] = 1;
+            assert_eq!(bench.run(&later).0, NEXT, "it quotes a later fragment, which has no ports");
+        }
+    }
+    assert_eq!(bench.program.counters().unwrap().forwarded, 16);
 }
 
 fn outer_addresses(ends: &Key) -> Vec<u8> {

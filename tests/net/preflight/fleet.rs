@@ -66,6 +66,7 @@ fn a_host_of_a_fleet_with_nothing_to_mend_is_told_what_was_looked_at() {
         "firewall of peers.listen",
         "port of lb-b",
         "source ports",
+        "NodePorts",
     ] {
         println!("preflight: {topic}: {}", of(&findings, topic).read);
     }
@@ -94,6 +95,8 @@ fn settings_that_a_fleet_needs_are_found_and_mended_by_what_is_advised() {
     mended(host, &config, "arp_announce", Verdict::Fault);
     mended(host, &config, "rp_filter", Verdict::Advice);
     mended(host, &config, "source ports", Verdict::Advice);
+    // So many flows take a range that has NodePorts in it.
+    mended(host, &config, "NodePorts", Verdict::Advice);
     host.sysctl("net/ipv4/ip_local_port_range", "40000 40006");
     mended(host, &config, "source ports", Verdict::Fault);
     assert_eq!(faults(host, &config), []);
@@ -110,6 +113,17 @@ fn the_file_for_sysctl_d_holds_what_a_fleet_needs() {
     host.run(&format!("{BINARY} check -c {} --host --fix={file} || true", config.display()));
     host.run(&format!("sysctl -p {file}"));
     assert_eq!(faults(host, &config), [], "{}", std::fs::read_to_string(file).unwrap());
+}
+
+#[test]
+fn source_ports_that_may_be_nodeports_are_found_and_mended() {
+    let Some(pair) = Pair::new("preflight fleet NodePorts") else { return };
+    let (_peer, host, config) = (pair.peer_listens(), &pair.lab.lb, pair.ordinary());
+    host.sysctl("net/ipv4/ip_local_port_range", "10240 65535");
+    mended(host, &config, "NodePorts", Verdict::Advice);
+    assert_eq!(faults(host, &config), []);
+    let range = host.run("cat /proc/sys/net/ipv4/ip_local_port_range");
+    assert_eq!(range.split_whitespace().collect::<Vec<_>>(), ["32768", "65535"]);
 }
 
 #[test]

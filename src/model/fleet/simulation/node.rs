@@ -91,6 +91,7 @@ impl Node {
     pub fn settings(&self) -> Settings {
         Settings {
             me: name(self.number),
+            slot: self.number as u8,
             peers: self.config.peers.iter().map(|peer| (name(*peer), host(*peer))).collect(),
             vips: (0..self.config.vips).map(vip).collect(),
             carries: self.path.carries,

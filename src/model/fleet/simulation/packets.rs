@@ -139,8 +139,9 @@ impl World {
         let it = &self.nodes[node];
         let (to, port) = (packet.key.to, packet.key.to.port());
         let rule = |port| it.path.unknown.get(&VipAddr::new((to.ip(), port).into())).copied();
-        let Some(rule) = rule(port).or_else(|| rule(0)) else { return self.by_kernel(node, packet) };
         let slice = it.path.slices.iter().find(|slice| slice.ports.contains(port));
+        let by_slice = || rule(0).filter(|_| slice.is_some());
+        let Some(rule) = rule(port).or_else(by_slice) else { return self.by_kernel(node, packet) };
         if let Some(owner) = slice.and_then(|slice| slice.at.first()).map(|ip| at(*ip))
             && from != Some(owner)
         {

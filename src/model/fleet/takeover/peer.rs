@@ -147,17 +147,21 @@ impl Takeover {
         std::iter::once(&peer.link).chain(&peer.addresses).copied().find(fits)
     }
 
-    /// Tells the path whose backend legs come from which ports, if that has changed.
+    /// Tells the path whose backend legs come from which ports, if that has changed: those of all instances, for nobody else's
+    /// packets are ever answered for.
     pub(super) fn show_slices(&mut self) {
         if !self.settings.carries {
             return;
         }
-        let slices = self.peers.iter().filter(|(_, peer)| peer.serves()).filter_map(|(name, peer)| {
-            let ports = slice(self.settings.ports.clone(), peer.slot?)?;
-            Some(PeerSlice { ports, at: self.hops(name) })
+        let part = |slot| slice(self.settings.ports.clone(), slot);
+        let own = part(self.settings.slot).map(|ports| PeerSlice { ports, at: Vec::new() });
+        let peers = self.peers.iter().filter_map(|(name, peer)| {
+            let at = if peer.serves() { self.hops(name) } else { Vec::new() };
+            Some(PeerSlice { ports: part(peer.slot?)?, at })
         });
-        let mut slices: Vec<_> = slices.collect();
-        slices.extend(self.frontends_elsewhere());
+        // A port is looked for in their order.
+        let mut slices: Vec<_> = self.frontends_elsewhere();
+        slices.extend(own.into_iter().chain(peers));
         if slices != self.slices {
             self.slices.clone_from(&slices);
             self.actions.push_back(Action::Path(HeldRequest::Slices(slices)));

@@ -23,6 +23,7 @@ fn settings(me: &str) -> Settings {
     let all = [("a", "10.0.0.21"), ("b", "10.0.0.22"), ("c", "10.0.0.23")];
     Settings {
         me: name(me),
+        slot: all.iter().position(|(name, _)| *name == me).unwrap_or(0) as u8,
         peers: all.iter().filter(|(peer, _)| *peer != me).map(|(peer, link)| (name(peer), ip(link))).collect(),
         vips: vec![VipAddr::new((ip(VIP), 6443).into())],
         carries: true,

@@ -42,6 +42,7 @@ use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
 use crate::handoff::message::{Hello, PathReader, State};
 use crate::health::Checker;
+use crate::late_resets;
 use crate::metrics::Metrics;
 use crate::model::fleet::Farewell;
 use crate::model::ids::FlowId;
@@ -258,6 +259,7 @@ impl Bound {
         let mut tasks = JoinSet::new();
         tasks.spawn(admin.sample_rates());
         tasks.spawn(watchdog::run(table.clone()));
+        tasks.spawn(late_resets::run(table.clone()));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let moves = rebalance::run(table, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
         tasks.spawn(once_serving(phase.clone(), moves));

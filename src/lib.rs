@@ -9,6 +9,7 @@ pub mod config;
 pub mod drain;
 pub mod handoff;
 pub mod health;
+pub mod late_resets;
 pub mod metrics;
 pub mod model;
 pub mod path;

@@ -21,3 +21,4 @@ pub mod sock_diag;
 pub mod socket;
 pub mod source;
 pub mod tcp_info;
+pub mod timed_out;

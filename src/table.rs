@@ -12,6 +12,7 @@ pub mod flows;
 pub mod graduation;
 pub mod hearing;
 pub mod journal;
+pub mod late_resets;
 pub mod orders;
 pub mod passport;
 pub mod slot;
@@ -30,6 +31,7 @@ use flows::FlowTable;
 use graduation::Graduation;
 use hearing::Hearing;
 use journal::Journal;
+use late_resets::LateResets;
 use orders::Orders;
 use worker::WorkerState;
 
@@ -43,6 +45,7 @@ pub struct Table {
     pub fleet: Fleet,
     pub hearing: Hearing,
     pub journal: Journal,
+    pub late_resets: LateResets,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
@@ -63,6 +66,7 @@ impl Table {
             fleet: Fleet::default(),
             hearing: Hearing::default(),
             journal: Journal::default(),
+            late_resets: LateResets::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))
     }

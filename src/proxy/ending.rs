@@ -1,5 +1,7 @@
 //! How flows end: each with one reason, seen by both sides for what it is.
 
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::{Connecting, Flow, PendingEnd, Phase};
@@ -7,8 +9,10 @@ use super::timers::Due;
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::socket;
+use crate::sys::timed_out::{TimedOut, timed_out};
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
 use crate::table::graduation::{Request, Ticket};
+use crate::table::late_resets::Abandoned;
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::worker::EndedFlow;
 
@@ -78,6 +82,7 @@ impl Worker {
             ended_at_ns: self.now_ns,
             errno,
         };
+        self.tell_late(&flow, reason);
         if flow.shared && reason.client_saw() != ClientSaw::Fin {
             // While another process has descriptors too, closing ours resets nothing.
             let _ = flow.client().map(socket::disconnect);
@@ -121,6 +126,28 @@ impl Worker {
         flow.frontend.entry.lanes[self.number].ended[reason as usize].add(1);
         self.vacate(key);
         self.state().report_ended(ended);
+    }
+
+    /// Has the far end told that the kernel has given up, in silence.
+    fn tell_late(&self, flow: &Flow, reason: EndReason) {
+        let Phase::Relaying(relaying) = &flow.phase else { return };
+        let (given_up, port) = match reason {
+            EndReason::ClientTimedOut => (timed_out(&relaying.client), flow.vip.port()),
+            EndReason::BackendTimedOut => {
+                let port = self.slot(flow.at.key()).word(Field::LocalPort as usize);
+                (timed_out(&relaying.backend), port as u16)
+            }
+            _ => return,
+        };
+        match given_up {
+            Ok(TimedOut { local, remote, acked, written, received }) => {
+                let from = SocketAddr::new(local, port);
+                self.table.late_resets.tell(Abandoned { from, to: remote, seqs: [acked, written], ack: received });
+            }
+            // It was this process that gave up, and closing the socket sends RST.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+            Err(error) => self.table.late_resets.complain(&error),
+        }
     }
 
     /// Frees a flow's place, in the worker and in the table.

@@ -68,6 +68,7 @@ struct Info {
     send_window: u32,
 }
 
+const STATE: usize = 0;
 const CONGESTION_STATE: usize = 1;
 const RETRANSMITS: usize = 2;
 const PROBES: usize = 3;
@@ -76,6 +77,9 @@ const UNACKED: usize = 4;
 const LAST_DATA_CAME: usize = 11;
 const LAST_ACK_CAME: usize = 12;
 const UNSENT_BYTES: usize = 2;
+
+/// include/net/tcp_states.h.
+const TCP_CLOSE: u8 = 7;
 
 /// TCP_CA_Recovery; after it comes TCP_CA_Loss.
 const RECOVERY: u8 = 3;
@@ -107,6 +111,11 @@ pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
 /// way once the error was told to somebody else.
 pub fn fin_came(socket: impl AsFd, bytes_read: u64) -> bool {
     read(socket).is_ok_and(|info| info.bytes_received == bytes_read + 1)
+}
+
+/// Whether the connection is over, and its socket only there to be read from or closed.
+pub fn is_closed(socket: impl AsFd) -> io::Result<bool> {
+    Ok(read(socket)?.bytes[STATE] == TCP_CLOSE)
 }
 
 fn read(socket: impl AsFd) -> io::Result<Info> {

@@ -17,6 +17,7 @@ mod fleet;
 mod graduated;
 mod kubelets;
 mod laboratory;
+mod late_resets;
 mod operator;
 mod path;
 mod preflight;

@@ -1,0 +1,87 @@
+//! A host that was cut off for longer than the kernel waits hears of its connections' end when it is back, though it sends
+//! nothing: no kernel sends RST for a connection that has timed out.
+
+use crate::lab::*;
+
+fn impatient(config: Config) -> Config {
+    let config = config.frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s");
+    config.frontend("keepalive_count", 2).frontend("user_timeout", "2s")
+}
+
+/// What is new on a host that is back: nothing of it was heard meanwhile, and it says nothing.
+const BACK: std::time::Duration = secs(5);
+
+#[test]
+fn a_client_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
+    let Some(lab) = Lab::new("a_client_that_was_cut_off_for_too_long") else { return };
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&impatient(lab.config().only(&["b1"])));
+    for vip in [lab.lb.v4(6443), lab.lb.v6(6443)] {
+        let [mut idle, mut waiting] = [1, 2].map(|seed| {
+            let mut conn = lab.client.connect(vip);
+            conn.echo(seed, 4321);
+            conn
+        });
+        let before = baton.ended().get("client_timed_out").copied().unwrap_or(0);
+        lab.client.link_down();
+        // One has nothing under way, to the other bytes are.
+        server.say(7, 50_000);
+        baton.wait_ended("client_timed_out", before + 2);
+        idle.stays_open(ms(10));
+        lab.client.link_up();
+        let watch = Stopwatch::start();
+        for conn in [&mut idle, &mut waiting] {
+            assert_eq!(conn.end(BACK), End::Rst, "{vip}");
+        }
+        println!("{vip}: reset {:?} after it was back", watch.elapsed());
+    }
+    baton.rests();
+}
+
+#[test]
+fn a_client_that_begins_anew_by_the_same_port_is_left_alone() {
+    let Some(lab) = Lab::new("a_client_that_begins_anew_by_the_same_port") else { return };
+    let _server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&impatient(lab.config().only(&["b1"])));
+    let vip = lab.lb.v4(6443);
+    let mut conn = lab.client.connect(vip);
+    conn.echo(1, 100);
+    let from = conn.local();
+    lab.client.link_down();
+    baton.wait_ended("client_timed_out", 1);
+    // It has lost its memory meanwhile.
+    conn.reset();
+    lab.client.link_up();
+    let socket = lab.client.enter(|| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&from.into()).unwrap();
+        socket.connect_timeout(&vip.into(), LONG).map(|()| socket)
+    });
+    let mut anew = Conn::new(socket.expect("the port is free").into());
+    anew.echo(2, 100);
+    let late = || lab.client.counter("snmp", "Tcp:", "EstabResets");
+    let before = late();
+    anew.stays_open(secs(3));
+    assert_eq!(late(), before);
+    anew.echo(3, 100);
+}
+
+#[test]
+fn a_backend_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
+    let Some(lab) = Lab::new("a_backend_that_was_cut_off_for_too_long") else { return };
+    let server = lab.b1.serve(Behaviour::Echo);
+    let config = impatient(lab.config().only(&["b1"])).health("interval", "60s").health("timeout", "50s");
+    let baton = lab.start(&config);
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.echo(1, 4321);
+    lab.b1.link_down();
+    baton.wait_ended("backend_timed_out", 1);
+    assert_eq!(conn.end(LONG), End::Rst);
+    assert!(!server.ended().iter().any(|served| served.received.bytes == 4321), "it hears nothing");
+    lab.b1.link_up();
+    let of_flow = || server.ended().into_iter().find(|served| served.received.bytes == 4321);
+    let (served, after) = eventually_some(BACK, "the backend hears of the end", of_flow);
+    assert_eq!(served.end, End::Rst);
+    println!("reset {after:?} after it was back");
+}

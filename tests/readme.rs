@@ -53,3 +53,25 @@ fn the_example_configurations_are_valid() {
         assert_eq!(surprising, Vec::<String>::new());
     }
 }
+
+#[test]
+fn each_fault_that_is_listed_has_its_tests() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"));
+    let faults = fs::read_to_string(format!("{root}/docs/faults.md")).unwrap();
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for row in faults.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| row ")) {
+        let tests = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        for named in tests.split('`').skip(1).step_by(2) {
+            count += 1;
+            let (file, name) = named.split_once(' ').unwrap_or((named, ""));
+            let text = fs::read_to_string(format!("{root}/tests/{file}.rs")).unwrap_or_default();
+            let is_there = text.split("#[test]").skip(1).any(|test| test.contains(&format!("fn {name}")));
+            if !is_there {
+                missing.push(format!("{row}: {named}"));
+            }
+        }
+    }
+    assert!(count > 50, "the table was not read: {count}");
+    assert_eq!(missing, Vec::<String>::new());
+}

@@ -9,6 +9,7 @@ mod entries;
 mod idle;
 mod net;
 mod pattern;
+mod promise;
 mod records;
 mod requests;
 mod script;
@@ -141,6 +142,8 @@ enum Mode {
     Entries(entries::Entries),
     /// Watches two instances' maps while flows graduate at one of them.
     Records(records::Records),
+    /// Clients that say how long they waited, and for what, a line each.
+    Promise(promise::Promise),
     /// Whether bytes, FIN and RST get through as they are.
     Behave {
         #[arg(long)]
@@ -163,6 +166,7 @@ fn main() -> std::io::Result<()> {
         Mode::Death { common, death } => death::run(&common, &death)?,
         Mode::Entries(asked) => entries::run(&asked)?,
         Mode::Records(asked) => records::run(&asked)?,
+        Mode::Promise(asked) => promise::run(&asked)?,
         Mode::Behave { target, witness } => behave::run(target, witness),
     };
     println!("{report}");

@@ -29,6 +29,8 @@ pub enum Act {
     Hold = b'H',
     /// Answer with the outcome of connection `id`, 16 bytes.
     Tell = b'T',
+    /// Write one byte every `bytes` milliseconds until the connection breaks.
+    Tick = b'K',
 }
 
 /// What a backend knows of a connection: 0 how it ended, 1 bytes that were read as they should be, or sent.
@@ -66,7 +68,7 @@ impl Head {
 
     pub fn decode(head: [u8; HEAD]) -> Option<Self> {
         use Act::*;
-        let acts = [Echo, Sink, Source, ReplyAfterEof, ReadAfterFin, Reset, Watch, Hold, Tell];
+        let acts = [Echo, Sink, Source, ReplyAfterEof, ReadAfterFin, Reset, Watch, Hold, Tell, Tick];
         let act = acts.into_iter().find(|act| *act as u8 == head[0])?;
         let bytes = u32::from_le_bytes(head[4..8].try_into().ok()?) as usize;
         Some(Self { act, bytes, id: u64::from_le_bytes(head[8..].try_into().ok()?) })

@@ -14,11 +14,13 @@ use baton::sys::epoll::{Epoll, Events};
 use baton::sys::socket::{self, Liveness};
 
 use crate::behave;
-use crate::net::PATIENCE;
 use crate::pattern;
 use crate::script::{Act, Ended, HEAD, Head, Outcome};
 
 const CHUNK: usize = 256 * 1024;
+
+/// Longer than any outage that clients are put through: it is for them to say that they waited.
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// A token below this is a listener.
 const FLOWS_FROM: u64 = 1 << 16;
@@ -156,7 +158,17 @@ impl Echo {
                     return if socket::write(&self.socket, b"!").is_ok() { Next::Keep } else { Next::Close };
                 }
                 Some(other) => return Next::Leave(other),
-                None => return Next::Close,
+                None => {
+                    // A probe.
+                    if head.starts_with(b"GET ") {
+                        let _ = socket::write(
+                            &self.socket,
+                            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok",
+                        );
+                        let _ = socket::read(&self.socket, buffer);
+                    }
+                    return Next::Close;
+                }
             }
         }
         if readable {
@@ -232,6 +244,10 @@ fn perform(stream: &mut TcpStream, head: Head) -> io::Result<()> {
             Ok(())
         }
         Act::Tell => stream.write_all(&told(head.id).encode()),
+        Act::Tick => loop {
+            stream.write_all(b"!")?;
+            thread::sleep(Duration::from_millis(head.bytes as u64));
+        },
     }
 }
 

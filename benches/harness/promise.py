@@ -1,0 +1,87 @@
+"""Holds what clients waited against what they may: nobody waits longer than the faults of that time explain."""
+
+import json
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+
+# Without any fault: a segment that is lost in the middle of something, and a machine that is shared.
+BASE_S = 2.0
+# A connection that was without an answer for so long sends its next retransmission at most as long after that again.
+BACKOFF = 2.0
+# What a fault sets off goes on for so long after its end: probes, claims, an address that moves back.
+TAIL_S = 6.0
+# Of the time for which the machine itself stood still, as a thread that only sleeps sees it.
+STALL_FACTOR = 2.0
+
+
+@dataclass
+class Happening:
+    """One fault as it was: seconds of the monotonic clock, and the outage that it explains."""
+
+    name: str
+    rows: str
+    part: str
+    began: float
+    ended: float
+    outage: float
+
+
+class Clients(threading.Thread):
+    """Reads what `load promise` says."""
+
+    def __init__(self, fleet, load, seconds, each, seed, targets):
+        super().__init__(daemon=True)
+        command = [*fleet.enter("clients"), load, "promise", "--targets", ",".join(targets), "--seconds", seconds, "--each", each,
+                   "--seed", seed]
+        self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        fleet.processes.append(self.process)
+        self.waits, self.lost, self.wrong, self.seconds = [], [], [], []
+        self.start()
+
+    def run(self):
+        for line in self.process.stdout:
+            said = json.loads(line)
+            for word, kept in (("wait", self.waits), ("lost", self.lost), ("wrong", self.wrong), ("second", self.seconds)):
+                if word in said:
+                    kept.append(said)
+
+
+class Stalls(threading.Thread):
+    """When this machine gave nobody any time."""
+
+    STEP_S = 0.05
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.seen, self.over = [], threading.Event()
+        self.start()
+
+    def run(self):
+        before = time.monotonic()
+        while not self.over.wait(self.STEP_S):
+            now = time.monotonic()
+            if now - before > 4 * self.STEP_S:
+                self.seen.append((before, now))
+            before = now
+
+    def within(self, began, ended):
+        return sum(max(0, min(ended, until) - max(began, since)) for since, until in self.seen)
+
+
+def allowed(wait, happenings, stalls):
+    """For how long this client could have been unserved, in s."""
+    relevant = [it for it in happenings if it.began <= wait["until"] and it.ended + TAIL_S >= wait["from"]]
+    return BASE_S + BACKOFF * sum(it.outage for it in relevant) + STALL_FACTOR * stalls.within(wait["from"], wait["until"])
+
+
+def judge(clients, happenings, stalls):
+    """(wait, what was allowed) of those that waited longer, and bytes that were wrong though no backend was killed."""
+    broken = [(wait, limit) for wait in clients.waits if (limit := allowed(wait, happenings, stalls)) < wait["until"] - wait["from"]
+              or wait["ended"] == "hung"]
+    # A backend that is killed amid an answer ends it with FIN.
+    killers = [it for it in happenings if it.part == "backend"]
+    wrong = [said for said in clients.wrong if not (said["what"] == "FIN before the last byte" and any(
+        it.began - 0.5 <= said["when"] and it.ended + TAIL_S >= said["since"] for it in killers))]
+    return broken, wrong

@@ -4,11 +4,13 @@
 
 #[path = "../../tests/net/path/hostile.rs"]
 mod hostile;
+#[allow(dead_code, reason = "what becomes of a packet is the tests' to see")]
 #[path = "../../tests/net/path/reference.rs"]
 mod reference;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex};
 
 use baton::path::program::{self, Program};
@@ -33,9 +35,18 @@ static LOADED: LazyLock<Option<(Mutex<Program>, OwnedFd)>> = LazyLock::new(|| {
     }
 });
 
+/// An input is many packets: said whenever there are so many more.
+const SAY_EVERY: usize = 1_000;
+
+static PACKETS: AtomicUsize = AtomicUsize::new(0);
+
 fuzz_target!(|bytes: &[u8]| {
     if let Some((program, fd)) = &*LOADED {
         let program = program.lock().expect("one thread");
-        hostile::Hostile::new(&program, fd).run(bytes);
+        let count: usize = hostile::Hostile::new(&program, fd).run(bytes).iter().sum();
+        let before = PACKETS.fetch_add(count, Relaxed);
+        if before / SAY_EVERY != (before + count) / SAY_EVERY {
+            eprintln!("packets: {}", before + count);
+        }
     }
 });

@@ -112,6 +112,30 @@ fn row38_a_client_whose_network_is_out_for_seconds_during_a_close_gets_every_byt
     outage("the clients' network is out for 3 s", secs(3), true, as_is);
 }
 
+/// The client's FIN has arrived and it waits for its answer, all of which is lost, with the backend's FIN, on its last way.
+#[test]
+fn row38_a_half_closed_client_gets_an_answer_that_was_lost_for_four_seconds() {
+    let Some(scene) = Scene::new("row38") else { return };
+    let lab = &scene.lab;
+    let server = lab.b1.serve_on(lab.b1.v4(6443), Behaviour::AnswerAfterFin { seed: 5, bytes: ANSWER });
+    let baton = lab.start(&scene.config().only(&["b1"]));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    conn.send(1, 100).unwrap();
+    baton.wait_graduated(1);
+    // All but bare ACKs, which are up to 80 bytes with SACK.
+    lab.client.drop_packets("input", "tcp sport 6443 meta length > 100");
+    lab.client.drop_packets("input", "tcp sport 6443 tcp flags & fin == fin");
+    conn.half_close();
+    eventually(LONG, "the client has nothing to send again", || lab.client.tcp_sockets().is_empty());
+    wait::throughout(secs(4), "it waits on", || lab.client.tcp_sockets().is_empty());
+    lab.client.nft_clear();
+    let (end, tally, took) = conn.read_end(LONG);
+    assert_eq!((end, tally), (End::Fin, Tally::of_pattern(5, ANSWER)));
+    println!("row 38: the answer came {took:?} after an outage of 4 s");
+    eventually(LONG, "the backend does not wait", || server.open() == 0);
+    baton.wait_ended("client_closed", 1);
+}
+
 #[test]
 fn row38_backends_whose_network_is_out_for_seconds_during_a_close_leave_nobody_waiting() {
     outage("the backends' network is out for 1 s", secs(1), false, as_is);

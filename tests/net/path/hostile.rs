@@ -3,6 +3,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use ::baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use ::baton::model::ids::FlowId;
@@ -20,11 +21,13 @@ const REDIRECT: i32 = 7;
 /// Packets of one input at most.
 const PACKETS: usize = 64;
 
+/// Of the last first fragment: the program remembers those of earlier inputs.
+static FRAGMENT_ID: AtomicU32 = AtomicU32::new(1);
+
 /// The program, and the way to run it by hand.
 pub struct Hostile<'p> {
     pub program: &'p Program,
     pub fd: &'p OwnedFd,
-    fragment_id: u32,
 }
 
 /// An input, read as choices; zeros come after its end.
@@ -58,12 +61,12 @@ impl Choices<'_> {
 
 impl<'p> Hostile<'p> {
     pub fn new(program: &'p Program, fd: &'p OwnedFd) -> Self {
-        Self { program, fd, fragment_id: 1 }
+        Self { program, fd }
     }
 
     /// Packets as `bytes` has it, towards a flow of its own, until it is over; how many of them an endpoint would take, and
     /// how many not.
-    pub fn run(&mut self, bytes: &[u8]) -> [usize; 2] {
+    pub fn run(&self, bytes: &[u8]) -> [usize; 2] {
         let mut choices = Choices(bytes);
         let flow = flow(&mut choices);
         self.program.install(&flow).expect("room");
@@ -78,7 +81,7 @@ impl<'p> Hostile<'p> {
     }
 
     /// One packet; false if the flow is over.
-    fn packet(&mut self, flow: &Splice, choices: &mut Choices, count: &mut [usize; 2]) -> bool {
+    fn packet(&self, flow: &Splice, choices: &mut Choices, count: &mut [usize; 2]) -> bool {
         let shape = choices.byte();
         let direction = if shape & 1 == 0 { Direction::Up } else { Direction::Down };
         let before = self.entries(flow);
@@ -98,9 +101,9 @@ impl<'p> Hostile<'p> {
         let is_oversized = shape & 0x80 != 0 && choices.byte() & 3 == 0;
         let is_fragment = !is_oversized && shape & 0x20 != 0 && flow.ends.client.ip().is_ipv6();
         if is_fragment {
-            self.fragment_id += 1;
+            let id = FRAGMENT_ID.fetch_add(1, Relaxed) + 1;
             packet.next = 44;
-            packet.between = [&[6, 0, 0, 1][..], &self.fragment_id.to_be_bytes()].concat();
+            packet.between = [&[6, 0, 0, 1][..], &id.to_be_bytes()].concat();
         }
         let mut frame = packet.frame();
         // Nobody looks at sums here: whoever damages or forges a packet may leave them wrong.
@@ -224,7 +227,7 @@ mod tests {
     fn no_packet_that_an_endpoint_would_not_take_changes_anything_that_decides() {
         let Some((pinned, program)) = Pinned::load("hostile", &[]) else { return };
         let fd = bpf::open_pinned(&pinned.directory.join("program")).unwrap();
-        let mut hostile = Hostile::new(&program, &fd);
+        let hostile = Hostile::new(&program, &fd);
         let mut rng = fastrand::Rng::with_seed(1);
         let mut total = [0; 2];
         for _ in 0..1000 {

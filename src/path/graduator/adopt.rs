@@ -176,7 +176,7 @@ pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
         unanswered: None,
         patience_ns: PATIENCE_NS,
         told_bytes: 0,
-        taken_over: false,
+        taken_over_ns: 0,
         first_rst: None,
     }
 }

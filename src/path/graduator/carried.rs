@@ -39,8 +39,8 @@ pub struct Carried {
     pub patience_ns: u64,
     /// Bytes of both directions when other instances were last told of it.
     pub told_bytes: u64,
-    /// Another instance had it before: how far it has come may be more than was told of it.
-    pub taken_over: bool,
+    /// When it came from another instance, ns, 0 if it never did: how far it has come may be more than was told of it.
+    pub taken_over_ns: u64,
     /// Whose RST came first, though with a number that says nothing.
     pub first_rst: Option<Direction>,
 }
@@ -170,6 +170,11 @@ impl Look {
 }
 
 impl Carried {
+    /// Whether less may be known of it than has passed: until a segment of each direction has fitted in.
+    pub fn may_be_old(&self) -> bool {
+        self.taken_over_ns != 0 && self.up.last_ns.min(self.down.last_ns) <= self.taken_over_ns
+    }
+
     pub fn has_sockets(&self) -> bool {
         matches!(self.step, Step::Entered(_) | Step::Filling(_))
     }

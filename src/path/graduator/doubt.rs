@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Path;
-use super::carried::Step;
+use super::carried::{Carried, Step};
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, Stray};
 use crate::model::ids::FlowId;
@@ -118,8 +118,9 @@ impl Path {
         live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns)
     }
 
-    fn may_be_old(&self, doubt: &Doubt) -> bool {
-        self.table.fleet.is_shared() || self.flows.get(&doubt.id).is_some_and(|flow| flow.taken_over)
+    fn may_be_old(&mut self, doubt: &Doubt) -> bool {
+        self.look(doubt.id);
+        self.table.fleet.is_shared() || self.flows.get(&doubt.id).is_some_and(Carried::may_be_old)
     }
 
     fn ask_whom_it_seems(&mut self, doubt: &Doubt) {

@@ -158,7 +158,7 @@ impl Path {
             unanswered: None,
             patience_ns,
             told_bytes: 0,
-            taken_over: false,
+            taken_over_ns: 0,
             first_rst: None,
         };
         flow.up.last_data_ns = record.accepted_at_ns;

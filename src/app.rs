@@ -38,6 +38,7 @@ use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::{flow_log, watchdog};
 use crate::config::{Config, Graduate};
 use crate::drain::{Drain, DrainWatch, Phase};
+use crate::essential;
 use crate::handoff::channel::Channel;
 use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
 use crate::handoff::message::{Hello, PathReader, State};
@@ -49,7 +50,7 @@ use crate::model::ids::FlowId;
 use crate::path::program::LAYOUT;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
-use crate::sys::clock::unix_ns;
+use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::process;
 use crate::table::Table;
 use crate::table::flows::IdShare;
@@ -144,7 +145,7 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     parts.core.proxy.reconfigure(&parts.config, parts.bindings);
     let core = parts.core.clone();
     let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
-    bound.tasks.spawn(announce(core));
+    bound.tasks.spawn(essential::task("start", announce(core)));
     Ok(bound)
 }
 
@@ -255,17 +256,20 @@ impl Bound {
         let table = core.table.clone();
         let (end_flow_log, ended) = oneshot::channel();
         let stop = async move { drop(ended.await) };
-        let flow_log = tokio::spawn(flow_log::run(table.clone(), core.config.clone(), metrics.clone(), stop));
+        let log = flow_log::run(table.clone(), core.config.clone(), metrics.clone(), stop);
+        let flow_log = tokio::spawn(essential::task("flow log", log));
         let mut tasks = JoinSet::new();
-        tasks.spawn(admin.sample_rates());
-        tasks.spawn(watchdog::run(table.clone()));
-        tasks.spawn(late_resets::run(table.clone()));
+        tasks.spawn(essential::task("rates", admin.sample_rates()));
+        tasks.spawn(essential::task("watchdog", watchdog::run(table.clone())));
+        tasks.spawn(essential::task("late resets", late_resets::run(table.clone())));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let moves = rebalance::run(table, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
-        tasks.spawn(once_serving(phase.clone(), moves));
-        tasks.spawn(once_serving(phase.clone(), watch::run(reloader.clone(), path, phase)));
-        tasks.spawn(once_serving(core.drain.watch(), vips::keep(core.table.clone(), core.latest.subscribe(), metrics)));
-        tasks.spawn(sweep(core.clone()));
+        tasks.spawn(essential::task("rebalance", once_serving(phase.clone(), moves)));
+        let follow = once_serving(phase.clone(), watch::run(reloader.clone(), path, phase));
+        tasks.spawn(essential::task("configuration", follow));
+        let vips = vips::keep(core.table.clone(), core.latest.subscribe(), metrics);
+        tasks.spawn(essential::task("vips", once_serving(core.drain.watch(), vips)));
+        tasks.spawn(essential::task("sweep", sweep(core.clone())));
         let workers = core.proxy.workers();
         Self { http, socket, workers, core, reloader, upgrader, takeover: None, tasks, flow_log, end_flow_log }
     }
@@ -339,6 +343,12 @@ impl Bound {
     /// The configuration as it runs, now and after each reload.
     pub fn config(&self) -> latest::Receiver<Arc<Config>> {
         self.core.latest.subscribe()
+    }
+
+    /// Why this process should be started anew: what does not turn any more, one sentence each.
+    pub fn complaints(&self) -> impl Fn() -> Vec<String> + Send + 'static {
+        let core = self.core.clone();
+        move || watchdog::complaints(&core.table, core.drain.watch().phase(), now_ns())
     }
 
     /// What reads the configuration again.

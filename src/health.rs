@@ -27,6 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
+use crate::essential;
 use crate::metrics::Metrics;
 use crate::model::health::machine::Arrival;
 use crate::model::health::{Order, SavedBackend};
@@ -265,7 +266,7 @@ impl Checker {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (first, first_probed) = watch::channel(false);
         let watcher = Watcher::new(self.shared.clone(), entry.clone(), spec, beginning, votes, inbox, first);
-        let task = self.runtime.spawn(watcher.run());
+        let task = self.runtime.spawn(essential::task("health", watcher.run()));
         let id = entry.id;
         roster.watched.insert(id, Watched { entry, commands, first_probed, task, removed: None });
     }

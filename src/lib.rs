@@ -7,6 +7,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod drain;
+pub mod essential;
 pub mod handoff;
 pub mod health;
 pub mod late_resets;

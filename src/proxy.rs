@@ -47,6 +47,7 @@ pub use handover::{AdoptError, Arriving, Departure, Parcel, StuckWorker};
 
 use crate::addr::VipAddr;
 use crate::config::Config;
+use crate::essential;
 use crate::sys::{clock, socket};
 use crate::table::Table;
 
@@ -112,10 +113,8 @@ impl Proxy {
         let plane = proxy.plane(config);
         for number in 0..workers {
             let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
-            let started = Worker::new(number, table, shared, plane.clone()).and_then(|mut worker| {
-                let thread = std::thread::Builder::new().name(format!("worker-{number}"));
-                thread.spawn(move || worker.run())
-            });
+            let started = Worker::new(number, table, shared, plane.clone())
+                .and_then(|mut worker| essential::thread(format!("worker-{number}"), move || worker.run()));
             let thread = started.map_err(|source| ProxyError::Worker { worker: number, source })?;
             proxy.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }

@@ -109,7 +109,14 @@ impl Mover {
         let (walked, asked) = (table.clone(), std::mem::take(&mut self.asked));
         // A walk over a million flows takes milliseconds, which this runtime does not have.
         let pick = move || (pick(&walked, &moves, allowed, idle_since_ns, &asked), asked);
-        let Ok((picked, asked)) = tokio::task::spawn_blocking(pick).await else { return };
+        let (picked, asked) = match tokio::task::spawn_blocking(pick).await {
+            Ok(picked) => picked,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => return,
+            },
+        };
         self.asked = asked;
         for flow in picked {
             self.asked.insert(flow.id);

@@ -4,6 +4,7 @@
 //! each counter. Everyone else reads snapshots.
 
 pub mod backend;
+pub mod beats;
 pub mod carried;
 pub mod count;
 pub mod elsewhere;
@@ -26,6 +27,7 @@ mod sync {
 use std::sync::Arc;
 
 use backend::Registry;
+use beats::Beats;
 use fleet::Fleet;
 use flows::FlowTable;
 use graduation::Graduation;
@@ -46,6 +48,7 @@ pub struct Table {
     pub hearing: Hearing,
     pub journal: Journal,
     pub late_resets: LateResets,
+    pub beats: Beats,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
@@ -67,6 +70,7 @@ impl Table {
             hearing: Hearing::default(),
             journal: Journal::default(),
             late_resets: LateResets::default(),
+            beats: Beats::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))
     }

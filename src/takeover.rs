@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
+use crate::essential;
 use crate::model::fleet::takeover::Settings;
 use crate::model::fleet::{Command, Remote};
 use crate::sys::source;
@@ -38,7 +39,7 @@ pub struct Links {
 pub fn start(table: Arc<Table>, config: &Config, links: Links) -> io::Result<Option<JoinHandle<()>>> {
     let Some(settings) = settings(config, &table) else { return Ok(None) };
     let control = control::Control::new(table, settings, &config.takeover, links)?;
-    Ok(Some(tokio::spawn(control.run())))
+    Ok(Some(tokio::spawn(essential::task("takeover", control.run()))))
 }
 
 fn settings(config: &Config, table: &Table) -> Option<Settings> {

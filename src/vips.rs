@@ -72,7 +72,11 @@ async fn run(mut keeper: Keeper) {
         });
         match work.await {
             Ok(back) => keeper = back,
-            Err(error) => return tracing::error!("looking after the VIPs ended: {error}"),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => return,
+            },
         }
     }
 }

@@ -21,7 +21,7 @@ const LAYERS: &[&[&str]] = &[
         "vips",
         "late_resets",
     ],
-    &["table", "config", "metrics", "drain"],
+    &["table", "config", "metrics", "drain", "essential"],
     &["model"],
     &["sys"],
     // Below sys, so that a system call can say which end of a flow it is about.
@@ -33,6 +33,17 @@ const TOGETHER: &[[&str; 2]] = &[["main", "cli"]];
 
 const MAIN_LINES_MAX: usize = 130;
 const FILE_LINES_MAX: usize = 600;
+
+/// Where something may be spawned that is no essential part: the file, what follows `spawn(`, and why its panic is its own.
+const INESSENTIAL: &[(&str, &str, &str)] = &[
+    ("admin/http.rs", "async move { serve_connection", "a conversation"),
+    ("admin/session.rs", "async move {", "a conversation"),
+    ("app/upgrade.rs", "attend)", "sees to another process"),
+    ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),
+    ("peer/hub.rs", "async move { let mut given_up", "lets a link say its last words"),
+    ("peer/hub/lines.rs", "async move { link.make", "a link, which is made anew"),
+    ("peer/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
+];
 
 /// What the model may not touch: it is pure.
 const IMPURE: &[&str] = &["tokio", "socket2", "rustix", "libc", "fastrand", "Instant", "SystemTime"];
@@ -62,6 +73,49 @@ fn the_model_is_pure() {
         .map(|(source, word)| format!("{} uses {word}", source.path.display()))
         .collect();
     assert!(faults.is_empty(), "{faults:?}");
+}
+
+/// Or a part could panic, and the process live on without it.
+#[test]
+fn whatever_is_spawned_is_essential_or_listed() {
+    let faults: Vec<_> = sources()
+        .iter()
+        .filter(|source| !["main", "cli"].contains(&source.module.as_str()) || is_of_the_daemon(&source.path))
+        .filter(|source| !source.path.ends_with("essential.rs"))
+        .flat_map(|source| spawn_faults(&source.path, &source.code))
+        .collect();
+    assert!(faults.is_empty(), "not by essential::task or essential::thread:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn a_spawn_that_is_neither_essential_nor_listed_is_found() {
+    let found = |code: &str| spawn_faults(Path::new("src/vips.rs"), code).len();
+    assert_eq!(found("tokio::spawn(run());"), 1);
+    assert_eq!(found("tasks.spawn(\n    once_serving(x));"), 1);
+    assert_eq!(found("std::thread::Builder::new().spawn(work)?"), 1);
+    assert_eq!(found("tokio::spawn(essential::task(\"vips\", run()));"), 0);
+    assert_eq!(found("let run = spawn_blocking(walk); nft.spawn()?; scope.spawn(ask)"), 0);
+}
+
+/// Of the command line, `baton run` alone.
+fn is_of_the_daemon(path: &Path) -> bool {
+    ["cli/run.rs", "cli/service.rs", "cli/logging.rs"].iter().any(|own| path.ends_with(own))
+}
+
+/// Each place of `code` where something is spawned that is neither essential nor listed.
+fn spawn_faults(path: &Path, code: &str) -> Vec<String> {
+    let words_of = |code: &str| code.split_whitespace().collect::<Vec<_>>().join(" ");
+    let spawns = code.match_indices("spawn(").filter(|(at, _)| {
+        // A child process takes no argument, and a scope waits for its threads.
+        !code[..*at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
+            && !code[..*at].ends_with("scope.")
+            && !code[at + "spawn(".len()..].starts_with(')')
+    });
+    let what = spawns.map(|(at, call)| words_of(&code[at + call.len()..]));
+    what.filter(|what| !what.starts_with("essential::"))
+        .filter(|what| !INESSENTIAL.iter().any(|(file, begin, _)| path.ends_with(file) && what.starts_with(begin)))
+        .map(|what| format!("{}: spawn({}", path.display(), what.chars().take(60).collect::<String>()))
+        .collect()
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::http::{self, HttpLimits};
 use super::session::{self, SessionLimits};
 use super::unix::{self, OpenSocketError, SocketFile};
 use crate::config;
+use crate::essential;
 
 /// Why a door cannot be opened.
 #[derive(Debug, Error)]
@@ -237,9 +238,11 @@ fn serve_socket(
 }
 
 fn served_http(admin: &Arc<Admin>, listener: TcpListener) -> Served {
-    Served(tokio::spawn(http::serve(admin.clone(), listener, HttpLimits::default())))
+    let serve = http::serve(admin.clone(), listener, HttpLimits::default());
+    Served(tokio::spawn(essential::task("http door", serve)))
 }
 
 fn served_socket(admin: &Arc<Admin>, listener: UnixListener) -> Served {
-    Served(tokio::spawn(session::serve(admin.clone(), listener, SessionLimits::default())))
+    let serve = session::serve(admin.clone(), listener, SessionLimits::default());
+    Served(tokio::spawn(essential::task("admin socket", serve)))
 }

@@ -12,12 +12,15 @@ use crate::table::worker::WorkerState;
 /// A turn of the loop that lasts longer than this is not work but a fault.
 pub const STUCK_AFTER: Duration = Duration::from_secs(1);
 
+/// Nor is a turn of another loop: those do more in one than a worker may.
+const LOOP_STUCK_AFTER: Duration = Duration::from_secs(5);
+
 /// How long `worker` has been stuck, or `None` if it is not.
 pub fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
     Some(Duration::from_nanos(worker.stuck_for_ns(now_ns))).filter(|turn| *turn > STUCK_AFTER)
 }
 
-/// Every worker that keeps this process from being alive, one sentence each.
+/// Every loop that keeps this process from being alive, one sentence each.
 pub fn complaints(table: &Table, phase: Phase, now_ns: u64) -> Vec<String> {
     let must_serve = (Phase::Serving..=Phase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
@@ -25,7 +28,11 @@ pub fn complaints(table: &Table, phase: Phase, now_ns: u64) -> Vec<String> {
         None if must_serve && !state.is_alive() => Some(format!("worker {worker} is gone")),
         None => None,
     };
-    table.workers.iter().enumerate().filter_map(complaint).collect()
+    let workers = table.workers.iter().enumerate().filter_map(complaint);
+    let loops = table.beats.stuck(now_ns, LOOP_STUCK_AFTER).into_iter();
+    workers
+        .chain(loops.map(|(name, stuck)| format!("the {name} has been stuck for {} ms", stuck.as_millis())))
+        .collect()
 }
 
 /// Looks at all workers four times a second, for as long as it is polled.
@@ -108,5 +115,17 @@ mod tests {
         assert_eq!(complaints(&table, Phase::Serving, 3 * S), ["worker 0 has been stuck for 2000 ms"]);
         table.workers[0].mark_waiting();
         assert_eq!(complaints(&table, Phase::Serving, 3 * S), Vec::<String>::new());
+    }
+
+    #[test]
+    fn livez_names_a_loop_that_hangs_until_it_has_ended() {
+        let table = Table::new(0).unwrap();
+        let beat = table.beats.begin("path");
+        let now = now_ns();
+        assert_eq!(complaints(&table, Phase::Serving, now), Vec::<String>::new());
+        let stuck = complaints(&table, Phase::Starting, now + 8 * S);
+        assert!(matches!(&stuck[..], [one] if one.starts_with("the path has been stuck for ")), "{stuck:?}");
+        drop(beat);
+        assert_eq!(complaints(&table, Phase::Serving, now + 8 * S), Vec::<String>::new());
     }
 }

@@ -15,6 +15,7 @@ use crate::admin::handover::{
 };
 use crate::config::Config;
 use crate::drain::Phase;
+use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Pulse;
 use crate::model::fleet::handover::{Failure, Handover, Look, Order, Step, Wish};
@@ -114,7 +115,7 @@ pub fn begin(core: &Arc<Core>, asked: &HandoverRequest) -> Result<Handing, Hando
         progress: progress_sender,
         report: report_sender,
     };
-    tokio::spawn(run.run(cancel));
+    tokio::spawn(essential::task("handover", run.run(cancel)));
     Ok(handing)
 }
 

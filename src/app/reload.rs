@@ -10,6 +10,7 @@ use crate::admin::control::{ConfigState, LastReload};
 use crate::admin::doors::{Doors, Lent, OpenDoorError};
 use crate::config::{self, FileFault};
 use crate::drain::Phase;
+use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::ProxyError;
 use crate::table::journal::What;
@@ -136,7 +137,7 @@ impl Reloader {
         }
         // A task of its own, so that a caller who goes away does not leave a reload half done.
         let reloader = self.clone();
-        let reload = tokio::spawn(async move { reloader.reload_in_turn().await });
+        let reload = tokio::spawn(essential::task("reload", async move { reloader.reload_in_turn().await }));
         match reload.await {
             Ok(outcome) => outcome,
             Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),

@@ -16,6 +16,7 @@ use crate::admin::upgrade::{
     Checking, NotMoved, Told, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
 };
 use crate::drain::Phase;
+use crate::essential;
 use crate::handoff::channel::Channel;
 use crate::handoff::message::Hello;
 use crate::handoff::source::{self, Deadlines, Failure, Other, Progress, Step};
@@ -91,7 +92,7 @@ impl Upgrader {
         }
         let (sender, progress) = watch::channel(UpgradeProgress::default());
         let upgrader = self.clone();
-        let task = tokio::spawn(upgrader.run(binary, config, sender));
+        let task = tokio::spawn(essential::task("upgrade", upgrader.run(binary, config, sender)));
         let outcome =
             Box::pin(
                 async move { task.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) },

@@ -20,6 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 
 use crate::config::{Log, LogFormat, LogLevel};
+use crate::essential;
 
 /// The log as it is set up. Dropping it writes what is left.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ fn build(log: &Log, to: impl Write + Send + 'static) -> io::Result<(Logging, imp
     let (sender, receiver) = sync_channel(LINES_WAITING);
     let lines = Lines { sender, lost: Arc::default() };
     let lost = lines.lost.clone();
-    let writer = std::thread::Builder::new().name("log".to_owned()).spawn({
+    let writer = essential::thread("log", {
         let json = json.clone();
         move || write(&receiver, &lost, &json, to)
     })?;

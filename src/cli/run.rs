@@ -17,6 +17,7 @@ use crate::addr::VipAddr;
 use crate::app::{self, Bound, Replacement, Succession};
 use crate::config::{self, Config};
 use crate::drain::Phase;
+use crate::essential;
 use crate::handoff::channel::Channel;
 use crate::handoff::destination;
 use crate::sys::{inherited, process};
@@ -29,6 +30,9 @@ const REFUSE_MAX: Duration = Duration::from_secs(2);
 
 /// What whoever asked for an upgrade may take to be told that it is done.
 const TELL_MAX: Duration = Duration::from_secs(1);
+
+/// Signs of life within the time after which the service manager wants one.
+const KEEP_ALIVES: u32 = 5;
 
 /// Where a new process gets its listeners from.
 enum Origin {
@@ -123,14 +127,20 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
         "listening"
     );
     let manager = Arc::new(ServiceManager::find());
-    tokio::spawn(follow_log_settings(bound.config(), Arc::downgrade(logging)));
-    tokio::spawn(tell_service_manager(bound.phase(), manager.clone()));
+    tokio::spawn(essential::task("log settings", follow_log_settings(bound.config(), Arc::downgrade(logging))));
+    tokio::spawn(essential::task("service manager", tell_service_manager(bound.phase(), manager.clone())));
     if manager.is_there() {
         let lend = bound.listeners_to_keep();
-        tokio::spawn(keep_listeners(lend, bound.config(), bound.phase(), manager.clone()));
+        tokio::spawn(essential::task(
+            "listeners kept",
+            keep_listeners(lend, bound.config(), bound.phase(), manager.clone()),
+        ));
     }
-    tokio::spawn(reload_on(hangup, bound.reloader(), bound.upgrader()));
-    tokio::spawn(upgrade_on(replace, bound.upgrader()));
+    if let Some(limit) = service::watchdog().filter(|_| manager.is_there()) {
+        tokio::spawn(essential::task("keep-alive", keep_alive(bound.complaints(), limit, manager.clone())));
+    }
+    tokio::spawn(essential::task("reloads", reload_on(hangup, bound.reloader(), bound.upgrader())));
+    tokio::spawn(essential::task("upgrades", upgrade_on(replace, bound.upgrader())));
     let mut stops = Stops { terminate, interrupt };
     tokio::select! {
         () = stops.next() => stop(bound, stops, manager).await,
@@ -151,12 +161,13 @@ async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
         return leave(bound, replacement, manager).await;
     }
     let hasten = bound.hasten();
-    tokio::spawn(async move {
+    let hastens = async move {
         loop {
             stops.next().await;
             hasten();
         }
-    });
+    };
+    tokio::spawn(essential::task("signals", hastens));
     bound.stop().await;
     tracing::info!("stopped");
 }
@@ -254,6 +265,25 @@ async fn tell_service_manager(mut phase: crate::drain::DrainWatch, manager: Arc<
     manager.ready();
     phase.reached(Phase::Leaving).await;
     manager.stopping();
+}
+
+/// Tells the service manager that all loops turn, for as long as they do. This task is the proof for its own threads.
+async fn keep_alive(complaints: impl Fn() -> Vec<String>, limit: Duration, manager: Arc<ServiceManager>) {
+    let mut ticks = tokio::time::interval(limit / KEEP_ALIVES);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut complained = false;
+    loop {
+        ticks.tick().await;
+        let complaints = complaints();
+        match complaints.is_empty() {
+            true => manager.alive(),
+            false if !complained => {
+                tracing::error!("the service manager is not told that this process lives: {}", complaints.join("; "));
+            }
+            false => {}
+        }
+        complained = !complaints.is_empty();
+    }
 }
 
 fn fail(what: &str, error: &std::io::Error) -> ExitCode {

@@ -52,6 +52,11 @@ impl ServiceManager {
         self.send("READY=1\n", &[]);
     }
 
+    /// The loops turn. What [`watchdog`] says is how often it must hear that.
+    pub fn alive(&self) {
+        self.send("WATCHDOG=1\n", &[]);
+    }
+
     pub fn stopping(&self) {
         self.send("STOPPING=1\n", &[]);
     }
@@ -108,6 +113,13 @@ pub fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
     let count = number("LISTEN_FDS").unwrap_or(0).min(PASSED_MAX);
     let fds = (FIRST_PASSED..).take(count as usize).filter_map(inherited::take);
     fds.filter_map(|fd| Some((socket::listening_address(&fd)?, fd))).collect()
+}
+
+/// After which silence the service manager starts the process anew (`WatchdogSec=`, sd_watchdog_enabled(3)). After an upgrade
+/// `WATCHDOG_PID` is the first process's still, but the manager waits for the one that follows it.
+pub fn watchdog() -> Option<Duration> {
+    let us = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
+    Some(Duration::from_micros(us)).filter(|limit| !limit.is_zero())
 }
 
 /// A name may not hold a colon.

@@ -29,7 +29,6 @@ mod watch;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread::JoinHandle;
@@ -38,6 +37,7 @@ use std::time::Duration;
 use super::events::Events;
 use super::moved::Marked;
 use super::program::{OpenError, Program};
+use crate::essential;
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
@@ -120,15 +120,8 @@ impl Graduator {
         };
         path.keep_names()?;
         table.graduation.held.serve(Box::new(path.program.carried()?));
-        let run = move || {
-            if catch_unwind(AssertUnwindSafe(|| path.run())).is_err() {
-                // Workers wait for its answers with requests in hand. What is graduated goes on, and the next process
-                // adopts it.
-                tracing::error!("the path panicked; giving up, the supervisor should start Baton anew");
-                std::process::abort();
-            }
-        };
-        let thread = std::thread::Builder::new().name("path".to_owned()).spawn(run).map_err(OpenError::Begin)?;
+        // Workers wait for its answers with requests in hand. What is graduated goes on, and the next process adopts it.
+        let thread = essential::thread("path", move || path.run()).map_err(OpenError::Begin)?;
         Ok(Self { table, orders, thread: Some(thread) })
     }
 
@@ -204,7 +197,9 @@ impl Path {
             self.attach_everywhere();
         }
         self.show();
+        let beat = self.table.beats.begin("path");
         loop {
+            beat.turn();
             let wait = self.time_to_wait();
             if let Err(error) = self.wait(wait) {
                 tracing::error!(%error, "the path cannot wait for requests");

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::link::{Admitted, Input, Site};
 use crate::config::{self, Config};
+use crate::essential;
 use crate::model::ends::Key;
 use crate::model::fleet::{
     Command, Epoch, Exchange, Farewell, Hello, InstanceName, Member, Message, Notice, Own, Pulse, Query, Remote,
@@ -107,14 +107,9 @@ pub fn start(
         away: false,
         complained: HashMap::new(),
     };
-    let task: JoinHandle<()> = tokio::spawn(async move { hub.run(config, inputs, commands, orders_receiver).await });
-    tokio::spawn(async move {
-        if task.await.is_err_and(|error| error.is_panic()) {
-            // Peers would take this process for dead, and its flows for nobody's, while it serves them.
-            tracing::error!("the peer link panicked; giving up, the supervisor should start Baton anew");
-            std::process::abort();
-        }
-    });
+    // Without it peers would take this process for dead, and its flows for nobody's, while it serves them.
+    let run = async move { hub.run(config, inputs, commands, orders_receiver).await };
+    tokio::spawn(essential::task("peer link", run));
     Some(Peers { orders })
 }
 
@@ -155,7 +150,9 @@ impl Hub {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let room = self.site.room.clone();
+        let beat = self.table.beats.begin("peer link");
         loop {
+            beat.turn();
             let takes_inputs = self.exchange.remotes() < REMOTES_MAX;
             tokio::select! {
                 _ = ticks.tick() => {

@@ -84,7 +84,9 @@ impl Control {
         }
         self.look_at_addresses();
         let mut remotes = Vec::with_capacity(BURST);
+        let beat = self.table.beats.begin("takeover");
         loop {
+            beat.turn();
             match self.hear(&mut remotes).await {
                 Heard::Gone => break,
                 Heard::Remotes => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::addresses::Addresses;
+use crate::essential;
 use crate::model::fleet::Stray;
 use crate::model::fleet::takeover::Tickle;
 use crate::model::neighbour::announcement;
@@ -40,7 +41,7 @@ impl Wire {
     pub fn open(table: Arc<Table>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
         let (batches, waiting) = mpsc::unbounded_channel();
         let sender = RawSender::marked(mark)?;
-        tokio::spawn(tickle(table, sender, per_second, waiting, done));
+        tokio::spawn(essential::task("tickles", tickle(table, sender, per_second, waiting, done)));
         let frames = FrameSender::open().inspect_err(|error| {
             tracing::warn!(%error, "neighbours will not be told of an address that comes; keepalived has to");
         });

@@ -22,6 +22,7 @@ pub mod process;
 pub mod server;
 pub mod server_process;
 pub mod stand_in;
+pub mod systemd;
 pub mod tracer;
 pub mod wait;
 
@@ -35,6 +36,7 @@ pub use process::Stranger;
 pub use server::{Behaviour, Server};
 pub use server_process::ServerProcess;
 pub use stand_in::{Certificates, Kubelet, StandIn};
+pub use systemd::Systemd;
 pub use tracer::{Call, Tracer};
 pub use wait::{Stopwatch, eventually, eventually_some};
 

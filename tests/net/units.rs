@@ -1,4 +1,7 @@
-//! The units of deploy/: Baton as nobody, with the capabilities that they give it and no others.
+//! The units of deploy/: Baton as nobody, with the capabilities that they give it and no others; and, where systemd can run, by
+//! systemd itself, as they are shipped.
+
+mod supervised;
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;

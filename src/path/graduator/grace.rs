@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::mpsc::{Sender, channel};
 
+use crate::essential;
 use crate::sys::bpf::Barrier;
 use crate::table::Table;
 
@@ -32,7 +33,7 @@ impl Grace {
                 table.graduation.wake();
             }
         };
-        std::thread::Builder::new().name("path-grace".to_owned()).spawn(wait)?;
+        essential::thread("path-grace", wait)?;
         Ok(Self { begin, over })
     }
 

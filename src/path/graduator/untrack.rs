@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use crate::essential;
 use crate::model::ends::Ends;
 use crate::sys::netlink::conntrack::{self, Tracking};
 use crate::table::Table;
@@ -26,7 +27,7 @@ pub struct Untrack {
 impl Untrack {
     pub fn start(table: Arc<Table>) -> io::Result<Self> {
         let (flows, wanted) = channel();
-        let thread = std::thread::Builder::new().name("path-untrack".to_owned()).spawn(move || run(&table, &wanted))?;
+        let thread = essential::thread("path-untrack", move || run(&table, &wanted))?;
         Ok(Self { flows: Some(flows), thread: Some(thread) })
     }
 

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::config;
+use crate::essential;
 use crate::peer::link::{Input, Site};
 use crate::peer::secure::LinkError;
 
@@ -35,9 +36,9 @@ impl Lines {
     pub fn open(site: &Site, settings: &config::Peers) -> Self {
         let mut tasks = JoinSet::new();
         for peer in settings.peers.iter().filter(|peer| settings.name < peer.name) {
-            tasks.spawn(connect(site.clone(), settings.listen, peer.clone()));
+            tasks.spawn(essential::task("peer connects", connect(site.clone(), settings.listen, peer.clone())));
         }
-        tasks.spawn(listen(site.clone(), settings.clone()));
+        tasks.spawn(essential::task("peer listener", listen(site.clone(), settings.clone())));
         Self { tasks }
     }
 

@@ -1,0 +1,71 @@
+//! Which loops turn: each that others rely upon says so in every turn, so that one that hangs is noticed.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::sys::clock::now_ns;
+
+/// The loops that have begun and not ended.
+#[derive(Debug, Default)]
+pub struct Beats {
+    loops: Mutex<Vec<(&'static str, Weak<AtomicU64>)>>,
+}
+
+/// One loop's. Dropped, nobody expects it to turn any more.
+#[derive(Debug)]
+pub struct Beat {
+    /// Monotonic ns.
+    last_ns: Arc<AtomicU64>,
+}
+
+impl Beats {
+    /// From now on a loop called `name` is expected to turn, many times a second whatever happens.
+    pub fn begin(&self, name: &'static str) -> Beat {
+        let last_ns = Arc::new(AtomicU64::new(now_ns()));
+        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        loops.retain(|(_, beat)| beat.strong_count() > 0);
+        loops.push((name, Arc::downgrade(&last_ns)));
+        Beat { last_ns }
+    }
+
+    /// Those that have not turned for `longer_than`, and for how long.
+    pub fn stuck(&self, now_ns: u64, longer_than: Duration) -> Vec<(&'static str, Duration)> {
+        let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        let silence = |(name, beat): &(&'static str, Weak<AtomicU64>)| {
+            let last_ns = beat.upgrade()?.load(Relaxed);
+            Some((*name, Duration::from_nanos(now_ns.saturating_sub(last_ns))))
+        };
+        loops.iter().filter_map(silence).filter(|(_, silent)| *silent > longer_than).collect()
+    }
+}
+
+impl Beat {
+    /// It turns.
+    pub fn turn(&self) {
+        self.last_ns.store(now_ns(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_loop_that_hangs_is_named_and_one_that_ended_is_not() {
+        let beats = Beats::default();
+        let (one, other) = (beats.begin("one"), beats.begin("other"));
+        one.turn();
+        let now = now_ns();
+        assert_eq!(beats.stuck(now, Duration::from_secs(5)), []);
+        other.last_ns.store(now + 4 * S, Relaxed);
+        let stuck = beats.stuck(now + 8 * S, Duration::from_secs(5));
+        assert_eq!(stuck.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["one"]);
+        drop(one);
+        assert_eq!(beats.stuck(now + 8 * S, Duration::from_secs(5)), []);
+        other.last_ns.store(now, Relaxed);
+        assert_eq!(beats.stuck(now + 8 * S, Duration::from_secs(5)).len(), 1);
+    }
+}

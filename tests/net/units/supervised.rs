@@ -1,0 +1,153 @@
+//! The unit by systemd itself: the sandbox, crashes without an end, and hangs.
+
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{FULL, PROXY, words};
+use crate::lab::*;
+
+/// Where a stock file puts them.
+const PINS: &str = "/sys/fs/bpf/baton";
+const SOCKET: &str = "/run/baton/admin.sock";
+
+/// The unit as it is shipped, and a flow that has graduated; `None`: skipped.
+fn begin(test: &str, lab: &Lab, unit: &str) -> Option<(Systemd, Pid, Conn)> {
+    let pinned = Pinned::new();
+    if let Err(error) = pinned.open(&[]) {
+        network::skip(test, &error.to_string());
+        return None;
+    }
+    let config = lab.config().graduating(Path::new(PINS)).text(Path::new(SOCKET));
+    let systemd = Systemd::boot(test, lab, unit, &config)?;
+    let pid = systemd.wait_active(None, LONG);
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    (0..4).for_each(|seed| conn.echo(seed, 1000));
+    systemd.wait_graduated(1);
+    Some((systemd, pid, conn))
+}
+
+fn read(pid: Pid, file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero())).unwrap()
+}
+
+#[test]
+fn flows_graduate_in_the_sandbox_of_the_unit() {
+    let Some(lab) = Lab::new("the unit's sandbox") else { return };
+    let _servers = lab.echo_everywhere();
+    let Some((systemd, pid, mut conn)) = begin("the unit's sandbox", &lab, FULL) else { return };
+    let status = read(pid, "status");
+    let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    assert!(of("Uid:").split_whitespace().all(|uid| uid != "0"), "{status}");
+    assert_eq!((of("NoNewPrivs:"), of("Seccomp:")), ("1".to_owned(), "2".to_owned()));
+    let held = u64::from_str_radix(&of("CapBnd:"), 16).unwrap();
+    assert_eq!(held.count_ones() as usize, words(FULL, "CapabilityBoundingSet").len());
+    let cores = read(pid, "limits").lines().find(|line| line.starts_with("Max core file size")).unwrap().to_owned();
+    assert_eq!(cores.split_whitespace().nth(4), Some("0"), "{cores}");
+    // Root itself can write nothing where the process lives, but in what is its own.
+    let inside = |script: &str| {
+        let target = format!("--target={}", pid.as_raw_nonzero());
+        Command::new("nsenter")
+            .args([&target, "--mount", "--root", "sh", "-c", script])
+            .output()
+            .unwrap()
+            .status
+            .success()
+    };
+    for closed in ["/etc", "/usr", "/var"] {
+        assert!(!inside(&format!("touch {closed}/of-a-test")), "{closed}");
+    }
+    assert!(!inside("ls /home/* /root/* 2>/dev/null | grep ."), "home directories show");
+    assert!(inside("test -e /run/baton-vip-away && test -S /run/baton/admin.sock"));
+    // A reload by the unit's own command.
+    let reloaded = systemd.run(&["systemctl", "reload", "baton.service"]);
+    assert!(reloaded.status.success(), "{}", String::from_utf8_lossy(&reloaded.stderr));
+    conn.echo(9, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}
+
+/// Row 48: crashes in a row, faster than any limit of systemd's own. What has graduated goes on all the while.
+fn crashes(test: &str, times: u32) {
+    let Some(lab) = Lab::new(test) else { return };
+    let _servers = lab.echo_everywhere();
+    // As fast as the unit once was, so that systemd's limit would be met in a moment.
+    let unit = FULL.replace("RestartSec=1s", "RestartSec=100ms");
+    let Some((systemd, mut pid, mut conn)) = begin(test, &lab, &unit) else { return };
+    for crash in 1..=times {
+        kill_process(pid, Signal::ABORT).unwrap();
+        conn.echo(u64::from(crash), 1000);
+        // As often as not it has not come as far as to be ready.
+        pid = systemd.wait_started(Some(pid), LONG);
+    }
+    systemd.wait_active(None, LONG);
+    assert_eq!(systemd.property("NRestarts"), times.to_string());
+    eventually(LONG, "the last process adopts the flow", || {
+        let status = systemd.status();
+        status["totals"]["flows"]["graduated"] == 1 && status["instance"]["not_ready"] == serde_json::json!([])
+    });
+    conn.echo(1, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}
+
+#[test]
+fn systemd_does_not_give_up_after_some_crashes_and_graduated_flows_go_on() {
+    crashes("a crash loop under systemd", 8);
+}
+
+#[test]
+#[ignore = "a minute: cargo nextest run --test net --run-ignored only hundred_crashes"]
+fn systemd_does_not_give_up_after_a_hundred_crashes() {
+    crashes("a long crash loop under systemd", 100);
+}
+
+/// SIGSTOP stops every thread, a debugger one of them: neither process says any more that it lives.
+#[test]
+fn a_process_that_hangs_and_one_whose_path_hangs_are_started_anew_by_the_watchdog() {
+    let Some(lab) = Lab::new("the watchdog") else { return };
+    let _servers = lab.echo_everywhere();
+    let unit = FULL.replace("WatchdogSec=10s", "WatchdogSec=3s").replace("RestartSec=1s", "RestartSec=100ms");
+    assert_ne!(unit, FULL);
+    let Some((systemd, pid, mut conn)) = begin("the watchdog", &lab, &unit) else { return };
+    kill_process(pid, Signal::STOP).unwrap();
+    conn.echo(1, 1000);
+    let pid = systemd.wait_active(Some(pid), secs(30));
+    conn.echo(2, 1000);
+    let frozen = Tracer::start(pid, &["path"], |_| true);
+    assert!(frozen.is_frozen(LONG), "the path makes a system call now and then");
+    systemd.wait_active(Some(pid), secs(40));
+    assert_eq!(systemd.property("NRestarts"), "2");
+    conn.echo(3, 100_000);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+}
+
+/// What systemd itself says of the files, without running anything.
+#[test]
+fn systemd_finds_nothing_to_complain_about() {
+    for (name, unit) in [("baton.service", FULL), ("baton-proxy.service", PROXY)] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(name);
+        std::fs::write(&file, unit.replace("/usr/bin/baton", "/bin/true")).unwrap();
+        let mut verify = Command::new("systemd-analyze");
+        verify.args(["verify", "--man=no", "--recursive-errors=no"]).arg(&file);
+        let output = verify.output().expect("systemd-analyze (Debian package systemd)");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Older releases say of what came later (254) that they leave it out.
+        let later = |line: &&str| !["RestartSteps", "RestartMaxDelaySec"].iter().any(|key| line.contains(key));
+        let complaints: Vec<_> = text.lines().filter(later).filter(|line| line.contains(name)).collect();
+        assert!(complaints.is_empty(), "{text}");
+        for (key, value) in [
+            ("StartLimitIntervalSec", "0"),
+            ("WatchdogSec", "10s"),
+            ("WatchdogSignal", "SIGKILL"),
+            ("OOMScoreAdjust", "-900"),
+            ("LimitCORE", "0"),
+            ("Restart", "on-failure"),
+        ] {
+            assert_eq!(words(unit, key), [value], "{name}: {key}");
+        }
+    }
+}

@@ -217,7 +217,7 @@ fn assemble(
     };
     let graduated = path::Path::open(&config, &table, left_by)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
-    state.totals.carry_into(&table.registry);
+    state.totals.carry_into_table(&table);
     let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),

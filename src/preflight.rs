@@ -14,6 +14,7 @@ mod fleet;
 mod keepalived;
 mod kernel;
 mod limits;
+pub mod mover;
 mod node_ports;
 mod place;
 pub mod sysctl_file;

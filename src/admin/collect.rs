@@ -21,7 +21,7 @@ use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::conntrack;
 use crate::table::Table;
-use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry};
+use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Service};
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::graduation::Stays;
@@ -44,6 +44,7 @@ impl Collector for TableCollector {
         let mut families = Families(encoder);
         families.info("build", "The version that runs", &[("version", env!("CARGO_PKG_VERSION"))])?;
         self.encode_frontends(&mut families)?;
+        self.encode_service(&mut families)?;
         self.encode_backends(&mut families)?;
         self.encode_limits(&mut families)?;
         self.encode_path(&mut families)?;
@@ -75,6 +76,26 @@ impl TableCollector {
                 let ended = frontend.lanes.iter().map(|lane| lane.ended[*reason as usize].value()).sum();
                 let labels = [("frontend", &*frontend.name), ("reason", reason.label())];
                 family.encode_family(&labels)?.counter(ended)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which addresses are here, and what new connections to them meet: two facts.
+    fn encode_service(&self, families: &mut Families<'_>) -> fmt::Result {
+        let (config, now) = (self.config.load(), now_ns());
+        let help =
+            "1 for the best that a frontend has for new connections, else 0: a ready backend, a draining one, or none";
+        let mut family = families.gauge("frontend_state", help)?;
+        for frontend in self.table.registry.frontends() {
+            // One that a reload removed has no new connections.
+            if !config.frontends.iter().any(|it| it.name == frontend.name) {
+                continue;
+            }
+            let (service, _) = self.table.registry.service(&frontend, now);
+            for state in Service::ALL {
+                let labels = [("frontend", &*frontend.name), ("state", state.label())];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(service == state))?;
             }
         }
         Ok(())
@@ -173,19 +194,15 @@ impl TableCollector {
         gauge("path_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
         gauge("path_flows_max", "Flows that the path's map can hold", view.flows_max)?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("flows_graduated", "Flows that left the proxy", census.graduated.load(Relaxed))?;
-        counter(
-            "flows_adopted",
-            "Graduated flows of an earlier process that were adopted",
-            census.adopted.load(Relaxed),
-        )?;
+        counter("flows_graduated", "Flows that left the proxy", census.graduated.value())?;
+        counter("flows_adopted", "Graduated flows of an earlier process that were adopted", census.adopted.value())?;
         let help = "Times that the program had been detached by somebody else, and was attached again";
-        counter("path_reattached", help, census.reattached.load(Relaxed))?;
+        counter("path_reattached", help, census.reattached.value())?;
         let help =
             "Connections of graduated flows that connection tracking of this host was to forget; failed must stay 0";
         let mut family = families.counter("conntrack_removals", help, None)?;
         for (outcome, count) in [("removed", &census.untracked), ("failed", &census.still_tracked)] {
-            family.encode_family(&[("outcome", outcome)])?.counter(count.load(Relaxed))?;
+            family.encode_family(&[("outcome", outcome)])?.counter(count.value())?;
         }
         if let Ok(Some(load)) = conntrack::load() {
             let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
@@ -243,16 +260,16 @@ impl TableCollector {
         let mut family = families.counter("untracked_packets", help, None)?;
         for (outcome, count) in [
             ("forwarded", packets(&["forwarded", "sliced"])),
-            ("reset", packets(&["reset"]) + census.reset.load(Relaxed)),
-            ("adopted", census.adopted.load(Relaxed)),
-            ("dropped", census.dropped.load(Relaxed)),
+            ("reset", packets(&["reset"]) + census.reset.value()),
+            ("adopted", census.adopted.value()),
+            ("dropped", census.dropped.value()),
         ] {
             family.encode_family(&[("outcome", outcome)])?.counter(count)?;
         }
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("takeovers", "Instances whose flows were taken over", census.takeovers.load(Relaxed))?;
+        counter("takeovers", "Instances whose flows were taken over", census.takeovers.value())?;
         let help = "Segments that made idle ends of dead flows show themselves";
-        counter("takeover_tickled", help, census.tickled.load(Relaxed))
+        counter("takeover_tickled", help, census.tickled.value())
     }
 
     fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {

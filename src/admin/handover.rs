@@ -108,6 +108,9 @@ pub struct VipPlace {
 pub struct HandoverCheck {
     /// Why it would be refused; empty: it would not.
     pub obstacles: Vec<String>,
+    /// Why it would begin, and then come to nothing: addresses that nothing would move, as far as this host can tell.
+    #[serde(default)]
+    pub unmoved: Vec<String>,
     pub vips: Vec<VipPlace>,
     /// They go on without this host.
     pub graduated: u64,

@@ -1,9 +1,10 @@
 //! The read-only HTTP door: the page, `/status.json`, `/metrics`, `/livez` and `/readyz`.
 
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -24,6 +25,11 @@ use crate::sys::clock::now_ns;
 #[derive(Clone, Copy, Debug)]
 pub struct HttpLimits {
     pub connections: usize,
+    /// Of one source. What comes beyond either number has `hasty_head`, and the oldest such connection is closed for the next: a
+    /// crowd that keeps silent must not make a probe wait.
+    pub connections_of_source: usize,
+    pub hasty_connections: usize,
+    pub hasty_head: Duration,
     /// For a request's head to come, the wait for a further request included.
     pub head: Duration,
     /// For a whole connection. A client that does not read is let go then; all others may connect again.
@@ -32,7 +38,14 @@ pub struct HttpLimits {
 
 impl Default for HttpLimits {
     fn default() -> Self {
-        Self { connections: 128, head: Duration::from_secs(5), connection: Duration::from_secs(60) }
+        Self {
+            connections: 128,
+            connections_of_source: 32,
+            hasty_connections: 32,
+            hasty_head: Duration::from_millis(500),
+            head: Duration::from_secs(5),
+            connection: Duration::from_secs(60),
+        }
     }
 }
 
@@ -46,19 +59,67 @@ pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
 /// Serves `listener` for as long as it is polled; connections that were begun end by themselves.
 pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
+    let sources = Sources::default();
+    let mut hasty = VecDeque::new();
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
                 let admin = admin.clone();
-                tokio::spawn(async move {
+                let place =
+                    sources.enter(from.ip(), limits.connections_of_source).zip(room.clone().try_acquire_owned().ok());
+                let limits = match place {
+                    Some(_) => limits,
+                    None => HttpLimits { head: limits.hasty_head, connection: limits.hasty_head, ..limits },
+                };
+                let is_hasty = place.is_none();
+                let task = tokio::spawn(async move {
                     serve_connection(admin, stream, limits).await;
-                    drop(permit);
+                    drop(place);
                 });
+                if is_hasty {
+                    hasty.push_back(task.abort_handle());
+                }
+                if hasty.len() > limits.hasty_connections
+                    && let Some(oldest) = hasty.pop_front()
+                {
+                    oldest.abort();
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, "the HTTP door cannot accept");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// How many connections each source has.
+#[derive(Clone, Debug, Default)]
+struct Sources(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// One of them; dropped, it is counted out.
+#[derive(Debug)]
+struct Entered(Sources, IpAddr);
+
+impl Sources {
+    /// `None`: it has `max` already.
+    fn enter(&self, ip: IpAddr, max: usize) -> Option<Entered> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(ip).or_default();
+        (*count < max).then(|| {
+            *count += 1;
+            Entered(self.clone(), ip)
+        })
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut counts = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.1);
             }
         }
     }

@@ -8,6 +8,7 @@ use super::humane::{bytes, count, date_and_time, duration_ms, duration_us, plura
 use super::status::{BackendStatus, FrontendStatus, Instance, PeersReport, Status, WorkerCondition};
 use super::words::{self, Weight};
 use crate::model::end_reason::EndReason;
+use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::journal::Event;
@@ -15,16 +16,28 @@ use crate::table::journal::Event;
 /// The whole page.
 pub fn render(status: &Status) -> String {
     let mut page = String::with_capacity(16 * 1024);
-    let title = Escaped(format_args!("Baton on {}", status.instance.host));
+    let shortfall = words::shortfall(status);
+    let (weight, word) = match (words::instance(&status.instance), &shortfall) {
+        ((Weight::Bad, word), _) => (Weight::Bad, word),
+        (_, Some((weight, what))) => (*weight, what.as_str()),
+        (well, None) => well,
+    };
+    // In a row of tabs these two are all that shows.
+    let title = match weight {
+        Weight::Good => format!("Baton on {}", status.instance.host),
+        _ => format!("{word}: Baton on {}", status.instance.host),
+    };
+    let title = Escaped(title);
+    let icon = icon(weight);
     page.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     page.push_str("<meta name=\"color-scheme\" content=\"light dark\">\n");
     page.push_str("<noscript><meta http-equiv=\"refresh\" content=\"2\"></noscript>\n");
-    write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{ICON}\">\n"));
+    write(&mut page, format_args!("<title>{title}</title>\n<link rel=\"icon\" href=\"{icon}\">\n"));
     write(&mut page, format_args!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
     page.push_str("<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n");
-    header(&mut page, &status.instance);
-    troubles(&mut page, &status.instance);
+    header(&mut page, &status.instance, shortfall.as_ref());
+    troubles(&mut page, status);
     figures(&mut page, status);
     status.frontends.iter().for_each(|it| frontend(&mut page, it));
     peers(&mut page, &status.fleet);
@@ -37,20 +50,22 @@ pub fn render(status: &Status) -> String {
     page
 }
 
-fn header(page: &mut String, instance: &Instance) {
-    let (tone, word) = match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
-        ([_, ..], _, _) => ("bad", "not live"),
-        (_, [], _) => ("good", "ready"),
-        (_, _, "serving") => ("bad", "not ready"),
-        (_, _, phase) => ("notice", phase),
+/// Two facts: whether this host should have the VIP, and whether clients are served.
+fn header(page: &mut String, instance: &Instance, shortfall: Option<&(Weight, String)>) {
+    let (weight, word) = words::instance(instance);
+    let ready = match shortfall {
+        // Green is for when all is well.
+        Some(_) if weight == Weight::Good => Pill("plain", "ready for the VIP").to_string(),
+        _ => Pill(tone(weight), word).to_string(),
     };
+    let served = shortfall.map(|(weight, what)| Pill(tone(*weight), what).to_string()).unwrap_or_default();
     write(
         page,
         format_args!(
-            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{}\n<span class=\"facts\">version {} · pid {} · up {} \
-             · {}</span>\n</header>\n",
+            "<header>\n<h1>Baton</h1><span class=\"host\">{}</span>{ready}{served}\n<span class=\"facts\">{} · version {} · pid {} · \
+             up {} · {}</span>\n</header>\n",
             Escaped(&instance.host),
-            Pill(tone, word),
+            words::vips(&instance.vips),
             Escaped(&instance.version),
             instance.pid,
             duration_ms(instance.uptime_ms),
@@ -68,7 +83,8 @@ fn workers(instance: &Instance) -> String {
     text
 }
 
-fn troubles(page: &mut String, instance: &Instance) {
+fn troubles(page: &mut String, status: &Status) {
+    let instance = &status.instance;
     let mut trouble = |tone: &str, what: &str, lines: &[String]| {
         if lines.is_empty() {
             return;
@@ -77,6 +93,10 @@ fn troubles(page: &mut String, instance: &Instance) {
         lines.iter().for_each(|line| write(page, format_args!("<li>{}</li>", Escaped(line))));
         page.push_str("</ul></section>\n");
     };
+    for frontend in status.frontends.iter().filter(|it| !it.removed && it.service.state != Service::Ready) {
+        let tone = tone(words::of_service(frontend.service.state));
+        trouble(tone, &Escaped(&frontend.name).to_string(), std::slice::from_ref(&frontend.service.in_words));
+    }
     trouble("bad", "Not live", &instance.not_live);
     trouble(if instance.phase == "serving" { "bad" } else { "notice" }, "Not ready", &instance.not_ready);
     if let LastReload::Refused { at_unix_ms, errors } = &instance.config.last_reload {
@@ -184,6 +204,7 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
 fn peers(page: &mut String, fleet: &PeersReport) {
     let Some(name) = &fleet.name else { return };
     let ready = if fleet.ready { "knows its peers' flows" } else { "waits for its peers' flows" };
+    let ready = format!("{}, {ready}", words::vips(&fleet.vips));
     write(page, format_args!("<section>\n<h2>Peers of {}<span class=\"facts\">{ready}</span></h2>\n", Escaped(name)));
     page.push_str(
         "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Peer</th><th class=\"why\">Has the VIP</th>\
@@ -337,6 +358,16 @@ impl Write for Escaping<'_, '_> {
 const EVENTS: usize = 14;
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
-/// A relay baton.
-const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect x='1' y='6' \
-    width='14' height='4' rx='2' fill='%232f6f5e' transform='rotate(-35 8 8)'/%3E%3C/svg%3E";
+
+/// A relay baton; upright, and of another colour, while all is not well.
+fn icon(weight: Weight) -> String {
+    let (colour, turned) = match weight {
+        Weight::Good => ("2f6f5e", -35),
+        Weight::Plain | Weight::Notice => ("d98200", 90),
+        Weight::Bad => ("d1261b", 90),
+    };
+    format!(
+        "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect x='1' y='6' width='14' \
+         height='4' rx='2' fill='%23{colour}' transform='rotate({turned} 8 8)'/%3E%3C/svg%3E"
+    )
+}

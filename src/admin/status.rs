@@ -5,13 +5,14 @@
 mod build;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 use super::control::ConfigState;
 use crate::model::fleet::InstanceName;
 use crate::model::health::{Cause, Standing};
+use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
 use crate::table::journal::Event;
@@ -44,7 +45,10 @@ pub struct Instance {
     pub uptime_ms: u64,
     /// `starting`, `serving`, `leaving`, `draining` or `forced`.
     pub phase: String,
-    /// Why `/readyz` fails; empty: it does not.
+    /// The frontends' addresses that are on this host, so that packets to them come here.
+    #[serde(default)]
+    pub vips: Vec<IpAddr>,
+    /// Why `/readyz` fails, and this host should not have the VIP; empty: it does not.
     pub not_ready: Vec<String>,
     /// Why `/livez` fails; empty: it does not.
     pub not_live: Vec<String>,
@@ -115,6 +119,9 @@ pub struct PeersReport {
     pub slot: Option<u8>,
     /// Whether it knows enough of its peers to take a VIP.
     pub ready: bool,
+    /// The frontends' addresses that are on this host.
+    #[serde(default)]
+    pub vips: Vec<IpAddr>,
     pub peers: Vec<MemberView>,
 }
 
@@ -146,6 +153,9 @@ pub struct FrontendStatus {
     pub removed: bool,
     pub listen: Vec<SocketAddr>,
     pub balance: Option<String>,
+    /// What new connections meet, whatever `instance.not_ready` says.
+    #[serde(default)]
+    pub service: ServiceStatus,
     pub flows: u32,
     pub states: FlowCounts,
     pub max_connections: Option<u32>,
@@ -153,6 +163,15 @@ pub struct FrontendStatus {
     pub ended_total: BTreeMap<String, u64>,
     pub rates: Rate,
     pub backends: Vec<BackendStatus>,
+}
+
+/// Whether clients are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    pub state: Service,
+    pub since_ms: u64,
+    /// In words, which anybody understands.
+    pub in_words: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,8 +1,12 @@
 //! Events in words, for the page and the command line alike.
 
+use std::net::IpAddr;
+
 use super::humane::{bytes, count, duration_ms, duration_us, plural};
+use super::status::{Instance, Status};
 use crate::model::fleet::{Farewell, Pulse};
 use crate::model::health::Standing;
+use crate::table::backend::Service;
 use crate::table::journal::What;
 
 /// How much an event matters to whoever reads it.
@@ -202,6 +206,59 @@ pub fn weight(what: &What) -> Weight {
         | What::UpgradeBegun { .. }
         | What::RebalancePlanned { .. }
         | What::FlowEnded { .. } => Weight::Plain,
+    }
+}
+
+/// Whether clients are served, with how many draining backends if that matters.
+pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
+    let since = duration_ms(since_ms);
+    match (service, draining) {
+        (Service::Ready, _) => "clients are served".to_owned(),
+        (Service::Draining, 0 | 1) => format!("serving from a draining backend: none is ready since {since}"),
+        (Service::Draining, many) => format!("serving from {many} draining backends: none is ready since {since}"),
+        (Service::NoBackend, _) => format!("no backend: new connections are reset since {since}"),
+    }
+}
+
+pub fn of_service(service: Service) -> Weight {
+    match service {
+        Service::Ready => Weight::Good,
+        Service::Draining => Weight::Notice,
+        Service::NoBackend => Weight::Bad,
+    }
+}
+
+/// What an instance is in one word, and how bad that is.
+pub fn instance(instance: &Instance) -> (Weight, &str) {
+    match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
+        ([_, ..], _, _) => (Weight::Bad, "not live"),
+        (_, [], _) => (Weight::Good, "ready"),
+        (_, _, "serving") => (Weight::Bad, "not ready"),
+        (_, _, phase) => (Weight::Notice, phase),
+    }
+}
+
+/// What clients of all frontends together meet, if that is not what they should: the worst, in a few words.
+pub fn shortfall(status: &Status) -> Option<(Weight, String)> {
+    let of = |service: Service| {
+        let met = status.frontends.iter().filter(|it| !it.removed && it.service.state == service);
+        met.map(|it| it.name.as_str()).collect::<Vec<_>>()
+    };
+    let what = match (of(Service::NoBackend), of(Service::Draining)) {
+        (none, _) if !none.is_empty() => (Weight::Bad, "no backend", none),
+        (_, draining) if !draining.is_empty() => (Weight::Notice, "draining backends only", draining),
+        _ => return None,
+    };
+    let (weight, what, names) = what;
+    let all = names.len() == status.frontends.iter().filter(|it| !it.removed).count();
+    Some((weight, if all { what.to_owned() } else { format!("{what} for {}", names.join(", ")) }))
+}
+
+/// Which of the frontends' addresses this host has.
+pub fn vips(vips: &[IpAddr]) -> String {
+    match vips {
+        [] => "has no VIP".to_owned(),
+        vips => format!("has {}", vips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
     }
 }
 

@@ -39,7 +39,7 @@ impl Control for Wiring {
     }
 
     fn not_live(&self) -> Vec<String> {
-        Vec::new()
+        self.core.path.unwatched().into_iter().collect()
     }
 
     fn order(&self, backend: BackendId, order: Order) -> Ordering {

@@ -100,7 +100,7 @@ impl Giver for InstanceGiver {
             flows: table.flows_with_sockets() as u64,
             graduated: self.core.path.graduated(),
             backends: self.runtime.block_on(self.core.checker.save()),
-            totals: Totals::of(&table.registry),
+            totals: Totals::of_table(table),
             carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
         })
     }
@@ -145,7 +145,7 @@ impl Giver for InstanceGiver {
         self.core.path.freeze();
         let table = &self.core.table;
         let (sources, _) = self.core.proxy.save_sources();
-        let totals = Totals::of(&table.registry);
+        let totals = Totals::of_table(table);
         LastWord { totals, next_flow_id: table.flows.next_id(), sources, ..LastWord::default() }
     }
 

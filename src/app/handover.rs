@@ -19,6 +19,7 @@ use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Pulse;
 use crate::model::fleet::handover::{Failure, Handover, Look, Order, Step, Wish};
+use crate::preflight::mover;
 use crate::sys::clock::now_ns;
 use crate::table::flows::FlowState;
 use crate::table::journal::What;
@@ -135,8 +136,12 @@ pub fn check(core: &Core, asked: &HandoverRequest) -> HandoverCheck {
         let begun = with_look(core, |look| Handover::begin(wish(asked), look).map(|_| ()));
         obstacles.extend(begun.err().map(|failure| failure.to_string()));
     }
+    let here = core.table.fleet.places().here.clone();
+    let track_file = core.config.load().takeover.track_file.clone();
+    let stays = if obstacles.is_empty() { mover::missing(&here, track_file.as_deref()) } else { Vec::new() };
     let mut check = HandoverCheck {
         obstacles,
+        unmoved: stays,
         vips: places(core, core.table.fleet.places().here.iter().copied()),
         graduated: 0,
         proxied: 0,
@@ -222,7 +227,7 @@ impl Counts {
         let mut counts = Self {
             proxied: table.flows_with_sockets() as u64,
             all: table.flows.len() as u64,
-            graduated: table.graduation.census.graduated.load(Relaxed),
+            graduated: table.graduation.census.graduated.value(),
             ..Self::default()
         };
         for frontend in Totals::of(&table.registry).frontends {

@@ -34,6 +34,8 @@ pub struct Path {
     graduator: Mutex<Option<Graduator>>,
     /// Held for as long as this process manages what is pinned.
     lock: Mutex<Option<File>>,
+    /// Why nobody watches over what an earlier process graduated, if so.
+    unwatched: Option<String>,
 }
 
 /// What may be pinned when a process starts.
@@ -67,11 +69,16 @@ impl Path {
             LeftBy::Living { graduated } => (start(&config.path, table), graduated > 0),
             LeftBy::Dead => (start_locked(&config.path, table, &mut lock), false),
         };
+        let mut unwatched = None;
         let graduator = match started {
             Ok(graduator) => graduator,
             Err(error) if wanted == Graduate::Require || to_adopt => return Err(StartError::Path(error)),
             Err(error) => {
-                tracing::warn!("flows stay proxied: {error}");
+                unwatched = left_alone(&pins, &error);
+                match &unwatched {
+                    Some(why) => tracing::error!("{why}"),
+                    None => tracing::warn!("flows stay proxied: {error}"),
+                }
                 shut(table, error.to_string());
                 None
             }
@@ -79,7 +86,12 @@ impl Path {
         if wanted == Graduate::Off {
             shut(table, "path.graduate is \"off\"".to_owned());
         }
-        Ok(Self { table: table.clone(), pins, graduator: Mutex::new(graduator), lock: Mutex::new(lock) })
+        Ok(Self { table: table.clone(), pins, graduator: Mutex::new(graduator), lock: Mutex::new(lock), unwatched })
+    }
+
+    /// Why this process should be started anew, once what is in the way is mended.
+    pub fn unwatched(&self) -> Option<String> {
+        self.unwatched.clone()
     }
 
     /// Flows without sockets here, and those that are about to be.
@@ -208,6 +220,20 @@ fn own(pins: &std::path::Path) -> Result<File, NoPath> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(NoPath::InUse(pins.to_owned())),
         Err(error) => Err(fail(error.into())),
     }
+}
+
+/// What is wrong if this process cannot look after the flows in `pins`: their clients wait on backends that die. Nothing, if
+/// there are none, or another instance has them.
+fn left_alone(pins: &std::path::Path, error: &NoPath) -> Option<String> {
+    if matches!(error, NoPath::InUse(_)) {
+        return None;
+    }
+    let entries = program::status(pins).ok().flatten()?.entries;
+    if entries == Some(0) {
+        return None;
+    }
+    let flows = entries.map_or("flows".to_owned(), |entries| format!("{} flows", entries / 2));
+    Some(format!("{flows} that an earlier process graduated are watched by nobody: {error}"))
 }
 
 fn shut(table: &Table, why: String) {

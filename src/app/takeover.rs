@@ -126,7 +126,7 @@ impl Taker for Newcomer {
         let flows = &self.core.table.flows;
         match last {
             Some(last) => {
-                last.totals.carry_into(&self.core.table.registry);
+                last.totals.carry_into_table(&self.core.table);
                 self.core.proxy.recall_sources(&self.config, &last.sources, false);
                 flows.begin_ids_at(last.next_flow_id);
             }

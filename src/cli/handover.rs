@@ -151,19 +151,22 @@ fn table(flows: &HandoverFlows) -> Grid {
 
 fn check(client: &mut Client, asked: HandoverRequest, output: &Output) -> Result<ExitCode, CliError> {
     let check: HandoverCheck = client.ask(&Command::CheckHandover(asked))?;
-    let code = if check.obstacles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let code = match check.obstacles.is_empty() && check.unmoved.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    };
     if output.json {
         output.document(&check)?;
         return Ok(code);
     }
-    let HandoverCheck { obstacles, vips, graduated, proxied, stays } = check;
-    match obstacles.as_slice() {
-        [] => output.line(output.paint(Weight::Good, "this host can be emptied:"))?,
-        obstacles => {
-            output.line(output.paint(Weight::Bad, "this host cannot be emptied:"))?;
-            obstacles.iter().try_for_each(|obstacle| output.line(format!("  {obstacle}")))?;
-        }
-    }
+    let HandoverCheck { obstacles, unmoved, vips, graduated, proxied, stays } = check;
+    let (weight, verdict) = match (obstacles.is_empty(), unmoved.is_empty()) {
+        (true, true) => (Weight::Good, "this host can be emptied:"),
+        (true, false) => (Weight::Bad, "this host cannot be emptied unless somebody moves the VIP:"),
+        (false, _) => (Weight::Bad, "this host cannot be emptied:"),
+    };
+    output.line(output.paint(weight, verdict))?;
+    obstacles.iter().chain(&unmoved).try_for_each(|obstacle| output.line(format!("  {obstacle}")))?;
     vips.iter().try_for_each(|vip| output.line(format!("  {}", place(vip))))?;
     output.line(format!("  {} have graduated and go on", plural(graduated, "flow")))?;
     output.line(format!(

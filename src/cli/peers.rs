@@ -46,7 +46,8 @@ fn in_words(report: &PeersReport, output: &Output) -> String {
         false => output.paint(Weight::Bad, "not ready for the VIP: it waits for its peers' flows"),
     };
     let slot = report.slot.map_or_else(String::new, |slot| format!(", slot {slot}"));
-    let mut text = format!("{}{slot}: {ready}\n", output.bold(&name.to_string()));
+    let vips = words::vips(&report.vips);
+    let mut text = format!("{}{slot}: {ready}; it {vips}\n", output.bold(&name.to_string()));
     let mut grid = Grid::new(&[
         ("PEER", Left),
         ("STATE", Left),

@@ -111,8 +111,8 @@ pub fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
         return Vec::new();
     }
     let count = number("LISTEN_FDS").unwrap_or(0).min(PASSED_MAX);
-    let fds = (FIRST_PASSED..).take(count as usize).filter_map(inherited::take);
-    fds.filter_map(|fd| Some((socket::listening_address(&fd)?, fd))).collect()
+    let fds = inherited::take_passed(FIRST_PASSED, count);
+    fds.into_iter().filter_map(|fd| Some((socket::listening_address(&fd)?, fd))).collect()
 }
 
 /// After which silence the service manager starts the process anew (`WatchdogSec=`, sd_watchdog_enabled(3)). After an upgrade

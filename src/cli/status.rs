@@ -8,8 +8,9 @@ use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::admin::protocol::{BackendName, Command};
-use crate::admin::status::{BackendStatus, FrontendStatus, Instance, PathStatus, PeersReport, Status, WorkerCondition};
+use crate::admin::status::{BackendStatus, FrontendStatus, PathStatus, PeersReport, Status, WorkerCondition};
 use crate::admin::words::{self, Weight};
+use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 
 /// Events at the end of `baton status`.
@@ -71,7 +72,7 @@ pub fn backends(client: &mut Client, backend: Option<BackendName>, output: &Outp
 }
 
 fn in_words(status: &Status, output: &Output) -> String {
-    let mut text = instance(&status.instance, output);
+    let mut text = instance(status, output);
     let totals = &status.totals;
     text += &format!(
         "{} now, {} new/s, {}/s to backends, {}/s to clients; {} accepted since the start\n",
@@ -129,18 +130,18 @@ fn path(path: &PathStatus, graduated: u64) -> String {
     }
 }
 
-fn instance(instance: &Instance, output: &Output) -> String {
-    let (weight, word) = match (&instance.not_live[..], &instance.not_ready[..], &*instance.phase) {
-        ([_, ..], _, _) => (Weight::Bad, "not live"),
-        (_, [], _) => (Weight::Good, "ready"),
-        (_, _, "serving") => (Weight::Bad, "not ready"),
-        (_, _, phase) => (Weight::Notice, phase),
+fn instance(status: &Status, output: &Output) -> String {
+    let instance = &status.instance;
+    // Two facts: whether this host should have the VIP, and whether clients are served.
+    let (weight, word) = match (words::instance(instance), words::shortfall(status)) {
+        ((Weight::Good, _), Some((weight, what))) => (weight, format!("ready for the VIP, {what}")),
+        ((weight, word), _) => (weight, word.to_owned()),
     };
     let mut text = format!(
         "{} on {}: {}, up {}, pid {}, {}\n",
         output.bold(&format!("Baton {}", instance.version)),
         instance.host,
-        output.paint(weight, word),
+        output.paint(weight, &word),
         duration_ms(instance.uptime_ms),
         instance.pid,
         plural(instance.workers.len() as u64, "worker"),
@@ -148,6 +149,11 @@ fn instance(instance: &Instance, output: &Output) -> String {
     for reason in instance.not_live.iter().chain(&instance.not_ready) {
         text += &format!("  {}\n", output.paint(weight, reason));
     }
+    for frontend in status.frontends.iter().filter(|it| !it.removed && it.service.state != Service::Ready) {
+        let weight = words::of_service(frontend.service.state);
+        text += &format!("  {}\n", output.paint(weight, &format!("{}: {}", frontend.name, frontend.service.in_words)));
+    }
+    text += &format!("This host {}\n", words::vips(&instance.vips));
     for (number, worker) in instance.workers.iter().enumerate() {
         if worker.state == WorkerCondition::AcceptPaused {
             let reason = format!("worker {number} accepts nothing: out of file descriptors");

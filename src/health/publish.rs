@@ -6,6 +6,7 @@ use super::watcher::Watcher;
 use crate::model::end_reason::EndReason;
 use crate::model::health::machine::Action;
 use crate::model::health::{Cause, Standing};
+use crate::sys::clock::now_ns;
 use crate::table::backend::HealthView;
 use crate::table::flows::FlowState;
 use crate::table::journal::What;
@@ -24,6 +25,8 @@ impl Watcher {
         }
         self.entry.set_preference(self.machine.preference());
         self.entry.set_health(self.view());
+        // So that it knows since when, whoever looks later.
+        self.shared.table.registry.service(&self.entry.frontend, now_ns());
         self.vote.set(self.machine.is_proven_ready() && self.entry.weight() > 0);
         for action in actions {
             match action {

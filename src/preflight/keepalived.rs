@@ -25,6 +25,18 @@ pub struct Keepalived {
     file: io::Result<File>,
 }
 
+/// Whether a keepalived takes an address away when Baton says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    Yes,
+    /// It has the address, and goes by nothing of Baton's.
+    Nothing,
+    /// It has not the address.
+    NoVip,
+    /// Its file cannot be read.
+    Unread,
+}
+
 /// One `vrrp_instance`.
 #[derive(Clone, Copy, Debug)]
 struct Instance<'f> {
@@ -53,6 +65,34 @@ impl Keepalived {
     /// Every address that it moves.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.instances().iter().flat_map(Instance::addresses).collect()
+    }
+
+    pub fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Whether it takes `vip` away from a host that should not have it.
+    pub fn follows(&self, vip: IpAddr, track_file: Option<&Path>) -> Follows {
+        let Ok(file) = &self.file else { return Follows::Unread };
+        let scripts = scripts(file);
+        let is_tracked = |node: &&Node| {
+            let path = node.value("file").map(Path::new);
+            ["vrrp_track_file", "track_file"].contains(&node.keyword()) && path.is_some() && path == track_file
+        };
+        let files: Vec<_> = file.nodes.iter().filter(is_tracked).filter_map(Node::argument).collect();
+        let with_vip: Vec<_> = self.instances().into_iter().filter(|it| it.addresses().contains(&vip)).collect();
+        let follows = |it: &Instance| {
+            let in_block = |block: &str, name: &str| {
+                it.node.find(block).is_some_and(|block| block.block.iter().any(|line| line.keyword() == name))
+            };
+            scripts.iter().any(|script| in_block("track_script", script.name))
+                || files.iter().any(|file| in_block("track_file", file))
+        };
+        match with_vip.as_slice() {
+            [] => Follows::NoVip,
+            some if some.iter().any(follows) => Follows::Yes,
+            _ => Follows::Nothing,
+        }
     }
 
     pub fn judge(&self, config: &Config, place: &Place) -> Vec<Finding> {

@@ -269,6 +269,10 @@ impl Map {
         keys: &mut [u8],
         values: &mut [u8],
     ) -> io::Result<(usize, Option<u32>)> {
+        // A map of another kind may be pinned under this name: a ring buffer has no keys.
+        if self.key_size == 0 || self.value_size == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let room = (keys.len() / self.key_size).min(values.len() / self.value_size);
         let (mut at, mut next) = (from.unwrap_or(0), 0u32);
         let mut attr = Batch {

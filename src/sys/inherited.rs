@@ -5,15 +5,28 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Numbers that have an owner already.
 static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
+/// Owns the `count` descriptors from number `first` on, which whoever started this process left open for it (sd_listen_fds(3)); those
+/// that are not open are left out. Call it before anything else is opened; from the second call on there are none.
+pub fn take_passed(first: RawFd, count: u32) -> Vec<OwnedFd> {
+    static CALLED: AtomicBool = AtomicBool::new(false);
+    if CALLED.swap(true, Relaxed) {
+        return Vec::new();
+    }
+    // SAFETY: nothing of this process has opened them, and nobody asks twice.
+    (first..).take(count as usize).filter_map(|number| unsafe { take(number) }).collect()
+}
+
 /// Owns descriptor `number`, which whoever started this process left open for it. `None`: it is not open, it is one of
 /// the standard three, or it was taken before.
 ///
-/// Call it before anything else is opened: a number that is in use by then belongs to somebody else.
-pub fn take(number: RawFd) -> Option<OwnedFd> {
+/// # Safety
+/// Nothing of this process may have opened it: a number that is in use by then belongs to somebody else.
+unsafe fn take(number: RawFd) -> Option<OwnedFd> {
     let mut taken = TAKEN.lock().ok()?;
     if number <= 2 || taken.contains(&number) {
         return None;

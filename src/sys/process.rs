@@ -37,8 +37,13 @@ pub fn holds_capability(number: u32) -> bool {
 /// Whether a process of this name runs in this network namespace (proc(5): comm, stat and ns/net). Those that may not be
 /// looked into count, so that without rights nobody is taken for gone; those that nobody has waited for do not.
 pub fn runs_any(name: &str) -> bool {
+    !arguments_of(name).is_empty()
+}
+
+/// The command lines of all processes that [`runs_any`] would find.
+pub fn arguments_of(name: &str) -> Vec<Vec<String>> {
     let own = std::fs::read_link("/proc/thread-self/ns/net").ok();
-    std::fs::read_dir("/proc").into_iter().flatten().flatten().any(|entry| {
+    let found = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(|entry| {
         let read = |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
         if read("comm").trim_end() != name {
             return false;
@@ -51,7 +56,12 @@ pub fn runs_any(name: &str) -> bool {
                 Ok(there) => own.as_ref() == Some(&there),
                 Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
             }
-    })
+    });
+    let arguments = |entry: std::fs::DirEntry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    };
+    found.map(arguments).collect()
 }
 
 /// Cores that the process may run on.

@@ -1,5 +1,7 @@
 //! Backends and frontends as they run: the state that survives a reload, keyed by name.
 
+mod service;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Mutex, PoisonError};
@@ -14,6 +16,8 @@ use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, Standing};
 use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
 use crate::model::ids::{BackendId, FrontendId};
+pub use service::Service;
+use service::ServiceMemory;
 
 /// Why one connect attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +97,7 @@ pub struct FrontendEntry {
     /// Flows now.
     pub active: AtomicU32,
     pub elsewhere: Elsewhere,
+    service: ServiceMemory,
     /// One per worker, and a last one for what an earlier process counted.
     pub lanes: Box<[FrontendLane]>,
 }
@@ -298,6 +303,7 @@ impl Registry {
             name: name.clone(),
             active: AtomicU32::new(0),
             elsewhere: Elsewhere::default(),
+            service: ServiceMemory::default(),
             lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });
         *next_id += 1;

@@ -1,4 +1,4 @@
-//! Counters that cost no locked instruction.
+//! Counters: those of the path of a byte cost no locked instruction, the others go on in the next process.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,5 +14,28 @@ impl Count {
 
     pub fn value(&self) -> u64 {
         self.0.load(Relaxed)
+    }
+}
+
+/// A counter with any number of writers, which an upgrade carries on.
+#[derive(Debug, Default)]
+pub struct Tally {
+    own: AtomicU64,
+    /// What the process before this one had counted.
+    before: AtomicU64,
+}
+
+impl Tally {
+    pub fn add(&self, by: u64) {
+        self.own.fetch_add(by, Relaxed);
+    }
+
+    pub fn value(&self) -> u64 {
+        self.own.load(Relaxed) + self.before.load(Relaxed)
+    }
+
+    /// Counts `before` in as the earlier process's, in place of what was counted in before.
+    pub fn carry(&self, before: u64) {
+        self.before.fetch_max(before, Relaxed);
     }
 }

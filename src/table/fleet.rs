@@ -8,13 +8,14 @@
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use crossbeam_queue::SegQueue;
 use tokio::sync::watch;
 
+use super::count::Tally;
 use crate::model::fleet::Slice;
 use crate::model::fleet::handover::Places;
 pub use crate::model::fleet::{Asked, Command, Local, MemberView, Remote};
@@ -46,12 +47,28 @@ pub struct Fleet {
 #[derive(Debug, Default)]
 pub struct FleetCensus {
     /// `baton_untracked_packets_total` by outcome: packets of flows that were not this instance's.
-    pub forwarded: AtomicU64,
-    pub reset: AtomicU64,
-    pub adopted: AtomicU64,
-    pub dropped: AtomicU64,
-    pub tickled: AtomicU64,
-    pub takeovers: AtomicU64,
+    pub forwarded: Tally,
+    pub reset: Tally,
+    pub adopted: Tally,
+    pub dropped: Tally,
+    pub tickled: Tally,
+    pub takeovers: Tally,
+}
+
+impl FleetCensus {
+    /// All of them by name, for an upgrade.
+    pub fn tallies(&self) -> Vec<(String, &Tally)> {
+        let Self { forwarded, reset, adopted, dropped, tickled, takeovers } = self;
+        let all = [
+            ("forwarded", forwarded),
+            ("reset", reset),
+            ("adopted", adopted),
+            ("dropped", dropped),
+            ("tickled", tickled),
+            ("takeovers", takeovers),
+        ];
+        all.into_iter().map(|(name, tally)| (format!("fleet {name}"), tally)).collect()
+    }
 }
 
 impl Fleet {

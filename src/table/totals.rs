@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::Table;
 use super::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Registry};
-use super::count::Count;
+use super::count::{Count, Tally};
 use crate::model::end_reason::EndReason;
 
 /// All frontends' and backends' counters at one moment.
@@ -14,6 +15,8 @@ use crate::model::end_reason::EndReason;
 pub struct Totals {
     pub frontends: Vec<FrontendTotals>,
     pub backends: Vec<BackendTotals>,
+    /// Of graduation and the fleet, by name. Absent from a release that did not carry them.
+    pub tallies: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,11 +45,27 @@ pub struct BackendTotals {
 }
 
 impl Totals {
+    /// Of everything.
+    pub fn of_table(table: &Table) -> Self {
+        let tallies = tallies(table).into_iter().map(|(name, tally)| (name, tally.value()));
+        Self { tallies: tallies.filter(|(_, count)| *count > 0).collect(), ..Self::of(&table.registry) }
+    }
+
+    /// Of frontends and backends alone.
     pub fn of(registry: &Registry) -> Self {
         Self {
             frontends: registry.frontends().iter().map(|entry| of_frontend(entry)).collect(),
             backends: registry.backends().iter().map(|entry| of_backend(entry)).collect(),
+            tallies: BTreeMap::new(),
         }
+    }
+
+    /// As [`Totals::carry_into`], with what is not a frontend's or a backend's.
+    pub fn carry_into_table(&self, table: &Table) {
+        for (name, tally) in tallies(table) {
+            tally.carry(self.tallies.get(&name).copied().unwrap_or(0));
+        }
+        self.carry_into(&table.registry);
     }
 
     /// Counts all of this in as an earlier process's, in place of what was counted in before. Names that `registry`
@@ -69,6 +88,10 @@ impl Totals {
             }
         }
     }
+}
+
+fn tallies(table: &Table) -> Vec<(String, &Tally)> {
+    table.graduation.census.tallies().into_iter().chain(table.fleet.census.tallies()).collect()
 }
 
 fn of_frontend(entry: &FrontendEntry) -> FrontendTotals {

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
@@ -204,7 +203,7 @@ impl Control {
                     tracing::debug!(%from, %to, flags = stray.flags, length = stray.length, "nobody knows this packet's flow: RST");
                     let census = &self.table.fleet.census;
                     let counted = if self.wire.answer(&stray) { &census.reset } else { &census.dropped };
-                    counted.fetch_add(1, Relaxed);
+                    counted.add(1);
                 }
                 Action::Shared(shared) => self.table.fleet.set_shared(shared),
                 Action::Note(note) => self.note(note),
@@ -227,8 +226,8 @@ impl Control {
         let census = &self.table.fleet.census;
         let what = match note {
             Note::TakenOver { from, adopted, reset } => {
-                census.takeovers.fetch_add(1, Relaxed);
-                census.adopted.fetch_add(adopted as u64, Relaxed);
+                census.takeovers.add(1);
+                census.adopted.add(adopted as u64);
                 tracing::warn!(%from, adopted, reset, "an instance is dead: flows without sockets go on here, others are reset");
                 What::TookOverFrom { instance: from, adopted, reset }
             }
@@ -241,12 +240,12 @@ impl Control {
                 What::ClientsTold { instance: from, answered, silent }
             }
             Note::Claimed { from, flows } => {
-                census.adopted.fetch_add(flows as u64, Relaxed);
+                census.adopted.add(flows as u64);
                 What::FlowsClaimed { instance: from, flows }
             }
             Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
             Note::Forwarded(packets) => {
-                census.forwarded.fetch_add(packets as u64, Relaxed);
+                census.forwarded.add(packets as u64);
                 return;
             }
             Note::AddressCame(address) => {

@@ -16,7 +16,6 @@ use crate::sys::frame::FrameSender;
 use crate::sys::raw::RawSender;
 use crate::table::Table;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Segments are sent in steps of this length.
 const STEP: Duration = Duration::from_millis(2);
@@ -97,7 +96,7 @@ async fn tickle(
                     let _ = raw.send(&packet, to.ip());
                 }
             }
-            table.fleet.census.tickled.fetch_add(some.len() as u64, Relaxed);
+            table.fleet.census.tickled.add(some.len() as u64);
         }
         let _ = done.send(round);
     }

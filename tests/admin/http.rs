@@ -165,14 +165,83 @@ async fn a_slow_head_is_let_go() {
     let instance = FakeInstance::start();
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    let limits = HttpLimits { connections: 1, head: Duration::from_millis(100), connection: Duration::from_secs(5) };
+    let limits = HttpLimits { head: Duration::from_millis(100), ..HttpLimits::default() };
     tokio::spawn(serve(instance.admin.clone(), listener, limits));
     let answered = tokio::task::spawn_blocking(move || {
         let mut slow = TcpStream::connect(address).unwrap();
+        slow.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         slow.write_all(b"GET /livez HT").unwrap();
-        // With room for one, this answer comes only after the slow one was let go.
-        let answer = ask_at(address, "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        (answer.status, slow)
+        let mut rest = Vec::new();
+        slow.read_to_end(&mut rest)
     });
-    assert_eq!(answered.await.unwrap().0, 200);
+    answered.await.unwrap().unwrap();
+}
+
+/// More silent connections than there is room for, of the prober's own address and of others.
+#[tokio::test]
+async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
+    let instance = FakeInstance::start();
+    let address = instance.doors.http_address().unwrap();
+    let answered = tokio::task::spawn_blocking(move || {
+        let silent: Vec<_> = (0..400)
+            .map(|number| {
+                let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+                let from = SocketAddr::from(([127, 0, 0, 1 + (number % 8) as u8], 0));
+                socket.bind(&from.into()).unwrap();
+                socket.connect(&address.into()).unwrap();
+                socket
+            })
+            .collect();
+        let began = std::time::Instant::now();
+        let answer = ask_at(address, "GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let took = began.elapsed();
+        drop(silent);
+        (answer.status, took)
+    });
+    let (status, took) = answered.await.unwrap();
+    assert_eq!(status, 200);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+/// That this host may have the VIP and that clients are served are two facts.
+#[tokio::test]
+async fn with_no_backend_left_nothing_says_ready_in_green() {
+    let instance = FakeInstance::start();
+    let now = baton::sys::clock::now_ns();
+    let stands = |name: &str, standing: Standing| {
+        let entry = instance.backend(name);
+        let before = HealthView::clone(&entry.health());
+        entry.set_health(HealthView { standing, since_ns: now - 6_000_000_000, ..before });
+    };
+    for name in ["cp1", "cp2", "cp3"] {
+        let standing = instance.backend(name).health().standing;
+        stands(name, standing);
+    }
+    let page = get(&instance, "/").await.body;
+    assert!(page.contains("<title>Baton on ") && page.contains("<span class=\"pill good\">ready</span>"), "{page}");
+    stands("cp1", Standing::Ejected);
+    let page = get(&instance, "/").await.body;
+    let of_draining = "serving from a draining backend: none is ready since 6";
+    assert!(page.contains("<title>draining backends only: Baton on ") && page.contains(of_draining), "{page}");
+    assert!(page.contains("<span class=\"pill notice\">draining backends only</span>"), "{page}");
+    stands("cp2", Standing::Ejected);
+    let page = get(&instance, "/").await.body;
+    let of_none = "no backend: new connections are reset since 6";
+    assert!(page.contains("<title>no backend: Baton on ") && page.contains(of_none), "{page}");
+    assert!(page.contains("<span class=\"pill bad\">no backend</span>"), "{page}");
+    assert!(!page.contains("<span class=\"pill good\">ready</span>") && page.contains("fill='%23d1261b'"), "{page}");
+    // The other fact is as it was.
+    assert_eq!(get(&instance, "/readyz").await.status, 200);
+    let status: serde_json::Value = serde_json::from_str(&get(&instance, "/status.json").await.body).unwrap();
+    let service = &status["frontends"][0]["service"];
+    assert_eq!(service["state"], "no_backend");
+    assert!(service["since_ms"].as_u64().is_some_and(|ms| (6_000..60_000).contains(&ms)), "{service}");
+    assert!(service["in_words"].as_str().is_some_and(|words| words.starts_with(of_none)), "{service}");
+    let metrics = get(&instance, "/metrics").await.body;
+    for line in [
+        "baton_frontend_state{frontend=\"apiserver\",state=\"no_backend\"} 1",
+        "baton_frontend_state{frontend=\"apiserver\",state=\"ready\"} 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}");
+    }
 }

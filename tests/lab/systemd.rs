@@ -17,6 +17,9 @@ use super::{LONG, secs};
 
 const MANAGER: &str = "/lib/systemd/systemd";
 
+/// Before a command that runs inside: the PATH of the tests leads to a place that is not there.
+pub const OWN_PATH: [&str; 2] = ["/usr/bin/env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"];
+
 /// Makes the container and becomes its PID 1: `$1` a directory of the test's, `$2` the binary, `$3` a name for the cgroup.
 const BEGIN: &str = r#"
 mount --make-rprivate /
@@ -106,7 +109,7 @@ impl Systemd {
         };
         let pid = manager.to_string();
         let enter = ["nsenter", "--target", &pid, "--mount", "--pid", "--root", "--wd=/"];
-        let words = [&enter[..], command].concat();
+        let words = [&enter[..], &OWN_PATH, command].concat();
         self.host.enter(|| Command::new(words[0]).args(&words[1..]).output()).expect("util-linux")
     }
 

@@ -7,7 +7,10 @@
     try {
       const answer = await fetch("/", { cache: "no-store", signal: AbortSignal.timeout(3000) });
       if (!answer.ok) throw new Error(answer.status);
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+      const whole = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const fresh = whole.querySelector("main");
+      document.title = whole.title;
+      document.querySelector("link[rel=icon]").href = whole.querySelector("link[rel=icon]").href;
       // Nobody can copy text that is swapped under the mouse.
       if (getSelection().isCollapsed) document.querySelector("main").replaceWith(fresh);
       heard = Date.now();

@@ -9,9 +9,11 @@ use crate::admin::Admin;
 use crate::admin::census::Counts;
 use crate::admin::rates::{Sample, Samples};
 use crate::admin::watchdog;
+use crate::admin::words;
 use crate::config;
 use crate::model::end_reason::EndReason;
-use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry};
+use crate::sys::netdev;
+use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry, Registry};
 use crate::table::graduation::Stays;
 use crate::table::worker::WorkerState;
 
@@ -24,6 +26,7 @@ struct Gathering<'a> {
     sample: Sample,
     samples: &'a Samples,
     counts: &'a Counts,
+    registry: &'a Registry,
 }
 
 impl Status {
@@ -31,8 +34,9 @@ impl Status {
     pub fn gather(admin: &Admin, now_ns: u64) -> Self {
         let counts = admin.census().counts(&admin.table);
         let samples = admin.samples();
-        let gathering =
-            Gathering { now_ns, sample: Sample::take(&admin.table, now_ns), samples: &samples, counts: &counts };
+        let sample = Sample::take(&admin.table, now_ns);
+        let registry = &admin.table.registry;
+        let gathering = Gathering { now_ns, sample, samples: &samples, counts: &counts, registry };
         let config = admin.config.load();
         let mut entries = admin.table.registry.frontends();
         // Stable: those that the configuration does not know keep their order at the end.
@@ -103,8 +107,23 @@ pub fn peers_report(admin: &Admin) -> PeersReport {
         name: settings.map(|it| it.name.clone()),
         slot: settings.map(|it| it.slot),
         ready: fleet.is_ready(),
+        vips: vips(&config, admin),
         peers: fleet.members().to_vec(),
     }
+}
+
+/// The frontends' addresses that bring packets to this host: all but those that are its own for good.
+pub fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
+    let own = config.peers.as_ref().map(|peers| peers.listen.ip());
+    let kept = &admin.table.fleet.places().kept;
+    let networks = netdev::networks().unwrap_or_default();
+    let here = |ip: &IpAddr| networks.iter().any(|(_, network)| network.addr() == *ip) && !kept.contains(ip);
+    let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.ip());
+    let fixed = |ip: &IpAddr| ip.is_unspecified() || ip.is_loopback() || Some(*ip) == own;
+    let mut vips: Vec<_> = listens.filter(|ip| !fixed(ip)).filter(here).collect();
+    vips.sort();
+    vips.dedup();
+    vips
 }
 
 fn path(admin: &Admin) -> PathStatus {
@@ -116,8 +135,8 @@ fn path(admin: &Admin) -> PathStatus {
         interfaces: view.interfaces.clone(),
         flows_held: view.flows_held,
         flows_max: view.flows_max,
-        graduated_total: census.graduated.load(Relaxed),
-        adopted_total: census.adopted.load(Relaxed),
+        graduated_total: census.graduated.value(),
+        adopted_total: census.adopted.value(),
         stayed_total: stayed.filter(|(_, count)| *count > 0).collect(),
         packets_total: view.packets.iter().map(|(what, count)| ((*what).to_owned(), *count)).collect(),
     }
@@ -130,6 +149,7 @@ fn instance(admin: &Admin, now_ns: u64) -> Instance {
         pid: std::process::id(),
         uptime_ms: now_ns.saturating_sub(admin.started_at_ns()) / 1_000_000,
         phase: admin.phase.phase().label().to_owned(),
+        vips: vips(&admin.config.load(), admin),
         not_ready: admin.not_ready(),
         not_live: admin.not_live(now_ns),
         workers: admin.table.workers.iter().map(|worker| worker_status(worker, now_ns)).collect(),
@@ -169,8 +189,14 @@ fn frontend_status(
         let rates = gathering.samples.rate(&gathering.sample, |sample| sample.backends.get(&backend.id).copied());
         BackendStatus { rates, ..backend_status(backend, gathering.now_ns) }
     });
+    let (state, since_ns) = gathering.registry.service(entry, gathering.now_ns);
+    let since_ms = gathering.now_ns.saturating_sub(since_ns) / 1_000_000;
+    let draining =
+        backends.iter().filter(|it| it.frontend.id == entry.id && it.health().standing == Standing::Draining);
+    let in_words = words::service(state, draining.count(), since_ms);
     FrontendStatus {
         name: entry.name.to_string(),
+        service: ServiceStatus { state, since_ms, in_words },
         removed: configured.is_none(),
         listen: configured.map_or(Vec::new(), |config| config.listen.iter().map(|vip| vip.socket_addr()).collect()),
         balance: configured.map(|config| balance_label(config.balance).to_owned()),

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::carried::{Carried, Look, Step};
 use super::{Path, note};
@@ -78,7 +77,7 @@ impl Path {
         }
         self.count_claimed(0);
         self.surroundings.compare_again();
-        self.table.graduation.census.adopted.fetch_add(found, Relaxed);
+        self.table.graduation.census.adopted.add(found);
         if found + unfinished > 0 {
             tracing::info!(flows = found, reset = unfinished, "adopted the flows that an earlier process graduated");
             self.table.journal.record(What::PathAdopted { flows: found, reset: unfinished });

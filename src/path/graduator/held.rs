@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::adopt::{Pair, carried};
 use super::carried::{Carried, Step};
@@ -309,7 +308,7 @@ impl Path {
             if claim { self.adopt_held(id) } else { self.drop_held(id) }
         }
         if claim {
-            self.table.fleet.census.adopted.fetch_add(count, Relaxed);
+            self.table.fleet.census.adopted.add(count);
         }
         let old: Vec<_> = self.keep.diverted.iter().filter(|(_, said)| !**said).map(|(key, _)| *key).collect();
         old.into_iter().for_each(|key| self.forget(key));

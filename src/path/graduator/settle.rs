@@ -3,7 +3,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Path;
@@ -196,7 +195,7 @@ impl Path {
                 return self.reset(id);
             }
         }
-        self.table.graduation.census.graduated.fetch_add(1, Relaxed);
+        self.table.graduation.census.graduated.add(1);
         if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
             self.answer(ticket.worker, Answer::Graduated(ticket));
         }

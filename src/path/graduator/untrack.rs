@@ -8,7 +8,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -64,13 +63,13 @@ fn run(table: &Table, wanted: &Receiver<Ends>) {
         };
         let error = match forgotten {
             Ok(forgotten) => {
-                census.untracked.fetch_add(forgotten.removed, Relaxed);
+                census.untracked.add(forgotten.removed);
                 forgotten.refused.map(io::Error::from_raw_os_error)
             }
             Err(error) => Some(error),
         };
         if let Some(error) = error {
-            census.still_tracked.fetch_add(legs.len() as u64, Relaxed);
+            census.still_tracked.add(legs.len() as u64);
             // Once for each reason: it would be said with every flow.
             if told.replace(error.kind()) != Some(error.kind()) {
                 tracing::error!(%error, "connection tracking keeps flows that have graduated, and its table fills; \

@@ -251,7 +251,7 @@ impl Path {
             Ok(interfaces) if interfaces.is_empty() => {}
             Ok(interfaces) => {
                 tracing::warn!(?interfaces, "the path was detached by somebody else, and is attached again");
-                self.table.graduation.census.reattached.fetch_add(1, Relaxed);
+                self.table.graduation.census.reattached.add(1);
                 self.table.journal.record(What::PathMended { interfaces });
             }
             Err(error) => tracing::error!(%error, "the path cannot be attached again"),

@@ -1,26 +1,25 @@
 //! What is counted of graduations, for metrics and the status.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::ArcSwap;
 
 use super::Stays;
+use crate::table::count::Tally;
 
 /// Counters of graduations, and how the path stands.
 #[derive(Debug)]
 pub struct Census {
-    pub graduated: AtomicU64,
+    pub graduated: Tally,
     /// By `Stays as usize`: each time that a flow was tried and stayed.
-    stayed: [AtomicU64; Stays::ALL.len()],
+    stayed: [Tally; Stays::ALL.len()],
     /// Flows of an earlier process that were adopted.
-    pub adopted: AtomicU64,
+    pub adopted: Tally,
     /// Times that somebody else had detached the program, and it was attached again.
-    pub reattached: AtomicU64,
+    pub reattached: Tally,
     /// Connections of graduated flows that connection tracking was made to forget, and that it would not forget.
-    pub untracked: AtomicU64,
-    pub still_tracked: AtomicU64,
+    pub untracked: Tally,
+    pub still_tracked: Tally,
     view: ArcSwap<PathView>,
 }
 
@@ -42,12 +41,12 @@ impl Default for Census {
     fn default() -> Self {
         let view = PathView { why_not: Some("it has not been opened".to_owned()), ..PathView::default() };
         Self {
-            graduated: AtomicU64::new(0),
-            stayed: std::array::from_fn(|_| AtomicU64::new(0)),
-            adopted: AtomicU64::new(0),
-            reattached: AtomicU64::new(0),
-            untracked: AtomicU64::new(0),
-            still_tracked: AtomicU64::new(0),
+            graduated: Tally::default(),
+            stayed: std::array::from_fn(|_| Tally::default()),
+            adopted: Tally::default(),
+            reattached: Tally::default(),
+            untracked: Tally::default(),
+            still_tracked: Tally::default(),
             view: ArcSwap::from_pointee(view),
         }
     }
@@ -55,11 +54,24 @@ impl Default for Census {
 
 impl Census {
     pub fn count_stayed(&self, why: Stays) {
-        self.stayed[why as usize].fetch_add(1, Relaxed);
+        self.stayed[why as usize].add(1);
     }
 
     pub fn stayed(&self, why: Stays) -> u64 {
-        self.stayed[why as usize].load(Relaxed)
+        self.stayed[why as usize].value()
+    }
+
+    /// All of them by name, for an upgrade.
+    pub fn tallies(&self) -> Vec<(String, &Tally)> {
+        let stayed = Stays::ALL.iter().map(|why| (format!("stayed {}", why.label()), &self.stayed[*why as usize]));
+        let others = [
+            ("graduated", &self.graduated),
+            ("adopted", &self.adopted),
+            ("reattached", &self.reattached),
+            ("untracked", &self.untracked),
+            ("still tracked", &self.still_tracked),
+        ];
+        others.map(|(name, tally)| (name.to_owned(), tally)).into_iter().chain(stayed).collect()
     }
 
     pub fn view(&self) -> Arc<PathView> {

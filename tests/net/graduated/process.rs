@@ -116,6 +116,67 @@ fn an_upgrade_takes_graduated_flows_along_without_a_touch() {
     lab.client.connect(lab.lb.v4(6443)).echo(1, 1000);
 }
 
+/// Counters of the process itself, and of what it alone has done; all others go on.
+const OF_THE_PROCESS: [&str; 10] = [
+    "process_",
+    "baton_config_reloads",
+    "baton_flow_log_skipped",
+    "baton_handoff",
+    "baton_probe_duration",
+    "baton_accept_errors",
+    "baton_accepts_shed",
+    "baton_flows_ended_unreported",
+    "baton_event_loop_turn",
+    "baton_peer_resyncs",
+];
+
+/// Every sample of a counter or a histogram on the page.
+fn counters(page: &str) -> Vec<(String, f64)> {
+    let mut counts = false;
+    let mut found = Vec::new();
+    for line in page.lines() {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            counts = kind.ends_with(" counter") || kind.ends_with(" histogram");
+        } else if counts && !line.starts_with('#') && !OF_THE_PROCESS.iter().any(|own| line.starts_with(own)) {
+            let (sample, value) = line.rsplit_once(' ').expect("a sample");
+            found.push((sample.to_owned(), value.parse().expect("a number")));
+        }
+    }
+    found
+}
+
+#[test]
+fn no_counter_of_the_metrics_page_falls_in_an_upgrade() {
+    let Some(scene) = Scene::new("counters") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let _successor = Successor(&baton);
+    let mut conns: Vec<_> = (0..5).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.iter_mut().for_each(|conn| (0..4).for_each(|round| conn.echo(round, 100)));
+    baton.wait_graduated(5);
+    // One that ends.
+    drop(conns.pop());
+    eventually(LONG, "it has ended", || baton.flow_count() == 4);
+    let before = counters(&baton.metrics());
+    assert!(before.len() > 50 && before.iter().any(|(name, n)| name.starts_with("baton_flows_graduated") && *n >= 5.0));
+    for _ in 0..2 {
+        let pid = baton.status()["instance"]["pid"].clone();
+        baton.order(&["upgrade"]);
+        eventually(LONG, "the new process has them", || {
+            baton.http("/readyz").is_some_and(|(status, _)| status == 200)
+                && baton.status()["instance"]["pid"] != pid
+                && baton.flow_count() == 4
+        });
+        let after = counters(&baton.metrics());
+        for (sample, count) in &before {
+            let now = after.iter().find(|(name, _)| name == sample).map_or(0.0, |(_, count)| *count);
+            assert!(now >= *count, "{sample}: {count} before, {now} after");
+        }
+        assert!(baton.status()["path"]["graduated_total"].as_u64() >= Some(5));
+    }
+}
+
 /// Flows that rest, that talk without a pause and that move bulk, in whatever state each is, through upgrades amid a storm
 /// of newcomers.
 #[test]

@@ -49,12 +49,15 @@ fn flows_graduate_in_the_sandbox_of_the_unit() {
     let inside = |script: &str| {
         let target = format!("--target={}", pid.as_raw_nonzero());
         Command::new("nsenter")
-            .args([&target, "--mount", "--root", "sh", "-c", script])
+            .args([&target, "--mount", "--root"])
+            .args(crate::lab::systemd::OWN_PATH)
+            .args(["sh", "-c", script])
             .output()
             .unwrap()
             .status
             .success()
     };
+    assert!(inside("command -v touch && ls / | grep etc"));
     for closed in ["/etc", "/usr", "/var"] {
         assert!(!inside(&format!("touch {closed}/of-a-test")), "{closed}");
     }

@@ -1,0 +1,101 @@
+//! What moves the VIP away from a host that should not have it: keepalived by a file that says so, or BIRD. Without it whoever lets
+//! the VIP go waits for nothing.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use super::KEEPALIVED_DEFAULT;
+use super::keepalived::{Follows, Keepalived};
+use crate::sys::process;
+
+/// Why each of `vips`, which are on this host, would stay; one sentence each. `track_file`: that of the configuration, if any.
+pub fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String> {
+    if vips.is_empty() || process::runs_any("bird") {
+        return Vec::new();
+    }
+    let files: Vec<_> = process::arguments_of("keepalived").iter().map(|words| file_of(words)).collect();
+    let read: Vec<_> = files.iter().map(|file| Keepalived::read(Some(file))).collect();
+    vips.iter().filter_map(|vip| why_it_stays(*vip, track_file, &read)).collect()
+}
+
+fn why_it_stays(vip: IpAddr, track_file: Option<&Path>, read: &[Keepalived]) -> Option<String> {
+    let all: Vec<_> = read.iter().map(|keepalived| keepalived.follows(vip, track_file)).collect();
+    if all.contains(&Follows::Yes) {
+        return None;
+    }
+    let names = || read.iter().map(Keepalived::name).collect::<Vec<_>>().join(", ");
+    Some(match all.as_slice() {
+        [] => format!(
+            "nothing that moves {vip} was found: neither keepalived nor bird runs here; unless something else asks `baton ready`, \
+             it will stay"
+        ),
+        all if all.contains(&Follows::Unread) => {
+            format!("{} cannot be read: whether it moves {vip} is not known", names())
+        }
+        all if all.contains(&Follows::Nothing) => format!(
+            "keepalived has {vip}, but by {} it follows neither `baton ready` (track_script) nor takeover.track_file",
+            names()
+        ),
+        _ => format!("keepalived runs here, but {} has no {vip}", names()),
+    })
+}
+
+/// keepalived(8): `-f`, `--use-file`.
+fn file_of(words: &[String]) -> PathBuf {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        if ["-f", "--use-file"].contains(&word.as_str()) {
+            return words.next().map_or_else(|| KEEPALIVED_DEFAULT.into(), PathBuf::from);
+        }
+        if let Some(file) = word.strip_prefix("--use-file=").or_else(|| word.strip_prefix("-f")) {
+            return file.into();
+        }
+    }
+    KEEPALIVED_DEFAULT.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHIPPED: &str = include_str!("../../deploy/keepalived/keepalived.conf");
+
+    fn said(text: &str, track_file: Option<&str>) -> Option<String> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("keepalived.conf");
+        std::fs::write(&file, text).unwrap();
+        why_it_stays("10.0.0.100".parse().unwrap(), track_file.map(Path::new), &[Keepalived::read(Some(&file))])
+    }
+
+    #[test]
+    fn the_shipped_file_moves_the_vip_by_script_or_by_track_file() {
+        assert_eq!(said(SHIPPED, None), None);
+        let without_script = SHIPPED.replace("baton ready", "true");
+        assert_eq!(said(&without_script, Some("/run/baton-vip-away")), None);
+        for other in [None, Some("/run/another")] {
+            let why = said(&without_script, other).unwrap();
+            assert!(why.contains("follows neither"), "{why}");
+        }
+    }
+
+    #[test]
+    fn whatever_would_leave_the_vip_here_is_named() {
+        let vip = "10.0.0.100".parse().unwrap();
+        assert!(why_it_stays(vip, None, &[]).unwrap().contains("neither keepalived nor bird runs here"));
+        let nowhere = Keepalived::read(Some(Path::new("/nowhere/keepalived.conf")));
+        assert!(why_it_stays(vip, None, &[nowhere]).unwrap().contains("is not known"));
+        let why = said(&SHIPPED.replace("10.0.0.100", "10.0.0.99"), None).unwrap();
+        assert!(why.contains("has no 10.0.0.100"), "{why}");
+    }
+
+    #[test]
+    fn keepalived_is_told_of_its_file_in_several_ways() {
+        let of = |words: &str| file_of(&words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        for words in
+            ["keepalived -n -f /x", "keepalived -f/x", "keepalived --use-file=/x -n", "keepalived --use-file /x"]
+        {
+            assert_eq!(of(words), Path::new("/x"), "{words}");
+        }
+        assert_eq!(of("keepalived -n -l"), Path::new(KEEPALIVED_DEFAULT));
+    }
+}

@@ -1,0 +1,108 @@
+//! What new connections of a frontend meet: a fact of its own beside whether this host should have the VIP.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{BackendEntry, FrontendEntry, Registry};
+use crate::model::health::{Cause, Standing};
+
+/// The best that a frontend has for a new connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    /// A backend that is ready.
+    #[default]
+    Ready,
+    /// None is ready; one that drains is used instead.
+    Draining,
+    /// None at all: it is reset.
+    NoBackend,
+}
+
+impl Service {
+    pub const ALL: [Self; 3] = [Self::Ready, Self::Draining, Self::NoBackend];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::NoBackend => "no_backend",
+        }
+    }
+}
+
+/// The last that was seen, and since when (monotonic ns).
+#[derive(Debug, Default)]
+pub struct ServiceMemory(Mutex<Option<(Service, u64)>>);
+
+impl Registry {
+    /// What new connections of `frontend` meet at `now_ns`, and the monotonic ns since when: as near as whoever asks comes, and
+    /// the health checker asks after each probe.
+    pub fn service(&self, frontend: &FrontendEntry, now_ns: u64) -> (Service, u64) {
+        let backends = self.backends();
+        let own: Vec<_> = backends.iter().filter(|it| it.frontend.id == frontend.id).collect();
+        let service = best(&own);
+        let mut last = frontend.service.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *last {
+            Some((before, since_ns)) if before == service => (service, since_ns),
+            _ => {
+                // The change of a backend's that made it so; a process that takes over knows those of the one before it.
+                let changed_ns = own.iter().map(|it| it.health().since_ns).max().filter(|at_ns| *at_ns != 0);
+                let since_ns = changed_ns.unwrap_or(now_ns);
+                *last = Some((service, since_ns));
+                (service, since_ns)
+            }
+        }
+    }
+}
+
+fn best(backends: &[&Arc<BackendEntry>]) -> Service {
+    let usable =
+        |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && it.health().cause != Cause::Removed;
+    let has = |standing: Standing| backends.iter().filter(usable).any(|it| it.health().standing == standing);
+    if has(Standing::Ready) {
+        Service::Ready
+    } else if has(Standing::Draining) {
+        Service::Draining
+    } else {
+        Service::NoBackend
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::BackendAddr;
+    use crate::table::backend::HealthView;
+
+    fn stands(it: &BackendEntry, standing: Standing, since_ns: u64) {
+        let before = HealthView::clone(&it.health());
+        it.set_health(HealthView { standing, cause: Cause::Passed, since_ns, ..before });
+    }
+
+    #[test]
+    fn the_best_backend_decides_and_a_change_says_since_when() {
+        let registry = Registry::new(0);
+        let frontend = registry.frontend(&"apiserver".into());
+        assert_eq!(registry.service(&frontend, 5), (Service::NoBackend, 5), "none at all");
+        let (one, other) = (registry.backend(&frontend, &"cp1".into()), registry.backend(&frontend, &"cp2".into()));
+        let address = Some(BackendAddr::new("192.0.2.1:6443".parse().unwrap()));
+        [&one, &other].into_iter().for_each(|it| it.set_address(address));
+        stands(&one, Standing::Ready, 10);
+        assert_eq!(registry.service(&frontend, 11), (Service::Ready, 10));
+        stands(&other, Standing::Draining, 20);
+        assert_eq!(registry.service(&frontend, 21), (Service::Ready, 10));
+        stands(&one, Standing::Ejected, 30);
+        assert_eq!(registry.service(&frontend, 35), (Service::Draining, 30));
+        stands(&other, Standing::Ejected, 40);
+        assert_eq!(registry.service(&frontend, 99), (Service::NoBackend, 40));
+        stands(&one, Standing::Ready, 120);
+        assert_eq!(registry.service(&frontend, 121), (Service::Ready, 120));
+        one.configure(0, None);
+        assert_eq!(registry.service(&frontend, 130).0, Service::NoBackend, "one of weight 0 gets no flow");
+        one.configure(1, None);
+        one.set_address(None);
+        assert_eq!(registry.service(&frontend, 130).0, Service::NoBackend, "one without an address gets none");
+    }
+}

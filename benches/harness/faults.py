@@ -204,12 +204,13 @@ def reloads(change, count=1):
         instance = fleet.instances[each(INSTANCES, state)]
         for number in range(count):
             instance.write_config(change=lambda text: change(text, number))
-            instance.command("reload")
+            if instance.command("reload", within_s=3).returncode == 124:
+                break  # Another fault has stopped it.
 
     def end(fleet, state):
         instance = fleet.instances[state["which"]]
         instance.write_config()
-        instance.command("reload")
+        instance.command("reload", within_s=3)
 
     return begin, end
 

@@ -126,6 +126,8 @@ pub struct Peers {
     pub slot: u8,
     /// Where the peers reach this instance.
     pub listen: SocketAddr,
+    /// The UDP port of beats beside the link, the same for all instances. `None`: as that of the link.
+    pub beat_port: Option<u16>,
     /// The same for all instances.
     pub key: PeerKey,
     /// Where it was read.

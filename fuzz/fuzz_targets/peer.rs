@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use baton::model::fleet::{Epoch, Exchange, Hello, InstanceName, Member, Message, Own, Remote};
+use baton::model::fleet::{BeatKey, Epoch, Exchange, Hello, InstanceName, Member, Message, Own, Remote};
 use baton::peer::wire::{self, Versions};
 use libfuzzer_sys::fuzz_target;
 
@@ -22,6 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         version: String::new(),
         sync_deadline_ns: 1_000_000_000,
         vips: Vec::new(),
+        beat_key: BeatKey([1; 32]),
     };
     let member = Member { name: peer.clone(), address: "10.0.0.2:9471".parse().expect("an address") };
     let mut exchange = Exchange::new(own, &[member], 1);

@@ -273,7 +273,7 @@ pub fn of_standing(standing: Standing) -> Weight {
 pub fn of_pulse(pulse: Pulse) -> Weight {
     match pulse {
         Pulse::Alive => Weight::Good,
-        Pulse::Left(_) => Weight::Notice,
+        Pulse::Left(_) | Pulse::Unlinked => Weight::Notice,
         Pulse::Unheard | Pulse::Silent | Pulse::Dead => Weight::Bad,
     }
 }
@@ -282,6 +282,7 @@ pub fn pulse_in_words(pulse: Pulse) -> &'static str {
     match pulse {
         Pulse::Unheard => "not heard of yet",
         Pulse::Alive => "alive",
+        Pulse::Unlinked => "alive, but not on the link: what it does with its flows is not known here",
         Pulse::Silent => "silent",
         Pulse::Dead => "taken for dead: nothing was heard of it for a second",
         Pulse::Left(Farewell::Succeeded) => "being replaced by another process",

@@ -23,11 +23,12 @@ pub fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance,
     if !is_there {
         return (own, None);
     }
+    let beat_port = section.read("beat_port", &whole(1, 65535)).value.map(|port| port as u16);
     let peers = peers(section, name.as_ref(), listen);
     let (Some(name), Some(listen), Some((key_file, key))) = (name, listen, key) else { return (own, None) };
     let before = peers.iter().filter(|peer| peer.name < name).count();
     let slot = slot.unwrap_or(before.min(usize::from(SLOTS) - 1) as u8);
-    (own, Some(Peers { name, slot, listen, key, key_file, sync_deadline, peers }))
+    (own, Some(Peers { name, slot, listen, beat_port, key, key_file, sync_deadline, peers }))
 }
 
 fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAddr>) -> Vec<Peer> {
@@ -94,6 +95,18 @@ fn read_key(path: &Path) -> Result<PeerKey, KeyFault> {
     let bytes = file::read(path)?;
     let text = str::from_utf8(&bytes).map_err(|_| KeyFault::NotAKey)?;
     PeerKey::parse(text.trim()).ok_or(KeyFault::NotAKey)
+}
+
+impl Peers {
+    /// Where beats beside the link come in.
+    pub fn beat_port(&self) -> u16 {
+        self.beat_port.unwrap_or(self.listen.port())
+    }
+
+    /// The same at each peer.
+    pub fn beat_ports(&self) -> impl Iterator<Item = (InstanceName, u16)> {
+        self.peers.iter().map(|peer| (peer.name.clone(), self.beat_port.unwrap_or(peer.address.port())))
+    }
 }
 
 impl PeerKey {

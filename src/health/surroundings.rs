@@ -74,9 +74,11 @@ impl Watcher {
             return false;
         }
         let members = self.shared.table.fleet.members();
-        let is_heard = |pulse, synced| pulse == Pulse::Alive && synced;
+        let is_heard = |pulse, synced| (pulse == Pulse::Alive && synced) || pulse == Pulse::Unlinked;
         // Whoever said goodbye, or never said anything, is no evidence.
-        let mut awaited = members.iter().filter(|it| matches!(it.pulse, Pulse::Alive | Pulse::Silent | Pulse::Dead));
+        let mut awaited = members
+            .iter()
+            .filter(|it| matches!(it.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent | Pulse::Dead));
         match awaited.next() {
             Some(_) => !members.iter().any(|member| is_heard(member.pulse, member.synced)),
             // Alone, only the wire tells: if nothing can come by it, no client waits for an RST either.

@@ -1,5 +1,6 @@
 //! Several instances that act as one: what they tell each other of their flows.
 
+mod beat;
 mod events;
 mod exchange;
 mod fleet_id;
@@ -22,7 +23,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use events::{Asked, Command, Local, MemberView, Remote};
+pub use beat::{Beat, BeatKey, Heard as HeardOf, Wanted as BeatTo};
+pub use events::{Asked, Command, Local, MemberView, Remote, Said};
 pub use exchange::{Exchange, Member, Notice, Own, Query};
 pub use fleet_id::FleetId;
 pub use held::{HeldAnswer, HeldRequest, PeerSlice};
@@ -42,14 +44,16 @@ pub struct InstanceName(pub Arc<str>);
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// What is known of whether another instance lives. Only what is heard on the peer link counts.
+/// What is known of whether another instance lives: by what is heard on the peer link, and by its beats beside it.
 ///
 /// ```text
 ///            heard            silent for a few beats        silent for longer
 ///   Unheard ──────▶ Alive ─────────────────────────▶ Silent ─────────────────▶ Dead
-///                     ▲  │ it said so                   │ heard                  │ heard
-///                     │  └──────────▶ Left              │                        │
-///                     └─────────────────────────────────┴────────────────────────┘
+///                   ▲  ▲ │ it said so                   │ heard                  │ heard
+///                   │  │ └──────────▶ Left              │                        │
+///                   │  └────────────────────────────────┴────────────────────────┘
+///                   ▼ only beside the link, or by others
+///                 Unlinked ──▶ Silent ──▶ Dead
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -57,6 +61,9 @@ pub enum Pulse {
     /// Never yet, since this process began.
     Unheard,
     Alive,
+    /// Nothing comes on the link, and yet it lives: its beats come beside it, or another instance hears it. Its flows are its
+    /// own, and what it does with them is not known.
+    Unlinked,
     /// Nothing came for a few beats. Whoever gets a VIP now takes it for dead; nobody else does.
     Silent,
     /// Nothing came for so long that it counts as dead in any case.
@@ -96,6 +103,7 @@ impl Pulse {
         match self {
             Self::Unheard => "unheard",
             Self::Alive => "alive",
+            Self::Unlinked => "unlinked",
             Self::Silent => "silent",
             Self::Dead => "dead",
             Self::Left(Farewell::Succeeded) => "replaced",

@@ -10,15 +10,17 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::beats::{self, Beats};
 use super::link::{Admitted, Input, Site};
 use crate::config::{self, Config};
 use crate::essential;
 use crate::model::ends::Key;
 use crate::model::fleet::{
-    Command, Epoch, Exchange, Farewell, Hello, InstanceName, Member, Message, Notice, Own, Pulse, Query, Remote,
+    BeatKey, Command, Epoch, Exchange, Farewell, Hello, InstanceName, Member, Message, Notice, Own, Pulse, Query,
+    Remote,
 };
 use crate::sys::clock::{now_ns, unix_ns};
-use crate::sys::sock_diag;
+use crate::sys::{random, sock_diag};
 use crate::table::Table;
 use crate::table::journal::What;
 use lines::Lines;
@@ -86,6 +88,7 @@ pub fn start(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         sync_deadline_ns: settings.sync_deadline.as_nanos() as u64,
         vips: vips(&running, settings.listen.ip()),
+        beat_key: BeatKey(random::secret().unwrap_or_else(|_| std::array::from_fn(|_| fastrand::u8(..)))),
     };
     let (inputs_sender, inputs) = mpsc::channel(INPUTS_MAX);
     let (orders, orders_receiver) = mpsc::channel(4);
@@ -96,6 +99,8 @@ pub fn start(
     let mut hub = Hub {
         table,
         lines: Lines::open(&site, &settings),
+        beats: None,
+        open_beats_ns: now_ns,
         exchange,
         site,
         settings,
@@ -128,6 +133,9 @@ struct Hub {
     site: Site,
     settings: config::Peers,
     lines: Lines,
+    /// `None`: its port is not to be had yet.
+    beats: Option<Beats>,
+    open_beats_ns: u64,
     links: HashMap<InstanceName, Link>,
     next_link: u64,
     remotes: mpsc::Sender<Remote>,
@@ -201,6 +209,7 @@ impl Hub {
         if self.exchange.remotes() >= REMOTES_MAX {
             self.exchange.is_deaf(now_ns);
         }
+        self.take_beats(now_ns);
         self.exchange.handle_time(now_ns);
         self.answer_queries();
         while let Some((peer, why)) = self.exchange.poll_drop() {
@@ -226,6 +235,25 @@ impl Hub {
         if now_ns >= self.show_at_ns {
             self.show_at_ns = now_ns + SHOW_EVERY_NS;
             fleet.show_members(self.exchange.members(now_ns));
+        }
+    }
+
+    /// Says and hears what is said beside the links.
+    fn take_beats(&mut self, now_ns: u64) {
+        if self.away {
+            return;
+        }
+        if self.beats.is_none() && now_ns >= self.open_beats_ns {
+            self.open_beats_ns = now_ns + beats::AGAIN_NS;
+            self.beats = Beats::open(self.settings.listen, self.settings.beat_port()).ok();
+        }
+        let Some(beats) = &self.beats else { return };
+        for (from, beat) in beats.receive(self.exchange.beat_keys()) {
+            self.exchange.handle_beat(&from, beat, now_ns);
+        }
+        if let Some(beat) = self.exchange.poll_beat(now_ns) {
+            let ports = self.settings.beat_ports().collect();
+            beats.send(self.exchange.own_beat_key(), &self.settings.name, &beat, &ports);
         }
     }
 
@@ -343,6 +371,9 @@ impl Hub {
                 self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
             }
         }
+        if (settings.listen, settings.beat_port()) != (self.settings.listen, self.settings.beat_port()) {
+            (self.beats, self.open_beats_ns) = (None, now_ns);
+        }
         self.exchange.set_members(&members(&settings), now_ns);
         self.site.key = settings.key.clone();
         self.settings = settings;
@@ -354,6 +385,7 @@ impl Hub {
     async fn leave(&mut self, farewell: Farewell) {
         self.take_locals();
         self.away = true;
+        self.beats = None;
         self.lines.shut();
         self.exchange.farewell(farewell);
         let now_ns = now_ns();

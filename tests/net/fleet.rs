@@ -6,6 +6,7 @@ mod kubeadm;
 mod link;
 mod newborn;
 mod others;
+mod parted;
 mod path_mtu;
 mod reboot;
 mod returns;

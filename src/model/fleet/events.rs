@@ -63,11 +63,22 @@ pub enum Remote {
         owner: InstanceName,
         vips: Vec<IpAddr>,
     },
-    /// What `Command::Ask` was answered with. `None`: nobody who could be asked knows the flow.
+    /// What `Command::Ask` was answered with.
     Answer {
         ends: Asked,
-        owner: Option<InstanceName>,
+        said: Said,
     },
+}
+
+/// What the others say of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// This one has its flow, or passes it on.
+    Known(InstanceName),
+    /// None of those that could be asked knows it.
+    Unknown,
+    /// Somebody who lives could not be asked, or has not answered in time: it may be known all the same.
+    Nothing,
 }
 
 /// What the takeover wants of the peer link.
@@ -75,7 +86,7 @@ pub enum Remote {
 pub enum Command {
     /// Tell `owner` that its flows are this instance's from now on.
     Claim { owner: InstanceName, flows: Vec<FleetId> },
-    /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN`.
+    /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN_NS`.
     Ask(Asked),
     /// Tell all which of the frontends' addresses this host has.
     Addresses(Vec<IpAddr>),

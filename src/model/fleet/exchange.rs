@@ -5,6 +5,7 @@
 //!   handle_link, handle_loss  links    │            │ poll_remote   for the takeover
 //!   handle_message  what a peer says   ├─ Exchange ─┤ poll_notice   for the journal
 //!   handle_command  the takeover's     │            │ poll_query    what only the kernel knows
+//!   handle_beat  beside the link       │            │ poll_beat     beside the link
 //!   handle_time                        ┘            └ poll_drop     links that must end
 //! ```
 
@@ -13,16 +14,21 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
-use super::session::{Heard, Session, Standing};
-use super::{Asked, Command, Epoch, Farewell, InstanceName, Local, MemberView, Pulse, Remote};
+use super::session::{BEAT_NS, DEAD_NS, Heard, Session, Standing};
+use super::{
+    Asked, Beat, BeatKey, BeatTo, Command, Epoch, Farewell, HeardOf, InstanceName, Local, MemberView, Pulse, Remote,
+    Said,
+};
 
 /// What a question may take while whoever is asked is heard: a loaded host, or one behind a slow link, answers after
 /// hundreds of milliseconds, and until then nobody is reset.
 pub const ASK_WITHIN_NS: u64 = 1_000_000_000;
 /// Longer than this between two looks, this instance was away itself.
 const ABSENCE_NS: u64 = 100_000_000;
-/// Questions under way: beyond, they are answered at once with nobody.
+/// Questions under way: beyond, nothing is said of a packet.
 const ASKS_MAX: usize = 4096;
+/// Addresses of one peer that are tried beside its link.
+const PLACES_MAX: usize = 8;
 /// A peer that is linked gets so many times the deadline to tell all its flows.
 const LINKED_PATIENCE: u64 = 6;
 
@@ -37,6 +43,8 @@ pub struct Own {
     pub sync_deadline_ns: u64,
     /// The addresses that may move between the instances.
     pub vips: Vec<IpAddr>,
+    /// What this process's beats beside the link are sealed with: random.
+    pub beat_key: BeatKey,
 }
 
 /// A peer as configured.
@@ -104,6 +112,9 @@ pub struct Exchange {
     drops: VecDeque<(InstanceName, String)>,
     /// When this was last told the time.
     looked_ns: u64,
+    /// When the next beat beside the link is due, and how many there were.
+    beat_due_ns: u64,
+    beats: u64,
 }
 
 #[derive(Debug)]
@@ -111,6 +122,8 @@ struct PendingAsk {
     packet: Asked,
     deadline_ns: u64,
     waits_for: HashSet<InstanceName>,
+    /// All that live were asked.
+    is_complete: bool,
 }
 
 impl Exchange {
@@ -130,6 +143,8 @@ impl Exchange {
             drops: VecDeque::new(),
             looked_ns: now_ns,
             own_ids_told: 0,
+            beat_due_ns: now_ns,
+            beats: 0,
         };
         exchange.set_members(members, now_ns);
         exchange
@@ -212,6 +227,7 @@ impl Exchange {
         let addresses = self.addresses.clone();
         let Some(session) = self.sessions.get_mut(&hello.name) else { return Ok(()) };
         let pulse = session.linked(hello, wait, now_ns);
+        session.say(Message::BeatKey(self.own.beat_key.clone()));
         session.say(Message::Addresses(addresses));
         let peer = hello.name.clone();
         self.notices.push_back(Notice::Linked { peer: peer.clone(), version: hello.version.clone() });
@@ -300,6 +316,59 @@ impl Exchange {
         }
     }
 
+    /// What is to be said beside the link now, if it is time. Whom this instance has never been linked with is told nothing:
+    /// it could not open that.
+    pub fn poll_beat(&mut self, now_ns: u64) -> Option<BeatTo> {
+        if now_ns < self.beat_due_ns {
+            return None;
+        }
+        self.beat_due_ns = now_ns + BEAT_NS;
+        self.beats += 1;
+        let ago = |session: &Session| Some(now_ns.saturating_sub(session.heard_at_ns()?));
+        let heard = |session: &Session| {
+            let ago_ns = ago(session).filter(|ago_ns| *ago_ns < DEAD_NS)?;
+            Some(HeardOf { tag: session.name.tag(), epoch: session.epoch, ago_ms: (ago_ns / 1_000_000) as u16 })
+        };
+        let beat = Beat { number: self.beats, heard: self.sessions.values().filter_map(heard).collect() };
+        let places = |session: &Session| {
+            let mut places: Vec<_> = session.places().filter(|ip| !self.is_own(*ip)).collect();
+            let mut seen = HashSet::new();
+            places.retain(|ip| seen.insert(*ip));
+            places.truncate(PLACES_MAX);
+            (session.name.clone(), places)
+        };
+        let known = self.sessions.values().filter(|session| session.epoch != Epoch::default());
+        Some(BeatTo { beat, to: known.map(places).collect() })
+    }
+
+    /// Addresses that lead back here, or to whoever has the VIP.
+    fn is_own(&self, ip: IpAddr) -> bool {
+        self.own.vips.contains(&ip) || self.addresses.contains(&ip)
+    }
+
+    /// What beats beside the link may be sealed with, and by whom.
+    pub fn beat_keys(&self) -> impl Iterator<Item = (&InstanceName, &BeatKey)> {
+        self.sessions.values().filter_map(|session| Some((&session.name, session.beat_key()?)))
+    }
+
+    pub fn own_beat_key(&self) -> &BeatKey {
+        &self.own.beat_key
+    }
+
+    /// A beat of `from`, sealed with what it had said on the link.
+    pub fn handle_beat(&mut self, from: &InstanceName, beat: Beat, now_ns: u64) {
+        let is_new = self.sessions.get_mut(from).is_some_and(|session| session.beat(beat.number, now_ns));
+        if !is_new {
+            return;
+        }
+        for heard in beat.heard {
+            let its = |session: &&mut Session| session.name.tag() == heard.tag && session.epoch == heard.epoch;
+            if let Some(session) = self.sessions.values_mut().find(its).filter(|session| session.name != *from) {
+                session.witness(now_ns.saturating_sub(u64::from(heard.ago_ms) * 1_000_000));
+            }
+        }
+    }
+
     /// Says goodbye to all.
     pub fn farewell(&mut self, farewell: Farewell) {
         for session in self.sessions.values_mut() {
@@ -325,7 +394,7 @@ impl Exchange {
                     session.standing = Standing::Settled;
                 }
             }
-            if pulse == Some(Pulse::Dead) && session.link.is_some() {
+            if session.is_stale(now_ns) {
                 self.drops.push_back((name.clone(), "nothing was heard of it for a second".to_owned()));
             }
             if pulse.is_some_and(|pulse| pulse != Pulse::Alive) {
@@ -338,7 +407,7 @@ impl Exchange {
                 Some(ask) if ask.deadline_ns > now_ns => break,
                 Some(_) => {
                     self.ask_order.pop_front();
-                    self.conclude(number, None);
+                    self.conclude(number, Said::Nothing);
                 }
                 None => drop(self.ask_order.pop_front()),
             }
@@ -433,18 +502,20 @@ impl Exchange {
         let number = self.next_ask;
         self.next_ask = number.wrapping_add(1);
         let mut waits_for = HashSet::new();
-        if self.asks.len() < ASKS_MAX {
-            for session in self.sessions.values_mut().filter(|session| session.pulse == Pulse::Alive) {
-                if session.say(Message::Ask { number, packet }) {
-                    waits_for.insert(session.name.clone());
-                }
+        let mut is_complete = true;
+        let has_room = self.asks.len() < ASKS_MAX;
+        for session in self.sessions.values_mut().filter(|session| session.pulse == Pulse::Alive) {
+            match has_room && session.say(Message::Ask { number, packet }) {
+                true => drop(waits_for.insert(session.name.clone())),
+                false => is_complete = false,
             }
         }
         let nobody = waits_for.is_empty();
-        self.asks.insert(number, PendingAsk { packet, deadline_ns: now_ns + ASK_WITHIN_NS, waits_for });
-        match nobody {
-            true => self.conclude(number, None),
-            false => self.ask_order.push_back(number),
+        self.asks.insert(number, PendingAsk { packet, deadline_ns: now_ns + ASK_WITHIN_NS, waits_for, is_complete });
+        match (nobody, is_complete) {
+            (true, true) => self.conclude(number, Said::Unknown),
+            (true, false) => self.conclude(number, Said::Nothing),
+            (false, _) => self.ask_order.push_back(number),
         }
     }
 
@@ -453,9 +524,11 @@ impl Exchange {
         if !ask.waits_for.remove(peer) {
             return;
         }
+        let is_last = ask.waits_for.is_empty();
+        let said = if ask.is_complete { Said::Unknown } else { Said::Nothing };
         match known {
-            true => self.conclude(number, Some(peer.clone())),
-            false if ask.waits_for.is_empty() => self.conclude(number, None),
+            true => self.conclude(number, Said::Known(peer.clone())),
+            false if is_last => self.conclude(number, said),
             false => {}
         }
     }
@@ -467,9 +540,9 @@ impl Exchange {
         numbers.into_iter().for_each(|number| self.answered(number, peer, false));
     }
 
-    fn conclude(&mut self, number: u32, owner: Option<InstanceName>) {
+    fn conclude(&mut self, number: u32, said: Said) {
         if let Some(ask) = self.asks.remove(&number) {
-            self.remotes.push_back(Remote::Answer { ends: ask.packet, owner });
+            self.remotes.push_back(Remote::Answer { ends: ask.packet, said });
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Asked, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
+use super::{Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
 /// Records of one message, so that none holds up a beat for long: about 16 KiB.
 pub const RECORDS_MAX: usize = 64;
@@ -59,6 +59,8 @@ pub enum Message {
     /// The frontends' addresses that are on the sender's host.
     Addresses(Vec<IpAddr>),
     Farewell(Farewell),
+    /// What the sender's beats beside the link are sealed with.
+    BeatKey(BeatKey),
 }
 
 /// Who speaks.

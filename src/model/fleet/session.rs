@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX};
 use super::mirror::Mirror;
-use super::{Asked, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
+use super::{Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
 use crate::model::ids::FlowId;
 
 /// Between two beats.
@@ -42,6 +42,14 @@ pub struct Session {
     pub pulse: Pulse,
     /// When it was last heard; `None`: never.
     heard_ns: Option<u64>,
+    /// When it was last heard beside the link, by itself or by others.
+    witnessed_ns: Option<u64>,
+    /// Of this process of it.
+    beat_key: Option<BeatKey>,
+    /// Of its latest beat.
+    beat_number: u64,
+    /// When that came.
+    beat_ns: Option<u64>,
     left_ns: u64,
     pub epoch: Epoch,
     slot: Option<u8>,
@@ -135,6 +143,10 @@ impl Session {
             link: None,
             pulse: Pulse::Unheard,
             heard_ns: None,
+            witnessed_ns: None,
+            beat_key: None,
+            beat_number: 0,
+            beat_ns: None,
             left_ns: 0,
             epoch: Epoch::default(),
             slot: None,
@@ -152,12 +164,14 @@ impl Session {
 
     /// Its hello was taken. `wait`: this instance is not ready before it is synced again, if it was away.
     pub fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Pulse> {
-        let returns = !matches!(self.pulse, Pulse::Alive | Pulse::Silent) || self.epoch != hello.epoch;
+        let returns =
+            !matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent) || self.epoch != hello.epoch;
         if returns && wait && self.standing == Standing::Settled {
             self.standing = Standing::Awaited { since_ns: now_ns };
         }
         if self.epoch != hello.epoch {
             self.synced = false;
+            (self.witnessed_ns, self.beat_ns, self.beat_key, self.beat_number) = (None, None, None, 0);
         }
         self.epoch = hello.epoch;
         self.slot = Some(hello.slot);
@@ -189,17 +203,57 @@ impl Session {
     /// What is known of its life now; `None`: as before.
     pub fn pulse_now(&mut self, now_ns: u64) -> Option<Pulse> {
         let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));
+        // Also from before the link ended: moments ago it lived, and its next beat is on its way.
+        let is_witnessed = self.witnessed_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < SILENT_NS);
+        // Beats that are lost for moments are no death either.
+        let latest = self.heard_ns.max(self.witnessed_ns).map(|heard| now_ns.saturating_sub(heard));
         let pulse = match (self.pulse, silence) {
             (Pulse::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.left_ns) < SUCCESSION_NS => self.pulse,
             (Pulse::Left(Farewell::Stopped), _) => self.pulse,
             (_, None) => Pulse::Unheard,
-            (_, Some(silence)) if silence >= DEAD_NS => Pulse::Dead,
+            (_, Some(silence)) if silence < SILENT_NS && self.link.is_some() => Pulse::Alive,
+            _ if is_witnessed => Pulse::Unlinked,
+            _ if latest.is_none_or(|silence| silence >= DEAD_NS) => Pulse::Dead,
             (Pulse::Dead, _) if self.link.is_none() => Pulse::Dead,
             // A link that ended without a farewell says as much as some missing beats.
-            (_, Some(silence)) if silence >= SILENT_NS || self.link.is_none() => Pulse::Silent,
-            (_, Some(_)) => Pulse::Alive,
+            _ => Pulse::Silent,
         };
         self.set_pulse(pulse)
+    }
+
+    /// Nothing has come on its link for so long that another is to be made.
+    pub fn is_stale(&self, now_ns: u64) -> bool {
+        self.link.is_some() && self.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
+    }
+
+    /// What its beats beside the link are sealed with, once it has said so.
+    pub fn beat_key(&self) -> Option<&BeatKey> {
+        self.beat_key.as_ref()
+    }
+
+    /// Beat `number` has come from it beside the link, and is its own. False: it came before.
+    pub fn beat(&mut self, number: u64, now_ns: u64) -> bool {
+        if number <= self.beat_number {
+            return false;
+        }
+        (self.beat_number, self.beat_ns) = (number, Some(now_ns));
+        self.witness(now_ns);
+        true
+    }
+
+    /// It was heard beside the link, by whomever.
+    pub fn witness(&mut self, at_ns: u64) {
+        self.witnessed_ns = self.witnessed_ns.max(Some(at_ns));
+    }
+
+    /// When it was last heard here, not by others.
+    pub fn heard_at_ns(&self) -> Option<u64> {
+        self.heard_ns.max(self.beat_ns)
+    }
+
+    /// Where its beats may be wanted: at all that is known of its host.
+    pub fn places(&self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(self.address.ip()).chain(self.vips.iter().copied())
     }
 
     /// Something came. What comes behind a farewell takes nothing back; only a new link does.
@@ -215,6 +269,9 @@ impl Session {
     pub fn was_not_listened_to(&mut self, absence_ns: u64) {
         if self.link.is_some() {
             self.heard_ns = self.heard_ns.map(|heard| heard + absence_ns);
+        }
+        if self.pulse == Pulse::Unlinked {
+            self.witnessed_ns = self.witnessed_ns.map(|heard| heard + absence_ns);
         }
     }
 
@@ -319,6 +376,7 @@ impl Session {
                 self.vips.clone_from(&vips);
                 remotes.push_back(Remote::Addresses { owner: owner(), vips });
             }
+            Message::BeatKey(key) => self.beat_key = Some(key),
             Message::Farewell(farewell) => {
                 self.left_ns = now_ns;
                 if let Some(pulse) = self.set_pulse(Pulse::Left(farewell)) {

@@ -33,8 +33,8 @@ use super::handover::{self, Handover};
 use super::takeover::{Action, Note, Settings, Takeover};
 use super::testing::passage;
 use super::{
-    Command, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local, Message,
-    PeerSlice, Remote, Stray, Then, Unknown, slice,
+    BeatKey, Command, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local,
+    Message, PeerSlice, Remote, Stray, Then, Unknown, slice,
 };
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::{Ends, Key};

@@ -134,7 +134,7 @@ pub struct Takeover {
     here: Option<BTreeSet<IpAddr>>,
     /// This host's other addresses.
     own: BTreeSet<IpAddr>,
-    /// Until then a silent owner counts as dead: a VIP has come.
+    /// Until then a silent owner counts as dead, unless it has answered since: a VIP has come.
     fresh_until_ns: u64,
     guard_until_ns: u64,
     /// The one peer that has each of the frontends' addresses, or had it last.
@@ -147,6 +147,10 @@ pub struct Takeover {
     finding: VecDeque<u64>,
     next_round: u64,
     asked: HashMap<Key, stray::Waiting>,
+    /// Keys without a record that are sent to a peer, and since when.
+    lent: HashMap<Key, u64>,
+    /// Keys of which nothing could be learnt, and since when.
+    unsaid: HashMap<Key, u64>,
     timers: Timers,
     /// What an earlier process held has been sorted out.
     settled: bool,
@@ -222,6 +226,8 @@ impl Takeover {
             finding: VecDeque::new(),
             next_round: 0,
             asked: HashMap::new(),
+            lent: HashMap::new(),
+            unsaid: HashMap::new(),
             timers: Timers::default(),
             settled: false,
             ready: false,
@@ -250,7 +256,7 @@ impl Takeover {
             Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
-            Remote::Answer { ends, owner } => self.stray_answered(now_ns, ends, owner),
+            Remote::Answer { ends, said } => self.stray_answered(now_ns, ends, said),
         }
         self.renew_rules(now_ns);
         self.check();
@@ -313,6 +319,7 @@ impl Takeover {
                 Timer::Round(round) => self.round_due(now_ns, round),
                 Timer::Asked(key) => self.ask_expired(now_ns, key),
                 Timer::Lent(key) => self.lent_over(key),
+                Timer::Unsaid(key) => drop(self.unsaid.remove(&key)),
                 Timer::Guard => {}
                 Timer::Left(ip) => self.left_for_good(now_ns, ip),
             }
@@ -337,6 +344,7 @@ impl Takeover {
         self.guard_until_ns = now_ns + self.settings.guard_ns;
         self.timers.set(self.guard_until_ns, Timer::Guard);
         self.fresh_until_ns = now_ns + FRESH_NS;
+        self.peers.values_mut().for_each(|peer| peer.answered = false);
         let (dead, silent): (Vec<_>, Vec<_>) = self.peers.iter().partition(|(_, peer)| peer.is_dead);
         let dead: Vec<_> = dead.into_iter().map(|(name, _)| name.clone()).collect();
         let silent: Vec<_> = silent.into_iter().filter(|(_, peer)| peer.pulse == Pulse::Silent).collect();

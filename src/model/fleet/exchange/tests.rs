@@ -30,6 +30,7 @@ impl Fleet {
                 version: "1.2.3".to_owned(),
                 sync_deadline_ns: 10_000 * MS,
                 vips: vec!["10.0.0.100".parse().unwrap()],
+                beat_key: BeatKey([slot as u8; 32]),
             };
             let mut exchange = Exchange::new(own, &members, MS);
             exchange.set_whole();
@@ -321,7 +322,11 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     let asked = Asked::up(&record(5).ends);
     fleet.instances[0].handle_command(Command::Ask(asked), fleet.now_ns);
     fleet.talk();
-    assert!(fleet.told[0].contains(&Remote::Answer { ends: asked, owner: Some(name("c")) }), "{:?}", fleet.told[0]);
+    assert!(
+        fleet.told[0].contains(&Remote::Answer { ends: asked, said: Said::Known(name("c")) }),
+        "{:?}",
+        fleet.told[0]
+    );
     assert_eq!(fleet.instances[1].poll_query().map(|query| query.packet), Some(asked));
     // What no record says, the kernel may know.
     let unknown = Asked::up(&record(6).ends);
@@ -334,11 +339,11 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     fleet.talk();
     assert!(fleet.told[0].is_empty(), "{:?}", fleet.told[0]);
     fleet.pass(ASK_WITHIN_NS / MS + 10);
-    assert!(fleet.told[0].contains(&Remote::Answer { ends: unknown, owner: None }), "{:?}", fleet.told[0]);
+    assert!(fleet.told[0].contains(&Remote::Answer { ends: unknown, said: Said::Unknown }), "{:?}", fleet.told[0]);
     // Nobody to ask.
     let mut alone = Fleet::of(&["a", "b"]);
     alone.instances[0].handle_command(Command::Ask(unknown), alone.now_ns);
-    assert_eq!(alone.instances[0].poll_remote(), Some(Remote::Answer { ends: unknown, owner: None }));
+    assert_eq!(alone.instances[0].poll_remote(), Some(Remote::Answer { ends: unknown, said: Said::Unknown }));
 }
 
 #[test]
@@ -394,4 +399,67 @@ fn a_peer_that_leaves_the_configuration_takes_its_flows_along() {
     fleet.talk();
     assert!(fleet.flows(0, "b").is_empty() && fleet.instances[0].is_ready());
     assert!(fleet.instances[0].poll_drop().is_some());
+}
+
+impl Fleet {
+    /// Time in which nothing comes on any link, and these beats come beside: from whom, to whom.
+    fn beat(&mut self, ms: u64, ways: &[(usize, usize)]) {
+        for _ in 0..ms / 10 {
+            self.wait(10);
+            for from in 0..self.instances.len() {
+                let own = self.instances[from].hello().name;
+                let Some(BeatTo { beat, .. }) = self.instances[from].poll_beat(self.now_ns) else { continue };
+                for (_, to) in ways.iter().filter(|(it, _)| *it == from) {
+                    assert!(self.instances[*to].beat_keys().any(|(name, _)| *name == own), "it could be opened");
+                    self.instances[*to].handle_beat(&own, beat.clone(), self.now_ns);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_whose_link_is_cut_lives_as_long_as_its_beats_come_and_dies_as_soon_as_ever_without() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    fleet.beat(100, &[(0, 1), (1, 0)]);
+    for at in [0, 1] {
+        let other = name(["b", "a"][at]);
+        fleet.instances[at].handle_loss(&other, "cut", fleet.now_ns);
+    }
+    // One hears the other, and not the other way round.
+    fleet.beat(5000, &[(1, 0)]);
+    assert_eq!((fleet.view(0, "b").pulse, fleet.view(1, "a").pulse), (Pulse::Unlinked, Pulse::Dead));
+    fleet.beat(300, &[]);
+    assert_eq!(fleet.view(0, "b").pulse, Pulse::Silent);
+    fleet.beat(700, &[]);
+    assert_eq!(fleet.view(0, "b").pulse, Pulse::Dead);
+    fleet.link(0, 1);
+    fleet.talk();
+    assert_eq!((fleet.view(0, "b").pulse, fleet.view(1, "a").pulse), (Pulse::Alive, Pulse::Alive));
+}
+
+#[test]
+fn a_peer_that_only_a_third_hears_lives_until_that_does_not_hear_it_either() {
+    let mut fleet = Fleet::linked(&["a", "b", "c"]);
+    let ways = [(1, 2), (2, 1), (0, 2), (2, 0)];
+    fleet.beat(2000, &ways);
+    assert_eq!(fleet.view(0, "b").pulse, Pulse::Unlinked);
+    assert_eq!(fleet.view(1, "a").pulse, Pulse::Unlinked);
+    // A rumour does not keep it alive: what a third says is what it has heard itself.
+    fleet.beat(1100, &[(0, 2), (2, 0)]);
+    assert_eq!((fleet.view(0, "b").pulse, fleet.view(0, "c").pulse), (Pulse::Dead, Pulse::Unlinked));
+}
+
+#[test]
+fn beats_that_come_again_and_those_of_an_earlier_process_keep_nobody_alive() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let BeatTo { beat, .. } = fleet.instances[1].poll_beat(fleet.now_ns).unwrap();
+    for _ in 0..30 {
+        fleet.instances[0].handle_beat(&name("b"), beat.clone(), fleet.now_ns);
+        fleet.wait(50);
+    }
+    assert_eq!(fleet.view(0, "b").pulse, Pulse::Dead);
+    let hello = Hello { epoch: Epoch(2), ..fleet.instances[1].hello() };
+    fleet.instances[0].handle_link(&hello, fleet.now_ns).unwrap();
+    assert_eq!(fleet.instances[0].beat_keys().count(), 0, "the next process has a secret of its own");
 }

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use super::path::Path;
 use super::{
-    Epoch, Exchange, Faults, FlowId, FlowRecord, GUARD_NS, Handover, InstanceName, Key, Local, MS, Member, Own,
-    SECOND_NS, Settings, Takeover, VipAddr,
+    BeatKey, Epoch, Exchange, Faults, FlowId, FlowRecord, GUARD_NS, Handover, InstanceName, Key, Local, MS, Member,
+    Own, SECOND_NS, Settings, Takeover, VipAddr,
 };
 
 pub const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -111,6 +111,7 @@ impl Node {
             version: String::new(),
             sync_deadline_ns: 2000 * MS,
             vips: (0..self.config.vips).map(|number| vip(number).ip()).collect(),
+            beat_key: BeatKey([self.number as u8; 32]),
         };
         let mut exchange = Exchange::new(own, &self.members(), now_ns);
         exchange.set_whole();

@@ -15,6 +15,8 @@ pub struct Peer {
     pub is_dead: bool,
     /// When it was last asked whether it lives, if it has not answered.
     pub challenged_ns: Option<u64>,
+    /// It has answered since a frontend's address last came here: so that did not come because of its death.
+    pub answered: bool,
     pub synced: bool,
     slot: Option<u8>,
     /// All addresses of its host.
@@ -33,6 +35,7 @@ impl Peer {
             pulse: Pulse::Unheard,
             is_dead: false,
             challenged_ns: None,
+            answered: false,
             synced: false,
             slot: None,
             addresses: Vec::new(),
@@ -44,11 +47,12 @@ impl Peer {
 
     /// It may still say something.
     pub fn can_be_asked(&self) -> bool {
-        !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Silent)
+        !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent)
     }
 
     fn serves(&self) -> bool {
-        !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Silent | Pulse::Left(Farewell::Succeeded))
+        let left = Pulse::Left(Farewell::Succeeded);
+        !self.is_dead && (matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent) || self.pulse == left)
     }
 }
 
@@ -85,7 +89,7 @@ impl Takeover {
         let before = std::mem::replace(&mut peer.pulse, pulse);
         match pulse {
             Pulse::Alive => {
-                peer.challenged_ns = None;
+                (peer.challenged_ns, peer.answered) = (None, true);
                 if !peer.synced && before != Pulse::Alive {
                     // What it has is about to be told.
                     self.guard_until_ns = self.guard_until_ns.max(now_ns + guard_ns);
@@ -93,8 +97,13 @@ impl Takeover {
                 }
                 self.lives(&owner);
             }
+            // What it does meanwhile is not heard, but what it had is its own.
+            Pulse::Unlinked => {
+                peer.challenged_ns = None;
+                self.lives(&owner);
+            }
             Pulse::Dead | Pulse::Left(Farewell::Stopped) => self.bury(&owner),
-            Pulse::Silent if is_fresh => self.bury(&owner),
+            Pulse::Silent if is_fresh && !peer.answered => self.bury(&owner),
             Pulse::Silent | Pulse::Left(Farewell::Succeeded) | Pulse::Unheard => {}
         }
         self.show_slices();

@@ -1,6 +1,9 @@
 //! Packets that nobody here knows, though somebody may.
 
-use super::{Action, Asked, Command, HeldRequest, InstanceName, Key, Peer, Stray, Takeover, Timer};
+use std::net::IpAddr;
+
+use super::{Action, Asked, Command, HeldRequest, Key, Peer, Pulse, Stray, Takeover, Timer};
+use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +21,12 @@ const LOOPS_NS: u64 = 1_000_000_000;
 
 /// A record of a flow that a peer says is somebody's must come within this.
 const LENT_NS: u64 = 10_000_000_000;
+/// As long as no record can come from a peer that is not linked.
+const LENT_UNLINKED_NS: u64 = 60_000_000_000;
+
+/// For so long a packet that nobody could be asked of is dropped whenever it comes: TCP sends it again, and asking may succeed.
+const UNSAID_NS: u64 = 3_000_000_000;
+const UNSAID_FORGET_NS: u64 = 10_000_000_000;
 
 impl Takeover {
     pub(super) fn stray(&mut self, now_ns: u64, stray: Stray) {
@@ -26,6 +35,13 @@ impl Takeover {
             if !before.asked && now_ns.saturating_sub(before.since_ns) > LOOPS_NS {
                 self.asked.remove(&key);
                 self.actions.push_back(Action::Answer(stray));
+            }
+            return;
+        }
+        if let Some(since_ns) = self.lent.get(&key) {
+            // It comes back from there.
+            if now_ns.saturating_sub(*since_ns) > LOOPS_NS {
+                self.answer(now_ns, stray);
             }
             return;
         }
@@ -43,25 +59,58 @@ impl Takeover {
         }
     }
 
-    pub(super) fn stray_answered(&mut self, now_ns: u64, ends: Asked, owner: Option<InstanceName>) {
+    pub(super) fn stray_answered(&mut self, now_ns: u64, ends: Asked, said: Said) {
         let key = Key { from: ends.from, to: ends.to };
         let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) else { return };
-        let hop = owner.and_then(|owner| self.hop(&owner, key.to.ip()));
-        match hop {
-            // Its record has come meanwhile, or is about to.
-            _ if self.by_key.contains_key(&key) => {}
-            Some(to) => {
-                self.actions.push_back(Action::Path(HeldRequest::Forward { keys: vec![key], to }));
-                self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
-                self.timers.set(now_ns + LENT_NS, Timer::Lent(key));
-            }
-            None => self.answer(now_ns, waiting.stray),
+        // Its record has come meanwhile, or is about to.
+        if self.by_key.contains_key(&key) {
+            return;
+        }
+        match said {
+            Said::Known(owner) => match self.hop(&owner, key.to.ip()) {
+                Some(to) => self.lend(now_ns, key, to, LENT_NS),
+                None => self.answer(now_ns, waiting.stray),
+            },
+            Said::Unknown => match self.unlinked_hop(key.to.ip()) {
+                Some(to) => self.lend(now_ns, key, to, LENT_UNLINKED_NS),
+                None => self.answer(now_ns, waiting.stray),
+            },
+            Said::Nothing => self.unsaid(now_ns, waiting.stray),
+        }
+    }
+
+    /// Has such packets sent to a peer, though no record says whose they are.
+    fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, for_ns: u64) {
+        self.unsaid.remove(&key);
+        self.lent.insert(key, now_ns);
+        self.actions.push_back(Action::Path(HeldRequest::Forward { keys: vec![key], to }));
+        self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
+        self.timers.set(now_ns + for_ns, Timer::Lent(key));
+    }
+
+    /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
+    /// the address goes first.
+    fn unlinked_hop(&self, vip: IpAddr) -> Option<IpAddr> {
+        let unlinked = self.peers.iter().filter(|(_, peer)| peer.pulse == Pulse::Unlinked && !peer.is_dead);
+        let mut unlinked: Vec<_> = unlinked.collect();
+        unlinked.sort_by_key(|(_, peer)| !peer.addresses.contains(&vip));
+        unlinked.iter().find_map(|(name, _)| self.hop(name, vip))
+    }
+
+    /// Nothing could be learnt of it. It may be of a flow that lives: but not for ever.
+    fn unsaid(&mut self, now_ns: u64, stray: Stray) {
+        let key = stray.key;
+        let since_ns = *self.unsaid.entry(key).or_insert(now_ns);
+        if since_ns == now_ns {
+            self.timers.set(now_ns + UNSAID_FORGET_NS, Timer::Unsaid(key));
+        } else if now_ns.saturating_sub(since_ns) >= UNSAID_NS {
+            self.answer(now_ns, stray);
         }
     }
 
     pub(super) fn ask_expired(&mut self, now_ns: u64, key: Key) {
         if let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) {
-            self.answer(now_ns, waiting.stray);
+            self.unsaid(now_ns, waiting.stray);
         }
     }
 
@@ -73,6 +122,7 @@ impl Takeover {
     }
 
     pub(super) fn lent_over(&mut self, key: Key) {
+        self.lent.remove(&key);
         if !self.by_key.contains_key(&key) {
             self.actions.push_back(Action::Path(HeldRequest::Forget(vec![key])));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
-use crate::model::fleet::{Epoch, FlowRecord, Keeping};
+use crate::model::fleet::{Epoch, FlowRecord, Keeping, Said};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 
@@ -473,23 +473,80 @@ fn a_stray_packet_is_asked_for_once_and_never_left_without_an_answer() {
     scene.stray(&flow);
     scene.stray(&flow);
     assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))]);
-    scene.remote(Remote::Answer { ends, owner: Some(name("a")) });
+    scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
     let forward = HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pass(10_001);
     place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Forget(_))));
     let stray = scene.stray(&flow);
     scene.take();
-    scene.remote(Remote::Answer { ends, owner: None });
+    scene.remote(Remote::Answer { ends, said: Said::Unknown });
     assert_eq!(scene.take(), [Action::Answer(stray)]);
-    scene.stray(&flow);
-    scene.take();
-    scene.pass(2000);
-    assert_eq!(scene.take(), [Action::Answer(stray)], "the link says nothing");
+    for nothing_was_said in 0..3 {
+        scene.stray(&flow);
+        assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))], "{nothing_was_said}");
+        scene.pass(1600);
+        let answered: &[_] = if nothing_was_said == 2 { &[Action::Answer(stray)] } else { &[] };
+        assert_eq!(scene.take(), answered, "it may be known all the same, but not for ever: {nothing_was_said}");
+    }
     scene.pulse(Pulse::Dead);
     scene.take();
     scene.stray(&flow);
     assert_eq!(scene.take(), [Action::Answer(stray)], "nobody is there to be asked");
+}
+
+#[test]
+fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_if_it_comes_back() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", false);
+    let ends = Asked::up(&flow.ends);
+    scene.pulse(Pulse::Unlinked);
+    scene.pass(3000);
+    scene.take();
+    let stray = scene.stray(&flow);
+    assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))]);
+    scene.remote(Remote::Answer { ends, said: Said::Unknown });
+    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip("10.0.0.21") };
+    place(&scene.take(), |action| *action == Action::Path(forward.clone()));
+    scene.stray(&flow);
+    assert_eq!(scene.take(), [], "it was on its way before");
+    scene.pass(1100);
+    scene.stray(&flow);
+    assert_eq!(scene.take(), [Action::Answer(stray)]);
+}
+
+/// Found on a busy machine: routers spread flows over two that had had the address for seconds, and one had no CPU for a moment.
+#[test]
+fn a_moment_of_silence_is_no_death_for_a_peer_that_has_answered_since_the_address_came() {
+    for answers in [true, false] {
+        let mut scene = Scene::new();
+        scene.told(&record(1, "10.0.1.7", false));
+        scene.addresses(&["10.0.0.22", VIP]);
+        if answers {
+            scene.pulse(Pulse::Alive);
+        }
+        scene.pass(200);
+        scene.take();
+        scene.pulse(Pulse::Unlinked);
+        scene.pulse(Pulse::Silent);
+        assert_eq!(refused(&scene.take()).is_empty(), answers);
+        scene.pulse(Pulse::Dead);
+        assert_eq!(refused(&scene.take()).is_empty(), !answers);
+    }
+}
+
+#[test]
+fn flows_of_a_peer_that_is_only_not_linked_are_forwarded_and_its_ports_stay_its_own() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", false);
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.told(&flow);
+    scene.pulse(Pulse::Alive);
+    scene.take();
+    scene.pulse(Pulse::Unlinked);
+    scene.pass(60_000);
+    assert_eq!(refused(&scene.take()), []);
+    assert!(scene.machine.peers[&name("a")].can_be_asked() && !scene.machine.peers[&name("a")].is_dead);
 }
 
 #[test]

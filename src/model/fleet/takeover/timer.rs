@@ -21,6 +21,8 @@ pub enum Timer {
     Asked(Key),
     /// They are sent to whom a peer has named, and no record has come.
     Lent(Key),
+    /// What could not be learnt of these packets is asked for anew.
+    Unsaid(Key),
     /// Unknown packets are not dropped any more.
     Guard,
     /// The last packets of a handshake that began at the address's last owner have come.

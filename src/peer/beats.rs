@@ -1,0 +1,159 @@
+//! Beats beside the link: datagrams that stand alone, so that a link that is cut is not taken for a host that died.
+//!
+//! ```text
+//!   "BTNB" | version | sender's tag | number | whom it hears, sealed        4 + 1 + 2 + 8 + at most 200 + 16 bytes
+//! ```
+//! Numbers are big-endian; what is sealed is in postcard. ChaCha20-Poly1305 with the sender's secret, the number as the nonce and
+//! what stands before as associated data. The number is never used twice: it only rises, and the secret lives as long.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use snow::params::CipherChoice;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::Cipher;
+
+use super::wire::SEAL_BYTES;
+use crate::model::fleet::{Beat, BeatKey, BeatTo, HeardOf, InstanceName};
+
+/// Between two tries to get the port: the process before this one may still have it.
+pub const AGAIN_NS: u64 = 250_000_000;
+
+const MAGIC: [u8; 4] = *b"BTNB";
+const VERSION: u8 = 1;
+const HEAD_BYTES: usize = 15;
+const BEAT_MAX: usize = 256;
+/// Datagrams that are read in one turn: a flood of them must not hold up anything.
+const TURN_MAX: usize = 128;
+
+/// The socket that beats go out by and come in by.
+#[derive(Debug)]
+pub struct Beats {
+    socket: UdpSocket,
+}
+
+impl Beats {
+    /// At every address of this host: a peer finds it by whichever way is left.
+    pub fn open(listen: SocketAddr, port: u16) -> io::Result<Self> {
+        let any: IpAddr = if listen.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, port))?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket })
+    }
+
+    /// Sends a beat to all its places, at each peer's port. What cannot be sent is lost like any datagram.
+    pub fn send(&self, key: &BeatKey, own: &InstanceName, beat: &BeatTo, ports: &HashMap<InstanceName, u16>) {
+        let Some(bytes) = seal(key, own, &beat.beat) else { return };
+        let is_ipv4 = self.socket.local_addr().is_ok_and(|local| local.is_ipv4());
+        for (name, places) in &beat.to {
+            let Some(port) = ports.get(name) else { continue };
+            for ip in places.iter().filter(|ip| ip.is_ipv4() == is_ipv4) {
+                let _ = self.socket.send_to(&bytes, (*ip, *port));
+            }
+        }
+    }
+
+    /// Beats that have come, each with who sealed it. `keys`: who may have.
+    pub fn receive<'a>(
+        &self,
+        keys: impl Iterator<Item = (&'a InstanceName, &'a BeatKey)>,
+    ) -> Vec<(InstanceName, Beat)> {
+        let keys: HashMap<_, _> = keys.map(|(name, key)| (name.tag(), (name, key))).collect();
+        let mut beats = Vec::new();
+        let mut bytes = [0; BEAT_MAX];
+        for _ in 0..TURN_MAX {
+            // An ICMP error of an earlier beat is told here, too.
+            let length = match self.socket.recv(&mut bytes) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => continue,
+            };
+            let sender = tag(&bytes[..length]).and_then(|tag| keys.get(&tag));
+            let opened = sender.and_then(|(name, key)| Some(((*name).clone(), open(key, &bytes[..length])?)));
+            beats.extend(opened);
+        }
+        beats
+    }
+}
+
+fn cipher(key: &BeatKey) -> Option<Box<dyn Cipher>> {
+    let mut cipher = DefaultResolver.resolve_cipher(&CipherChoice::ChaChaPoly)?;
+    cipher.set(&key.0);
+    Some(cipher)
+}
+
+fn seal(key: &BeatKey, own: &InstanceName, beat: &Beat) -> Option<Vec<u8>> {
+    let plain = postcard::to_stdvec(&beat.heard).ok()?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.push(VERSION);
+    bytes.extend(own.tag().to_be_bytes());
+    bytes.extend(beat.number.to_be_bytes());
+    let mut sealed = vec![0; plain.len() + SEAL_BYTES];
+    let length = cipher(key)?.encrypt(beat.number, &bytes, &plain, &mut sealed);
+    bytes.extend(&sealed[..length]);
+    (bytes.len() <= BEAT_MAX).then_some(bytes)
+}
+
+/// Who it says it is from.
+fn tag(bytes: &[u8]) -> Option<u16> {
+    let head = bytes.get(..HEAD_BYTES)?;
+    (head[..4] == MAGIC && head[4] == VERSION).then(|| u16::from_be_bytes([head[5], head[6]]))
+}
+
+/// `None`: it is not sealed with `key`, or was altered.
+fn open(key: &BeatKey, bytes: &[u8]) -> Option<Beat> {
+    // snow subtracts the seal's length before it looks.
+    let (head, sealed) = bytes.split_at_checked(HEAD_BYTES).filter(|(_, sealed)| sealed.len() >= SEAL_BYTES)?;
+    let number = u64::from_be_bytes(head[7..].try_into().ok()?);
+    let mut plain = vec![0; sealed.len()];
+    let length = cipher(key)?.decrypt(number, head, sealed, &mut plain).ok()?;
+    let heard: Vec<HeardOf> = postcard::from_bytes(&plain[..length]).ok()?;
+    Some(Beat { number, heard })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fleet::Epoch;
+
+    fn name(text: &str) -> InstanceName {
+        InstanceName(text.into())
+    }
+
+    fn largest() -> Beat {
+        let heard = HeardOf { tag: u16::MAX, epoch: Epoch(u64::MAX), ago_ms: u16::MAX };
+        Beat { number: u64::MAX - 1, heard: vec![heard; 7] }
+    }
+
+    #[test]
+    fn a_beat_opens_with_its_senders_secret_and_no_other_and_not_if_a_bit_of_it_was_altered() {
+        let (key, other) = (BeatKey([3; 32]), BeatKey([4; 32]));
+        let beat = largest();
+        let bytes = seal(&key, &name("lb-a"), &beat).unwrap();
+        assert_eq!(tag(&bytes), Some(name("lb-a").tag()));
+        assert_eq!(open(&key, &bytes), Some(beat));
+        assert_eq!(open(&other, &bytes), None);
+        for at in 0..bytes.len() {
+            let mut altered = bytes.clone();
+            altered[at] ^= 1;
+            assert_eq!(open(&key, &altered), None, "byte {at}");
+            assert_eq!(open(&key, &bytes[..at]), None, "cut to {at}");
+        }
+    }
+
+    #[test]
+    fn beats_come_by_the_socket_with_who_sent_them_and_strangers_do_not() {
+        let [here, there] = [0, 1].map(|_| Beats::open("127.0.0.1:0".parse().unwrap(), 0).unwrap());
+        let (key, stranger) = (BeatKey([5; 32]), BeatKey([6; 32]));
+        let to = BeatTo { beat: largest(), to: vec![(name("lb-b"), vec!["127.0.0.1".parse().unwrap()])] };
+        let ports = [(name("lb-b"), there.socket.local_addr().unwrap().port())].into();
+        here.send(&stranger, &name("lb-a"), &to, &ports);
+        here.send(&key, &name("lb-a"), &to, &ports);
+        there.socket.set_nonblocking(false).unwrap();
+        there.socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+        let knows = [(name("lb-a"), key)];
+        let heard = there.receive(knows.iter().map(|(name, key)| (name, key)).take(1));
+        assert_eq!(heard, [(name("lb-a"), largest())]);
+    }
+}

@@ -1,0 +1,188 @@
+//! Two hosts serve one VIP behind a router, both live, and something is between their instances: the link is cut, both ways or
+//! one, or one of them has another key.
+
+use super::takeover::{Fleet, Flows};
+use super::*;
+
+/// Longer than this no client waits.
+const HANG: std::time::Duration = secs(2);
+
+/// What keeps them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// A firewall rule on both against the link's port, whatever the protocol below was meant.
+    Link,
+    /// The first hears nothing of the second's link.
+    LinkFrom(usize),
+    /// The link lives, the beats beside it do not.
+    Beats,
+    /// This one hears nothing that comes from the other's own address; packets that are forwarded come from clients.
+    All(usize),
+    /// The first one's key is changed, and read again.
+    Key,
+}
+
+impl Cause {
+    fn come_about(self, fleet: &Fleet) {
+        let [a, b] = [&fleet.all[0].host, &fleet.all[1].host];
+        match self {
+            Self::Link => [a, b].iter().for_each(|host| host.drop_packets("input", &format!("tcp dport {PORT}"))),
+            Self::LinkFrom(number) => {
+                let (at, from) = if number == 0 { (b, a) } else { (a, b) };
+                at.drop_packets("input", &format!("ip saddr {} meta l4proto tcp", from.v4));
+            }
+            Self::Beats => {
+                [a, b].iter().for_each(|host| host.drop_packets("input", &format!("udp dport {PORT}")));
+            }
+            Self::All(number) => {
+                let (at, from) = if number == 0 { (b, a) } else { (a, b) };
+                at.drop_packets("input", &format!("ip saddr {}", from.v4));
+            }
+            Self::Key => {
+                let instance = &fleet.all[0];
+                let key = fleet.scene.write_key("other.key", 9);
+                let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+                let old = fleet.scene.lab.directory().join("peers.key");
+                let config = config.replace(old.to_str().unwrap(), key.to_str().unwrap());
+                std::fs::write(&instance.baton.paths.config, config).unwrap();
+                let reloaded = instance.baton.cli(&["reload"]);
+                assert!(reloaded.status.success(), "{reloaded:?}");
+            }
+        }
+    }
+
+    fn mend(self, fleet: &Fleet) {
+        match self {
+            Self::Key => {
+                let instance = &fleet.all[0];
+                let key = fleet.scene.lab.directory().join("other.key");
+                let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+                let old = fleet.scene.lab.directory().join("peers.key");
+                let config = config.replace(key.to_str().unwrap(), old.to_str().unwrap());
+                std::fs::write(&instance.baton.paths.config, config).unwrap();
+                let reloaded = instance.baton.cli(&["reload"]);
+                assert!(reloaded.status.success(), "{reloaded:?}");
+            }
+            _ => fleet.all.iter().for_each(|instance| instance.host.nft_clear()),
+        }
+    }
+}
+
+/// Every flow goes on within moments, and so does every new one.
+#[track_caller]
+fn all_go_on(fleet: &Fleet, conns: &mut [Conn], seed: u64) {
+    let slowest = std::thread::scope(|scope| {
+        let each = conns.iter_mut().map(|conn| {
+            scope.spawn(move || {
+                let watch = Stopwatch::start();
+                conn.try_echo(seed, 2000).map(|()| watch.elapsed())
+            })
+        });
+        let each: Vec<_> = each.collect();
+        let each = each.into_iter().map(|thread| thread.join().expect("no panic").expect("it goes on"));
+        each.max().expect("some")
+    });
+    assert!(slowest < HANG, "one waited for {slowest:?}");
+    for _ in 0..4 {
+        let watch = Stopwatch::start();
+        fleet.scene.lab.client.connect(fleet.vip).echo(seed, 1000);
+        assert!(watch.elapsed() < HANG, "a new one waited for {:?}", watch.elapsed());
+    }
+}
+
+fn taken_over(fleet: &Fleet) -> usize {
+    fleet.all.iter().map(|instance| instance.baton.events_of("took_over_from").len()).sum()
+}
+
+/// What clients send comes to the first, what backends send to the second.
+fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Conn>)> {
+    let fleet = Fleet::new(test, count, flows, |config| config)?.spread();
+    route(&fleet, 0, 1);
+    let conns = match flows {
+        Flows::Graduate => {
+            let mut conns = fleet.clients(20);
+            (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+            eventually(LONG, "all have graduated somewhere", || {
+                let graduated = |it: &Instance| it.baton.status()["totals"]["flows"]["graduated"].as_u64();
+                fleet.all.iter().filter_map(graduated).sum::<u64>() == 20
+            });
+            conns
+        }
+        _ => fleet.clients(20),
+    };
+    Some((fleet, conns))
+}
+
+/// Clients reach the VIP by one instance, backends by the other.
+fn route(fleet: &Fleet, clients: usize, backends: usize) {
+    let lab = &fleet.scene.lab;
+    for (host, number) in [(&lab.client, clients), (&lab.b1, backends), (&lab.b2, backends)] {
+        host.run(&format!("ip route replace {}/32 via {}", fleet.vip.ip(), fleet.all[number].host.v4));
+    }
+}
+
+fn both_live_on(test: &str, count: usize, flows: Flows, cause: Cause) {
+    let Some((fleet, mut conns)) = crossed(test, count, flows) else { return };
+    let (a, b) = (&fleet.all[0], &fleet.all[1]);
+    cause.come_about(&fleet);
+    if cause == Cause::Beats {
+        wait::throughout(secs(2), "the link is enough", || a.sees("lb-b")["pulse"] == "alive");
+    } else {
+        eventually(LONG, "the link is down", || {
+            a.sees("lb-b")["pulse"] != "alive" && b.sees("lb-a")["pulse"] != "alive"
+        });
+        let watch = Stopwatch::start();
+        // Longer than an instance that dies is waited for.
+        while watch.elapsed() < ms(1500) {
+            all_go_on(&fleet, &mut conns, 3);
+        }
+    }
+    all_go_on(&fleet, &mut conns, 4);
+    // Routers choose anew.
+    route(&fleet, 1, 0);
+    all_go_on(&fleet, &mut conns, 5);
+    route(&fleet, 1, 1);
+    all_go_on(&fleet, &mut conns, 6);
+    assert_eq!(taken_over(&fleet), 0, "nobody is dead");
+    conns.iter_mut().for_each(|conn| conn.stays_open(ms(1)));
+    cause.mend(&fleet);
+    a.wait_synced("lb-b");
+    b.wait_synced("lb-a");
+    all_go_on(&fleet, &mut conns, 7);
+    drop(conns);
+    eventually(secs(20), "no flow is left", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+}
+
+#[test]
+fn flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances_from_each_other() {
+    let test = "flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances";
+    for flows in [Flows::Kept, Flows::Graduate] {
+        both_live_on(test, 2, flows, Cause::Link);
+    }
+}
+
+#[test]
+fn flows_behind_a_router_go_on_while_the_link_is_cut_one_way() {
+    let test = "flows_behind_a_router_go_on_while_the_link_is_cut_one_way";
+    for number in [0, 1] {
+        both_live_on(test, 2, Flows::Kept, Cause::LinkFrom(number));
+    }
+}
+
+#[test]
+fn flows_behind_a_router_go_on_while_only_the_beats_beside_the_link_are_lost() {
+    both_live_on("flows_behind_a_router_go_on_while_only_the_beats_are_lost", 2, Flows::Kept, Cause::Beats);
+}
+
+#[test]
+fn flows_behind_a_router_go_on_while_one_instance_has_another_key() {
+    both_live_on("flows_behind_a_router_go_on_while_one_has_another_key", 2, Flows::Kept, Cause::Key);
+}
+
+#[test]
+fn flows_behind_a_router_go_on_while_one_hears_nothing_of_another_but_a_third_does() {
+    let test = "flows_behind_a_router_go_on_while_one_hears_nothing_of_another";
+    for number in [0, 1] {
+        both_live_on(test, 3, Flows::Kept, Cause::All(number));
+    }
+}

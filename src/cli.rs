@@ -129,7 +129,7 @@ enum Command {
     /// What is pinned in the kernel for graduated flows; needs no running instance.
     Path(path::PathArguments),
     /// Prints a new secret for the instances of a fleet: baton genkey > peers.key, mode 600, the same on each.
-    Genkey,
+    Genkey(genkey::GenkeyArguments),
     /// The versions of this command and of the instance.
     Version,
     /// Which versions of the handoff this binary speaks.
@@ -221,9 +221,9 @@ pub fn main() -> ExitCode {
         Command::Man => shell::man::<Arguments>(),
         Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
         Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
-        Command::Genkey => {
+        Command::Genkey(genkey) => {
             let output = Output::new(arguments.json);
-            genkey::genkey(&output).unwrap_or_else(|error| output.fail(&error))
+            genkey::genkey(&genkey, &output).unwrap_or_else(|error| output.fail(&error))
         }
         Command::Path(path) => {
             let output = Output::new(arguments.json);
@@ -275,7 +275,7 @@ fn talk(
         | Command::HandoffVersion
         | Command::Check(_)
         | Command::Path(_)
-        | Command::Genkey
+        | Command::Genkey(_)
         | Command::Demo(_)
         | Command::Drill(_)
         | Command::Completion { .. }

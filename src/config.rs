@@ -132,6 +132,8 @@ pub struct Peers {
     pub key: PeerKey,
     /// Where it was read.
     pub key_file: PathBuf,
+    /// The one before it, which counts as well.
+    pub key_previous: Option<PeerKey>,
     /// How long readiness waits for peers that cannot be reached.
     pub sync_deadline: Duration,
     /// At least one, in the order of their names; neither name nor address is this instance's.

@@ -1,13 +1,39 @@
 //! `baton genkey`: the secret that the instances of a fleet share.
 
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+use clap::Args;
 
 use super::output::{CliError, Output};
 use crate::config::PeerKey;
 use crate::sys::random;
 
-/// Prints a new key, as `peers.key_file` wants it.
-pub fn genkey(output: &Output) -> Result<ExitCode, CliError> {
+#[derive(Debug, Args)]
+pub struct GenkeyArguments {
+    /// Put the new key into this file, and the one that it holds into FILE.previous, both of mode 600. Copy both to all hosts,
+    /// then `baton reload` on each
+    #[arg(long, value_name = "FILE")]
+    next: Option<PathBuf>,
+}
+
+/// Why keys cannot be exchanged in a file. Neither file has changed.
+#[derive(Debug, thiserror::Error)]
+enum NextError {
+    #[error("{path}: {source}", path = .path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{} holds no key: `baton genkey > FILE` makes the first one", .0.display())]
+    NoKey(PathBuf),
+    #[error("{} is there: remove it, and reload, once all instances have the key after it", .0.display())]
+    Unfinished(PathBuf),
+}
+
+/// Prints a new key, as `peers.key_file` wants it, or puts it into a file.
+pub fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let key = match random::secret() {
         Ok(secret) => PeerKey(secret),
         Err(error) => {
@@ -15,9 +41,86 @@ pub fn genkey(output: &Output) -> Result<ExitCode, CliError> {
             return Ok(ExitCode::FAILURE);
         }
     };
+    if let Some(file) = &arguments.next {
+        return match next(file, &key) {
+            Ok(previous) => {
+                let (file, previous) = (file.display().to_string(), previous.display().to_string());
+                match output.json {
+                    true => output.document(&serde_json::json!({ "key_file": file, "key_file_previous": previous }))?,
+                    false => output.line(format!(
+                        "{file} holds the new key, {previous} the one before; copy both to all hosts, then `baton reload` on each"
+                    ))?,
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(error) => {
+                eprintln!("{error}");
+                Ok(ExitCode::FAILURE)
+            }
+        };
+    }
     match output.json {
         true => output.document(&serde_json::json!({ "key": key.spell() }))?,
         false => output.line(key.spell())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whoever reads them meanwhile finds the key before in one of the files: that is kept first.
+fn next(file: &Path, key: &PeerKey) -> Result<PathBuf, NextError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| NextError::File { path, source }
+    };
+    let previous = beside(file, ".previous");
+    let text = fs::read_to_string(file).map_err(failed(file))?;
+    let current = PeerKey::parse(text.trim()).ok_or_else(|| NextError::NoKey(file.to_owned()))?;
+    if previous.exists() {
+        return Err(NextError::Unfinished(previous));
+    }
+    replace(&previous, &current).map_err(failed(&previous))?;
+    replace(file, key).map_err(failed(file))?;
+    Ok(previous)
+}
+
+/// All of it or nothing.
+fn replace(path: &Path, key: &PeerKey) -> io::Result<()> {
+    let new = beside(path, ".new");
+    let _ = fs::remove_file(&new);
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(format!("{}\n", key.spell()).as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_key_before_is_kept_until_somebody_removes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("peers.key");
+        assert!(matches!(next(&file, &PeerKey([2; 32])), Err(NextError::File { .. })));
+        fs::write(&file, "no key").unwrap();
+        assert!(matches!(next(&file, &PeerKey([2; 32])), Err(NextError::NoKey(_))));
+        let first = PeerKey([1; 32]);
+        fs::write(&file, first.spell()).unwrap();
+        let previous = next(&file, &PeerKey([2; 32])).unwrap();
+        let read = |path: &Path| PeerKey::parse(fs::read_to_string(path).unwrap().trim());
+        assert_eq!((read(&file), read(&previous)), (Some(PeerKey([2; 32])), Some(first.clone())));
+        for path in [&file, &previous] {
+            assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        assert!(matches!(next(&file, &PeerKey([3; 32])), Err(NextError::Unfinished(_))));
+        assert_eq!((read(&file), read(&previous)), (Some(PeerKey([2; 32])), Some(first)));
+    }
 }

@@ -19,6 +19,7 @@ pub fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance,
     let own = Instance { name: name.clone(), slot };
     let listen = wanted(section, is_there, "listen", &ProbePlace).map(|address| address.socket_addr());
     let key = key(section, is_there);
+    let key_previous = previous_key(section);
     let sync_deadline = section.read_or("sync_deadline", &SYNC_DEADLINE, Duration::from_secs(10)).value;
     if !is_there {
         return (own, None);
@@ -28,7 +29,7 @@ pub fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance,
     let (Some(name), Some(listen), Some((key_file, key))) = (name, listen, key) else { return (own, None) };
     let before = peers.iter().filter(|peer| peer.name < name).count();
     let slot = slot.unwrap_or(before.min(usize::from(SLOTS) - 1) as u8);
-    (own, Some(Peers { name, slot, listen, beat_port, key, key_file, sync_deadline, peers }))
+    (own, Some(Peers { name, slot, listen, beat_port, key, key_file, key_previous, sync_deadline, peers }))
 }
 
 fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAddr>) -> Vec<Peer> {
@@ -77,17 +78,44 @@ fn key(section: &Section, is_there: bool) -> Option<(PathBuf, PeerKey)> {
     let path = section.document.resolve(&named);
     match read_key(&path) {
         Ok(key) => {
-            let mode = std::fs::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
-            if mode & 0o077 != 0 {
-                let read = format!("{named:?}, which others than its owner may read (mode {:o})", mode & 0o777);
-                section.warn("key_file", read, "mode 600: whoever has the key can speak for any instance");
-            }
+            warn_of_readers(section, "key_file", &named, &path);
             Some((path, key))
         }
         Err(fault) => {
             section.refuse("key_file", format!("{named:?}: {fault}"), "a key as `baton genkey` prints it");
             None
         }
+    }
+}
+
+/// The key before the last rotation. A file that is not there is none: it is there only while keys change.
+fn previous_key(section: &Section) -> Option<PeerKey> {
+    let named = section.read("key_file_previous", &FilePath).value?;
+    let path = section.document.resolve(&named);
+    if !path.exists() {
+        return None;
+    }
+    match read_key(&path) {
+        Ok(key) => {
+            let allowed =
+                "no such file once every instance has the new key: whoever has the old one can speak for any till then";
+            section.warn("key_file_previous", format!("{named:?}, which counts as well"), allowed);
+            warn_of_readers(section, "key_file_previous", &named, &path);
+            Some(key)
+        }
+        Err(fault) => {
+            let allowed = "a key as `baton genkey` prints it, or no such file";
+            section.refuse("key_file_previous", format!("{named:?}: {fault}"), allowed);
+            None
+        }
+    }
+}
+
+fn warn_of_readers(section: &Section, key: &str, named: &str, path: &Path) {
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+    if mode & 0o077 != 0 {
+        let read = format!("{named:?}, which others than its owner may read (mode {:o})", mode & 0o777);
+        section.warn(key, read, "mode 600: whoever has the key can speak for any instance");
     }
 }
 
@@ -98,6 +126,11 @@ fn read_key(path: &Path) -> Result<PeerKey, KeyFault> {
 }
 
 impl Peers {
+    /// All that count, the one that is offered first.
+    pub fn keys(&self) -> Vec<PeerKey> {
+        std::iter::once(&self.key).chain(&self.key_previous).cloned().collect()
+    }
+
     /// Where beats beside the link come in.
     pub fn beat_port(&self) -> u16 {
         self.beat_port.unwrap_or(self.listen.port())

@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::beats::{self, Beats};
 use super::link::{Admitted, Input, Site};
-use crate::config::{self, Config};
+use crate::config::{self, Config, PeerKey};
 use crate::essential;
 use crate::model::ends::Key;
 use crate::model::fleet::{
@@ -95,7 +95,7 @@ pub fn start(
     let now_ns = now_ns();
     let room = Arc::new(Notify::new());
     let exchange = Exchange::new(own, &members(&settings), now_ns);
-    let site = Site { key: settings.key.clone(), hello: exchange.hello(), inputs: inputs_sender, room };
+    let site = Site { keys: settings.keys(), hello: exchange.hello(), inputs: inputs_sender, room };
     let mut hub = Hub {
         table,
         lines: Lines::open(&site, &settings),
@@ -122,6 +122,8 @@ pub fn start(
 #[derive(Debug)]
 struct Link {
     number: u64,
+    /// Which its other end has proven.
+    key: PeerKey,
     messages: mpsc::Sender<Message>,
     /// Dropped, it ends the link at once.
     _given_up: oneshot::Sender<()>,
@@ -288,8 +290,8 @@ impl Hub {
     fn take_input(&mut self, input: Input) {
         let now_ns = now_ns();
         match input {
-            Input::Greeted { hello, reply } => {
-                let _ = reply.send(self.greeted(&hello, now_ns));
+            Input::Greeted { hello, key, reply } => {
+                let _ = reply.send(self.greeted(&hello, key, now_ns));
             }
             Input::Message { peer, link, message } if self.is_current(&peer, link) => {
                 if matches!(message, Message::Ask { .. }) {
@@ -309,9 +311,12 @@ impl Hub {
         }
     }
 
-    fn greeted(&mut self, hello: &Hello, now_ns: u64) -> Result<Admitted, String> {
+    fn greeted(&mut self, hello: &Hello, key: PeerKey, now_ns: u64) -> Result<Admitted, String> {
         if self.away {
             return Err("this process is being replaced or stopped".to_owned());
+        }
+        if !self.site.keys.contains(&key) {
+            return Err("its key counts no more".to_owned());
         }
         if let Err(why) = self.exchange.handle_link(hello, now_ns) {
             self.exchange.handle_failure(&hello.name, &why);
@@ -322,7 +327,7 @@ impl Hub {
         let (messages, receiver) = mpsc::channel(MESSAGES_MAX);
         let (given_up, gone) = oneshot::channel();
         // An older link to the same peer ends here.
-        self.links.insert(hello.name.clone(), Link { number, messages, _given_up: given_up });
+        self.links.insert(hello.name.clone(), Link { number, key, messages, _given_up: given_up });
         Ok(Admitted { link: number, messages: receiver, given_up: gone })
     }
 
@@ -366,16 +371,17 @@ impl Hub {
             return;
         }
         let now_ns = now_ns();
-        if settings.key != self.settings.key || settings.listen != self.settings.listen {
-            for peer in std::mem::take(&mut self.links).into_keys() {
-                self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
-            }
+        // A link whose key counts still is left in peace.
+        let keys = settings.keys();
+        let stays = |link: &mut Link| keys.contains(&link.key) && settings.listen == self.settings.listen;
+        for (peer, _) in self.links.extract_if(|_, link| !stays(link)) {
+            self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
         }
         if (settings.listen, settings.beat_port()) != (self.settings.listen, self.settings.beat_port()) {
             (self.beats, self.open_beats_ns) = (None, now_ns);
         }
         self.exchange.set_members(&members(&settings), now_ns);
-        self.site.key = settings.key.clone();
+        self.site.keys = keys;
         self.settings = settings;
         if !self.away {
             self.lines = Lines::open(&self.site, &self.settings);

@@ -39,6 +39,8 @@ pub enum Input {
     /// Somebody with the key says hello.
     Greeted {
         hello: Hello,
+        /// Which it has proven.
+        key: PeerKey,
         reply: oneshot::Sender<Result<Admitted, String>>,
     },
     Message {
@@ -76,7 +78,8 @@ pub struct Admitted {
 /// What every link of an instance needs.
 #[derive(Clone, Debug)]
 pub struct Site {
-    pub key: PeerKey,
+    /// All that count, the one that is offered first.
+    pub keys: Vec<PeerKey>,
     pub hello: Hello,
     pub inputs: mpsc::Sender<Input>,
     /// Notified when a link has room for more messages.
@@ -86,16 +89,34 @@ pub struct Site {
 impl Site {
     /// Connects to `peer`, from the address that it knows this instance by, and stays until the link ends.
     pub async fn make(&self, own: SocketAddr, peer: &InstanceName, address: SocketAddr) -> Result<(), LinkError> {
+        let mut made = Err(LinkError::Key);
+        for key in &self.keys {
+            made = self.make_by(key, own, peer, address).await;
+            // It may not have been told of this one yet.
+            if !matches!(made, Err(LinkError::Key)) {
+                break;
+            }
+        }
+        made
+    }
+
+    async fn make_by(
+        &self,
+        key: &PeerKey,
+        own: SocketAddr,
+        peer: &InstanceName,
+        address: SocketAddr,
+    ) -> Result<(), LinkError> {
         let mut stream = timeout(CONNECT_MAX, connect(own, address)).await.map_err(|_| LinkError::TimedOut)??;
         let greeting = async {
-            let (mut seals, mut opens) = secure::connect(&mut stream, &self.key).await?;
+            let (mut seals, mut opens) = secure::connect(&mut stream, key).await?;
             say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
             let hello = hear_hello(&mut stream, &mut opens).await?;
             if hello.name != *peer {
                 let named: String = hello.name.0.chars().take(HELLO_TEXT_MAX).collect();
                 return Err(LinkError::Name(named));
             }
-            let admitted = self.admit(&mut stream, &mut seals, hello.clone()).await?;
+            let admitted = self.admit(&mut stream, &mut seals, hello.clone(), key).await?;
             Ok::<_, LinkError>((seals, opens, admitted))
         };
         let (seals, opens, admitted) = timeout(GREET_MAX, greeting).await.map_err(|_| LinkError::TimedOut)??;
@@ -107,9 +128,9 @@ impl Site {
     pub async fn take(&self, mut stream: TcpStream, greeted: impl Sized) -> Result<(), LinkError> {
         let _ = stream.set_nodelay(true);
         let greeting = async {
-            let (mut seals, mut opens) = secure::accept(&mut stream, &self.key).await?;
+            let ((mut seals, mut opens), key) = secure::accept(&mut stream, &self.keys).await?;
             let hello = hear_hello(&mut stream, &mut opens).await?;
-            let admitted = self.admit(&mut stream, &mut seals, hello.clone()).await?;
+            let admitted = self.admit(&mut stream, &mut seals, hello.clone(), key).await?;
             say(&mut stream, &mut seals, &Message::Hello(self.hello.clone())).await?;
             Ok::<_, LinkError>((seals, opens, hello.name, admitted))
         };
@@ -120,9 +141,15 @@ impl Site {
     }
 
     /// Asks the hub; tells the other end if it is refused.
-    async fn admit(&self, stream: &mut TcpStream, seals: &mut Sealer, hello: Hello) -> Result<Admitted, LinkError> {
+    async fn admit(
+        &self,
+        stream: &mut TcpStream,
+        seals: &mut Sealer,
+        hello: Hello,
+        key: &PeerKey,
+    ) -> Result<Admitted, LinkError> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.inputs.send(Input::Greeted { hello, reply }).await;
+        let asked = self.inputs.send(Input::Greeted { hello, key: key.clone(), reply }).await;
         asked.map_err(|_| LinkError::Dropped)?;
         match answer.await.map_err(|_| LinkError::Dropped)? {
             Ok(admitted) => Ok(admitted),

@@ -81,20 +81,26 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &Pe
     secured(handshake)
 }
 
-/// The handshake of the end that accepted it.
-pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &PeerKey) -> Result<Secured, LinkError> {
+/// The handshake of the end that accepted it, with whichever of `keys` the other end has.
+pub async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    keys: &'a [PeerKey],
+) -> Result<(Secured, &'a PeerKey), LinkError> {
     // Said first, so that a peer of another version hears which ones are spoken here.
     stream.write_all(&VERSIONS.preamble()).await?;
     let theirs = preamble(stream).await?;
-    let mut handshake = handshake(key, theirs.preamble(), VERSIONS.preamble(), false)?;
-    if handshake.read_message(&receive(stream).await?, &mut []).is_err() {
-        stream.write_all(&[0, 0]).await?;
-        return Err(LinkError::Key);
+    let first = receive(stream).await?;
+    for key in keys {
+        let mut handshake = handshake(key, theirs.preamble(), VERSIONS.preamble(), false)?;
+        if handshake.read_message(&first, &mut []).is_ok() {
+            let mut message = [0; HANDSHAKE_BYTES];
+            handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
+            send(stream, &message).await?;
+            return Ok((secured(handshake)?, key));
+        }
     }
-    let mut message = [0; HANDSHAKE_BYTES];
-    handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
-    send(stream, &message).await?;
-    secured(handshake)
+    stream.write_all(&[0, 0]).await?;
+    Err(LinkError::Key)
 }
 
 async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Versions, LinkError> {
@@ -198,9 +204,9 @@ mod tests {
     #[tokio::test]
     async fn what_is_sealed_at_one_end_opens_at_the_other_in_its_order_only() {
         let (mut near, mut far) = duplex(4096);
-        let (key_1, key_2) = (key(1), key(1));
+        let (key_1, key_2) = (key(1), [key(1)]);
         let (made, taken) = tokio::join!(connect(&mut near, &key_1), accept(&mut far, &key_2));
-        let ((mut seals, mut own_opens), (mut far_seals, mut opens)) = (made.unwrap(), taken.unwrap());
+        let ((mut seals, mut own_opens), ((mut far_seals, mut opens), _)) = (made.unwrap(), taken.unwrap());
         let mut frames = Vec::new();
         for text in [&b"one"[..], b"", &[7; 60_000]] {
             let mut frame = Vec::new();
@@ -222,10 +228,21 @@ mod tests {
     #[tokio::test]
     async fn a_wrong_key_is_said_to_both_ends() {
         let (mut near, mut far) = duplex(4096);
-        let (ours, theirs) = (key(1), key(2));
+        let (ours, theirs) = (key(1), [key(2), key(3)]);
         let (made, taken) = tokio::join!(connect(&mut near, &ours), accept(&mut far, &theirs));
         for error in [made.unwrap_err(), taken.unwrap_err()] {
             assert!(matches!(error, LinkError::Key), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn each_of_the_keys_of_the_end_that_accepts_makes_a_link() {
+        for byte in [1, 2] {
+            let (mut near, mut far) = duplex(4096);
+            let (ours, theirs) = (key(byte), [key(1), key(2)]);
+            let (made, taken) = tokio::join!(connect(&mut near, &ours), accept(&mut far, &theirs));
+            assert!(made.is_ok());
+            assert_eq!(taken.unwrap().1, &ours);
         }
     }
 
@@ -236,7 +253,10 @@ mod tests {
             let later = Versions { lowest: 2, highest: 3 };
             far.write_all(&later.preamble()).await.unwrap();
             let key = key(1);
-            let made = if connects { connect(&mut near, &key).await } else { accept(&mut near, &key).await };
+            let made = match connects {
+                true => connect(&mut near, &key).await,
+                false => accept(&mut near, &[key]).await.map(|(secured, _)| secured),
+            };
             let said = made.unwrap_err().to_string();
             assert!(said.contains("speaks versions 2 to 3 of the peer protocol, this instance version 1"), "{said}");
             let mut heard = [0; PREAMBLE_BYTES];
@@ -252,11 +272,11 @@ mod tests {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &long] {
             let (mut near, mut far) = duplex(4096);
             far.write_all(bytes).await.unwrap();
-            assert!(matches!(accept(&mut near, &key(1)).await, Err(LinkError::NotAPeer)));
+            assert!(matches!(accept(&mut near, &[key(1)]).await, Err(LinkError::NotAPeer)));
         }
         let (mut near, mut far) = duplex(4096);
         far.write_all(b"BTN").await.unwrap();
         drop(far);
-        assert!(accept(&mut near, &key(1)).await.is_err());
+        assert!(accept(&mut near, &[key(1)]).await.is_err());
     }
 }

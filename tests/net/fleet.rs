@@ -10,6 +10,7 @@ mod parted;
 mod path_mtu;
 mod reboot;
 mod returns;
+mod rotation;
 mod split;
 mod takeover;
 

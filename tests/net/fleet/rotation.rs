@@ -1,0 +1,82 @@
+//! The peers' key is changed while flows go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::takeover::{Fleet, Flows};
+use super::*;
+use crate::lab::baton::BINARY;
+
+fn reload(instance: &Instance) {
+    let reloaded = instance.baton.cli(&["reload"]);
+    assert!(reloaded.status.success(), "{reloaded:?}");
+}
+
+/// What `baton check` says of its file.
+fn check(instance: &Instance) -> String {
+    let config = instance.baton.paths.config.to_str().unwrap();
+    let checked = Command::new(BINARY).args(["check", "-c", config]).output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    String::from_utf8(checked.stdout).unwrap() + &String::from_utf8(checked.stderr).unwrap()
+}
+
+#[test]
+fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
+    let test = "a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody";
+    let Some(scene) = Scene::new(test, 3) else { return };
+    let key = scene.lab.directory().join("peers.key");
+    let previous = scene.lab.directory().join("peers.key.previous");
+    let file = previous.to_str().unwrap().to_owned();
+    let change = |_, config: Config| config.peers("key_file_previous", file.as_str());
+    let Some(fleet) = Fleet::within(scene, takeover::VIP, test, 3, Flows::Kept, change) else { return };
+    let fleet = fleet.spread();
+    fleet.route(&[0, 1, 2]);
+    let conns = fleet.clients(20);
+    let over = AtomicBool::new(false);
+    let mut conns = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut conns = conns;
+            let mut seed = 0;
+            while !over.load(Ordering::Relaxed) {
+                seed += 1;
+                conns.iter_mut().for_each(|conn| conn.echo(seed, 500));
+                fleet.scene.lab.client.connect(fleet.vip).echo(seed, 500);
+            }
+            println!("{seed} rounds of 20 flows and a new one");
+            conns
+        });
+        let made = Command::new(BINARY).args(["genkey", "--next", key.to_str().unwrap()]).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let all_linked = || {
+            for instance in &fleet.all {
+                NAMES.iter().filter(|name| **name != instance.name).for_each(|name| instance.wait_synced(name));
+            }
+        };
+        for instance in &fleet.all {
+            reload(instance);
+            all_linked();
+        }
+        let checked = check(&fleet.all[0]);
+        assert!(checked.contains("key_file_previous") && checked.contains("counts as well"), "{checked}");
+        std::fs::remove_file(&previous).unwrap();
+        let checked = check(&fleet.all[0]);
+        assert!(!checked.contains("counts as well"), "{checked}");
+        for instance in &fleet.all {
+            reload(instance);
+            all_linked();
+        }
+        over.store(true, Ordering::Relaxed);
+        load.join().expect("no flow is lost and no connect fails")
+    });
+    conns.iter_mut().for_each(|conn| conn.echo(9, 5000));
+    for instance in &fleet.all {
+        assert_eq!(instance.baton.events_of("took_over_from").len(), 0);
+        let dead = |event: &&Value| event["pulse"] == "dead";
+        assert_eq!(instance.baton.events_of("peer_pulse").iter().filter(dead).count(), 0, "never down for a second");
+        assert!(!instance.baton.ended().contains_key("backend_reset"), "{:?}", instance.baton.ended());
+    }
+    // The old one counts no more.
+    let old = fleet.scene.write_key("peers.key", 7);
+    assert_eq!(old, key);
+    reload(&fleet.all[0]);
+    eventually(LONG, "the one with the old key has no link", || fleet.all[1].sees("lb-a")["pulse"] == "unlinked");
+}

@@ -374,7 +374,7 @@ impl Core {
     /// Links up with the peers, if there are any. Own flows must be on their way to be adopted. Needs a tokio runtime.
     fn link_up(&self) {
         let Some(links) = self.peers.start(&self.table, self.latest.subscribe()) else { return };
-        if let Err(error) = fleet_takeover::start(self.table.clone(), &self.config.load(), links) {
+        if let Err(error) = fleet_takeover::start(self.table.clone(), self.latest.subscribe(), links) {
             tracing::error!(%error, "flows of instances that die will not be taken over");
         }
     }

@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
@@ -34,11 +34,16 @@ pub struct Links {
     pub commands: mpsc::Sender<Command>,
 }
 
-/// Starts the control task. `None`: there are no peers, and `links` go. Needs a tokio runtime, and the path to be open if
-/// there is to be one.
-pub fn start(table: Arc<Table>, config: &Config, links: Links) -> io::Result<Option<JoinHandle<()>>> {
-    let Some(settings) = settings(config, &table) else { return Ok(None) };
-    let control = control::Control::new(table, settings, &config.takeover, links)?;
+/// Starts the control task, which follows reloads of `config`. `None`: there are no peers, and `links` go. Needs a tokio
+/// runtime, and the path to be open if there is to be one.
+pub fn start(
+    table: Arc<Table>,
+    mut config: watch::Receiver<Arc<Config>>,
+    links: Links,
+) -> io::Result<Option<JoinHandle<()>>> {
+    let running = config.borrow_and_update().clone();
+    let Some(settings) = settings(&running, &table) else { return Ok(None) };
+    let control = control::Control::new(table, settings, config, &running.takeover, links)?;
     Ok(Some(tokio::spawn(essential::task("takeover", control.run()))))
 }
 

@@ -266,6 +266,8 @@ impl TableCollector {
         ] {
             family.encode_family(&[("outcome", outcome)])?.counter(count)?;
         }
+        let help = "Flows of peers that this host's map has no room for: they are reset if their owner dies";
+        families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.not_held.load(Relaxed) as i64))?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
         counter("takeovers", "Instances whose flows were taken over", census.takeovers.value())?;
         let help = "Segments that made idle ends of dead flows show themselves";

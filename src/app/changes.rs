@@ -4,44 +4,49 @@ use std::sync::Arc;
 
 use crate::config::{Backend, Config, Frontend, Target};
 
+/// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind.
+pub fn refused(old: &Config, new: &Config) -> Vec<String> {
+    const UPGRADE: &str = "`baton upgrade` starts a process with it, which takes over all flows";
+    const ANEW: &str = "it needs a new start: `baton handover` first, then `systemctl restart baton`";
+    const KEEP: &str = "it is this instance's place among the names, which has changed; set it to what `baton peers` says, \
+                        or start anew: `baton handover`, then `systemctl restart baton`";
+    const EMPTY: &str = "it needs an empty map: `baton handover`, stop Baton, `baton path remove`, start it";
+    let places = |config: &Config| config.peers.as_ref().map(|peers| (peers.name.clone(), peers.slot));
+    let (before, after) = (places(old), places(new));
+    let [renamed, moved] = match (&before, &after) {
+        (Some(before), Some(after)) => [before.0 != after.0, before.1 != after.1],
+        _ => [false; 2],
+    };
+    let keys = [
+        ("process.workers", old.process.workers != new.process.workers, UPGRADE),
+        ("path.interfaces", old.path.interfaces != new.path.interfaces, UPGRADE),
+        ("path.max_flows", old.path.max_flows != new.path.max_flows, EMPTY),
+        ("path.pins", old.path.pins != new.path.pins, EMPTY),
+        ("instance.name", renamed, ANEW),
+        ("instance.slot", moved, if new.instance.slot.is_some() { ANEW } else { KEEP }),
+        ("[peers]", before.is_some() != after.is_some(), UPGRADE),
+    ];
+    let refused = keys.iter().filter(|(_, changed, _)| *changed);
+    refused.map(|(key, _, how)| format!("{key} cannot be changed by a reload: {how}")).collect()
+}
+
 /// One sentence for each change from `old` to `new`; empty if there is none.
 pub fn between(old: &Config, new: &Config) -> Vec<String> {
     let mut changes = Vec::new();
-    if old.process.workers != new.process.workers {
-        changes.push("process.workers changed: it takes effect when the process is next started".to_owned());
-    }
-    let mut same = old.process.clone();
-    same.workers = new.process.workers;
-    if same != new.process {
+    if old.process != new.process {
         changes.push("process settings changed".to_owned());
     }
     if old.log != new.log {
         changes.push("log settings changed".to_owned());
     }
     if old.path != new.path {
-        changes.push(
-            "path settings changed: whether and when flows graduate takes effect at once, the rest when the process \
-             is next started"
-                .to_owned(),
-        );
+        changes.push("path settings changed: they count for flows that are tried from now on".to_owned());
     }
-    if old.peers != new.peers || old.instance != new.instance {
-        changes.push(match (&old.peers, &new.peers) {
-            (Some(before), Some(after)) if (&before.name, before.slot) == (&after.name, after.slot) => {
-                "peers changed".to_owned()
-            }
-            (Some(_), Some(_)) => {
-                "peers changed; this instance keeps its name and its slot until the process is next started".to_owned()
-            }
-            _ => "peers: that there are any, or none, takes effect when the process is next started".to_owned(),
-        });
+    if old.peers != new.peers {
+        changes.push("peers changed".to_owned());
     }
     if old.takeover != new.takeover {
-        changes.push(
-            "takeover settings changed: track_file takes effect with the next handover, the rest when the process is next \
-             started"
-                .to_owned(),
-        );
+        changes.push("takeover settings changed: track_file counts from the next handover on".to_owned());
     }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());

@@ -28,6 +28,9 @@ pub enum ReloadError {
     /// One line for each error in the file.
     #[error("the file has {} errors", .0.len())]
     Invalid(Vec<String>),
+    /// One line for each key, with the command that can.
+    #[error("{} settings cannot be changed by a reload", .0.len())]
+    NotByReload(Vec<String>),
     #[error(transparent)]
     Proxy(#[from] ProxyError),
     #[error(transparent)]
@@ -42,7 +45,7 @@ impl ReloadError {
     /// A line for each thing that is wrong.
     pub fn lines(&self) -> Vec<String> {
         match self {
-            Self::Invalid(lines) => lines.clone(),
+            Self::Invalid(lines) | Self::NotByReload(lines) => lines.clone(),
             other => vec![other.to_string()],
         }
     }
@@ -187,6 +190,10 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
+        let refused = changes::refused(&old, &new);
+        if !refused.is_empty() {
+            return Err(ReloadError::NotByReload(refused));
+        }
         let changes = changes::between(&old, &new);
         let prepared = self.inner().doors.as_ref().map(|doors| doors.prepare(&new.admin)).transpose()?;
         let bindings = self.core.proxy.bind(&new)?;

@@ -18,6 +18,7 @@ mod held;
 mod holding;
 mod note;
 mod reset;
+mod room;
 mod routes;
 mod scan;
 mod settle;

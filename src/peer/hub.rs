@@ -364,7 +364,9 @@ impl Hub {
     /// Takes over what a reload has changed.
     fn follow(&mut self, config: &Config) {
         let Some(settings) = &config.peers else { return };
+        let sync_deadline_ns = settings.sync_deadline.as_nanos() as u64;
         self.exchange.set_vips(vips(config, settings.listen.ip()));
+        self.exchange.set_sync_deadline(sync_deadline_ns);
         // A name and its slot are for life.
         let settings = config::Peers { name: self.settings.name.clone(), slot: self.settings.slot, ..settings.clone() };
         if settings == self.settings {

@@ -8,7 +8,7 @@
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
 
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -53,12 +53,14 @@ pub struct FleetCensus {
     pub dropped: Tally,
     pub tickled: Tally,
     pub takeovers: Tally,
+    /// Peers' flows that this host's map has no room for, now.
+    pub not_held: AtomicU64,
 }
 
 impl FleetCensus {
     /// All of them by name, for an upgrade.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
-        let Self { forwarded, reset, adopted, dropped, tickled, takeovers } = self;
+        let Self { forwarded, reset, adopted, dropped, tickled, takeovers, not_held: _ } = self;
         let all = [
             ("forwarded", forwarded),
             ("reset", reset),

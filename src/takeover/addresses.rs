@@ -47,6 +47,11 @@ impl Addresses {
         Self { kept: left.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, ..Self::default() }
     }
 
+    /// These are the frontends' from now on. Look again after this.
+    pub fn set_vips(&mut self, vips: impl Iterator<Item = IpAddr>) {
+        self.vips = vips.collect();
+    }
+
     /// Looks at what is there, and keeps what flows need.
     pub fn look(&mut self, table: &Table) -> io::Result<Seen> {
         let there = netdev::addresses()?;

@@ -13,7 +13,7 @@ use super::Links;
 use super::addresses::Addresses;
 use super::firewall::{self, MARK};
 use super::wire::{Batch, Wire};
-use crate::config::TakeoverSettings;
+use crate::config::{Config, TakeoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::takeover::{Action, Note, Settings, Takeover};
 use crate::model::fleet::{Command, HeldRequest};
@@ -41,6 +41,7 @@ pub struct Control {
     tickled: mpsc::UnboundedReceiver<u64>,
     /// Whether addresses are about to leave on purpose.
     keeping: watch::Receiver<bool>,
+    config: watch::Receiver<Arc<Config>>,
     links: Links,
     /// Commands that the link has no room for yet.
     backlog: VecDeque<Command>,
@@ -54,12 +55,19 @@ enum Heard {
     Network,
     Tickled(u64),
     Keeping(bool),
+    Reloaded,
     Time,
     Gone,
 }
 
 impl Control {
-    pub fn new(table: Arc<Table>, settings: Settings, wanted: &TakeoverSettings, links: Links) -> io::Result<Self> {
+    pub fn new(
+        table: Arc<Table>,
+        settings: Settings,
+        config: watch::Receiver<Arc<Config>>,
+        wanted: &TakeoverSettings,
+        links: Links,
+    ) -> io::Result<Self> {
         let (done, tickled) = mpsc::unbounded_channel();
         Ok(Self {
             machine: Takeover::new(settings.clone()),
@@ -68,6 +76,7 @@ impl Control {
             wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
             tickled,
             keeping: table.fleet.keeping(),
+            config,
             links,
             backlog: VecDeque::new(),
             routes_moved: false,
@@ -78,9 +87,7 @@ impl Control {
     }
 
     pub async fn run(mut self) {
-        if let Err(error) = firewall::raise(&self.settings.vips, self.settings.carries).await {
-            tracing::info!(%error, "no table of nftables; a firewall that drops what it has not tracked would stop resets");
-        }
+        self.raise_firewall().await;
         self.look_at_addresses();
         let mut remotes = Vec::with_capacity(BURST);
         let beat = self.table.beats.begin("takeover");
@@ -103,6 +110,7 @@ impl Control {
                     self.addresses.keep_ahead(keeping);
                     self.look_at_addresses();
                 }
+                Heard::Reloaded => self.follow().await,
                 Heard::Time => self.tick(),
             }
             self.act();
@@ -110,6 +118,26 @@ impl Control {
         if let Err(error) = firewall::lower().await {
             tracing::debug!(%error, "there was no table of nftables");
         }
+    }
+
+    async fn raise_firewall(&self) {
+        if let Err(error) = firewall::raise(&self.settings.vips, self.settings.carries).await {
+            tracing::info!(%error, "no table of nftables; a firewall that drops what it has not tracked would stop resets");
+        }
+    }
+
+    /// Takes over what a reload has changed.
+    async fn follow(&mut self) {
+        let config = self.config.borrow_and_update().clone();
+        let Some(settings) = super::settings(&config, &self.table) else { return };
+        self.wire.set_pace(config.takeover.resets_per_second);
+        let before = std::mem::replace(&mut self.settings, settings.clone());
+        self.addresses.set_vips(settings.vips.iter().map(|vip| vip.ip()));
+        self.machine.handle_settings(now_ns(), settings);
+        if before.vips != self.settings.vips {
+            self.raise_firewall().await;
+        }
+        self.look_at_addresses();
     }
 
     async fn hear(&mut self, remotes: &mut Vec<crate::model::fleet::Remote>) -> Heard {
@@ -133,6 +161,7 @@ impl Control {
             },
             () = self.table.graduation.held.answered() => Heard::Answers,
             Some(round) = self.tickled.recv() => Heard::Tickled(round),
+            Ok(()) = self.config.changed() => Heard::Reloaded,
             Ok(()) = self.keeping.changed() => Heard::Keeping(*self.keeping.borrow_and_update()),
             () = tokio::time::sleep(due.min(wait)) => Heard::Time,
         }

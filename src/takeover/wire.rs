@@ -25,7 +25,9 @@ pub struct Wire {
     /// `None`: this process may not send frames.
     frames: Option<FrameSender>,
     raw: RawSender,
-    batches: mpsc::UnboundedSender<Batch>,
+    batches: mpsc::UnboundedSender<(Batch, u32)>,
+    /// Segments of batches from now on.
+    per_second: u32,
 }
 
 /// Ends to be tickled one after the other.
@@ -40,11 +42,11 @@ impl Wire {
     pub fn open(table: Arc<Table>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
         let (batches, waiting) = mpsc::unbounded_channel();
         let sender = RawSender::marked(mark)?;
-        tokio::spawn(essential::task("tickles", tickle(table, sender, per_second, waiting, done)));
+        tokio::spawn(essential::task("tickles", tickle(table, sender, waiting, done)));
         let frames = FrameSender::open().inspect_err(|error| {
             tracing::warn!(%error, "neighbours will not be told of an address that comes; keepalived has to");
         });
-        Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches })
+        Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches, per_second })
     }
 
     /// Tells all neighbours that `ip` is here. On `lo` only: nobody asks for it.
@@ -67,20 +69,23 @@ impl Wire {
     }
 
     pub fn tickle(&self, batch: Batch) {
-        let _ = self.batches.send(batch);
+        let _ = self.batches.send((batch, self.per_second));
+    }
+
+    pub fn set_pace(&mut self, per_second: u32) {
+        self.per_second = per_second;
     }
 }
 
 async fn tickle(
     table: Arc<Table>,
     raw: RawSender,
-    per_second: u32,
-    mut waiting: mpsc::UnboundedReceiver<Batch>,
+    mut waiting: mpsc::UnboundedReceiver<(Batch, u32)>,
     done: mpsc::UnboundedSender<u64>,
 ) {
-    let step = (u64::from(per_second) * STEP.as_millis() as u64 / 1000).max(1) as usize;
     let mut ticks = tokio::time::interval(STEP);
-    while let Some(Batch { round, ends }) = waiting.recv().await {
+    while let Some((Batch { round, ends }, per_second)) = waiting.recv().await {
+        let step = (u64::from(per_second) * STEP.as_millis() as u64 / 1000).max(1) as usize;
         for some in ends.chunks(step) {
             ticks.tick().await;
             for Tickle { from, to, with } in some {

@@ -29,6 +29,15 @@ pub enum Remote {
         epoch: Epoch,
         slot: u8,
     },
+    /// `owner` belongs to the fleet, and its link is at this address: the next hop towards it.
+    Joined {
+        owner: InstanceName,
+        link: IpAddr,
+    },
+    /// It belongs to it no more. What it had has been said to be over.
+    Gone {
+        owner: InstanceName,
+    },
     /// A flow of `owner` is as this says: new, or changed.
     Flow {
         owner: InstanceName,

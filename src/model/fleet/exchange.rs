@@ -164,16 +164,21 @@ impl Exchange {
                 let slot = session.view(&self.mirror, now_ns).slot.unwrap_or_default();
                 self.remotes.push_back(Remote::Begin { owner: name.clone(), epoch: session.epoch, slot });
                 self.remotes.push_back(Remote::Synced { owner: name.clone() });
-                self.remotes.push_back(Remote::Pulse { owner: name, pulse: Pulse::Left(Farewell::Stopped) });
+                let pulse = Pulse::Left(Farewell::Stopped);
+                self.remotes.push_back(Remote::Pulse { owner: name.clone(), pulse });
             }
+            self.remotes.push_back(Remote::Gone { owner: name });
         }
         for Member { name, address } in members.iter().filter(|member| member.name != self.own.name) {
             let why_not = match self.dials(name) {
                 true => "not reached yet",
                 false => "it has not connected yet",
             };
-            let session = || Session::new(name.clone(), *address, why_not, now_ns);
-            self.sessions.entry(name.clone()).or_insert_with(session);
+            if !self.sessions.contains_key(name) {
+                // Before anything else that is said of it.
+                self.remotes.push_back(Remote::Joined { owner: name.clone(), link: address.ip() });
+                self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, now_ns));
+            }
         }
     }
 
@@ -486,6 +491,11 @@ impl Exchange {
     /// The addresses that may move between the instances, as a reload has them.
     pub fn set_vips(&mut self, vips: Vec<IpAddr>) {
         self.own.vips = vips;
+    }
+
+    /// How long readiness waits for each, as a reload has it.
+    pub fn set_sync_deadline(&mut self, sync_deadline_ns: u64) {
+        self.own.sync_deadline_ns = sync_deadline_ns;
     }
 
     /// This instance begins another life: it was about to be replaced, and goes on after all. Links are gone.

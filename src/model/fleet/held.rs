@@ -54,6 +54,10 @@ pub enum HeldAnswer {
     Touched(Vec<FleetId>),
     /// These were to be held, and are this instance's own.
     Ours(Vec<FleetId>),
+    /// These were to be held or adopted, and the map has no room for them.
+    NotHeld(Vec<FleetId>),
+    /// There is room again: these, of which that was said, are held.
+    Held(Vec<FleetId>),
     Strays(Vec<Stray>),
     Unanswered(Vec<Key>),
     Reached(u64),

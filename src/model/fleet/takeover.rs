@@ -20,7 +20,9 @@
 mod bury;
 mod claims;
 mod flows;
+mod members;
 mod peer;
+mod room;
 mod stray;
 #[cfg(test)]
 mod tests;
@@ -157,15 +159,18 @@ pub struct Takeover {
     /// All peers are synced, or were waited for long enough.
     ready: bool,
     shared: bool,
+    /// The map once had no room for something.
+    was_full: bool,
     slices: Vec<PeerSlice>,
     actions: VecDeque<Action>,
 }
 
 /// A flow that was another instance's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Mine {
     /// `None`: not known any more, or not yet.
     ends: Option<Ends>,
+    from: Option<InstanceName>,
     /// When packets of its client had last come while it was another's; 0: they have not.
     touched_ns: u64,
 }
@@ -189,6 +194,8 @@ enum State {
     Noted,
     Refused,
     Held,
+    /// As `Held`, but this host's map has no room for it.
+    NoRoom,
 }
 
 /// For so long after a flow's packets have come here it stays here, whatever others say of it.
@@ -232,6 +239,7 @@ impl Takeover {
             settled: false,
             ready: false,
             shared: false,
+            was_full: false,
             slices: Vec::new(),
             actions: VecDeque::new(),
         }
@@ -248,6 +256,8 @@ impl Takeover {
 
     pub fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
         match remote {
+            Remote::Joined { owner, link } => self.joined(owner, link),
+            Remote::Gone { owner } => self.gone(&owner),
             Remote::Begin { owner, slot, .. } => self.begin(&owner, slot),
             Remote::Flow { owner, record } => self.flow(now_ns, owner, *record),
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
@@ -266,6 +276,8 @@ impl Takeover {
         match answer {
             HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
             HeldAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
+            HeldAnswer::NotHeld(flows) => self.not_held(flows),
+            HeldAnswer::Held(flows) => self.held_after_all(flows),
             HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
             HeldAnswer::Reached(round) => self.first_round(round),
@@ -398,7 +410,9 @@ impl Takeover {
             return;
         }
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
-        let then = if self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
+        // Flows that a full map has no entry for are refused from here, for which the program must show their packets.
+        let is_shown = self.was_full && guard_until_ns > 0;
+        let then = if is_shown || self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
         for vip in self.settings.vips.clone() {
             // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
             // be in somebody else's use, whom conntrack knows, so no RST goes out unasked.

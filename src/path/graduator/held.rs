@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use super::adopt::{Pair, carried};
 use super::carried::{Carried, Step};
 use super::holding::{Held, Holding};
+use super::room::Crowded;
 use super::{Path, note};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
@@ -49,6 +50,8 @@ pub struct Keep {
     routes: HashMap<IpAddr, Egress>,
     owners: HashMap<IpAddr, Owner>,
     slices: Vec<PeerSlice>,
+    /// What there is no room for.
+    pub(super) crowded: Crowded,
     /// Rules whose packets are shown to the takeover.
     asks: HashMap<VipAddr, Unknown>,
 }
@@ -68,7 +71,17 @@ impl Path {
 
     fn serve_takeover(&mut self, request: HeldRequest) {
         match request {
-            HeldRequest::Hold(record) => self.hold(*record),
+            HeldRequest::Hold(record) => {
+                let id = record.fleet_id();
+                // It has no sockets any more that its packets could be forwarded to.
+                for direction in BOTH {
+                    self.keep.crowded.packets.remove(&record.ends.key(direction));
+                }
+                if !self.hold(&record) {
+                    self.keep.crowded.flows.insert(id, record);
+                    self.table.graduation.held.answer(HeldAnswer::NotHeld(vec![id]));
+                }
+            }
             HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
             HeldRequest::Adopt(flows) => flows.into_iter().for_each(|id| self.adopt_held(id)),
             HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
@@ -143,18 +156,20 @@ impl Path {
         }
     }
 
-    fn hold(&mut self, record: FlowRecord) {
+    /// False: there is no room for it, or its addresses are taken.
+    pub(super) fn hold(&mut self, record: &FlowRecord) -> bool {
         let (id, ends) = (record.fleet_id(), record.ends);
-        let Keeping::Passage(passage) = &record.keeping else { return };
+        let Keeping::Passage(passage) = &record.keeping else { return true };
         if self.flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
             // Both count it as their own, and the takeover decides who goes on with it.
-            return self.table.graduation.held.answer(HeldAnswer::Ours(vec![id]));
+            self.table.graduation.held.answer(HeldAnswer::Ours(vec![id]));
+            return true;
         }
         if let Some(held) = self.keep.held.get_mut(id) {
             held.confirmed = true;
             // Once packets have come, the entry knows better than its former owner.
             if held.packets > 0 {
-                return;
+                return true;
             }
         }
         BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
@@ -165,15 +180,18 @@ impl Path {
                 Direction::Up => Windows { own: passage.up.window, far: passage.down.window },
                 Direction::Down => Windows { own: passage.down.window, far: passage.up.window },
             };
-            (ends.key(direction), Entry { windows, ..entry(&record, direction, way, egress, slot) })
+            (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, slot) })
         });
         for (key, entry) in [up, down] {
             if self.is_ours(&key) {
-                return tracing::warn!(flow = %id, "another instance's flow has the addresses of one of this instance's");
+                tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
+                self.unhold(id, &ends);
+                return false;
             }
             if let Err(error) = self.program.hold(&key, &entry) {
-                self.take_out_held(id, &ends);
-                return tracing::warn!(flow = %id, %error, "a flow of another instance cannot be held");
+                tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
+                self.unhold(id, &ends);
+                return false;
             }
             self.keep.diverted.remove(&key);
         }
@@ -184,9 +202,18 @@ impl Path {
             tracing::warn!(flow = %id, %error, "whom a flow's header named is not kept");
         }
         self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
+        self.keep.crowded.flows.remove(&id);
+        true
+    }
+
+    /// Half of it is worth nothing.
+    fn unhold(&mut self, id: FleetId, ends: &Ends) {
+        self.take_out_held(id, ends);
+        self.keep.held.remove(id);
     }
 
     fn drop_held(&mut self, id: FleetId) {
+        self.keep.crowded.flows.remove(&id);
         if let Some(held) = self.keep.held.remove(id) {
             self.take_out_held(id, &held.ends);
             if !self.is_named_twice(id) {
@@ -250,7 +277,12 @@ impl Path {
     }
 
     fn adopt_held(&mut self, held: FleetId) {
-        let Some(Held { ends, .. }) = self.keep.held.remove(held) else { return };
+        let Some(Held { ends, .. }) = self.keep.held.remove(held) else {
+            if self.keep.crowded.flows.contains_key(&held) {
+                self.table.graduation.held.answer(HeldAnswer::NotHeld(vec![held]));
+            }
+            return;
+        };
         let keys = BOTH.map(|direction| ends.key(direction));
         let id = if self.flows.contains_key(&held.flow) { self.rename(held, &keys) } else { held.flow };
         let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
@@ -314,7 +346,7 @@ impl Path {
         old.into_iter().for_each(|key| self.forget(key));
     }
 
-    fn forward(&mut self, keys: Vec<Key>, to: IpAddr) {
+    pub(super) fn forward(&mut self, keys: Vec<Key>, to: IpAddr) {
         let owner = match self.owner_at(to) {
             Ok(owner) => owner,
             Err(error) => {
@@ -330,25 +362,38 @@ impl Path {
                 [up, down].iter().for_each(|key| self.give_way(key, None, up.to.ip()));
             }
         }
-        for key in keys.into_iter().filter(|key| !self.is_carried(key)).collect::<Vec<_>>() {
-            self.divert(key, |path| path.program.forward(&key, &owner));
+        for key in keys {
+            if self.is_carried(&key) {
+                self.keep.crowded.packets.remove(&key);
+                continue;
+            }
+            match self.divert(key, |path| path.program.forward(&key, &owner)) {
+                true => drop(self.keep.crowded.packets.remove(&key)),
+                false => drop(self.keep.crowded.packets.insert(key, to)),
+            }
         }
     }
 
     fn refuse_packets(&mut self, key: Key) {
         if !self.is_carried(&key) {
+            self.keep.crowded.packets.remove(&key);
             self.divert(key, |path| path.program.refuse(&key));
         }
     }
 
-    fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) {
-        match enter(self) {
-            Ok(()) => drop(self.keep.diverted.insert(key, true)),
-            Err(error) => tracing::warn!(from = %key.from, %error, "packets of another instance's flow stay unknown"),
+    /// False: there is no room. Such packets are shown to the takeover each time.
+    fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) -> bool {
+        let entered = enter(self).inspect_err(|error| {
+            tracing::debug!(from = %key.from, %error, "packets of another instance's flow stay unknown");
+        });
+        if entered.is_ok() {
+            self.keep.diverted.insert(key, true);
         }
+        entered.is_ok()
     }
 
     fn forget(&mut self, key: Key) {
+        self.keep.crowded.packets.remove(&key);
         if self.keep.diverted.remove(&key).is_some()
             && !self.is_ours(&key)
             && let Err(error) = self.program.take_out(&key)
@@ -360,7 +405,8 @@ impl Path {
     fn find_unanswered(&self, keys: Vec<Key>) {
         let silent = |key: &Key| {
             let entry = self.program.entry(key).ok().flatten();
-            entry.is_some_and(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0)
+            // Without one, for want of room, nobody knows.
+            entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0)
         };
         let silent = keys.into_iter().filter(silent).collect();
         self.table.graduation.held.answer(HeldAnswer::Unanswered(silent));

@@ -47,6 +47,7 @@ impl Path {
         if now_ns >= self.mend_at_ns {
             self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
             self.mend();
+            self.use_room(now_ns);
             self.show();
         }
         if self.table.hearing.take_wanted() {

@@ -120,33 +120,6 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
 }
 
 #[test]
-fn a_reload_adds_an_instance_to_the_fleet() {
-    let Some(scene) = Scene::new("a_reload_adds_an_instance_to_the_fleet", 3) else { return };
-    let pair = |number: usize| {
-        let mut config = scene.config(number);
-        if number < 2 {
-            let other = 1 - number;
-            config = config.peers("peer", Vec::<toml::Value>::new()).peer(NAMES[other], scene.host(other).v4(PORT));
-        }
-        config
-    };
-    let a = scene.launch(0, &pair(0));
-    let b = scene.launch(1, &pair(1));
-    a.wait_synced("lb-b");
-    for instance in [&a, &b] {
-        instance.baton.write_config(&scene.config(if instance.name == "lb-a" { 0 } else { 1 }));
-        instance.baton.order(&["reload"]);
-    }
-    let c = scene.launch(2, &scene.config(2));
-    c.baton.wait_until_ready();
-    for instance in [&a, &b] {
-        instance.wait_synced("lb-c");
-        c.wait_synced(instance.name);
-    }
-    a.wait_synced("lb-b");
-}
-
-#[test]
 fn strangers_on_the_peer_port_disturb_nobody() {
     let Some(scene) = Scene::new("strangers_on_the_peer_port_disturb_nobody", 2) else { return };
     let _servers = scene.serve();

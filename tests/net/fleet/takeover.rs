@@ -7,6 +7,8 @@ mod handover;
 mod load;
 mod proofs;
 mod records;
+mod reload;
+mod room;
 
 use super::*;
 use crate::lab::baton::BINARY;

@@ -343,7 +343,8 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     // Nobody to ask.
     let mut alone = Fleet::of(&["a", "b"]);
     alone.instances[0].handle_command(Command::Ask(unknown), alone.now_ns);
-    assert_eq!(alone.instances[0].poll_remote(), Some(Remote::Answer { ends: unknown, said: Said::Unknown }));
+    alone.wait(0);
+    assert_eq!(alone.told[0].last(), Some(&Remote::Answer { ends: unknown, said: Said::Unknown }));
 }
 
 #[test]

@@ -123,7 +123,8 @@ impl Takeover {
                 State::Held if self.settings.carries && !self.is_own(&ends) => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);
-                        self.mine.insert(id, super::Mine { ends: Some(ends), touched_ns: 0 });
+                        self.mine
+                            .insert(id, super::Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
                         adopted.push(id);
                     }
                 }
@@ -132,7 +133,7 @@ impl Takeover {
                     if self.is_here(ends.vip.ip()) {
                         told.push((id, ends));
                     }
-                    if state == State::Held {
+                    if matches!(state, State::Held | State::NoRoom) {
                         dropped.push(id);
                     }
                     if state != State::Refused {

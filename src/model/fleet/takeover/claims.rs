@@ -23,11 +23,12 @@ impl Takeover {
                 continue;
             }
             // Its packets come here, whatever others say of it for some time.
-            let touched = Mine { ends: None, touched_ns: now_ns };
+            let touched = Mine { ends: None, from: None, touched_ns: now_ns };
             self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
             // Without an owner: it was released to one that has not been heard of since.
             if let Some(known) = self.take_out(id) {
-                self.mine.insert(id, Mine { ends: Some(known.ends), touched_ns: now_ns });
+                let from = Some(known.owner.clone());
+                self.mine.insert(id, Mine { ends: Some(known.ends), from, touched_ns: now_ns });
                 by_owner.entry(known.owner).or_default().push(id);
             }
             adopted.push(id);
@@ -143,7 +144,7 @@ impl Takeover {
             return self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
         }
         if let Some(Known { owner, ends, .. }) = self.take_out(id) {
-            self.mine.insert(id, Mine { ends: Some(ends), touched_ns: 0 });
+            self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
             self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
         }
     }

@@ -120,7 +120,7 @@ impl Takeover {
         }
         if let Some(known) = self.take_out(id) {
             match known.state {
-                State::Held => self.drop_held(id),
+                State::Held | State::NoRoom => self.drop_held(id),
                 State::Noted => {}
                 State::Forwarded | State::Refused => {
                     self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
@@ -142,7 +142,7 @@ impl Takeover {
     pub(super) fn remove(&mut self, id: FleetId) {
         if let Some(known) = self.take_out(id) {
             match known.state {
-                State::Held => self.drop_held(id),
+                State::Held | State::NoRoom => self.drop_held(id),
                 State::Noted => {}
                 State::Forwarded | State::Refused => self.forget(id, &known.ends),
             }

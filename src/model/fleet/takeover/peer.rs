@@ -9,7 +9,7 @@ use crate::model::fleet::{Farewell, FleetId, HeldRequest, InstanceName, PeerSlic
 #[derive(Debug)]
 pub struct Peer {
     /// Where its link is.
-    link: IpAddr,
+    pub link: IpAddr,
     pub pulse: Pulse,
     /// Its flows have been taken over.
     pub is_dead: bool,
@@ -204,7 +204,7 @@ impl Takeover {
     }
 
     /// An address that is on its way is still its last owner's; one that several have is nobody's alone.
-    fn see_last_owners(&mut self) {
+    pub(super) fn see_last_owners(&mut self) {
         for ip in self.settings.vips.iter().map(|vip| vip.ip()).collect::<BTreeSet<_>>() {
             let mut owners = self.peers.iter().filter(|(_, peer)| peer.serves() && peer.addresses.contains(&ip));
             match (owners.next().map(|(name, _)| name.clone()), owners.next()) {

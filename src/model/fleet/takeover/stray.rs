@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Action, Asked, Command, HeldRequest, Key, Peer, Pulse, Stray, Takeover, Timer};
+use super::{Action, Asked, Command, HeldRequest, Key, Peer, Pulse, State, Stray, Takeover, Timer};
 use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
@@ -31,6 +31,11 @@ const UNSAID_FORGET_NS: u64 = 10_000_000_000;
 impl Takeover {
     pub(super) fn stray(&mut self, now_ns: u64, stray: Stray) {
         let key = stray.key;
+        let known = self.by_key.get(&key).and_then(|id| self.flows.get(id));
+        if known.is_some_and(|known| matches!(known.state, State::Refused | State::NoRoom)) {
+            // No entry says so, for want of room.
+            return self.actions.push_back(Action::Answer(stray));
+        }
         if let Some(before) = self.asked.get(&key).copied() {
             if !before.asked && now_ns.saturating_sub(before.since_ns) > LOOPS_NS {
                 self.asked.remove(&key);
@@ -68,7 +73,12 @@ impl Takeover {
         }
         match said {
             Said::Known(owner) => match self.hop(&owner, key.to.ip()) {
-                Some(to) => self.lend(now_ns, key, to, LENT_NS),
+                Some(to) => {
+                    self.lend(now_ns, key, to, LENT_NS);
+                    // Should it come again and again, nothing could be entered for it.
+                    self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
+                    self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
+                }
                 None => self.answer(now_ns, waiting.stray),
             },
             Said::Unknown => match self.unlinked_hop(key.to.ip()) {

@@ -42,10 +42,14 @@ fn request(bench: &Bench) -> Request {
     }
 }
 
+/// The next flow that is lent. That it may leave soon is said before.
 fn candidate(bench: &Bench) -> Candidate {
-    match request(bench) {
-        Request::Graduate(candidate) => *candidate,
-        other => panic!("{other:?}"),
+    loop {
+        match request(bench) {
+            Request::Graduate(candidate) => return *candidate,
+            Request::Witness { .. } => {}
+            other => panic!("{other:?}"),
+        }
     }
 }
 
@@ -91,7 +95,10 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     let bench = bench(2, NEVER);
     let mut client = bench.connect();
     ping(&mut client);
+    assert!(bench.table.graduation.next_request().is_none(), "no round trip is not enough");
     ping(&mut client);
+    let Request::Witness { id, ends } = request(&bench) else { panic!() };
+    assert_eq!((id, ends.client.socket_addr()), (flow(&bench).id, client.local_addr().unwrap()));
     assert!(bench.table.graduation.next_request().is_none(), "one round trip is not enough");
     client.write_all(b"third").unwrap();
     let Candidate { ticket, sockets, record, bytes_up, bytes_down, .. } = candidate(&bench);
@@ -122,6 +129,24 @@ fn a_silent_flow_leaves_at_its_age_and_a_busy_one_is_tried_again() {
     }
     ping(&mut client);
     assert_eq!(flow(&bench).stays, Some(Stays::Busy));
+}
+
+#[test]
+fn a_flow_that_ends_before_it_leaves_is_not_looked_at_any_more() {
+    let bench = bench(2, NEVER);
+    let mut client = bench.connect();
+    ping(&mut client);
+    ping(&mut client);
+    let Request::Witness { id, .. } = request(&bench) else { panic!() };
+    drop(client);
+    let Request::Forget { id: forgotten } = request(&bench) else { panic!() };
+    assert_eq!(id, forgotten);
+    // And one that said nothing of the kind costs the path nothing.
+    let mut client = bench.connect();
+    ping(&mut client);
+    drop(client);
+    assert_eq!([bench.next_ended().reason, bench.next_ended().reason], [EndReason::ClientClosed; 2]);
+    assert!(bench.table.graduation.next_request().is_none());
 }
 
 #[test]

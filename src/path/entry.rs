@@ -9,7 +9,7 @@ pub use codec::{ENTRY_SIZE, FLAG_COMMITTED, KEY_SIZE, RawEntry, RawKey};
 
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ids::FlowId;
-use crate::model::splice::{Direction, Rewrite, Terms};
+use crate::model::splice::{Direction, LegState, Rewrite, Terms};
 
 /// A flow to be graduated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,8 @@ pub enum Action {
     Guard = 3,
     /// Answer it with RST.
     Reset = 4,
+    /// Leave it to the kernel as if there were no entry, and note its numbers: its flow has sockets, and may graduate.
+    Witness = 5,
 }
 
 /// One direction of a graduated flow.
@@ -182,6 +184,46 @@ impl Entry {
         (self.seen.acked as u32).wrapping_sub(position) < 1 << 31
     }
 }
+
+impl Entry {
+    /// Of a flow that is in its sockets, to see what its packets look like on the wire.
+    pub fn witness(id: FlowId, ends: &Ends, direction: Direction) -> Self {
+        Self {
+            action: Action::Witness,
+            direction,
+            onward: ends.onward(direction),
+            rewrite: Rewrite::default(),
+            egress: Egress::Interface(0),
+            committed: false,
+            held: false,
+            backend_slot: 0,
+            windows: Windows::default(),
+            id,
+            share: match direction {
+                Direction::Up => Share::Up { accepted_at_ns: 0, connect_us: 0 },
+                Direction::Down => Share::Down { backend_key: 0 },
+            },
+            start_position: 0,
+            bytes_before: 0,
+            seen: Seen::default(),
+        }
+    }
+
+    /// Whether it is there only to see what the packets of flow `id` look like.
+    pub fn is_witness_of(&self, id: FlowId) -> bool {
+        self.action == Action::Witness && self.id == id
+    }
+
+    /// Whether a segment came whose numbers are those that the socket of its leg knows, give or take what is on its way:
+    /// something on this host may have other numbers on the wire (SYNPROXY) though the addresses are the same.
+    pub fn shows(&self, leg: &LegState) -> bool {
+        let near = |seen: u64, known: u32| (seen as u32).wrapping_sub(known).wrapping_add(UNDER_WAY) <= 2 * UNDER_WAY;
+        self.seen.packets > 0 && near(self.seen.sent, leg.rcv_nxt) && near(self.seen.acked, leg.snd_una)
+    }
+}
+
+/// Bytes by which the last segment may differ from what its socket knew a moment ago.
+const UNDER_WAY: u32 = 1 << 20;
 
 impl Splice {
     /// The entry of one direction, as it is installed.

@@ -1,7 +1,8 @@
 //! The thread that graduates flows, watches over them, and ends them.
 //!
 //! ```text
-//!   workers ──▶ requests ──▶ │ entering: probe, terms, entries, limbo          step
+//!   workers ──▶ requests ──▶ │ noting: what its packets look like on the wire  witness
+//!                            │ entering: probe, terms, entries, limbo          step
 //!                            │ grace: no packet is on its way into a socket    grace (a thread of its own)
 //!                            │ closing: drained, acknowledged, closed          step
 //!                            │ watching: ends, silence, bytes                  watch, scan
@@ -26,6 +27,7 @@ mod slots;
 mod surroundings;
 mod untrack;
 mod watch;
+mod witness;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -106,6 +108,8 @@ impl Graduator {
             listens: false,
             unclaimed: 0,
             slots: Slots::default(),
+            witnesses: HashMap::new(),
+            sweep_at_ns: 0,
             waiting: HashSet::new(),
             closing: HashMap::new(),
             doubts: Doubts::default(),
@@ -175,6 +179,9 @@ struct Path {
     /// Flows of an earlier process that no worker has taken or refused yet.
     unclaimed: u64,
     slots: Slots,
+    /// Flows in their sockets, of which it is to be seen what they look like on the wire.
+    witnesses: HashMap<FlowId, witness::Witness>,
+    sweep_at_ns: u64,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
     /// Flows whose both FINs have passed and are not both acknowledged yet, and when their ends are asked.
@@ -252,6 +259,8 @@ impl Path {
                     self.enter(std::mem::take(&mut candidates));
                     self.end(ticket, unless_moved_since_ns);
                 }
+                Request::Witness { id, ends } => self.announced(id, ends),
+                Request::Forget { id } => self.forget_witness(id),
                 Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
                 Request::Refuse { id, why } => self.refuse(id, &why),
             }

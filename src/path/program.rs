@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 pub use self::pins::LAYOUT;
 use self::pins::Pins;
 use super::counters::Counters;
-use super::entry::{ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
+use super::entry::{Action, ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::Events;
 use super::moved::Moved;
 use super::probe::{self, Change};
@@ -230,6 +230,50 @@ impl Program {
             // It was there a moment ago; if it is gone, so much the better.
             let _ = self.flows.delete(&flow.ends.key(Direction::Down).encode());
         })
+    }
+
+    /// Enters what shows how the flow's packets look on the wire while it still has sockets, in both directions or in
+    /// neither; what an earlier process left for the same end is overwritten.
+    pub fn witness(&self, id: FlowId, ends: &Ends) -> Result<(), InstallError> {
+        let enter = |direction| {
+            let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction).encode());
+            match self.flows.update(&key, &raw, Update::OnlyNew).map_err(InstallError::from) {
+                Err(InstallError::Exists) if self.is_witness(&ends.key(direction)) => {
+                    Ok(self.flows.update(&key, &raw, Update::Any)?)
+                }
+                result => result,
+            }
+        };
+        enter(Direction::Down)?;
+        enter(Direction::Up).inspect_err(|_| {
+            let _ = self.flows.delete(&ends.key(Direction::Down).encode());
+        })
+    }
+
+    /// As [`Program::install`], in the place of the flow's own witnesses.
+    pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
+        for direction in [Direction::Down, Direction::Up] {
+            let raw = flow.entry(direction).encode();
+            if let Err(error) = self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::Any) {
+                let _ = self.remove(&flow.ends);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the witnesses of the flow, if it is they that stand there.
+    pub fn withdraw(&self, id: FlowId, ends: &Ends) -> io::Result<()> {
+        for key in [ends.key(Direction::Up), ends.key(Direction::Down)] {
+            if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
+                self.flows.delete(&key.encode())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_witness(&self, key: &Key) -> bool {
+        self.entry(key).ok().flatten().is_some_and(|entry| entry.action == Action::Witness)
     }
 
     /// Changes entries in place; returns how many were there.

@@ -171,6 +171,10 @@ pub struct Leaving {
     pub not_before_ns: u64,
     /// Times in a row that it was tried and was busy.
     pub tries: u8,
+    /// Times in a row that an end of it was silent.
+    pub unseen: u8,
+    /// The path looks at what its packets are like.
+    pub announced: bool,
 }
 
 impl Leaving {

@@ -21,6 +21,9 @@ use crate::table::graduation::{Answer, Candidate, Progress, Record, Request, Soc
 const BUSY_WAIT: Duration = Duration::from_millis(2);
 const BUSY_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// Tries in a row, which take two seconds, after which a flow with a silent end counts as refused.
+const UNSEEN_TRIES: u8 = 11;
+
 /// While the map is full, or an address taken, a flow is tried again after this.
 const REFUSED_WAIT: Duration = Duration::from_secs(30);
 
@@ -67,7 +70,8 @@ impl Worker {
         let (now_ns, age_ns) = (self.now_ns, self.now_ns.saturating_sub(flow.accepted_at_ns));
         let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
         let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
-        if !ripe || now_ns < relaying.leaving.not_before_ns || flow.pending_end.is_some() {
+        let leaving = &relaying.leaving;
+        if !ripe || !leaving.announced || now_ns < leaving.not_before_ns || flow.pending_end.is_some() {
             return Ok(false);
         }
         if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
@@ -97,6 +101,30 @@ impl Worker {
                 Answer::Ended { last, reason } => self.path_ended(last, reason),
                 Answer::Found(found) => self.adopt_found(*found),
             }
+        }
+    }
+
+    /// A request has just been passed on. If the flow may leave with the next one, the path begins to look at what its
+    /// packets are like: those until then show it, and no request need wait for that.
+    pub(super) fn announce_if_near(&mut self, flow: &mut Flow) {
+        let Some(policy) = self.policy() else { return };
+        let age_ns = self.now_ns.saturating_sub(flow.accepted_at_ns);
+        let Phase::Relaying(relaying) = &mut flow.phase else { return };
+        let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
+        let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
+        if announced || !near || not_before_ns == Leaving::NEVER {
+            return;
+        }
+        relaying.leaving.announced = true;
+        if let Some(ends) = self.ends_of(flow) {
+            self.table.graduation.ask(Request::Witness { id: flow.id, ends });
+        }
+    }
+
+    /// The flow ends in its sockets, and the path need not look at it any more.
+    pub(super) fn forget_announced(&self, flow: &Flow) {
+        if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
+            self.table.graduation.ask(Request::Forget { id: flow.id });
         }
     }
 
@@ -164,6 +192,7 @@ impl Worker {
             bytes_down: word(Field::BytesDown),
             patience_ns: patience_ns(flow),
         };
+        let leaving = Leaving { announced: true, ..leaving };
         flow.phase = Phase::Graduating(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
         self.table.graduation.ask(Request::Graduate(Box::new(candidate)));
     }
@@ -175,6 +204,14 @@ impl Worker {
             relaying.leaving.tries = relaying.leaving.tries.saturating_add(1);
             self.try_after(flow, wait);
         }
+    }
+
+    /// As [`Worker::try_again`], for one of whose ends an answer is awaited.
+    fn try_unseen(&mut self, flow: &mut Flow) {
+        if let Phase::Relaying(Relaying { leaving, .. }) = &mut flow.phase {
+            (leaving.tries, leaving.unseen) = (leaving.unseen, leaving.unseen + 1);
+        }
+        self.try_again(flow);
     }
 
     fn try_after(&mut self, flow: &mut Flow, wait: Duration) {
@@ -209,6 +246,7 @@ impl Worker {
         let Lent { backend_addr, place, source_port, attempt, leaving, ending } = lent;
         let Sockets { client, backend, held_up, held_down } = sockets;
         let shared = flow.shared;
+        let leaving = Leaving { unseen: if why == Stays::Unseen { leaving.unseen } else { 0 }, ..leaving };
         flow.phase = Phase::Relaying(Relaying {
             client,
             backend,
@@ -233,6 +271,8 @@ impl Worker {
         match (why, why.for_good()) {
             (_, true) => self.stay_for_good(flow),
             (Stays::Busy, _) => self.try_again(flow),
+            // An end that does not answer what it is asked may speak by itself.
+            (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => self.try_unseen(flow),
             _ => self.try_after(flow, REFUSED_WAIT),
         }
         let watched = match shared {

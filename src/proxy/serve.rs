@@ -118,6 +118,9 @@ impl Worker {
         if ends || moved.written > 0 {
             self.look_after(flow);
         }
+        if moved.written > 0 {
+            self.announce_if_near(flow);
+        }
         self.account_up(flow, moved);
         match result {
             Ok(()) => finished(flow),

@@ -50,6 +50,22 @@ impl Worker {
     /// `None`: it has gone under our hands, and its end is about to be seen.
     fn record(&self, flow: &Flow) -> Option<FlowRecord> {
         let Phase::Relaying(relaying) = &flow.phase else { return None };
+        let slot = self.slot(flow.at.key());
+        let connect_us = slot.word(crate::table::flows::Field::ConnectUs as usize);
+        Some(FlowRecord {
+            id: flow.id,
+            ends: self.ends_of(flow)?,
+            client: flow.client_addr,
+            backend_key: relaying.place.0.hash_key,
+            accepted_unix_ms: clock::unix_ms_of(flow.accepted_at_ns),
+            connect_us: connect_us.try_into().unwrap_or(u32::MAX),
+            keeping: Keeping::Sockets,
+        })
+    }
+
+    /// What both connections of a flow are between; `None`: as for [`Worker::record`].
+    pub(super) fn ends_of(&self, flow: &Flow) -> Option<Ends> {
+        let Phase::Relaying(relaying) = &flow.phase else { return None };
         let settings = &flow.frontend.settings;
         // A header may have given it another name than its connection has.
         let client = match settings.proxy_protocol.accept_from.is_empty() {
@@ -60,21 +76,7 @@ impl Worker {
             true => VipAddr::new(socket::local_addr(&relaying.client).ok()?.socket_addr()),
             false => flow.vip,
         };
-        let slot = self.slot(flow.at.key());
-        let connect_us = slot.word(crate::table::flows::Field::ConnectUs as usize);
-        Some(FlowRecord {
-            id: flow.id,
-            ends: Ends {
-                client,
-                vip,
-                local: socket::local_addr(&relaying.backend).ok()?,
-                backend: relaying.backend_addr,
-            },
-            client: flow.client_addr,
-            backend_key: relaying.place.0.hash_key,
-            accepted_unix_ms: clock::unix_ms_of(flow.accepted_at_ns),
-            connect_us: connect_us.try_into().unwrap_or(u32::MAX),
-            keeping: Keeping::Sockets,
-        })
+        let local = socket::local_addr(&relaying.backend).ok()?;
+        Some(Ends { client, vip, local, backend: relaying.backend_addr })
     }
 }

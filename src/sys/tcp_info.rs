@@ -76,6 +76,7 @@ const BACKOFF: usize = 4;
 const UNACKED: usize = 4;
 const LAST_DATA_CAME: usize = 11;
 const LAST_ACK_CAME: usize = 12;
+const SEGMENTS_IN: usize = 1;
 const UNSENT_BYTES: usize = 2;
 
 /// include/net/tcp_states.h.
@@ -104,6 +105,11 @@ pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     };
     let silence = Duration::from_millis(info.words[LAST_DATA_CAME].min(info.words[LAST_ACK_CAME]).into());
     Ok(Delivery::Stuck(Stuck { by, silence, acked: info.bytes_acked }))
+}
+
+/// Segments that came.
+pub fn segments_in(socket: impl AsFd) -> io::Result<u32> {
+    Ok(read(socket)?.counts[SEGMENTS_IN])
 }
 
 /// Whether the far end's FIN came, given the bytes that were read from it to the end: the kernel counts a FIN as one byte

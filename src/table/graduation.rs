@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   worker                                         path
+//!     │  Witness: it may graduate soon ─────────────▶ │  looks at its packets, which its sockets still get
 //!     │  Graduate(Candidate): both sockets ─────────▶ │  probes, enters, closes in silence
 //!     │ ◀───────── Stays: both sockets, and why       │
 //!     │ ◀───────── Graduated                          │
@@ -27,6 +28,7 @@ use crossbeam_queue::SegQueue;
 use super::flows::FlowKey;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::end_reason::EndReason;
+use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
@@ -112,6 +114,15 @@ pub struct Found {
 /// What the workers ask of the path.
 #[derive(Debug)]
 pub enum Request {
+    /// A flow that has sockets may graduate soon: the path is to see what its packets look like on the wire.
+    Witness {
+        id: FlowId,
+        ends: Ends,
+    },
+    /// Such a flow has ended in its sockets.
+    Forget {
+        id: FlowId,
+    },
     Graduate(Box<Candidate>),
     /// Reset both ends, unless a byte moved since this time. Answered by `Ended` or `Moves`.
     End {

@@ -10,6 +10,7 @@ mod kills;
 mod layouts;
 mod matrix;
 mod mixes;
+mod nat;
 mod process;
 mod spoofed;
 mod steps;

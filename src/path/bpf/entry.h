@@ -25,6 +25,7 @@ enum action {
 	ACTION_FORWARD = 2,
 	ACTION_GUARD = 3,
 	ACTION_RESET = 4,
+	ACTION_WITNESS = 5, /* passes as if there were no entry, but is noted: its flow is in its sockets and may graduate */
 };
 
 enum flag {

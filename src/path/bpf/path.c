@@ -7,8 +7,10 @@
  *   entry.h    the maps                        reset.h    RST made of a packet
  *   packet.h   headers and sums                icmp.h     ICMP errors, translated or sent on
  *   splice.h   one packet of a flow            unknown.h  packets without an entry
+ *   witness.h  one of a flow that may graduate
  */
 #include "icmp.h"
+#include "witness.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -56,6 +58,9 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 	case ACTION_RESET:
 		entry->last_ns = bpf_ktime_get_coarse_ns();
 		return reset(skb, packet);
+	case ACTION_WITNESS:
+		witness(skb, packet, entry);
+		return unknown(skb, packet);
 	default:
 		return NEXT;
 	}

@@ -35,13 +35,15 @@ __inline void partner_key(struct key *key, const struct entry *entry, __u8 famil
 	key->family = family;
 }
 
-/* The entry of the other direction. */
+/* The entry of the other direction, if it is of a flow that has left its sockets. */
 __function struct entry *partner(const struct entry *entry, __u8 family)
 {
+	struct entry *other;
 	struct key key;
 
 	partner_key(&key, entry, family);
-	return bpf_map_lookup_elem(&flows, &key);
+	other = bpf_map_lookup_elem(&flows, &key);
+	return other && other->action != ACTION_WITNESS ? other : 0;
 }
 
 /* Makes sure that the first `length` bytes can be read and written directly. */

@@ -152,7 +152,7 @@ fn asked_ns(asked: u32, last_ns: u64) -> u64 {
 impl Action {
     /// What the program does for `number`: it passes what it does not know.
     fn decode(number: u8) -> Self {
-        [Self::Splice, Self::Forward, Self::Guard, Self::Reset]
+        [Self::Splice, Self::Forward, Self::Guard, Self::Reset, Self::Witness]
             .into_iter()
             .find(|action| *action as u8 == number)
             .unwrap_or(Self::Pass)

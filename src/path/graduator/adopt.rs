@@ -27,16 +27,25 @@ pub struct Pair {
     pub down: Option<Entry>,
 }
 
+/// What an earlier process left of its own flows.
+#[derive(Debug, Default)]
+struct Left {
+    pairs: HashMap<FlowId, Pair>,
+    /// Those that were about to graduate.
+    witnesses: Vec<(FlowId, Ends)>,
+}
+
 impl Path {
     /// Never gives a new flow the id of one that is in the map, nor its port.
     pub(super) fn keep_names(&mut self) -> io::Result<()> {
-        let pairs = self.pairs()?;
+        let Left { pairs, witnesses } = self.left()?;
         for ends in pairs.values().filter_map(|pair| pair.ends) {
             self.table.graduation.reserve(ends.local, ends.backend);
         }
         // Ids of other instances, which are held or were taken over, are theirs to give.
         let (held, tag) = (self.keep.held.iter().map(|(id, _)| id.flow), self.table.flows.tag());
-        let highest = pairs.into_keys().chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
+        let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
+        let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
         self.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
         Ok(())
     }
@@ -44,13 +53,18 @@ impl Path {
     /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
     pub(super) fn adopt(&mut self) {
         self.listens = true;
-        let pairs = match self.pairs() {
-            Ok(pairs) => pairs,
+        let Left { pairs, witnesses } = match self.left() {
+            Ok(found) => found,
             Err(error) => {
                 self.table.fleet.set_whole();
                 return tracing::error!(%error, "the flows of an earlier process cannot be read");
             }
         };
+        for (id, ends) in witnesses.into_iter().filter(|(id, _)| !self.witnesses.contains_key(id)) {
+            if let Err(error) = self.program.withdraw(id, &ends) {
+                tracing::error!(%error, "what an earlier process left in the map cannot be removed");
+            }
+        }
         let (mut found, mut unfinished) = (0, 0);
         for (id, pair) in pairs {
             let Some(ends) = pair.ends.filter(|_| !self.flows.contains_key(&id)) else { continue };
@@ -137,13 +151,18 @@ impl Path {
     }
 
     /// Flows of this instance; takes note of what is held for others.
-    fn pairs(&mut self) -> io::Result<HashMap<FlowId, Pair>> {
-        let mut pairs: HashMap<FlowId, Pair> = HashMap::new();
+    fn left(&mut self) -> io::Result<Left> {
+        let Left { mut pairs, mut witnesses } = Left::default();
         let mut cursor = Cursor::default();
         loop {
             let mut seen = Vec::new();
             let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
             for (key, entry) in seen {
+                if entry.action == Action::Witness {
+                    // Its flow had sockets: they went with their process, or to this one, which looks at it anew.
+                    witnesses.push((entry.id, entry.ends(key)));
+                    continue;
+                }
                 if entry.held {
                     self.recall_held(key, &entry);
                     continue;
@@ -156,9 +175,10 @@ impl Path {
                 }
             }
             if !more {
-                return Ok(pairs);
+                break;
             }
         }
+        Ok(Left { pairs, witnesses })
     }
 }
 

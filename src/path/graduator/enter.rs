@@ -64,6 +64,13 @@ impl Path {
         if self.surroundings.are_covered(&ends) {
             return self.give_back(candidate, Stays::Ipsec);
         }
+        // Whatever stands against it now, meanwhile its packets show what they look like.
+        match self.watch_for(candidate.ticket.id, ends) {
+            Ok(()) => {}
+            Err(InstallError::Full) => return self.give_back(candidate, Stays::MapFull),
+            Err(InstallError::Exists) => return self.give_back(candidate, Stays::AddressInUse),
+            Err(InstallError::Io(error)) => return self.fail(candidate, &error),
+        }
         let backend = &LegState { peer_mss: self.takes(ends.backend, backend), ..*backend };
         let held = Held { up: candidate.sockets.held_up.len() as u32, down: candidate.sockets.held_down.len() as u32 };
         let terms = match terms(client, backend, held) {
@@ -77,6 +84,9 @@ impl Path {
             (Ok(client), Ok(backend)) => (client, backend),
             (Err(why), _) | (_, Err(why)) => return self.give_back(candidate, why),
         };
+        if let Err(why) = self.have_shown(&candidate, &ends, [client, backend]) {
+            return self.give_back(candidate, why);
+        }
         let (slot, is_new) = self.slots.of(ends.backend);
         if is_new {
             let _ = self.program.forget_evidence(slot);
@@ -123,15 +133,12 @@ impl Path {
         }
         // Before the sockets are gone, so that the port is never free.
         self.table.graduation.reserve(ends.local, ends.backend);
-        match self.program.install(&splice) {
+        self.witnesses.remove(&candidate.ticket.id);
+        match self.program.install_over(&splice) {
             Ok(()) => self.entered(candidate, &splice, [backend.mss, client.mss]),
             Err(error) => {
                 self.table.graduation.release(ends.local, ends.backend);
-                match error {
-                    InstallError::Full => self.give_back(candidate, Stays::MapFull),
-                    InstallError::Exists => self.give_back(candidate, Stays::AddressInUse),
-                    InstallError::Io(error) => self.fail(candidate, &error),
-                }
+                self.fail(candidate, &error);
             }
         }
     }
@@ -220,6 +227,9 @@ impl Path {
 
     fn give_back(&mut self, candidate: Candidate, why: Stays) {
         let Candidate { ticket, sockets, .. } = candidate;
+        if why.for_good() {
+            self.forget_witness(ticket.id);
+        }
         self.table.graduation.census.count_stayed(why);
         self.table.graduation.count_out();
         self.answer(ticket.worker, Answer::Stays { ticket, sockets, why });

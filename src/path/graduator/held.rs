@@ -246,7 +246,12 @@ impl Path {
     /// instance has at the address of a VIP that is here is no such thing.
     fn give_way(&mut self, key: &Key, to: Option<FleetId>, vip: IpAddr) {
         let entry = self.program.entry(key).ok().flatten();
-        let Some(entry) = entry.filter(|entry| entry.action == Action::Splice) else { return };
+        let Some(entry) = entry.filter(|entry| matches!(entry.action, Action::Splice | Action::Witness)) else {
+            return;
+        };
+        if entry.action == Action::Witness {
+            return self.forget_witness(entry.id);
+        }
         let id = FleetId::of(entry.id, &entry.ends(*key));
         if Some(id) == to {
             return;
@@ -266,14 +271,14 @@ impl Path {
 
     /// Whether an entry of this instance stands there.
     fn is_ours(&self, key: &Key) -> bool {
-        self.program.entry(key).ok().flatten().is_some_and(|entry| !entry.held)
+        self.program.entry(key).ok().flatten().is_some_and(|entry| !entry.held && entry.action != Action::Witness)
     }
 
     /// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
     /// has just taken it over, and is about to say more.
     fn is_carried(&self, key: &Key) -> bool {
         let entry = self.program.entry(key).ok().flatten();
-        entry.is_some_and(|entry| !entry.held || entry.action == Action::Splice)
+        entry.is_some_and(|entry| entry.action != Action::Witness && (!entry.held || entry.action == Action::Splice))
     }
 
     fn adopt_held(&mut self, held: FleetId) {

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::Path;
 use super::carried::{Carried, Step, Unanswered};
+use super::{Path, witness};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::{FleetId, Stray};
@@ -52,6 +52,10 @@ impl Path {
         }
         if self.table.hearing.take_wanted() {
             self.ask_clients();
+        }
+        if now_ns >= self.sweep_at_ns {
+            self.sweep_at_ns = now_ns + witness::SWEEP_EVERY.as_nanos() as u64;
+            self.forget_stale_witnesses(now_ns);
         }
         if now_ns >= self.refill_at_ns {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;

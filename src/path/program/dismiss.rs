@@ -32,8 +32,8 @@ pub fn dismiss(directory: &Path) -> io::Result<usize> {
     let entries = || -> io::Result<Vec<(Key, Entry)>> {
         let (mut cursor, mut all) = (Cursor::default(), Vec::new());
         while scan(&flows, &mut cursor, STEP, &mut all)? {}
-        // What is forwarded is another instance's flow.
-        all.retain(|(_, entry)| entry.action != Action::Forward);
+        // What is forwarded is another instance's flow; what is only watched has its sockets.
+        all.retain(|(_, entry)| !matches!(entry.action, Action::Forward | Action::Witness));
         Ok(all)
     };
     let keys: Vec<_> = entries()?.into_iter().map(|(key, _)| key).collect();

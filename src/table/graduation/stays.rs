@@ -43,6 +43,8 @@ reasons! {
     Interface "interface" true "Its packets come in by an interface that is not in path.interfaces.";
     Lro "lro" true "Its packets come in by a card that merges them (large receive offload), or by what stands on one.";
     Ipsec "ipsec" true "An IPsec policy covers one of its legs.";
+    Nat "nat" true "Its addresses or numbers are others on the wire than in its sockets: this host translates them.";
+    Unseen "unseen" false "No packet of one of its ends has shown yet what it looks like on the wire.";
     MapFull "map_full" false "The map of graduated flows is full.";
     AddressInUse "address_in_use" false "An earlier flow between the same addresses is still remembered.";
     Failed "failed" false "The kernel refused a call that graduation needs; the log has the error.";

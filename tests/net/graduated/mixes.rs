@@ -117,7 +117,11 @@ fn mix(what: &str, load: Load, resent: Resent, stays: Option<&str>, prepare: imp
     let kept = conns.len() as u64;
     match stays {
         None => {
-            let graduated = || baton.status()["totals"]["flows"]["graduated"] == kept;
+            // One that has just ended may be counted among the graduated yet.
+            let graduated = || {
+                let flows = &baton.status()["totals"]["flows"];
+                flows["graduated"] == kept && flows["proxied"].as_u64().unwrap_or(0) == 0
+            };
             let watch = Stopwatch::start();
             while !graduated() {
                 let stay: Vec<_> = baton.flows().into_iter().map(|flow| flow["stays"].to_string()).collect();

@@ -98,8 +98,10 @@ impl Steps {
 
     fn stop_here(&mut self, call: &Call) -> bool {
         let Some(after) = self.after(call) else { return false };
-        if after == Done::Probed && self.done != Some(Done::Probed) || self.done.is_none() {
-            self.seen = 0;
+        if after == Done::Probed {
+            // It is tried until its packets have shown themselves: only the calls of the last try count.
+            (self.seen, self.done) = (0, Some(after));
+            return false;
         }
         let stops = self.done.is_some() && self.seen == self.stop_at;
         if stops {

@@ -192,9 +192,9 @@ async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
                 socket
             })
             .collect();
-        let began = std::time::Instant::now();
+        let began_ns = baton::sys::clock::now_ns();
         let answer = ask_at(address, "GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        let took = began.elapsed();
+        let took = Duration::from_nanos(baton::sys::clock::now_ns() - began_ns);
         drop(silent);
         (answer.status, took)
     });

@@ -74,8 +74,8 @@ fn what_cannot_be_a_link_is_said_at_both_ends() {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_silent_at_once_and_dead_soon() {
-    let Some(scene) = Scene::new("a_peer_that_is_killed_is_silent_at_once_and_dead_soon", 2) else { return };
+fn a_peer_that_is_killed_is_silent_in_moments_and_dead_soon() {
+    let Some(scene) = Scene::new("a_peer_that_is_killed_is_silent_in_moments_and_dead_soon", 2) else { return };
     let _servers = scene.serve();
     let mut all = scene.start();
     let b = all.pop().unwrap();
@@ -88,7 +88,9 @@ fn a_peer_that_is_killed_is_silent_at_once_and_dead_soon() {
     // What it had is still known: that is what a takeover needs.
     assert_eq!(a.sees("lb-b")["flows"], 1);
     assert!(a.baton.http("/readyz").is_some_and(|(status, _)| status == 200));
-    let pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();
+    let mut pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();
+    // For as long as its last beat beside the link counts, it could be the link alone that is lost.
+    pulses.retain(|pulse| pulse != "unlinked");
     assert_eq!(pulses, ["silent", "dead"]);
     let again = Baton::start_with(&b.host, &b.directory);
     again.wait_until_ready();

@@ -6,10 +6,9 @@ import random
 import signal
 import subprocess
 import threading
-import time
 from dataclasses import dataclass, field
 
-from .fleet import ADDRESSES, BACKENDS, CLIENT, INSTANCES, PAIR, PEERS_PORT, PORT, SPREAD
+from .fleet import ADDRESSES, BACKENDS, INSTANCES, PAIR, PEERS_PORT, PORT, SPREAD
 
 # What `baton check` computes, without the time between two heartbeats; the harness reads it from there.
 COMPUTED = ("apiserver killed", "apiserver hung", "apiserver's host gone", "Baton killed", "Baton hung", "Baton's host gone",
@@ -31,25 +30,45 @@ class Fault:
     state: dict = field(default_factory=dict)
 
 
-def each(names, state, key="which"):
-    state[key] = random.choice(names)
-    return state[key]
+def each(names, state):
+    state["which"] = random.choice(names)
+    return state["which"]
 
 
-def backend_killed(fleet, state):
-    fleet.servers[each(BACKENDS, state)].hold_back()
+def backend(fleet, name):
+    return fleet.servers[name]
 
 
-def backend_started(fleet, state):
-    fleet.servers[state["which"]].resume()
+def instance(fleet, name):
+    return fleet.instances[name]
 
 
-def backend_stopped(fleet, state):
-    fleet.servers[each(BACKENDS, state)].signal(signal.SIGSTOP)
+def keepalived(fleet, name):
+    return fleet.instances[name].keepalived
 
 
-def backend_continued(fleet, state):
-    fleet.servers[state["which"]].signal(signal.SIGCONT)
+def killed(names, process):
+    """`process(fleet, name)` is gone for as long as the fault lasts."""
+
+    def begin(fleet, state):
+        process(fleet, each(names, state)).hold_back()
+
+    def end(fleet, state):
+        process(fleet, state["which"]).resume()
+
+    return begin, end
+
+
+def stopped(names, process):
+    """As `killed`, but it only stands still."""
+
+    def begin(fleet, state):
+        process(fleet, each(names, state)).signal(signal.SIGSTOP)
+
+    def end(fleet, state):
+        process(fleet, state["which"]).signal(signal.SIGCONT)
+
+    return begin, end
 
 
 def unplugged(names):
@@ -126,22 +145,6 @@ def clients_back(fleet, _):
     fleet.in_space("router", "ip", "link", "set", fleet.clients_link + "b", "up")
 
 
-def instance_killed(fleet, state):
-    fleet.instances[each(INSTANCES, state)].hold_back()
-
-
-def instance_started(fleet, state):
-    fleet.instances[state["which"]].resume()
-
-
-def instance_stopped(fleet, state):
-    fleet.instances[each(INSTANCES, state)].signal(signal.SIGSTOP)
-
-
-def instance_continued(fleet, state):
-    fleet.instances[state["which"]].signal(signal.SIGCONT)
-
-
 def crash_loop(fleet, state):
     instance = fleet.instances[each(INSTANCES, state)]
 
@@ -175,14 +178,6 @@ def booted(fleet, state):
     instance.resume()
     instance.keepalived.resume()
     threading.Timer(0.5, lambda: setattr(instance, "is_cut", False)).start()
-
-
-def keepalived_killed(fleet, state):
-    fleet.instances[each(INSTANCES, state)].keepalived.hold_back()
-
-
-def keepalived_started(fleet, state):
-    fleet.instances[state["which"]].keepalived.resume()
 
 
 def evacuated(fleet, state):
@@ -346,8 +341,8 @@ def faults():
     drop = lambda match: f"chain in {{ type filter hook input priority -300; {match} drop }}"
     web = f"tcp dport {PORT}"
     return [
-        Fault("backend killed", "1", "backend", (2, 6), computed("apiserver killed"), backend_killed, backend_started),
-        Fault("backend stopped", "2", "backend", (4, 10), computed("apiserver hung"), backend_stopped, backend_continued),
+        Fault("backend killed", "1", "backend", (2, 6), computed("apiserver killed"), *killed(BACKENDS, backend)),
+        Fault("backend stopped", "2", "backend", (4, 10), computed("apiserver hung"), *stopped(BACKENDS, backend)),
         Fault("backend's host gone", "4", "backend", (4, 12), computed("apiserver's host gone"), *unplugged(BACKENDS)),
         # Two attempts that get no answer, and the third is another backend's.
         Fault("backend drops SYN", "5", "backend", (3, 8), lambda *_: 1, *rules(BACKENDS, drop(f"{web} tcp flags & (syn|ack) == syn"))),
@@ -360,14 +355,14 @@ def faults():
         Fault("backend flaps", "11", "backend", (1, 2), none, flapping, joined),
         Fault("clients' link out", "14, 38", "network", (1, 10), whole, clients_cut, clients_back),
         Fault("path MTU falls", "46", "network", (5, 10), none, narrow, wide),
-        Fault("instance killed", "15, 33", "instance", (0.2, 4), computed("Baton killed"), instance_killed, instance_started),
-        Fault("instance stopped", "16", "instance", (1, 8), computed("Baton hung"), instance_stopped, instance_continued),
+        Fault("instance killed", "15, 33", "instance", (0.2, 4), computed("Baton killed"), *killed(INSTANCES, instance)),
+        Fault("instance stopped", "16", "instance", (1, 8), computed("Baton hung"), *stopped(INSTANCES, instance)),
         Fault("instance crashes again and again", "48", "instance", (2, 3), computed("Baton killed", 4), crash_loop, joined),
         Fault("instance's host gone", "17, 35, 36", "instance", (4, 12), computed("Baton's host gone"), *unplugged(INSTANCES)),
         Fault("instance's host reboots", "41", "instance", (4, 10), computed("Baton's host gone"), rebooted, booted),
         Fault("instance evacuated", "18", "instance", (1, 3), computed("planned failover"), evacuated, cancelled),
         Fault("instance upgraded", "27", "instance", (1, 2), computed("Baton upgraded"), upgraded),
-        Fault("keepalived killed", "22", "instance", (2, 6), computed("Baton's host gone"), keepalived_killed, keepalived_started),
+        Fault("keepalived killed", "22", "instance", (2, 6), computed("Baton's host gone"), *killed(INSTANCES, keepalived)),
         Fault("instances parted", "21", "instance", (3, 8), computed("Baton's host gone"), *cut_off(to="", both=True)),
         Fault("peer link cut", "23, 42", "instance", (3, 8), none, *cut_off(to=f"tcp dport {PEERS_PORT}", both=True)),
         Fault("peer link cut one way", "42", "instance", (3, 8), none, *cut_off(to=f"tcp sport {PEERS_PORT}", both=False)),

@@ -1,18 +1,19 @@
 """`benches/soak --faults`: random faults of all rows on two hosts with Baton, while clients say how long they wait."""
 
 import csv
+import json
+import math
 import os
 import pathlib
 import random
 import re
 import statistics
 import subprocess
-import sys
 import time
 
 from . import faults as catalogue
 from .fleet import INSTANCES, NODE_PORT, PAIR, PORT, SPREAD, Fleet
-from .plot import panel
+from .plot import nice, panel
 from .promise import BASE_S, TAIL_S, Clients, Happening, Stalls, allowed, judge
 from .report import DIRECTORY
 from .stage import BATON, LOAD, Failed
@@ -175,7 +176,6 @@ class Run:
     def entries(self, instance):
         done = instance.command("path", "--pins", instance.pins, "status", "--json")
         try:
-            import json
             return json.loads(done.stdout)["entries"]
         except (ValueError, KeyError):
             return -1
@@ -278,10 +278,8 @@ def plot(run, broken, path):
     most = max([length for _, length in waits] + [1])
     drawing.text(left, top - 8, "waits longer than 0.25 s, in s", style="strong")
     panel(drawing, top, height, [("none", [0] * len(run.samples), False), ("none", [most] * len(run.samples), False)], "s")
-    from math import ceil
-    from .plot import nice
     step = nice(most / 4)
-    highest = step * max(ceil(most / step), 1)
+    highest = step * max(math.ceil(most / step), 1)
     bad = {id(wait) for wait, _ in broken}
     for wait, length in sorted(waits, key=lambda it: it[1])[-3000:]:
         mark = ("#cf222e", "diamond") if id(wait) in bad else ("#2f81f7", "ring")

@@ -11,12 +11,15 @@ const STRICT: &str = "nft 'table inet strict {
     chain out { type filter hook output priority 0; ct state invalid drop; }
 }'";
 
-/// Connections that have ended are forgotten after a second, so that what stays is what was never seen to end.
-const SHORT_LIVED: [&str; 3] = ["time_wait", "close", "last_ack"];
+/// Connections that have ended, or that a busy backend never answered, are forgotten after seconds, so that what stays is what
+/// was never seen to end.
+const SHORT_LIVED: [(&str, &str); 4] = [("time_wait", "1"), ("close", "1"), ("last_ack", "1"), ("syn_sent", "5")];
 
 fn track(host: &Host) {
     host.run(STRICT);
-    SHORT_LIVED.iter().for_each(|state| host.sysctl(&format!("net/netfilter/nf_conntrack_tcp_timeout_{state}"), "1"));
+    for (state, seconds) in SHORT_LIVED {
+        host.sysctl(&format!("net/netfilter/nf_conntrack_tcp_timeout_{state}"), seconds);
+    }
 }
 
 /// Tracked TCP connections of `host` in `state` that have `port` at one end, as /proc/net/nf_conntrack lists them. Reading it
@@ -66,7 +69,8 @@ fn churn(flows: u64, live: u64) {
     let lab = &scene.lab;
     track(&lab.lb);
     let _servers = lab.echo_everywhere();
-    let baton = lab.start(&scene.config().log("level", "warn"));
+    // As many connections as the machine can make: no backend is to be ejected for being busy.
+    let baton = lab.start(&scene.config().log("level", "error").log("flows", "off").health("kind", "tcp").health("interval", "5s").health("timeout", "5s"));
     let entries = || {
         // Reading the list drops what has expired.
         tracked(&lab.lb, "", 6443);

@@ -159,8 +159,8 @@ pub struct Takeover {
     /// All peers are synced, or were waited for long enough.
     ready: bool,
     shared: bool,
-    /// The map once had no room for something.
-    was_full: bool,
+    /// Flows that the map had no room for, until they are held after all or forgotten.
+    no_room: HashSet<FleetId>,
     slices: Vec<PeerSlice>,
     actions: VecDeque<Action>,
 }
@@ -239,7 +239,7 @@ impl Takeover {
             settled: false,
             ready: false,
             shared: false,
-            was_full: false,
+            no_room: HashSet::new(),
             slices: Vec::new(),
             actions: VecDeque::new(),
         }
@@ -282,6 +282,7 @@ impl Takeover {
             HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
             HeldAnswer::Reached(round) => self.first_round(round),
         }
+        self.renew_rules(now_ns);
         self.check();
     }
 
@@ -411,7 +412,7 @@ impl Takeover {
         }
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
         // Flows that a full map has no entry for are refused from here, for which the program must show their packets.
-        let is_shown = self.was_full && guard_until_ns > 0;
+        let is_shown = !self.no_room.is_empty() && guard_until_ns > 0;
         let then = if is_shown || self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
         for vip in self.settings.vips.clone() {
             // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
@@ -446,6 +447,10 @@ impl Takeover {
             let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
             debug_assert_eq!(owned, self.flows.len());
             debug_assert_eq!(self.by_ends.len(), self.flows.len());
+            debug_assert!(self.no_room.iter().all(|id| self.flows.contains_key(id)));
+            for (id, known) in &self.flows {
+                debug_assert!(known.state != State::NoRoom || self.no_room.contains(id), "{id}");
+            }
         }
     }
 }

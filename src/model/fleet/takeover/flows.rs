@@ -87,6 +87,8 @@ impl Takeover {
 
     pub(super) fn enter(&mut self, id: FleetId, known: Known) {
         self.by_ends.insert(id.ends, id);
+        // The path is asked anew, and says so if it still has none.
+        self.no_room.remove(&id);
         self.flows.insert(id, known);
     }
 
@@ -151,6 +153,7 @@ impl Takeover {
 
     pub(super) fn take_out(&mut self, id: FleetId) -> Option<Known> {
         let known = self.flows.remove(&id)?;
+        self.no_room.remove(&id);
         if self.by_ends.get(&id.ends) == Some(&id) {
             self.by_ends.remove(&id.ends);
         }

@@ -8,7 +8,6 @@ use crate::model::fleet::{FleetId, InstanceName};
 
 impl Takeover {
     pub(super) fn not_held(&mut self, flows: Vec<FleetId>) {
-        self.was_full = true;
         let mut dead: BTreeMap<InstanceName, HashSet<Ends>> = BTreeMap::new();
         for id in flows {
             if let Some(mine) = self.mine.get(&id) {
@@ -19,6 +18,7 @@ impl Takeover {
             }
             let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == State::Held) else { continue };
             known.state = State::NoRoom;
+            self.no_room.insert(id);
             let (owner, ends) = (known.owner.clone(), known.ends);
             self.index(id, &ends);
             if self.peers.get(&owner).is_some_and(|peer| peer.is_dead) {
@@ -34,6 +34,7 @@ impl Takeover {
         for id in flows {
             let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == State::NoRoom) else { continue };
             known.state = State::Held;
+            self.no_room.remove(&id);
             let ends = known.ends;
             self.unindex(id, &ends);
         }

@@ -571,18 +571,20 @@ fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken
     place(&scene.take(), |action| *action == Action::Path(HeldRequest::Settle { claim: false }));
 }
 
+/// The last rule for the frontend's port.
+fn rule(actions: &[Action]) -> Option<Unknown> {
+    let rules = actions.iter().filter_map(|action| match action {
+        Action::Path(HeldRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
+        _ => None,
+    });
+    rules.last()
+}
+
 #[test]
 fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives() {
     let mut scene = Scene::new();
     scene.pass(2001);
     scene.take();
-    let rule = |actions: &[Action]| {
-        let rules = actions.iter().filter_map(|action| match action {
-            Action::Path(HeldRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
-            _ => None,
-        });
-        rules.collect::<Vec<_>>().pop()
-    };
     scene.addresses(&["10.0.0.22", VIP]);
     let guard_until_ns = scene.now_ns + 2000 * MS;
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns, then: Then::Ask }));
@@ -590,6 +592,35 @@ fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives
     assert_eq!(rule(&scene.take()).map(|rule| rule.then), Some(Then::Reset));
     scene.pass(2001);
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns: 0, then: Then::Reset }));
+}
+
+#[test]
+fn unknown_packets_are_shown_while_a_vip_comes_for_as_long_as_the_map_has_no_room_and_no_longer() {
+    let came_while_alone = |scene: &mut Scene| {
+        scene.addresses(&["10.0.0.22"]);
+        scene.pulse(Pulse::Dead);
+        scene.pass(60_000);
+        scene.take();
+        scene.addresses(&["10.0.0.22", VIP]);
+        rule(&scene.take()).map(|rule| rule.then)
+    };
+    for room in [true, false] {
+        let mut scene = Scene::new();
+        let flow = record(1, "10.0.1.7", true);
+        scene.told(&flow);
+        scene.machine.handle_held(scene.now_ns, HeldAnswer::NotHeld(vec![flow.fleet_id()]));
+        if room {
+            scene.machine.handle_held(scene.now_ns, HeldAnswer::Held(vec![flow.fleet_id()]));
+        }
+        let then = if room { Then::Reset } else { Then::Ask };
+        assert_eq!(came_while_alone(&mut scene), Some(then), "its packets are refused from here, and have no entry");
+    }
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    scene.told(&flow);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::NotHeld(vec![flow.fleet_id()]));
+    scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
+    assert_eq!(came_while_alone(&mut scene), Some(Then::Reset), "it has ended");
 }
 
 /// Found as packets of a connect storm that were dropped for as long as a VIP that had just come was guarded: what a

@@ -5,14 +5,14 @@
 use std::collections::HashSet;
 
 use baton::model::fleet::{BeatKey, Epoch, Exchange, Hello, InstanceName, Member, Message, Own, Remote};
-use baton::peer::wire::{self, Versions};
+use baton::peer::wire::{self, Version, Versions};
 use libfuzzer_sys::fuzz_target;
 
 const STEP_NS: u64 = 10_000_000;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some((head, _)) = bytes.split_first_chunk() {
-        let _ = Versions::parse(head).map(|theirs| wire::VERSIONS.common(theirs));
+        let _ = Versions::parse(head).map(Versions::spoken);
     }
     let peer = InstanceName("b".into());
     let own = Own {
@@ -34,7 +34,7 @@ fuzz_target!(|bytes: &[u8]| {
         let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
         let (frame, next) = behind.split_at(length);
         (rest, now_ns) = (next, now_ns + STEP_NS);
-        let Ok(message) = wire::decode(frame) else { continue };
+        let Ok(message) = wire::decode(frame, Version::One) else { continue };
         reads_back(&message);
         exchange.handle_message(&peer, message, now_ns);
         exchange.handle_time(now_ns);
@@ -60,7 +60,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 /// What can be read can be written, and reads back the same.
 fn reads_back(message: &Message) {
-    if let Ok(bytes) = wire::encode(message) {
-        assert_eq!(wire::decode(&bytes).as_ref(), Ok(message));
+    if let Ok(bytes) = wire::encode(message, Version::One) {
+        assert_eq!(wire::decode(&bytes, Version::One).as_ref(), Ok(message));
     }
 }

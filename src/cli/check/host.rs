@@ -2,8 +2,12 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use super::CheckArguments;
+use crate::admin::client::Client;
+use crate::admin::protocol::Command;
+use crate::admin::status::Status;
 use crate::config::{Config, Graduate, Target};
 use crate::model::finding::{Finding, Verdict};
 use crate::path;
@@ -22,6 +26,7 @@ pub fn report(
     let mut findings = graduation(config);
     let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
     findings.extend(of_host);
+    findings.extend(room(config));
     let faults = findings.iter().filter(|finding| finding.verdict == Verdict::Fault).count();
     if json {
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
@@ -77,6 +82,36 @@ fn fix(
     Ok(true)
 }
 
+/// Whether the map of the instance that runs here holds what the fleet has now. `None`: none runs, or it is alone.
+fn room(config: &Config) -> Option<Finding> {
+    config.peers.as_ref()?;
+    let client = Client::connect(&config.admin.socket).and_then(|client| client.with_limit(ANSWER_MAX));
+    let status: Status = client.ok()?.ask(&Command::Status {}).ok()?;
+    if status.path.flows_max == 0 {
+        return None;
+    }
+    let own = status.totals.flows.sum();
+    let others = status.fleet.peers.iter().map(|peer| peer.flows as u64).sum::<u64>();
+    Some(room_for(own + others, status.path.flows_max))
+}
+
+fn room_for(flows: u64, room: u64) -> Finding {
+    let read = format!("the fleet has {flows} flows now, and the map of this host has room for {room}");
+    let mend = format!(
+        "path.max_flows = {}, on all hosts; it takes an empty map: `baton handover`, stop Baton, `baton path remove`, start it",
+        (2 * flows).next_power_of_two()
+    );
+    match flows {
+        flows if flows > room => Finding::fault("path.max_flows", read, ROOM, mend),
+        flows if flows > room / 4 * 3 => Finding::advice("path.max_flows", read, ROOM, mend),
+        _ => Finding::good("path.max_flows", read),
+    }
+}
+
+const ROOM: &str = "flows of other instances that find no room are reset when their host dies";
+/// An instance that hangs is not waited for.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
 fn graduation(config: &Config) -> Vec<Finding> {
     let frontends = || config.frontends.iter();
     let addresses: Vec<_> = frontends().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr()).collect();
@@ -89,4 +124,18 @@ fn graduation(config: &Config) -> Vec<Finding> {
         .collect();
     let interfaces: Vec<_> = config.path.interfaces.iter().map(|name| name.to_string()).collect();
     path::preflight::look(&config.path.pins, &addresses, &backends, &interfaces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_that_is_too_small_for_the_fleet_is_a_fault_and_one_that_soon_will_be_is_told() {
+        for (flows, verdict) in
+            [(74, Verdict::Good), (76, Verdict::Advice), (100, Verdict::Advice), (101, Verdict::Fault)]
+        {
+            assert_eq!(room_for(flows, 100).verdict, verdict, "{flows}");
+        }
+    }
 }

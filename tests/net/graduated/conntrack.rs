@@ -70,7 +70,15 @@ fn churn(flows: u64, live: u64) {
     track(&lab.lb);
     let _servers = lab.echo_everywhere();
     // As many connections as the machine can make: no backend is to be ejected for being busy.
-    let baton = lab.start(&scene.config().log("level", "error").log("flows", "off").health("kind", "tcp").health("interval", "5s").health("timeout", "5s"));
+    let baton = lab.start(
+        &scene
+            .config()
+            .log("level", "error")
+            .log("flows", "off")
+            .health("kind", "tcp")
+            .health("interval", "5s")
+            .health("timeout", "5s"),
+    );
     let entries = || {
         // Reading the list drops what has expired.
         tracked(&lab.lb, "", 6443);

@@ -17,7 +17,7 @@ use crate::sys::raw::RawSender;
 use crate::table::Table;
 use std::sync::Arc;
 
-/// Segments are sent in steps of this length.
+/// Segments are sent in steps of this length, or one at a time if that is slower.
 const STEP: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -83,9 +83,9 @@ async fn tickle(
     mut waiting: mpsc::UnboundedReceiver<(Batch, u32)>,
     done: mpsc::UnboundedSender<u64>,
 ) {
-    let mut ticks = tokio::time::interval(STEP);
     while let Some((Batch { round, ends }, per_second)) = waiting.recv().await {
-        let step = (u64::from(per_second) * STEP.as_millis() as u64 / 1000).max(1) as usize;
+        let (every, step) = pace(per_second);
+        let mut ticks = tokio::time::interval(every);
         for some in ends.chunks(step) {
             ticks.tick().await;
             for Tickle { from, to, with } in some {
@@ -104,5 +104,27 @@ async fn tickle(
             table.fleet.census.tickled.add(some.len() as u64);
         }
         let _ = done.send(round);
+    }
+}
+
+/// How often, and how many segments at a time. `per_second`: from 1.
+fn pace(per_second: u32) -> (Duration, usize) {
+    let every = STEP.max(Duration::from_secs(1) / per_second.max(1));
+    (every, (every.as_secs_f64() * f64::from(per_second)).round().max(1.0) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found as 500 a second, however few the file wanted.
+    #[test]
+    fn as_many_segments_are_sent_in_a_second_as_the_file_says() {
+        for per_second in [1, 4, 499, 500, 750, 20_000, 1_000_000] {
+            let (every, step) = pace(per_second);
+            let sent = step as f64 / every.as_secs_f64();
+            assert!((sent / f64::from(per_second) - 1.0).abs() < 0.5, "{per_second}: {sent}");
+            assert!(sent <= f64::from(per_second) * 1.34, "{per_second}: {sent}");
+        }
     }
 }

@@ -97,3 +97,24 @@ fn what_a_reload_cannot_change_is_refused_and_the_command_named_that_can() {
     }
     fleet.reload(0, &good());
 }
+
+#[test]
+fn the_pace_of_a_takeover_follows_a_reload() {
+    let Some(fleet) = strangers("the_pace_of_a_takeover_follows_a_reload") else { return };
+    for number in 0..2 {
+        fleet.reload(number, &fleet.config_with(number, &[1 - number]));
+    }
+    fleet.owner().wait_synced("lb-b");
+    fleet.take(fleet.owner());
+    fleet.wait_served();
+    let mut conns = fleet.clients(20);
+    fleet.wait_known(20, 0);
+    fleet.reload(1, &fleet.config_with(1, &[0]).takeover("resets_per_second", 4));
+    fleet.owner().host.link_down();
+    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    let watch = Stopwatch::start();
+    fleet.take(fleet.heir());
+    all_reset(&mut conns);
+    let took = watch.elapsed();
+    assert!(took > secs(2), "20 at 4 a second: {took:?}");
+}

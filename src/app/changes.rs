@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::config::{Backend, Config, Frontend, Target};
+use crate::config::{Backend, Config, Frontend, Graduate, Target};
 
-/// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind.
-pub fn refused(old: &Config, new: &Config) -> Vec<String> {
+/// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind. `has_path`: whether flows
+/// could graduate in this process.
+pub fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
     const UPGRADE: &str = "`baton upgrade` starts a process with it, which takes over all flows";
     const ANEW: &str = "it needs a new start: `baton handover` first, then `systemctl restart baton`";
     const KEEP: &str = "it is this instance's place among the names, which has changed; set it to what `baton peers` says, \
@@ -19,6 +20,11 @@ pub fn refused(old: &Config, new: &Config) -> Vec<String> {
     };
     let keys = [
         ("process.workers", old.process.workers != new.process.workers, UPGRADE),
+        (
+            "path.graduate",
+            old.path.graduate == Graduate::Off && new.path.graduate != Graduate::Off && !has_path,
+            UPGRADE,
+        ),
         ("path.interfaces", old.path.interfaces != new.path.interfaces, UPGRADE),
         ("path.max_flows", old.path.max_flows != new.path.max_flows, EMPTY),
         ("path.pins", old.path.pins != new.path.pins, EMPTY),

@@ -16,7 +16,7 @@ use crate::path::program::{self, LAYOUT, OpenError, Program};
 use crate::path::settings;
 use crate::sys::netdev;
 use crate::table::Table;
-use crate::table::graduation::PathView;
+use crate::table::graduation::{OFF, PathView};
 use crate::table::journal::What;
 
 /// How often, and how many times, it is asked whether flows are still between two steps.
@@ -84,7 +84,7 @@ impl Path {
             }
         };
         if wanted == Graduate::Off {
-            shut(table, "path.graduate is \"off\"".to_owned());
+            shut_off(table);
         }
         Ok(Self { table: table.clone(), pins, graduator: Mutex::new(graduator), lock: Mutex::new(lock), unwatched })
     }
@@ -131,6 +131,23 @@ impl Path {
             self.table.graduation.set_open(true);
             let interfaces = self.table.graduation.census.view().interfaces.clone();
             self.table.journal.record(What::PathOpened { interfaces });
+        }
+    }
+
+    /// Whether flows can graduate in this process, if they may.
+    pub fn is_there(&self) -> bool {
+        self.with(|_| ()).is_some()
+    }
+
+    /// A reload has changed whether flows graduate. Those that have go on.
+    pub fn follow(&self, before: Graduate, now: Graduate) {
+        match (before, now) {
+            (Graduate::Auto | Graduate::Require, Graduate::Off) if self.is_there() => shut_off(&self.table),
+            (Graduate::Off, Graduate::Auto | Graduate::Require) if self.is_there() => {
+                self.table.graduation.census.set_off(false);
+                self.serve();
+            }
+            _ => {}
         }
     }
 
@@ -234,6 +251,11 @@ fn left_alone(pins: &std::path::Path, error: &NoPath) -> Option<String> {
     }
     let flows = entries.map_or("flows".to_owned(), |entries| format!("{} flows", entries / 2));
     Some(format!("{flows} that an earlier process graduated are watched by nobody: {error}"))
+}
+
+fn shut_off(table: &Table) {
+    table.graduation.census.set_off(true);
+    table.journal.record(What::PathShut { why: OFF.to_owned() });
 }
 
 fn shut(table: &Table, why: String) {

@@ -190,7 +190,7 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
-        let refused = changes::refused(&old, &new);
+        let refused = changes::refused(&old, &new, self.core.path.is_there());
         if !refused.is_empty() {
             return Err(ReloadError::NotByReload(refused));
         }
@@ -209,6 +209,7 @@ impl Reloader {
             tokio::time::sleep(FOLLOW_CHECK_EVERY).await;
         }
         self.core.checker.reconfigure(&new);
+        self.core.path.follow(old.path.graduate, new.path.graduate);
         self.core.config.store(new.clone());
         self.core.latest.send_replace(new);
         if let (Some(prepared), Some(doors)) = (prepared, &mut self.inner().doors) {

@@ -498,3 +498,72 @@ async fn a_dropped_checker_probes_no_more() {
     }
     assert_eq!(table.registry.backends()[0].health().standing, Standing::Ready);
 }
+
+#[test]
+fn each_timer_of_a_frontends_health_reaches_the_machine() {
+    let of = |change: fn(&mut Frontend)| {
+        let mut changed =
+            frontend("apiserver", quick(), vec![backend("cp1", "127.0.0.1:1".parse().map(BackendAddr::new).unwrap())]);
+        change(&mut changed);
+        super::watcher::Spec::new(&config(vec![]), &changed, &changed.backends[0]).policy()
+    };
+    let by_default = of(|_| {});
+    let changes: [fn(&mut Frontend); 11] = [
+        |it| it.health.interval *= 2,
+        |it| it.health.fast_interval *= 2,
+        |it| it.health.rise += 1,
+        |it| it.health.fall += 1,
+        |it| it.health.reset_fall += 1,
+        |it| it.health.jitter_percent += 1,
+        |it| it.health.slow_start += Duration::from_secs(1),
+        |it| it.health.damping.half_life *= 2,
+        |it| it.health.damping.suppress += 1.0,
+        |it| it.health.damping.reuse += 0.1,
+        |it| it.drain_timeout *= 2,
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        assert_ne!(of(change), by_default, "change {number}");
+    }
+}
+
+#[tokio::test]
+async fn timers_of_a_reload_count_for_a_backend_that_is_watched_already() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut health = quick();
+    (health.rise, health.slow_start) = (1, Duration::from_secs(30));
+    let bench = Bench::start(&config(vec![one(&stub, health.clone())]));
+    bench.checker.first_round().await;
+    (health.rise, health.fall, health.reset_fall, health.slow_start) = (5, 4, 4, Duration::ZERO);
+    bench.checker.reconfigure(&config(vec![one(&stub, health)]));
+    let seen = stub.probes();
+    stub.becomes(Mode::Answers(503));
+    bench.until_standing("cp1", Standing::Draining).await;
+    assert!(stub.probes() >= seen + 4, "four failures");
+    let seen = stub.probes();
+    stub.becomes(Mode::Answers(200));
+    bench.until_standing("cp1", Standing::Ready).await;
+    assert!(stub.probes() >= seen + 5, "five passes");
+    assert_eq!(bench.entry("cp1").share(now_ns()), 1024, "its whole share at once");
+}
+
+/// Found as a name that was resolved again only after a day, for that was the interval before the reload.
+#[tokio::test]
+async fn a_shorter_resolve_interval_counts_at_once() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let named = |interval: Duration| {
+        let mut health = quick();
+        health.resolve_interval = interval;
+        let port = stub.addr.socket_addr().port();
+        let by_name = Backend { address: Target::Name { host: "localhost".into(), port }, ..backend("cp1", stub.addr) };
+        config(vec![frontend("apiserver", health, vec![by_name])])
+    };
+    let bench = Bench::start(&named(Duration::from_secs(86_400)));
+    bench.checker.first_round().await;
+    let entry = bench.entry("cp1");
+    bench.until("the name is resolved", || entry.address().is_some()).await;
+    let found = entry.address();
+    // As if it had been elsewhere when it was asked for.
+    entry.set_address(Some("127.0.0.1:1".parse().map(BackendAddr::new).unwrap()));
+    bench.checker.reconfigure(&named(Duration::from_millis(100)));
+    bench.until("it is resolved again", || entry.address() == found).await;
+}

@@ -120,7 +120,7 @@ impl Spec {
         Some(Self { drain_timeout, ..spec })
     }
 
-    fn policy(&self) -> Policy {
+    pub(super) fn policy(&self) -> Policy {
         let health = &self.health;
         Policy {
             interval_ns: ns(health.interval),
@@ -383,6 +383,9 @@ impl Watcher {
         if before.backend.address != self.spec.backend.address {
             self.aim();
         }
+        // Under a longer interval it was to be resolved in a day, maybe.
+        let latest_ns = now_ns().saturating_add(ns(self.spec.health.resolve_interval));
+        self.resolve_at_ns = self.resolve_at_ns.map(|due_ns| due_ns.min(latest_ns));
         // Another manner may find something else; as for any suspicion, soon is enough.
         self.machine.handle_suspicion(now_ns());
     }

@@ -270,6 +270,11 @@ impl Worker {
                 flow.frontend = frontend.clone();
             }
         }
+        if let Some(policy) = self.plane.leave {
+            // They are in the order of their times: one that waits for an older age would hold up all behind it.
+            let latest_ns = self.now_ns.saturating_add(policy.after_ns);
+            self.ripening.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
+        }
         self.set_idle_walk();
     }
 

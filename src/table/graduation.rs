@@ -33,7 +33,7 @@ use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
 pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
-pub use census::{Census, PathView};
+pub use census::{Census, OFF, PathView};
 pub use held::{Carried, HeldQueues};
 pub use stays::Stays;
 

@@ -22,5 +22,6 @@ mod operator;
 mod path;
 mod preflight;
 mod relaying;
+mod reloads;
 mod units;
 mod vip;

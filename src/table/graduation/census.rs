@@ -1,11 +1,15 @@
 //! What is counted of graduations, for metrics and the status.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 
 use super::Stays;
 use crate::table::count::Tally;
+
+/// Why nothing graduates that could.
+pub const OFF: &str = "path.graduate is \"off\"";
 
 /// Counters of graduations, and how the path stands.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub struct Census {
     /// Connections of graduated flows that connection tracking was made to forget, and that it would not forget.
     pub untracked: Tally,
     pub still_tracked: Tally,
+    /// The configuration lets no flow graduate.
+    is_off: AtomicBool,
     view: ArcSwap<PathView>,
 }
 
@@ -47,6 +53,7 @@ impl Default for Census {
             reattached: Tally::default(),
             untracked: Tally::default(),
             still_tracked: Tally::default(),
+            is_off: AtomicBool::new(false),
             view: ArcSwap::from_pointee(view),
         }
     }
@@ -79,6 +86,13 @@ impl Census {
     }
 
     pub fn show(&self, view: PathView) {
-        self.view.store(Arc::new(view));
+        let off = self.is_off.load(Relaxed).then(|| OFF.to_owned());
+        self.view.store(Arc::new(PathView { why_not: off.or(view.why_not), ..view }));
+    }
+
+    /// Whether the configuration lets no flow graduate, whatever else holds.
+    pub fn set_off(&self, off: bool) {
+        self.is_off.store(off, Relaxed);
+        self.show(PathView { why_not: None, ..(*self.view()).clone() });
     }
 }

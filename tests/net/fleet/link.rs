@@ -152,3 +152,37 @@ fn the_key_that_genkey_prints_is_taken() {
     let again = std::process::Command::new(baton::BINARY).arg("genkey").output().unwrap();
     assert_ne!(again.stdout, text.as_bytes());
 }
+
+#[test]
+fn a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says() {
+    let test = "a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let reload = |instance: &Instance, config: &Config| {
+        instance.baton.write_config(config);
+        instance.baton.order(&["reload"]);
+    };
+    let a = scene.launch(0, &scene.config(0).peers("sync_deadline", "10m"));
+    eventually(LONG, "it waits", || a.baton.http("/readyz").is_some_and(|(_, why)| why.contains("lb-b")));
+    reload(&a, &scene.config(0).peers("sync_deadline", "1s"));
+    a.baton.wait_until_ready();
+    let b = scene.launch(1, &scene.config(1));
+    a.wait_synced("lb-b");
+    b.wait_synced("lb-a");
+    let moved = |number: usize| {
+        let (own, other) = (scene.host(number), scene.host(1 - number));
+        let config = scene.config(number).peers("listen", own.v4(9999).to_string()).peers("beat_port", 9998);
+        config.peers("peer", Vec::<toml::Value>::new()).peer(NAMES[1 - number], other.v4(9999))
+    };
+    reload(&a, &moved(0));
+    reload(&b, &moved(1));
+    let listens = |it: &Instance| it.host.run("ss -Hltun").lines().map(str::to_owned).collect::<Vec<_>>();
+    for it in [&a, &b] {
+        it.wait_synced(if it.name == "lb-a" { "lb-b" } else { "lb-a" });
+        let has = |it: &Instance, what: &str, port: &str| {
+            listens(it).iter().any(|line| line.starts_with(what) && line.contains(&format!(":{port} ")))
+        };
+        eventually(LONG, "the new ports, and only those", || {
+            has(it, "tcp", "9999") && has(it, "udp", "9998") && !has(it, "tcp", "9471") && !has(it, "udp", "9471")
+        });
+    }
+}

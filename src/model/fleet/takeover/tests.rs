@@ -623,6 +623,29 @@ fn unknown_packets_are_shown_while_a_vip_comes_for_as_long_as_the_map_has_no_roo
     assert_eq!(came_while_alone(&mut scene), Some(Then::Reset), "it has ended");
 }
 
+#[test]
+fn settings_of_a_reload_count_from_the_next_move_on() {
+    let mut scene = Scene::new();
+    let (first, last) = (record(1, "10.0.0.7", false), record(2, "192.168.0.7", false));
+    let changed = Settings { guard_ns: 7000 * MS, priority: vec!["192.168.0.0/16".parse().unwrap()], ..settings("b") };
+    scene.machine.handle_settings(scene.now_ns, changed.clone());
+    [&first, &last].into_iter().for_each(|record| scene.told(record));
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let guard_until_ns = scene.now_ns + 7000 * MS;
+    assert_eq!(rule(&scene.take()).map(|rule| rule.guard_until_ns), Some(guard_until_ns));
+    scene.pulse(Pulse::Dead);
+    let (_, ends) = tickled(&scene.take()).expect("they are told");
+    assert_eq!(ends.first().map(|tickle| tickle.to), Some(last.client.socket_addr()), "by the new priority");
+
+    let mut scene = Scene::new();
+    scene.machine.handle_settings(scene.now_ns, Settings { tickle: false, ..changed });
+    scene.told(&first);
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Dead);
+    assert_eq!(tickled(&scene.take()), None);
+}
+
 /// Found as packets of a connect storm that were dropped for as long as a VIP that had just come was guarded: what a
 /// handshake's owner has not told of yet is its owner's nevertheless.
 #[test]

@@ -1,0 +1,157 @@
+//! The process itself: doors, log, pace of resets, stop, and whether flows graduate.
+
+use std::net::TcpStream;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::*;
+
+#[test]
+fn the_doors_move_with_a_reload() {
+    let Some(mut it) = Running::start("reloaded doors") else { return };
+    it.reload(&it.config.clone().admin("http", "127.0.0.1:9471"));
+    let answers = |port: u16| it.lab.lb.enter(|| TcpStream::connect(("127.0.0.1", port))).is_ok();
+    assert!(answers(9471) && !answers(9470));
+    let before = it.baton.paths.clone();
+    let socket = it.lab.directory().join("another.sock");
+    std::fs::write(&before.config, it.config.text(&socket)).unwrap();
+    it.baton.order(&["reload"]);
+    it.baton.paths.socket = socket;
+    eventually(LONG, "the old one is gone", || !before.socket.exists());
+    it.connect().echo(1, 100);
+    it.baton.rests();
+}
+
+#[test]
+fn the_log_follows_a_reload() {
+    let Some(it) = Running::start("reloaded log") else { return };
+    let lines = || it.baton.process.log_text().lines().map(str::to_owned).collect::<Vec<_>>();
+    // Of so many flows, those that have a line, once the last line is there that is not about one.
+    let told = |flows: u64| {
+        let before = lines().len();
+        let seen = || it.baton.events_of("flow_ended").len();
+        let count = seen() + flows as usize;
+        (0..flows).for_each(|seed| it.connect().echo(seed, 10));
+        // As soon as their lines are written.
+        eventually(LONG, "they have ended", || seen() == count);
+        it.reload(&it.config);
+        eventually(LONG, "the reload is told", || lines()[before..].iter().any(|line| line.contains("reloaded")));
+        lines()[before..].iter().filter(|line| line.contains("flow ended")).count()
+    };
+    it.reload(&it.config.clone().log("flows", "all"));
+    assert_eq!(told(3), 3);
+    it.reload(&it.config.clone().log("flows", "off"));
+    assert_eq!(told(3), 0);
+    it.reload(&it.config.clone().log("flows", "errors"));
+    assert_eq!(told(3), 0);
+    it.reload(&it.config.clone().log("flows_per_second", 1));
+    assert!(told(30) < 20);
+
+    it.reload(&it.config.clone().log("level", "error"));
+    let before = lines().len();
+    it.connect().echo(1, 10);
+    it.baton.order(&["drain", "b1"]);
+    it.baton.order(&["undrain", "b1"]);
+    assert_eq!(lines()[before..], [""; 0]);
+    it.reload(&it.config.clone().log("format", "json"));
+    let before = lines().len();
+    it.baton.order(&["drain", "b2"]);
+    eventually(LONG, "there is a line", || lines().len() > before);
+    assert!(
+        lines()[before..].iter().all(|line| serde_json::from_str::<Value>(line).is_ok()),
+        "{:?}",
+        &lines()[before..]
+    );
+    it.baton.rests();
+}
+
+#[test]
+fn the_pace_of_resets_follows_a_reload() {
+    let Some(it) = Running::start("reloaded pace") else { return };
+    let config = it.config.clone().only(&["b1"]);
+    let last_reset = |config: &Config, flows: usize| {
+        it.reload(config);
+        it.baton.wait_standing("b1", "ready", LONG);
+        let mut conns: Vec<_> = (0..flows).map(|_| it.connect()).collect();
+        conns.iter_mut().for_each(|conn| conn.echo(1, 10));
+        let watch = Stopwatch::start();
+        it.baton.order(&["eject", "b1"]);
+        conns.iter_mut().for_each(|conn| assert_eq!(conn.end(LONG), End::Rst));
+        let took = watch.elapsed();
+        it.baton.order(&["undrain", "b1"]);
+        took
+    };
+    let slow = last_reset(&config.clone().process("reset_within", "0s").process("reset_rate", 10), 25);
+    assert!(slow > ms(1200), "25 at 10 a second: {slow:?}");
+    let spread = last_reset(&config.clone().process("reset_within", "3s").process("reset_rate", 50_000), 40);
+    assert!(spread > ms(1500), "40 over 3 s: {spread:?}");
+    it.reload(&it.config);
+    it.baton.rests();
+}
+
+#[test]
+fn the_times_of_a_stop_follow_a_reload() {
+    let Some(it) = Running::with("reloaded stop", |config| config.process("shutdown_delay", "0s")) else { return };
+    it.reload(&it.config.clone().process("shutdown_delay", "3s").process("stop_timeout", "1s"));
+    let mut conn = it.connect();
+    conn.echo(1, 100);
+    let watch = Stopwatch::start();
+    it.baton.process.signal(Signal::TERM);
+    eventually(LONG, "it is not ready", || it.baton.http("/readyz").is_some_and(|(status, _)| status == 503));
+    // New flows are served meanwhile.
+    it.connect().echo(2, 100);
+    assert_eq!(conn.end(LONG), End::Rst);
+    let took = watch.unstalled();
+    assert!((ms(3500)..secs(12)).contains(&took), "3 s and 1 s, by default 1 s and 30 s: {took:?}");
+    eventually(LONG, "it ends", || it.baton.process.exit_status().is_some());
+}
+
+#[test]
+fn whether_and_when_flows_graduate_follows_a_reload() {
+    let test = "reloaded graduation";
+    let Some(pinned) = Pinned::unused(test) else { return };
+    let never =
+        |config: Config| config.graduating(&pinned.directory).path("after_round_trips", 1000).path("after", "1h");
+    let Some(it) = Running::with(test, never) else { return };
+    let talk = || {
+        let mut conn = it.connect();
+        (0..6).for_each(|seed| conn.echo(seed, 100));
+        conn
+    };
+    let graduated = || it.baton.status()["totals"]["flows"]["graduated"].as_u64().unwrap();
+    let talked = talk();
+    assert_eq!(graduated(), 0);
+    it.reload(&it.config.clone().path("after_round_trips", 2));
+    let by_requests = talk();
+    it.baton.wait_graduated(1);
+    it.reload(&it.config.clone().path("after", "10ms"));
+    let by_age = talk();
+    eventually(LONG, "one by its age", || graduated() >= 2);
+    let before = graduated();
+    it.reload(&it.config.clone().path("graduate", "off").path("after", "10ms"));
+    assert_eq!(it.baton.status()["path"]["why_not"], "path.graduate is \"off\"");
+    let mut off = talk();
+    assert!(graduated() <= before + 1, "only what was tried before");
+    let still = graduated();
+    off.stays_open(ms(1200));
+    assert_eq!(graduated(), still);
+    it.reload(&it.config.clone().path("graduate", "auto").path("after", "10ms"));
+    assert!(it.baton.status()["path"]["why_not"].is_null());
+    let on = talk();
+    eventually(LONG, "one more", || graduated() > still);
+    drop((talked, by_requests, by_age, off, on));
+    it.baton.rests();
+}
+
+/// Found as a reload that said that flows would graduate from then on, where none did until the next start.
+#[test]
+fn a_reload_that_would_open_a_path_which_was_never_there_is_refused() {
+    let Some(it) = Running::start("graduation by reload") else { return };
+    it.baton.write_config(&it.config.clone().path("graduate", "auto"));
+    let output = it.baton.cli(&["reload"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("path.graduate") && said.contains("baton upgrade"), "{said}");
+    it.reload(&it.config);
+    it.baton.rests();
+}

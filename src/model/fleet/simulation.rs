@@ -62,6 +62,12 @@ const WAIT_MAX_NS: u64 = GUARD_NS + 4000 * MS;
 struct Faults {
     /// A process that finds an empty map gives ids from 1 on, whatever its host gave before.
     ids_from_one: bool,
+    /// Only the peer link says who lives.
+    link_alone: bool,
+    /// The takeover keeps the peers and frontends of its beginning.
+    reloads_unheard: bool,
+    /// What a full map did not take counts as held.
+    full_is_held: bool,
 }
 
 struct World {
@@ -126,6 +132,7 @@ impl World {
     fn run(&mut self, node: usize) {
         let now_ns = self.now_ns;
         let Node { process: Some(process), path, .. } = &mut self.nodes[node] else { return };
+        path.use_room();
         let locals = process.locals.drain(..).chain(path.locals.drain(..)).collect::<Vec<_>>();
         process.exchange.handle_local(locals, now_ns);
         process.exchange.handle_time(now_ns);
@@ -140,8 +147,15 @@ impl World {
         while process.exchange.poll_notice().is_some() {}
         while let Some(remote) = process.exchange.poll_remote() {
             process.note_told(&remote);
+            if self.faults.reloads_unheard
+                && process.is_told_of_fleet
+                && let Remote::Joined { .. } | Remote::Gone { .. } = remote
+            {
+                continue;
+            }
             process.takeover.handle_remote(now_ns, remote);
         }
+        process.is_told_of_fleet = true;
         if process.exchange.is_ready() && !std::mem::replace(&mut process.ready_was_told, true) {
             process.takeover.handle_ready();
         }
@@ -153,6 +167,9 @@ impl World {
             self.hang_up(node, node::number(&peer), "it was given up");
         }
         self.speak(node);
+        if !self.faults.link_alone {
+            self.beat(node);
+        }
     }
 
     /// Carries out what the takeover wants.
@@ -171,7 +188,8 @@ impl World {
             };
             match action {
                 Action::Path(request) => {
-                    if let HeldRequest::Adopt(_) | HeldRequest::Release(_) | HeldRequest::Settle { .. } = request {
+                    use HeldRequest::{Adopt, Refuse, Release, Settle};
+                    if let Adopt(_) | Refuse(_) | Release(_) | Settle { .. } = request {
                         let name = node::NAMES[node];
                         let line = format!("{:>6} ms      {name}: {request:?}", now_ns / MS - 1_000_000);
                         self.log.borrow_mut().push(line);

@@ -3,14 +3,40 @@
 use super::run::play;
 use super::{Faults, Kind};
 
-/// The first seeds with which worlds of these kinds show the fault, and which do not without it.
-fn is_found(faults: Faults, kinds: &[Kind], seeds: std::ops::Range<u64>) {
-    let shows = |seed: &u64| play(*seed, kinds, faults).is_err() && play(*seed, kinds, Faults::default()).is_ok();
+/// One of the first worlds of these kinds shows the fault as `symptom`, and nothing without it.
+fn is_found(faults: Faults, kinds: &[Kind], seeds: std::ops::Range<u64>, symptom: &str) {
+    let shows = |seed: &u64| {
+        play(*seed, kinds, faults).is_err_and(|(what, _)| what.contains(symptom))
+            && play(*seed, kinds, Faults::default()).is_ok()
+    };
     let found = seeds.clone().find(shows);
     assert!(found.is_some(), "none of the seeds {seeds:?} shows {faults:?}");
 }
 
 #[test]
 fn ids_that_are_given_again_after_a_reboot_are_found() {
-    is_found(Faults { ids_from_one: true }, &[Kind::Die, Kind::Move], 0..300);
+    is_found(Faults { ids_from_one: true, ..Faults::default() }, &[Kind::Die, Kind::Move], 0..300, "");
+}
+
+#[test]
+fn a_takeover_that_does_not_hear_of_new_frontends_is_found() {
+    let faults = Faults { reloads_unheard: true, ..Faults::default() };
+    is_found(faults, &[Kind::Frontends, Kind::Move], 0..300, "could not connect");
+}
+
+#[test]
+fn a_takeover_that_does_not_hear_of_new_peers_is_found() {
+    let faults = Faults { reloads_unheard: true, ..Faults::default() };
+    is_found(faults, &[Kind::Members, Kind::Move], 0..300, "which lives, is reset by");
+}
+
+#[test]
+fn the_peer_link_as_only_judge_of_life_is_found() {
+    is_found(Faults { link_alone: true, ..Faults::default() }, &[Kind::Cut], 0..300, "which lives");
+}
+
+#[test]
+fn flows_that_a_full_map_counts_as_held_are_found() {
+    let faults = Faults { full_is_held: true, ..Faults::default() };
+    is_found(faults, &[Kind::Full, Kind::Die], 0..300, "was not told that its flow is gone");
 }

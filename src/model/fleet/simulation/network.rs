@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::dice::mix;
-use super::node::{NAMES, host, name, vip};
+use super::node::{NAMES, at, host, name, vip};
 use super::{Direction, HEARD_NS, MS, Message, World};
 
 /// What is on its way from one instance to another.
@@ -171,6 +171,38 @@ impl World {
                 wire.push_back((at_ns, Piece::Says(message)));
             }
         }
+    }
+
+    /// What `node` says beside its links: to each address that is known of a peer, in datagrams of which some are lost.
+    pub fn beat(&mut self, node: usize) {
+        let now_ns = self.now_ns;
+        let Some(process) = &mut self.nodes[node].process else { return };
+        let Some(wanted) = process.exchange.poll_beat(now_ns) else { return };
+        for (_, places) in &wanted.to {
+            for ip in places {
+                let vip = (0..self.net.holders.len()).find(|number| vip(*number).ip() == *ip);
+                let to = match vip {
+                    Some(vip) => self.net.holders[vip].first().copied(),
+                    None => Some(at(*ip)),
+                };
+                let Some(to) = to.filter(|to| self.reaches(node, *to) && self.can_open(*to, node)) else { continue };
+                if self.dice.one_in(10) {
+                    continue;
+                }
+                if let Some(process) = &mut self.nodes[to].process {
+                    process.exchange.handle_beat(&name(node), wanted.beat.clone(), now_ns);
+                }
+            }
+        }
+    }
+
+    /// Whether `one` knows what this process of `other` seals its beats with.
+    pub fn can_open(&self, one: usize, other: usize) -> bool {
+        let [Some(process), Some(sender)] = [one, other].map(|node| self.nodes[node].process.as_ref()) else {
+            return false;
+        };
+        let mut keys = process.exchange.beat_keys();
+        keys.any(|(of, key)| *of == name(other) && key == sender.exchange.own_beat_key())
     }
 
     /// Where packets of this flow's direction come to.

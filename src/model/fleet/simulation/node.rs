@@ -66,6 +66,8 @@ pub struct Process {
     pub takeover: Takeover,
     pub started_ns: u64,
     pub ready_was_told: bool,
+    /// Its takeover has been told who belongs to the fleet as the process began.
+    pub is_told_of_fleet: bool,
     /// The id of the next flow that is accepted.
     pub next_id: u64,
     pub accepted: u64,
@@ -104,6 +106,8 @@ impl Node {
 
     /// Another process begins, with what is pinned.
     pub fn begin(&mut self, now_ns: u64, log_max: Option<usize>, faults: Faults) {
+        let mut secret = [self.number as u8; 32];
+        secret[..8].copy_from_slice(&now_ns.to_be_bytes());
         let own = Own {
             name: name(self.number),
             epoch: Epoch(now_ns),
@@ -111,7 +115,7 @@ impl Node {
             version: String::new(),
             sync_deadline_ns: 2000 * MS,
             vips: (0..self.config.vips).map(|number| vip(number).ip()).collect(),
-            beat_key: BeatKey([self.number as u8; 32]),
+            beat_key: BeatKey(secret),
         };
         let mut exchange = Exchange::new(own, &self.members(), now_ns);
         exchange.set_whole();
@@ -122,12 +126,13 @@ impl Node {
         let tag = name(self.number).tag();
         let highest = self.path.ids().into_iter().filter(|id| id.tag() == tag).map(FlowId::count).max();
         let first = if faults.ids_from_one { 1 } else { FlowId::first_count(now_ns / SECOND_NS) };
-        self.path.by_number = faults.ids_from_one;
+        (self.path.by_number, self.path.full_is_held) = (faults.ids_from_one, faults.full_is_held);
         self.process = Some(Process {
             exchange,
             takeover: Takeover::new(self.settings()),
             started_ns: now_ns,
             ready_was_told: false,
+            is_told_of_fleet: false,
             next_id: first.max(highest.map_or(1, |count| count + 1)),
             accepted: 0,
             sockets: BTreeMap::new(),

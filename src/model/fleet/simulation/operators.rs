@@ -110,12 +110,17 @@ impl World {
         }
         self.note(|| format!("{} reloads: {config:?}", NAMES[node]));
         self.nodes[node].config = config;
-        let (members, now_ns) = (self.nodes[node].members(), self.now_ns);
+        let (members, settings, now_ns) = (self.nodes[node].members(), self.nodes[node].settings(), self.now_ns);
         let vips = (0..self.vips_now).map(|number| vip(number).ip()).collect();
         if let Some(process) = &mut self.nodes[node].process {
             process.exchange.set_members(&members, now_ns);
             process.exchange.set_vips(vips);
+            if !self.faults.reloads_unheard {
+                process.takeover.handle_settings(now_ns, settings);
+            }
         }
+        self.act(node);
+        self.tell_addresses(node);
         self.disturb();
     }
 

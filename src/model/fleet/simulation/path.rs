@@ -41,6 +41,11 @@ pub struct Path {
     pub flows: BTreeMap<FlowId, FlowRecord>,
     /// Of others.
     pub held: BTreeMap<FleetId, Held>,
+    /// Flows of others that were to be held, and packets to be forwarded, for which there was no room.
+    pub crowded_flows: BTreeMap<FleetId, FlowRecord>,
+    pub crowded_packets: BTreeMap<Key, IpAddr>,
+    /// Nothing is said of them.
+    pub full_is_held: bool,
     /// Flows with one id are one flow.
     pub by_number: bool,
     /// Ids that were given to flows which could not keep their own.
@@ -70,6 +75,8 @@ impl Path {
         self.diverted.values_mut().for_each(|asked| *asked = false);
         self.answers.clear();
         self.locals.clear();
+        self.crowded_flows.clear();
+        self.crowded_packets.clear();
         let own: Vec<_> = self.flows.values().cloned().collect();
         own.iter().for_each(|record| self.tell_adopted(record));
     }
@@ -123,16 +130,26 @@ impl Path {
 
     pub fn carry_out(&mut self, request: HeldRequest, is_here: bool) {
         match request {
-            HeldRequest::Hold(record) => self.hold(*record, is_here),
+            HeldRequest::Hold(record) => {
+                let id = record.fleet_id();
+                for direction in BOTH {
+                    self.crowded_packets.remove(&record.ends.key(direction));
+                }
+                if !self.hold((*record).clone(), is_here) && !self.full_is_held {
+                    self.crowded_flows.insert(id, *record);
+                    self.answers.push(HeldAnswer::NotHeld(vec![id]));
+                }
+            }
             HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
             HeldRequest::Adopt(flows) => flows.into_iter().for_each(|id| self.adopt(id)),
             HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             HeldRequest::Settle { claim } => self.settle(claim),
-            HeldRequest::Forward { keys, to } => self.divert(keys, &Entry::Forward(to)),
+            HeldRequest::Forward { keys, to } => self.forward(keys, to),
             HeldRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
             HeldRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
             HeldRequest::FindUnanswered(keys) => {
-                let silent = |key: &Key| self.entries.get(key) == Some(&Entry::Reset { asked_for: false });
+                let silent =
+                    |key: &Key| self.entries.get(key).is_none_or(|entry| *entry == Entry::Reset { asked_for: false });
                 self.answers.push(HeldAnswer::Unanswered(keys.into_iter().filter(silent).collect()));
             }
             HeldRequest::Unknown { vip, unknown } => {
@@ -145,31 +162,48 @@ impl Path {
         }
     }
 
-    fn hold(&mut self, record: FlowRecord, is_here: bool) {
+    /// What there is room for by now.
+    pub fn use_room(&mut self) {
+        for (id, record) in std::mem::take(&mut self.crowded_flows) {
+            match self.hold(record.clone(), true) {
+                true => self.answers.push(HeldAnswer::Held(vec![id])),
+                false => drop(self.crowded_flows.insert(id, record)),
+            }
+        }
+        for (key, to) in std::mem::take(&mut self.crowded_packets) {
+            self.forward(vec![key], to);
+        }
+    }
+
+    /// False: there is no room for it, or its addresses are taken.
+    fn hold(&mut self, record: FlowRecord, is_here: bool) -> bool {
         let (id, ends) = (record.fleet_id(), record.ends);
         if self.is_own(id) {
-            return self.answers.push(HeldAnswer::Ours(vec![id]));
+            self.answers.push(HeldAnswer::Ours(vec![id]));
+            return true;
         }
         if let Some(held) = self.held.get_mut(&self.name(id)) {
             held.confirmed = true;
             if held.touched && held.record.ends == ends {
-                return;
+                return true;
             }
         }
         for key in BOTH.map(|direction| ends.key(direction)) {
             self.give_way(&key, Some(id), is_here);
         }
         for key in BOTH.map(|direction| ends.key(direction)) {
-            if matches!(self.entries.get(&key), Some(Entry::Splice { held: false, .. })) {
-                return;
-            }
-            if !self.entries.contains_key(&key) && !self.has_room(1) {
-                return self.take_out_held(&record);
+            let is_ours = matches!(self.entries.get(&key), Some(Entry::Splice { held: false, .. }));
+            if is_ours || !self.entries.contains_key(&key) && !self.has_room(1) {
+                self.take_out_held(&record);
+                self.held.remove(&self.name(id));
+                return false;
             }
             self.entries.insert(key, Entry::Splice { id: record.id, held: true });
             self.diverted.remove(&key);
         }
         self.held.insert(self.name(id), Held { record, touched: false, confirmed: true });
+        self.crowded_flows.remove(&id);
+        true
     }
 
     fn give_way(&mut self, key: &Key, to: Option<FleetId>, is_here: bool) {
@@ -185,6 +219,7 @@ impl Path {
     }
 
     fn drop_held(&mut self, id: FleetId) {
+        self.crowded_flows.remove(&id);
         if let Some(held) = self.held.remove(&self.name(id)) {
             self.take_out_held(&held.record);
         }
@@ -200,7 +235,12 @@ impl Path {
     }
 
     fn adopt(&mut self, id: FleetId) {
-        let Some(Held { mut record, .. }) = self.held.remove(&self.name(id)) else { return };
+        let Some(Held { mut record, .. }) = self.held.remove(&self.name(id)) else {
+            if self.crowded_flows.contains_key(&id) {
+                self.answers.push(HeldAnswer::NotHeld(vec![id]));
+            }
+            return;
+        };
         if self.flows.contains_key(&record.id) && !self.by_number {
             // What one instance looks after has ids of its own.
             self.renamed += 1;
@@ -234,8 +274,22 @@ impl Path {
         old.iter().for_each(|key| self.forget(key));
     }
 
+    fn forward(&mut self, keys: Vec<Key>, to: IpAddr) {
+        for key in keys {
+            self.crowded_packets.remove(&key);
+            self.divert(vec![key], &Entry::Forward(to));
+            let is_entered = self.entries.contains_key(&key);
+            if !is_entered && !self.full_is_held {
+                self.crowded_packets.insert(key, to);
+            }
+        }
+    }
+
     fn divert(&mut self, keys: Vec<Key>, entry: &Entry) {
         for key in keys {
+            if !matches!(entry, Entry::Forward(_)) {
+                self.crowded_packets.remove(&key);
+            }
             let free = match self.entries.get(&key) {
                 None => self.has_room(1),
                 Some(there) => !matches!(there, Entry::Splice { .. }),
@@ -248,6 +302,7 @@ impl Path {
     }
 
     fn forget(&mut self, key: &Key) {
+        self.crowded_packets.remove(key);
         if self.diverted.remove(key).is_some() && !self.carries_key(key) {
             self.entries.remove(key);
         }

@@ -28,7 +28,7 @@ impl World {
         let knows = self.nodes[one].config.peers.contains(&other);
         let stays = |node: usize| self.now_ns - self.nodes[node].back_ns > super::SECOND_NS && self.ripe(node);
         let reaches = self.reaches(one, other) && stays(one) && stays(other);
-        let witness = self.net.shared && reaches && self.net.met.contains(&pair(one, other));
+        let witness = self.net.shared && reaches && self.can_open(one, other);
         knows && self.is_up(other) && (self.in_touch(one, other) || witness)
     }
 

@@ -14,6 +14,10 @@ fn flows_that_a_peers_map_has_no_room_for_are_known_and_their_idle_clients_reset
     let not_held = || fleet.heir().baton.metric("baton_peer_flows_not_held", &[]);
     eventually(LONG, "what finds no room is counted", || not_held() == 7.0);
     fleet.heir().baton.wait_log(&["the map has no room for flows of other instances"]);
+    let (host, config) = (&fleet.heir().host, fleet.heir().baton.paths.config.display());
+    let said = host.run(&format!("{} check -c {config} --host || true", crate::lab::baton::BINARY));
+    let fault = "fault    path.max_flows: the fleet has 10 flows now, and the map of this host has room for 3";
+    assert!(said.contains(fault) && said.contains("mend: path.max_flows = 32"), "{said}");
     // Room that comes free is used.
     conns.truncate(5);
     fleet.wait_known(5, 5);

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import platform
 import random
 import re
 import statistics
@@ -15,7 +16,7 @@ from . import faults as catalogue
 from .fleet import INSTANCES, NODE_PORT, PAIR, PORT, SPREAD, Fleet
 from .plot import nice, panel
 from .promise import BASE_S, TAIL_S, Clients, Happening, Stalls, allowed, judge
-from .report import DIRECTORY
+from .report import DIRECTORY, cpu_model
 from .stage import BATON, LOAD, Failed
 from .svg import Drawing
 
@@ -24,7 +25,10 @@ PAUSE_S = (1.0, 5.0)
 # How often another fault begins in the middle of one.
 TWO_AT_ONCE = 0.25
 SETTLE_S = 8
-REST_WITHIN_S = 60
+# Flows of which nobody saw the end: their ends are asked when nothing has come for twice user_timeout.
+REST_WITHIN_S = 90
+# Ends that may be cut off are told for a minute that they are reset, and packets that no record explains are lent as long.
+EMPTY_WITHIN_S = 120
 # Memory of a process that was not started anew, from its first quarter to its last.
 GROWTH_MAX_MB = 6
 
@@ -55,6 +59,8 @@ class Run:
             raise Failed("no fault has such a name; there are: " + ", ".join(it.name for it in catalogue.faults()))
         # Each is had before any is had again.
         self.turns = []
+        # What was left of each instance at rest, in words.
+        self.left = {}
 
     def go(self):
         fleet = self.fleet
@@ -136,13 +142,17 @@ class Run:
         try:
             status = pathlib.Path(f"/proc/{pid}/status").read_text()
             found["rss_mb"] = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
-            found["descriptors"] = len(os.listdir(f"/proc/{pid}/fd"))
+            found["descriptors"] = sum(not is_pipe(entry) for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir())
         except (FileNotFoundError, ProcessLookupError, TypeError):
             pass
-        space = self.fleet.spaces[name]
-        counted = subprocess.run(["ip", "netns", "exec", space, "sysctl", "-n", "net.netfilter.nf_conntrack_count"], capture_output=True, text=True)
-        found["tracked"] = int(counted.stdout or 0)
+        found["tracked"] = self.tracked(name)
         return found
+
+    def tracked(self, name):
+        """Connections that the host tracks. Those that it saw the end of go within two minutes, and each probe leaves one: they
+        are not counted."""
+        listed = subprocess.run([*self.fleet.enter(name), "cat", "/proc/net/nf_conntrack"], capture_output=True, text=True)
+        return sum(" TIME_WAIT " not in line and " CLOSE " not in line for line in listed.stdout.splitlines())
 
     def sample(self, second):
         row = {"second": second}
@@ -153,24 +163,29 @@ class Run:
     def rest(self):
         """After the last client has gone: nothing is left of any of them."""
         for name, instance in self.fleet.instances.items():
-            left = None
+            began, left = time.monotonic(), None
 
             def is_empty():
                 nonlocal left
                 status = instance.status()
-                left = status and status["totals"]["flows"]
-                return left is not None and not sum(left.values())
+                left = status and sum(status["totals"]["flows"].values())
+                return left == 0
 
             try:
                 self.fleet.await_true(is_empty, "no flow is left", REST_WITHIN_S)
-                self.fleet.await_true(lambda: self.entries(instance) == 0, "no entry is left", REST_WITHIN_S)
+                flows_s = time.monotonic() - began
+                self.fleet.await_true(lambda: self.entries(instance) == 0, "no entry is left", EMPTY_WITHIN_S)
+                said = f"no flow after {flows_s:.0f} s, no entry after {time.monotonic() - began:.0f} s"
             except Failed:
-                self.failures.append(f"{name} at rest: flows {left}, entries {self.entries(instance)}")
+                said = f"{left} flows and {self.entries(instance)} entries left"
+                self.failures.append(f"{name} at rest: {said}")
             end = self.look(name)
             base = self.baseline[name]
-            for key, more in (("descriptors", 8), ("tracked", 200)):
+            for key, more in (("descriptors", 8), ("tracked", 20)):
                 if end[key] > base[key] + more:
                     self.failures.append(f"{name} at rest: {end[key]} {key}, {base[key]} at the start")
+            self.left[name] = f"{said}; {end['descriptors']} descriptors ({base['descriptors']} at the start), " \
+                f"{end['tracked']} tracked connections ({base['tracked']}), {end['rss_mb']:.0f} MB"
             self.growth(name)
 
     def entries(self, instance):
@@ -216,6 +231,7 @@ class Run:
             "# Random faults under load", "",
             f"`benches/soak --faults --minutes {self.arguments.minutes:g} --seed {self.arguments.seed}`: {len(self.happenings)} faults in "
             f"{self.seconds / 60:g} minutes, {count('answers'):,} answers, {count('connects'):,} connects, {len(clients.lost):,} connections lost.", "",
+            f"Host: {host()}.", "",
             f"Waits longer than what the faults of that time explain: **{len(broken)}**. Bytes that were not what was sent: **{len(wrong)}**.", "",
             "| fault | rows | times | longest wait that met it | of | allowed then |", "|---|---|---|---|---|---|",
         ]
@@ -233,6 +249,8 @@ class Run:
         lines += ["", f"What is allowed: {BASE_S:g} s, and twice the time for which each fault up to {TAIL_S:g} s earlier may leave a client unserved, as `baton check` "
                   "computes it from the file's timers (or the fault's own length, where it cuts clients off): a connection that went unanswered for some time "
                   "sends its next retransmission at most as long after that again. Other faults of the same time count too."]
+        lines += ["", "Left at rest, after the last client has gone:", ""]
+        lines += [f"- {name}: {left}" for name, left in self.left.items()]
         for wait, limit in broken[:20]:
             near = [it.name for it in self.happenings if it.began <= wait["until"] and it.ended + TAIL_S >= wait["from"]]
             lines.append(f"\nTOO LONG: at {wait['from'] - self.began:.1f} s {wait['wait']} {wait['port']} of {wait['at']} waited {wait['until'] - wait['from']:.1f} s for "
@@ -241,6 +259,18 @@ class Run:
             lines.append(f"\nWRONG: at {said['when'] - self.began:.1f} s {said['wrong']} {said['port']} of {said['at']}: {said['what']}")
         lines += [f"\nFAILED: {failure}" for failure in self.failures]
         return lines
+
+
+def is_pipe(descriptor):
+    """Workers keep pipes that they have used once."""
+    try:
+        return os.readlink(descriptor).startswith("pipe:")
+    except OSError:
+        return False
+
+
+def host():
+    return f"{os.cpu_count()} cores, {cpu_model()}, Linux {platform.release()}"
 
 
 def computed(instance):

@@ -112,6 +112,7 @@ impl Graduator {
             sweep_at_ns: 0,
             waiting: HashSet::new(),
             closing: HashMap::new(),
+            quiet: BTreeSet::new(),
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             refill_at_ns: 0,
@@ -184,8 +185,10 @@ struct Path {
     sweep_at_ns: u64,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
-    /// Flows whose both FINs have passed and are not both acknowledged yet, and when their ends are asked.
+    /// Flows of which a FIN has passed, and not both are acknowledged yet, and when their ends are asked.
     closing: HashMap<FlowId, u64>,
+    /// When it is looked whether flows have been quiet for long, soonest first.
+    quiet: BTreeSet<(u64, FlowId)>,
     doubts: Doubts,
     scan: Scan,
     refill_at_ns: u64,

@@ -31,8 +31,10 @@ pub enum Change {
     Fin(u32),
     /// The next segment that lies elsewhere is told of again.
     Hear,
-    /// The positions are old: those of the next segment are taken.
+    /// The positions are old, as far as peers may be behind: those of the next segment are taken.
     Take,
+    /// The same of one that lies within the windows.
+    TakeNear,
 }
 
 /// Asks for each key, which is that of the packets that the socket receives.
@@ -65,6 +67,7 @@ pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: Change) -> io::Resu
         Change::Fin(position) => (9, position),
         Change::Hear => (10, 0),
         Change::Take => (11, 0),
+        Change::TakeNear => (12, 0),
     };
     let mut found = 0;
     for keys in keys.chunks(CHANGES_MAX) {

@@ -1,5 +1,6 @@
 //! Several instances that tell each other of their flows.
 
+mod crossed;
 mod cut_off;
 mod faults;
 mod kubeadm;

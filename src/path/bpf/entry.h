@@ -42,7 +42,8 @@ enum mark {
 
 enum doubt {
 	DOUBT_TOLD = 1,
-	DOUBT_TAKE = 2, /* the positions are old: those of the next segment are taken, wherever it lies */
+	DOUBT_TAKE = 2,	     /* the positions are old: those of the next segment are taken, as far as peers may be behind */
+	DOUBT_TAKE_NEAR = 3, /* the same of one that lies within the windows */
 };
 
 /*

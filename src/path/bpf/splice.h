@@ -14,6 +14,8 @@ enum {
 	TOO_LARGE = 100,
 	/* Bytes that a segment at its place may acknowledge at once and be an ordinary one. */
 	ORDINARY = 1 << 17,
+	/* Bytes after which the other instances are told again how far a flow has come. held.rs: TELL_AGAIN */
+	TOLD_EVERY = 1 << 30,
 };
 
 /* The fields that decide, in host order. */
@@ -143,6 +145,41 @@ __function void doubt(struct entry *entry, const struct segment *segment, const 
 		entry->doubted = DOUBT_TOLD;
 }
 
+/* Whether the number lies within so much of the position, before it or behind it. */
+__inline int is_near(__u32 number, __u32 position, __u32 window)
+{
+	return number - position + window <= 2 * window;
+}
+
+/*
+ * Takes the numbers of a segment for positions that are known to be old, if the flow may have come as far since it was last told
+ * of. It goes on from there, and never back. Where the other direction is known by its own packets, the two must fit each other.
+ */
+__function int catches_up(struct entry *entry, const struct segment *segment, __u8 family)
+{
+	struct entry *other;
+	__s32 seq = segment->seq - (__u32)entry->sent, ack = segment->ack - (__u32)entry->acked;
+	__s32 own = 1 << (entry->own_window & 31), far = 1 << (entry->far_window & 31);
+	__s32 most = entry->doubted == DOUBT_TAKE ? TOLD_EVERY : 0;
+
+	/* Windows are 2^30 at most. */
+	if (!(segment->flags & TCP_ACK) || seq < -far || ack < -own)
+		return 0;
+	if ((__u32)(seq + far) > (__u32)most + 2 * (__u32)far || (__u32)(ack + own) > (__u32)most + 2 * (__u32)own)
+		return 0;
+	other = entry->doubted == DOUBT_TAKE ? partner(entry, family) : 0;
+	if (other && other->packets &&
+	    !(is_near(segment->seq, (__u32)other->acked + other->ack, far) &&
+	      is_near(segment->ack + entry->ack, (__u32)other->sent, own)))
+		return 0;
+	entry->doubted = 0;
+	if (seq > 0)
+		entry->sent += seq;
+	if (ack > 0)
+		entry->acked += ack;
+	return 1;
+}
+
 /* Whether the segment counts: an RST with exactly the right number, or one that fits in. */
 __function int counts(struct entry *entry, const struct segment *segment, const struct key *key)
 {
@@ -156,12 +193,8 @@ __function int counts(struct entry *entry, const struct segment *segment, const 
 	}
 	if (likely(fits_in(entry, segment, key->family)))
 		return 1;
-	if (unlikely(entry->doubted == DOUBT_TAKE && segment->flags & TCP_ACK)) {
-		entry->doubted = 0;
-		entry->sent += (__s32)(segment->seq - (__u32)entry->sent);
-		entry->acked += (__s32)(segment->ack - (__u32)entry->acked);
+	if (unlikely(entry->doubted >= DOUBT_TAKE) && catches_up(entry, segment, key->family))
 		return 1;
-	}
 	doubt(entry, segment, key);
 	return 0;
 }

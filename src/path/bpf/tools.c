@@ -234,6 +234,7 @@ enum operation {
 	CHANGE_FIN = 9,
 	CHANGE_HEAR = 10,
 	CHANGE_TAKE = 11,
+	CHANGE_TAKE_NEAR = 12,
 };
 
 struct change {
@@ -302,6 +303,9 @@ int amend(struct __sk_buff *skb)
 			break;
 		case CHANGE_TAKE:
 			entry->doubted = DOUBT_TAKE;
+			break;
+		case CHANGE_TAKE_NEAR:
+			entry->doubted = DOUBT_TAKE_NEAR;
 			break;
 		}
 	}

@@ -74,6 +74,7 @@ impl Path {
                 (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
             );
             self.flows.insert(id, carried(id, ends, &pair));
+            self.begin_asking(id);
             match pair.up {
                 Some(entry) if whole => {
                     self.slots.keep(entry.backend_slot, ends.backend);
@@ -196,6 +197,8 @@ pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
         patience_ns: PATIENCE_NS,
         told_bytes: 0,
         taken_over_ns: 0,
+        questioned_ns: 0,
+        quiet_at_ns: 0,
         first_rst: None,
     }
 }

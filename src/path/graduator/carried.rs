@@ -41,6 +41,10 @@ pub struct Carried {
     pub told_bytes: u64,
     /// When it came from another instance, ns, 0 if it never did: how far it has come may be more than was told of it.
     pub taken_over_ns: u64,
+    /// When both its ends were last asked whether they know of it, ns, 0 if they never were.
+    pub questioned_ns: u64,
+    /// When it is looked whether it has been quiet for long, ns.
+    pub quiet_at_ns: u64,
     /// Whose RST came first, though with a number that says nothing.
     pub first_rst: Option<Direction>,
 }
@@ -170,9 +174,10 @@ impl Look {
 }
 
 impl Carried {
-    /// Whether less may be known of it than has passed: until a segment of each direction has fitted in.
-    pub fn may_be_old(&self) -> bool {
-        self.taken_over_ns != 0 && self.up.last_ns.min(self.down.last_ns) <= self.taken_over_ns
+    /// Whether less may be known of a direction than has passed: until a segment of it has fitted in.
+    pub fn may_be_old(&self, direction: Direction) -> bool {
+        let look = if direction == Direction::Up { &self.up } else { &self.down };
+        self.taken_over_ns != 0 && look.last_ns <= self.taken_over_ns
     }
 
     pub fn has_sockets(&self) -> bool {

@@ -3,13 +3,14 @@
 //!
 //! The program passes them on and counts them for nothing. Whom they seem to come from is asked (RFC 5961), and nothing is
 //! believed but the answer: a living end's fits in, and the doubt is over; a dead one's RST has exactly the number that it was
-//! asked with. Only where the positions may be old, because another instance has told of them or sees the flow's other
-//! segments, and where an end that was asked has said nothing that fits in, its next segment is believed.
+//! asked with. Only where the positions may be old, and an end that was asked has said nothing that fits in, its next segment is
+//! believed: if another instance has told of them, one that lies as far ahead as they may be behind; if another sees the flow's
+//! other direction, one that lies within the windows.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::Path;
-use super::carried::{Carried, Step};
+use super::carried::Step;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, Stray};
 use crate::model::ids::FlowId;
@@ -89,15 +90,15 @@ impl Path {
                 }
                 self.doubts.silenced.push_back(key);
             } else {
-                let may_be_old = self.may_be_old(&doubt);
-                if may_be_old && doubt.asked > 0 {
-                    let _ = self.program.change(&[key], Change::Take);
+                let take = self.what_to_take(&doubt);
+                if let Some(take) = take.filter(|_| doubt.asked > 0) {
+                    let _ = self.program.change(&[key], take);
                     self.doubts.silenced.retain(|silenced| *silenced != key);
                 }
                 self.ask_whom_it_seems(&doubt);
                 doubt.asked += 1;
-                let is_first = doubt.asked == 1;
-                doubt.ask_at_ns = now_ns + if may_be_old && is_first { ANSWER_NS } else { ASK_AGAIN_NS };
+                let is_soon = take == Some(Change::Take) && doubt.asked == 1;
+                doubt.ask_at_ns = now_ns + if is_soon { ANSWER_NS } else { ASK_AGAIN_NS };
                 self.doubts.of.insert(key, doubt);
             }
         }
@@ -118,9 +119,14 @@ impl Path {
         live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns)
     }
 
-    fn may_be_old(&mut self, doubt: &Doubt) -> bool {
+    /// How the direction may catch up.
+    fn what_to_take(&mut self, doubt: &Doubt) -> Option<Change> {
         self.look(doubt.id);
-        self.table.fleet.is_shared() || self.flows.get(&doubt.id).is_some_and(Carried::may_be_old)
+        let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
+        match may_be_old {
+            true => Some(Change::Take),
+            false => self.table.fleet.is_shared().then_some(Change::TakeNear),
+        }
     }
 
     fn ask_whom_it_seems(&mut self, doubt: &Doubt) {
@@ -131,6 +137,7 @@ impl Path {
             Direction::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
             Direction::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
         }
+        self.untrack.forget(&ends);
     }
 }
 

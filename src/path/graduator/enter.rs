@@ -166,10 +166,13 @@ impl Path {
             patience_ns,
             told_bytes: 0,
             taken_over_ns: 0,
+            questioned_ns: 0,
+            quiet_at_ns: 0,
             first_rst: None,
         };
         flow.up.last_data_ns = record.accepted_at_ns;
         self.flows.insert(ticket.id, flow);
+        self.begin_asking(ticket.id);
         match self.drain(ticket.id) {
             Ok(()) => {
                 self.await_grace.push(ticket.id);

@@ -300,6 +300,7 @@ impl Path {
         self.table.graduation.reserve(ends.local, ends.backend);
         let pair = Pair { ends: Some(ends), up, down };
         self.flows.insert(id, Carried { taken_over_ns: now_ns(), ..carried(id, ends, &pair) });
+        self.begin_asking(id);
         // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
         let is_covered = self.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()].iter().all(|ip| self.egress_to(*ip) == Egress::Local);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::carried::{Carried, Step, Unanswered};
+use super::carried::{Carried, Look, Step, Unanswered};
 use super::{Path, witness};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
@@ -27,6 +27,12 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
 const ASK_EVERY: u64 = 8;
+
+/// Where several instances may see a flow, its ends are asked when nothing has come for so many times its patience.
+const QUIET: u64 = 2;
+
+/// Flows that are looked at for that in a turn.
+const QUIET_AT_ONCE: usize = 64;
 
 /// How often the program may ask again for unknown packets.
 const REFILL_EVERY: Duration = Duration::from_millis(100);
@@ -63,6 +69,7 @@ impl Path {
         }
         if !(self.flows.is_empty() && self.keep.held.is_empty()) {
             self.scan(now_ns);
+            self.ask_quiet(now_ns);
             self.end_unfinished(now_ns);
             self.end_silent(now_ns);
         }
@@ -132,7 +139,7 @@ impl Path {
         let Some(flow) = self.flows.get(&id) else { return };
         match (flow.ended(), &flow.step) {
             // An RST may be lost on its last way, and an idle end would never know.
-            (Some(reason @ (EndReason::ClientReset | EndReason::BackendReset)), _) => {
+            (Some(reason), _) if !flow.is_finished() => {
                 self.over(id, reason);
                 self.reset(id);
             }
@@ -142,8 +149,8 @@ impl Path {
         }
     }
 
-    /// Asks the ends of flows whose FINs have passed and are not acknowledged, and ends these flows when neither has said
-    /// anything for too long: whoever is left waits for bytes that nobody will send again.
+    /// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
+    /// too long: whoever is left waits for bytes that nobody will send again.
     fn end_unfinished(&mut self, now_ns: u64) {
         let (flows, hearing) = (&self.flows, &self.table.hearing);
         self.closing
@@ -153,17 +160,15 @@ impl Path {
             let Some(flow) = flows.get(id) else { continue };
             let last_ns = flow.up.last_ns.max(flow.down.last_ns);
             let between_ns = flow.patience_ns / ASK_EVERY;
-            if now_ns.saturating_sub(hearing.counts_from(last_ns)) > flow.patience_ns {
+            let too_long = now_ns.saturating_sub(hearing.counts_from(last_ns)) > flow.patience_ns;
+            if too_long && flow.have_both_closed() {
                 silent.push(*id);
             } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
                 *ask_at_ns = now_ns + between_ns;
-                to_ask.push((flow.ends, flow.up, flow.down));
+                to_ask.push(*id);
             }
         }
-        for (ends, up, down) in to_ask {
-            self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
-            self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
-        }
+        to_ask.into_iter().for_each(|id| self.ask_both(id, now_ns));
         for id in silent {
             // The last scan may have been a while ago.
             if self.look(id) {
@@ -174,6 +179,56 @@ impl Path {
                 self.reset(id);
             }
         }
+    }
+
+    /// Where a flow's two directions may pass different instances, neither sees all of how it ends, and what is told of it may be
+    /// lost: of one that has been quiet for long both ends are asked. A living one answers, and nothing follows from silence:
+    /// some kernels drop what has no timestamp. Who knows nothing of the connection any more says so by RST.
+    fn ask_quiet(&mut self, now_ns: u64) {
+        for _ in 0..QUIET_AT_ONCE {
+            let Some((at_ns, id)) = self.quiet.first().filter(|(at_ns, _)| *at_ns <= now_ns).copied() else { return };
+            self.quiet.pop_first();
+            let Some(flow) = self.flows.get(&id).filter(|flow| flow.quiet_at_ns == at_ns) else { continue };
+            let between_ns = QUIET * flow.patience_ns;
+            let due_ns = flow.heard_ns() + between_ns;
+            if due_ns > now_ns {
+                self.ask_when_quiet(id, due_ns);
+            } else {
+                if matches!(flow.step, Step::Alone) {
+                    self.ask_both(id, now_ns);
+                }
+                self.ask_when_quiet(id, now_ns + between_ns);
+            }
+        }
+    }
+
+    /// Has it looked at from time to time. Those that come at once are not asked at once.
+    pub(super) fn begin_asking(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let between_ns = QUIET * flow.patience_ns;
+        self.ask_when_quiet(id, now_ns() + fastrand::u64(between_ns / 2..=between_ns));
+    }
+
+    fn ask_when_quiet(&mut self, id: FlowId, at_ns: u64) {
+        if self.table.fleet.is_enabled()
+            && let Some(flow) = self.flows.get_mut(&id)
+        {
+            flow.quiet_at_ns = at_ns;
+            self.quiet.insert((at_ns, id));
+        }
+    }
+
+    fn ask_both(&mut self, id: FlowId, now_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        flow.questioned_ns = now_ns;
+        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
+        // Its packets may pass another instance: its client has acknowledged what was not seen here.
+        let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
+        let down = Look { sent: if is_further { up.taken } else { down.sent }, ..down };
+        self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        // What this host sends itself begins an entry anew.
+        self.untrack.forget(&ends);
     }
 
     /// Ends flows one side of which has been silent for too long though the other waits for it.
@@ -283,12 +338,14 @@ impl Carried {
         if up.reused || down.reused {
             return Some(EndReason::ClientReset);
         }
-        if up.is_finished(down) && down.is_finished(up) {
-            let by_client = up.fin_ns <= down.fin_ns;
-            return Some(if by_client { EndReason::ClientClosed } else { EndReason::BackendClosed });
+        let by_client = up.fin_ns != 0 && (down.fin_ns == 0 || up.fin_ns <= down.fin_ns);
+        let closed = if by_client { EndReason::ClientClosed } else { EndReason::BackendClosed };
+        if self.is_finished() {
+            return Some(closed);
         }
         match (up.rst_ns, down.rst_ns) {
             (0, 0) => None,
+            _ if self.is_long_over() => Some(closed),
             _ if self.first_rst == Some(Direction::Up) => Some(EndReason::ClientReset),
             _ if self.first_rst == Some(Direction::Down) => Some(EndReason::BackendReset),
             (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
@@ -296,9 +353,34 @@ impl Carried {
         }
     }
 
-    /// Both FINs have passed, and not both have arrived.
+    /// Both FINs have arrived.
+    fn is_finished(&self) -> bool {
+        !self.up.reused && !self.down.reused && self.up.is_finished(&self.down) && self.down.is_finished(&self.up)
+    }
+
+    /// An end has closed in order, and when it was asked, or another instance saw to it, an RST said that one of them knows nothing
+    /// of the connection any more.
+    fn is_long_over(&self) -> bool {
+        let first = |one: u64, other: u64| [one, other].into_iter().filter(|at_ns| *at_ns != 0).min();
+        let (fin_ns, rst_ns) = (first(self.up.fin_ns, self.down.fin_ns), first(self.up.rst_ns, self.down.rst_ns));
+        fin_ns.zip(rst_ns).is_some_and(|(fin_ns, rst_ns)| {
+            let was_asked = self.questioned_ns != 0 && self.questioned_ns <= rst_ns;
+            fin_ns < rst_ns && (was_asked || rst_ns <= self.taken_over_ns)
+        })
+    }
+
+    /// When something last came of it, or it came here.
+    fn heard_ns(&self) -> u64 {
+        self.up.last_ns.max(self.down.last_ns).max(self.taken_over_ns)
+    }
+
+    fn have_both_closed(&self) -> bool {
+        self.up.fin_ns != 0 && self.down.fin_ns != 0
+    }
+
+    /// A FIN has passed, and not both have arrived.
     pub(super) fn is_closing(&self) -> bool {
-        self.up.fin_ns != 0 && self.down.fin_ns != 0 && self.ended().is_none()
+        (self.up.fin_ns != 0 || self.down.fin_ns != 0) && self.ended().is_none()
     }
 
     /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes

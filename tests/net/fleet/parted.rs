@@ -114,7 +114,7 @@ fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Conn>)>
 }
 
 /// Clients reach the VIP by one instance, backends by the other.
-fn route(fleet: &Fleet, clients: usize, backends: usize) {
+pub fn route(fleet: &Fleet, clients: usize, backends: usize) {
     let lab = &fleet.scene.lab;
     for (host, number) in [(&lab.client, clients), (&lab.b1, backends), (&lab.b2, backends)] {
         host.run(&format!("ip route replace {}/32 via {}", fleet.vip.ip(), fleet.all[number].host.v4));

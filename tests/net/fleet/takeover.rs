@@ -12,6 +12,9 @@ mod room;
 
 use super::*;
 use crate::lab::baton::BINARY;
+use ::baton::path::entry::Key;
+use ::baton::sys::bpf::Map;
+
 use crate::lab::bytes::Tally;
 use crate::lab::process::Process;
 
@@ -205,6 +208,15 @@ impl Fleet {
     /// What instance `number` has pinned goes, as in a reboot.
     pub fn empty_map(&self, number: usize) {
         ::baton::path::program::remove(&self.pinned[number].directory).expect("pins of a process that has ended");
+    }
+
+    /// How packets show themselves for which instance `number` has entries.
+    pub fn keys(&self, number: usize) -> Vec<Key> {
+        let map = Map::open(&self.pinned[number].directory.join("flows")).expect("it is pinned");
+        let room = map.max_entries() as usize;
+        let (mut keys, mut values) = (vec![0; room * map.key_size()], vec![0; room * map.value_size()]);
+        let (count, _) = map.look_up_batch(None, &mut keys, &mut values).expect("it is read");
+        keys.as_chunks().0.iter().take(count).map(Key::decode).collect()
     }
 
     pub fn let_go(&self, instance: &Instance) {

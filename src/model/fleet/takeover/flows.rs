@@ -1,9 +1,8 @@
 //! Flows of other instances, as their owners tell of them.
 
 use super::{Action, Known, State, TOUCHED_NS, Takeover, Timer, both};
-use crate::model::ends::Ends;
+use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{Command, FleetId, FlowRecord, HeldRequest, InstanceName, Keeping};
-use crate::model::splice::Direction;
 
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
@@ -131,12 +130,14 @@ impl Takeover {
         }
     }
 
-    /// Packets of a flow that ended a while ago are nobody's, unless its ends have begun another one.
+    /// Packets of a flow that ended a while ago are nobody's, unless another flow has them by now: its client has used the port again,
+    /// and that one's backend leg has another.
     pub(super) fn forget(&mut self, id: FleetId, ends: &Ends) {
-        let key = ends.key(Direction::Up);
-        let again = self.by_key.get(&key).is_some_and(|other| *other != id || self.flows.contains_key(&id));
-        if !again {
-            self.actions.push_back(Action::Path(HeldRequest::Forget(both(ends).to_vec())));
+        let is_here = self.flows.contains_key(&id);
+        let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
+        let keys: Vec<_> = both(ends).into_iter().filter(|key| !again(key)).collect();
+        if !keys.is_empty() {
+            self.actions.push_back(Action::Path(HeldRequest::Forget(keys)));
         }
     }
 

@@ -218,6 +218,23 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_a_graduated_one_is_held() {
 }
 
 /// Found as clients that waited for ever: each instance runs beside a backend, and the VIP came to the host of the flow's.
+/// Found as entries of backends' packets that stayed for ever.
+#[test]
+fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_uses_the_port_again() {
+    let mut scene = Scene::new();
+    let first = record(1, "10.1.0.1", false);
+    let mut next = record(2, "10.1.0.1", false);
+    next.ends.client = first.ends.client;
+    scene.told(&first);
+    scene.remote(Remote::Ended { owner: name("a"), id: first.fleet_id() });
+    scene.told(&next);
+    scene.take();
+    scene.pass(6000);
+    let down = first.ends.key(Direction::Down);
+    let forget = Action::Path(HeldRequest::Forget(vec![down]));
+    place(&scene.take(), |action| *action == forget);
+}
+
 #[test]
 fn a_graduated_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_owner_and_not_carried() {
     let mut scene = Scene::new();

@@ -1,0 +1,88 @@
+//! Behind a router the two directions of a flow may pass different instances for good: neither sees all of how it ends.
+
+use ::baton::sys::raw::RawSender;
+
+use super::takeover::{Fleet, Flows};
+use super::*;
+use crate::path::reference::{ACK, Packet};
+
+/// Silence after which an end is given up. Questions go out within a part of it.
+const PATIENCE: &str = "4s";
+
+/// Clients reach the VIP by the first, backends by the second; flows have graduated.
+fn crossed(test: &str, count: u64) -> Option<(Fleet, Vec<Conn>)> {
+    let short = |config: Config| {
+        let config = config.frontend("user_timeout", PATIENCE);
+        config.frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s")
+    };
+    let fleet = Fleet::new(test, 2, Flows::Graduate, short)?.spread();
+    super::parted::route(&fleet, 0, 1);
+    let mut conns = fleet.clients(count);
+    (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    eventually(LONG, "all have graduated somewhere", || {
+        let graduated = |it: &Instance| it.baton.status()["totals"]["flows"]["graduated"].as_u64();
+        fleet.all.iter().filter_map(graduated).sum::<u64>() == count
+    });
+    // Only then is it the entries that they pass, the backends' at the instance that does not list them.
+    conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
+    Some((fleet, conns))
+}
+
+/// Nobody lists a flow.
+#[track_caller]
+fn wait_rest(fleet: &Fleet) {
+    let left = || fleet.all.iter().map(|it| it.baton.flow_count()).sum::<u64>();
+    eventually(secs(20), "no flow is left", || left() == 0);
+}
+
+/// Found as hundreds of graduated flows that were listed for ever after an hour of clients that came and went.
+#[test]
+fn flows_whose_directions_pass_different_instances_are_over_when_both_ends_have_closed() {
+    let test = "flows_whose_directions_pass_different_instances_are_over";
+    let Some((fleet, mut conns)) = crossed(test, 20) else { return };
+    // Some half-close and wait for the other half, some are closed.
+    for conn in conns.drain(..10) {
+        conn.half_close();
+        drop(conn);
+    }
+    for mut conn in conns {
+        conn.half_close();
+        assert_eq!(conn.end(LONG), End::Fin);
+    }
+    wait_rest(&fleet);
+}
+
+/// Found as flows of which 2^64 bytes were counted, while somebody sent segments with random numbers in their names: each was
+/// believed whose question was not answered in time.
+#[test]
+fn spoofed_segments_move_no_position_where_several_instances_have_the_address() {
+    let test = "spoofed_segments_move_no_position_where_several_have_the_address";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config).map(Fleet::spread) else { return };
+    let lab = &fleet.scene.lab;
+    let mut conn = lab.client.connect(fleet.vip);
+    (0..5).for_each(|round| conn.echo(round, 100));
+    fleet.owner().baton.wait_graduated(1);
+    let keys = fleet.keys(0);
+    let bytes = || ["bytes_up", "bytes_down"].map(|key| fleet.owner().baton.flows()[0][key].as_u64());
+    assert_eq!((keys.len(), bytes()), (2, [Some(500); 2]));
+    // Neither end answers as soon as it should.
+    let question = "tcp flags & (ack | psh) == ack";
+    [&lab.client, &lab.b1, &lab.b2].iter().for_each(|host| host.drop_packets("input", question));
+    lab.b3.run(&format!("ip route replace {}/32 via {}", fleet.vip.ip(), fleet.owner().host.v4));
+    for guess in (0..6).map(|number: u32| number << 29 | 0x1234) {
+        lab.b3.enter(|| {
+            let raw = RawSender::open().unwrap();
+            for key in &keys {
+                let packet = Packet { seq: guess, ack: guess, flags: ACK, payload: vec![7], ..Packet::new(*key) };
+                raw.send(&packet.frame()[14..], key.to.ip()).unwrap();
+            }
+        });
+        wait::throughout(ms(700), "no byte is counted", || bytes() == [Some(500); 2]);
+    }
+    [&lab.client, &lab.b1, &lab.b2].iter().for_each(|host| host.nft_clear());
+    conn.echo(9, 5000);
+    eventually(LONG, "its own are", || bytes() == [Some(5500); 2]);
+    conn.half_close();
+    assert_eq!(conn.end(LONG), End::Fin);
+    eventually(LONG, "it is over", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+}

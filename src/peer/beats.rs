@@ -6,7 +6,7 @@
 //! Numbers are big-endian; what is sealed is in postcard. ChaCha20-Poly1305 with the sender's secret, the number as the nonce and
 //! what stands before as associated data. The number is never used twice: it only rises, and the secret lives as long.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -19,6 +19,9 @@ use crate::model::fleet::{Beat, BeatKey, BeatTo, HeardOf, InstanceName};
 
 /// Between two tries to get the port: the process before this one may still have it.
 pub const AGAIN_NS: u64 = 250_000_000;
+
+/// How long beats go to where they went before a reload, unless another one follows: a fleet is reloaded within this.
+const FORMER_NS: u64 = 3600 * 1_000_000_000;
 
 const MAGIC: [u8; 4] = *b"BTNB";
 const VERSION: u8 = 1;
@@ -74,6 +77,52 @@ impl Beats {
             beats.extend(opened);
         }
         beats
+    }
+}
+
+/// Where beats came and went before a reload moved them. A peer that has not been reloaded yet knows no other place.
+#[derive(Debug)]
+pub struct FormerBeats {
+    /// Until every peer was heard at the new port. `None`: it has not moved.
+    beats: Option<Beats>,
+    unheard: HashSet<InstanceName>,
+    ports: HashMap<InstanceName, u16>,
+    over_ns: u64,
+}
+
+impl FormerBeats {
+    /// `ports`: of the peers whose port is another one now. `peers`: who is to be heard at this instance's new port.
+    pub fn new(
+        beats: Option<Beats>,
+        ports: HashMap<InstanceName, u16>,
+        peers: HashSet<InstanceName>,
+        now_ns: u64,
+    ) -> Self {
+        Self { beats, unheard: peers, ports, over_ns: now_ns + FORMER_NS }
+    }
+
+    pub fn is_over(&self, now_ns: u64) -> bool {
+        now_ns >= self.over_ns
+    }
+
+    /// `peer` was heard at the new port.
+    pub fn handle_moved(&mut self, peer: &InstanceName) {
+        self.unheard.remove(peer);
+        if self.unheard.is_empty() {
+            self.beats = None;
+        }
+    }
+
+    /// As [`Beats::receive`], at the port before.
+    pub fn receive<'a>(
+        &self,
+        keys: impl Iterator<Item = (&'a InstanceName, &'a BeatKey)>,
+    ) -> Vec<(InstanceName, Beat)> {
+        self.beats.as_ref().map(|beats| beats.receive(keys)).unwrap_or_default()
+    }
+
+    pub fn ports(&self) -> &HashMap<InstanceName, u16> {
+        &self.ports
     }
 }
 

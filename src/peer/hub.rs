@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::beats::{self, Beats};
+use super::beats::{self, Beats, FormerBeats};
 use super::link::{Admitted, Input, Site};
 use crate::config::{self, Config, PeerKey};
 use crate::essential;
@@ -100,6 +100,7 @@ pub fn start(
         table,
         lines: Lines::open(&site, &settings),
         beats: None,
+        former_beats: None,
         open_beats_ns: now_ns,
         exchange,
         site,
@@ -137,6 +138,8 @@ struct Hub {
     lines: Lines,
     /// `None`: its port is not to be had yet.
     beats: Option<Beats>,
+    /// Before a reload moved ports; peers may not have been told yet.
+    former_beats: Option<FormerBeats>,
     open_beats_ns: u64,
     links: HashMap<InstanceName, Link>,
     next_link: u64,
@@ -249,13 +252,22 @@ impl Hub {
             self.open_beats_ns = now_ns + beats::AGAIN_NS;
             self.beats = Beats::open(self.settings.listen, self.settings.beat_port()).ok();
         }
+        self.former_beats.take_if(|former| former.is_over(now_ns));
         let Some(beats) = &self.beats else { return };
-        for (from, beat) in beats.receive(self.exchange.beat_keys()) {
+        let mut all = beats.receive(self.exchange.beat_keys());
+        if let Some(former) = &mut self.former_beats {
+            all.iter().for_each(|(from, _)| former.handle_moved(from));
+            all.extend(former.receive(self.exchange.beat_keys()));
+        }
+        for (from, beat) in all {
             self.exchange.handle_beat(&from, beat, now_ns);
         }
         if let Some(beat) = self.exchange.poll_beat(now_ns) {
-            let ports = self.settings.beat_ports().collect();
-            beats.send(self.exchange.own_beat_key(), &self.settings.name, &beat, &ports);
+            let (key, own) = (self.exchange.own_beat_key(), &self.settings.name);
+            beats.send(key, own, &beat, &self.settings.beat_ports().collect());
+            if let Some(former) = &self.former_beats {
+                beats.send(key, own, &beat, former.ports());
+            }
         }
     }
 
@@ -375,13 +387,10 @@ impl Hub {
         let now_ns = now_ns();
         // A link whose key counts still is left in peace.
         let keys = settings.keys();
-        let stays = |link: &mut Link| keys.contains(&link.key) && settings.listen == self.settings.listen;
-        for (peer, _) in self.links.extract_if(|_, link| !stays(link)) {
+        for (peer, _) in self.links.extract_if(|_, link| !keys.contains(&link.key)) {
             self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
         }
-        if (settings.listen, settings.beat_port()) != (self.settings.listen, self.settings.beat_port()) {
-            (self.beats, self.open_beats_ns) = (None, now_ns);
-        }
+        self.move_beats(&settings, now_ns);
         self.exchange.set_members(&members(&settings), now_ns);
         self.site.keys = keys;
         self.settings = settings;
@@ -390,10 +399,27 @@ impl Hub {
         }
     }
 
+    /// A fleet is reloaded one instance after the other, and none may be taken for dead meanwhile: beats are heard at the port
+    /// before, and go to those before, until all peers have moved.
+    fn move_beats(&mut self, settings: &config::Peers, now_ns: u64) {
+        let place = |settings: &config::Peers| (settings.listen.is_ipv4(), settings.beat_port());
+        let moves = place(settings) != place(&self.settings);
+        let now: HashMap<_, _> = settings.beat_ports().collect();
+        let before = self.settings.beat_ports();
+        let ports: HashMap<_, _> = before.filter(|(name, port)| now.get(name).is_some_and(|new| new != port)).collect();
+        if !moves && ports.is_empty() {
+            return;
+        }
+        let beats = moves.then(|| self.beats.take()).flatten();
+        let peers = settings.peers.iter().map(|peer| peer.name.clone()).collect();
+        self.former_beats = Some(FormerBeats::new(beats, ports, peers, now_ns));
+        self.open_beats_ns = now_ns;
+    }
+
     async fn leave(&mut self, farewell: Farewell) {
         self.take_locals();
         self.away = true;
-        self.beats = None;
+        (self.beats, self.former_beats) = (None, None);
         self.lines.shut();
         self.exchange.farewell(farewell);
         let now_ns = now_ns();

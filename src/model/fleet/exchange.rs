@@ -155,7 +155,9 @@ impl Exchange {
         let gone: Vec<_> = self
             .sessions
             .values()
-            .filter(|session| !members.iter().any(|it| it.name == session.name && it.address == session.address))
+            .filter(|session| {
+                !members.iter().any(|it| it.name == session.name && it.address.ip() == session.address.ip())
+            })
             .map(|session| session.name.clone())
             .collect();
         for name in gone {
@@ -174,7 +176,10 @@ impl Exchange {
                 true => "not reached yet",
                 false => "it has not connected yet",
             };
-            if !self.sessions.contains_key(name) {
+            if let Some(session) = self.sessions.get_mut(name) {
+                // Its host is the same, and its flows are.
+                session.address = *address;
+            } else {
                 // Before anything else that is said of it.
                 self.remotes.push_back(Remote::Joined { owner: name.clone(), link: address.ip() });
                 self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, now_ns));

@@ -94,6 +94,32 @@ fn taken_over(fleet: &Fleet) -> usize {
     fleet.all.iter().map(|instance| instance.baton.events_of("took_over_from").len()).sum()
 }
 
+#[test]
+fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
+    let test = "a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.spread();
+    fleet.route(&[0, 1]);
+    let mut conns = fleet.clients(20);
+    for instance in &fleet.all {
+        let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+        let moved = config.replace(&format!(":{PORT}\""), ":9571\"");
+        assert_ne!(config, moved);
+        std::fs::write(&instance.baton.paths.config, moved).unwrap();
+        let reloaded = instance.baton.cli(&["reload"]);
+        assert!(reloaded.status.success(), "{reloaded:?}");
+        // Longer than it takes to bury whoever is not heard.
+        let watch = Stopwatch::start();
+        while watch.elapsed() < secs(3) {
+            all_go_on(&fleet, &mut conns, 3);
+        }
+    }
+    fleet.all[0].wait_synced("lb-b");
+    fleet.all[1].wait_synced("lb-a");
+    all_go_on(&fleet, &mut conns, 4);
+    assert_eq!(taken_over(&fleet), 0);
+}
+
 /// What clients send comes to the first, what backends send to the second.
 fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Conn>)> {
     let fleet = Fleet::new(test, count, flows, |config| config)?.spread();

@@ -395,7 +395,7 @@ impl Hub {
         self.site.keys = keys;
         self.settings = settings;
         if !self.away {
-            self.lines = Lines::open(&self.site, &self.settings);
+            self.lines.open_anew(&self.site, &self.settings);
         }
     }
 

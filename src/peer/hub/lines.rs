@@ -34,11 +34,21 @@ pub struct Lines {
 impl Lines {
     /// Connects to those of `settings` that are this instance's to connect to, and listens.
     pub fn open(site: &Site, settings: &config::Peers) -> Self {
+        Self::open_after(JoinSet::new(), site, settings)
+    }
+
+    /// As [`Lines::open`], in the place of these.
+    pub fn open_anew(&mut self, site: &Site, settings: &config::Peers) {
+        self.shut();
+        *self = Self::open_after(std::mem::take(&mut self.tasks), site, settings);
+    }
+
+    fn open_after(before: JoinSet<()>, site: &Site, settings: &config::Peers) -> Self {
         let mut tasks = JoinSet::new();
         for peer in settings.peers.iter().filter(|peer| settings.name < peer.name) {
             tasks.spawn(essential::task("peer connects", connect(site.clone(), settings.listen, peer.clone())));
         }
-        tasks.spawn(essential::task("peer listener", listen(site.clone(), settings.clone())));
+        tasks.spawn(essential::task("peer listener", listen(before, site.clone(), settings.clone())));
         Self { tasks }
     }
 
@@ -68,7 +78,9 @@ async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
     }
 }
 
-async fn listen(site: Site, settings: config::Peers) {
+/// Listens once `before` have ended, one of which may have the address.
+async fn listen(mut before: JoinSet<()>, site: Site, settings: config::Peers) {
+    while before.join_next().await.is_some() {}
     let listener = bind(settings.listen).await;
     let (known, strangers) = (Arc::new(Semaphore::new(GREETED_MAX)), Arc::new(Semaphore::new(STRANGERS_MAX)));
     let is_known = |ip: IpAddr| settings.peers.iter().any(|peer| peer.address.ip() == ip);

@@ -185,4 +185,11 @@ fn a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says() {
             has(it, "tcp", "9999") && has(it, "udp", "9998") && !has(it, "tcp", "9471") && !has(it, "udp", "9471")
         });
     }
+    // At the same port it listens all the while: nobody else has it.
+    for sync_deadline in ["2s", "3s", "4s", "5s", "6s"] {
+        reload(&a, &moved(0).peers("sync_deadline", sync_deadline));
+    }
+    let said = a.baton.process.log_text();
+    assert!(!said.contains("cannot listen for peers"), "{said}");
+    a.wait_synced("lb-b");
 }

@@ -71,6 +71,8 @@ counters! {
     unfit "unfit",
     /// Dropped: as `oversized`, but with numbers that no receiver would take.
     drop_oversized "drop_oversized",
+    /// Dropped, and shown to nobody: too many are unknown at once. TCP sends them again.
+    unasked "unasked",
 }
 
 impl Counters {

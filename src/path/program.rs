@@ -358,9 +358,12 @@ impl Program {
         Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::Any)?)
     }
 
-    /// Answers packets of `key` with RST, whatever became of them before.
+    /// Answers packets of `key` with RST, whatever became of them before. RSTs go on to whom they were forwarded.
     pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
-        Ok(self.flows.update(&key.encode(), &unknown::refusing(key), Update::Any)?)
+        let mut before = [0; ENTRY_SIZE];
+        let is_there = self.flows.look_up(&key.encode(), &mut before)?;
+        let raw = unknown::refusing(key, is_there.then_some(&before));
+        Ok(self.flows.update(&key.encode(), &raw, Update::Any)?)
     }
 
     /// Enters one direction of a flow of another instance, whatever became of its packets before.

@@ -3,6 +3,7 @@
 mod crossed;
 mod cut_off;
 mod faults;
+mod flood;
 mod kubeadm;
 mod link;
 mod newborn;

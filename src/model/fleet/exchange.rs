@@ -519,10 +519,16 @@ impl Exchange {
         let mut waits_for = HashSet::new();
         let mut is_complete = true;
         let has_room = self.asks.len() < ASKS_MAX;
-        for session in self.sessions.values_mut().filter(|session| session.pulse == Pulse::Alive) {
-            match has_room && session.say(Message::Ask { number, packet }) {
-                true => drop(waits_for.insert(session.name.clone())),
-                false => is_complete = false,
+        for session in self.sessions.values_mut() {
+            match session.pulse {
+                Pulse::Alive => match has_room && session.say(Message::Ask { number, packet }) {
+                    true => drop(waits_for.insert(session.name.clone())),
+                    false => is_complete = false,
+                },
+                // Who is silent for a moment may know.
+                Pulse::Silent => is_complete = false,
+                // The others have nothing, or whoever asks knows that they were not asked.
+                Pulse::Unheard | Pulse::Unlinked | Pulse::Dead | Pulse::Left(_) => {}
             }
         }
         let nobody = waits_for.is_empty();
@@ -548,10 +554,13 @@ impl Exchange {
         }
     }
 
-    /// `peer` will answer nothing any more.
+    /// `peer` will answer nothing of what it was asked, though it may have known.
     fn answers_no_more(&mut self, peer: &InstanceName) {
-        let numbers: Vec<_> =
-            self.asks.iter().filter(|(_, ask)| ask.waits_for.contains(peer)).map(|(n, _)| *n).collect();
+        let mut numbers = Vec::new();
+        for (number, ask) in self.asks.iter_mut().filter(|(_, ask)| ask.waits_for.contains(peer)) {
+            ask.is_complete = false;
+            numbers.push(*number);
+        }
         numbers.into_iter().for_each(|number| self.answered(number, peer, false));
     }
 

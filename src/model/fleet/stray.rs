@@ -20,8 +20,9 @@ pub enum Then {
     Pass,
     /// They are answered with RST.
     Reset,
-    /// They are dropped, and shown to whoever can ask the other instances. Beyond a bound they are answered with RST.
-    Ask,
+    /// They are dropped, and shown to whoever can ask the other instances, up to a bound. `all_told`: all that live have told
+    /// of their flows and tell on, so what has been unknown for seconds may be answered with RST unasked.
+    Ask { all_told: bool },
 }
 
 /// Such a packet.

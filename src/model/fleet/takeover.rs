@@ -413,12 +413,14 @@ impl Takeover {
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
         // Flows that a full map has no entry for are refused from here, for which the program must show their packets.
         let is_shown = !self.no_room.is_empty() && guard_until_ns > 0;
-        let then = if is_shown || self.peers.values().any(Peer::can_be_asked) { Then::Ask } else { Then::Reset };
+        let is_asked = is_shown || self.peers.values().any(Peer::can_be_asked);
+        let all_told = self.peers.values().all(Peer::has_told);
+        let then = if is_asked { Then::Ask { all_told } } else { Then::Reset };
         for vip in self.settings.vips.clone() {
             // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
             // be in somebody else's use, whom conntrack knows, so no RST goes out unasked.
             let any_port = VipAddr::new((vip.ip(), 0).into());
-            for (vip, then) in [(vip, then), (any_port, Then::Ask)] {
+            for (vip, then) in [(vip, then), (any_port, Then::Ask { all_told: false })] {
                 let rule = Unknown { guard_until_ns, then };
                 if self.rules.get(&vip) != Some(&rule) {
                     self.rules.insert(vip, rule);

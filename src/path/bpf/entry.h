@@ -51,7 +51,10 @@ enum doubt {
  * kernel: header 56 bytes, key 40, entry 160.
  */
 struct entry {
-	/* How the packet shows itself when it leaves. ACTION_FORWARD: dst is the next hop. */
+	/*
+	 * How the packet shows itself when it leaves. ACTION_FORWARD: dst is the next hop; ACTION_RESET: without a port it is
+	 * that of an RST, if there is an ifindex.
+	 */
 	struct address src, dst;
 	__u16 sport, dport;
 	union {
@@ -59,7 +62,7 @@ struct entry {
 		struct {
 			__u32 seq, ack, tsval, tsecr;
 		};
-		/* ACTION_FORWARD: what comes from there is not sent back. Zero: not known. */
+		/* ACTION_FORWARD, ACTION_RESET: what comes from there is not sent back. Zero: not known. */
 		__u8 owner_mac[6];
 	};
 	__u8 action;
@@ -122,6 +125,7 @@ enum counter {
 	SLICED,
 	UNFIT,
 	DROP_OVERSIZED,
+	UNASKED,
 	COUNTERS,
 };
 
@@ -135,15 +139,38 @@ struct evidence {
 /* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any of a slice. */
 struct service {
 	__u64 guard_until_ns; /* until then they are not answered */
+	__u64 filled_ns;      /* when user space last filled up `asks` */
 	__u32 then;	      /* an enum then, after that */
-	/* So many may be asked for before user space fills this up again; beyond it RST is the answer at once. */
+	/* So many may be asked for before user space fills this up again; beyond it they are dropped, while user space lives. */
 	__s32 asks;
+	/* Flows of all instances that live are told of here, so that what stays unknown is nobody's. */
+	__u32 all_told;
+	__u32 zero;
+};
+
+_Static_assert(sizeof(struct service) == 32, "unknown.rs: SERVICE_SIZE");
+
+/* What clients by one hash of their address, or network, have asked for in one round. */
+struct source {
+	__u32 round;
+	__u32 asks;
+};
+
+/* A packet that nobody knew, by a hash, and since when it comes. */
+struct seen {
+	__u32 hash;
+	__u32 since; /* in units of 2^20 ns, modulo 2^32 */
+};
+
+enum {
+	SOURCES = 8192,
+	STRAYS = 131072,
 };
 
 enum then {
 	THEN_PASS = 0,
 	THEN_RESET = 1,
-	THEN_ASK = 2, /* dropped, and user space is told of it */
+	THEN_ASK = 2, /* dropped, and user space is told of it, of so many */
 };
 
 /* Where an instance is to be reached. */
@@ -297,6 +324,20 @@ struct {
 	__type(key, __u32);
 	__type(value, struct slice);
 } slices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SOURCES);
+	__type(key, __u32);
+	__type(value, struct source);
+} sources SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STRAYS);
+	__type(key, __u32);
+	__type(value, struct seen);
+} strays SEC(".maps");
 
 /* The oldest may go: a packet whose later fragments are lost is sent again. */
 struct {

@@ -36,6 +36,22 @@ __function int to_owner(struct __sk_buff *skb, const struct packet *packet, cons
 	return forward(skb, packet, &hop);
 }
 
+/*
+ * RST is the answer; one that comes goes to whom the flow was, for should that live, its socket has to end as well. An entry
+ * with a port is of a flow that had no socket.
+ */
+__function int refuse(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
+{
+	struct hop hop = { .address = entry->dst, .ifindex = entry->ifindex };
+	struct tcp tcp;
+
+	if (!hop.ifindex || entry->dport || comes_from(skb, entry->owner_mac) || packet->tcp > TCP_AT_MAX ||
+	    bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)) || !(tcp.flags & TCP_RST))
+		return reset(skb, packet);
+	count(FORWARDED);
+	return forward(skb, packet, &hop);
+}
+
 __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct entry *entry;
@@ -57,7 +73,7 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 		return drop(GUARDED);
 	case ACTION_RESET:
 		entry->last_ns = bpf_ktime_get_coarse_ns();
-		return reset(skb, packet);
+		return refuse(skb, packet, entry);
 	case ACTION_WITNESS:
 		witness(skb, packet, entry);
 		return unknown(skb, packet);

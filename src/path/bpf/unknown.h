@@ -11,8 +11,23 @@ enum {
 	/* A SYN says for so long that its connection is none of Baton's; what conntrack says is good for longer. */
 	FOREIGN_TRIAL_NS = 2000000000,
 	FOREIGN_TELL_EVERY_NS = 100000000,
-	/* Questions that are kept for packets that wait for their answer. */
-	ASKS_SPARE = 50,
+};
+
+/*
+ * Of the questions that user space allows (unknown.rs: ASKS): what nothing but packets that come again may ask, and what
+ * one address, and one network, may ask in a round.
+ */
+enum {
+	ASKS_SPARE = 100,
+	ASKS_OF_ADDRESS = 50,
+	ASKS_OF_NETWORK = 100,
+	ROUND_SHIFT = 27, /* 134 ms */
+	/* User space that has not filled them up for so long is not waited for. */
+	FILLED_MAX_NS = 2000000000,
+	SEEN_SHIFT = 20,
+	/* TCP's packet that nobody knew for so long is nobody's; after so long it is another one by the same ports. */
+	SEEN_OVER = 3000000000 >> SEEN_SHIFT,
+	SEEN_STALE = 10000000000 >> SEEN_SHIFT,
 };
 
 /* So long before it is over user space is told, and asks conntrack anew. Longer than the trial. */
@@ -140,6 +155,73 @@ __function struct slice *slice_of(__u16 port)
 	return 0;
 }
 
+__inline __u32 mix(__u32 hash, __u32 word)
+{
+	hash = (hash ^ word) * 0x85ebca6b;
+	return hash ^ hash >> 15;
+}
+
+/* Takes one of what `source` may ask in this round. */
+__inline int take_of(__u32 source, __u32 most)
+{
+	__u32 round = bpf_ktime_get_coarse_ns() >> ROUND_SHIFT, at = source % SOURCES;
+	struct source *of = bpf_map_lookup_elem(&sources, &at);
+
+	if (!of)
+		return 0;
+	if (of->round != round) {
+		of->round = round;
+		of->asks = 0;
+	}
+	if (of->asks >= most)
+		return 0;
+	of->asks += 1;
+	return 1;
+}
+
+enum may {
+	MAY_ASK,
+	MAY_WAIT,
+	MAY_NOT_WAIT, /* it has come for so long that whoever lives would have told of its flow */
+};
+
+/*
+ * Whether the packet may be asked for. No source gets the questions of all others, and some are for packets that come
+ * again, as TCP's do: made-up ones would have to, too.
+ */
+__function int may_ask(const struct packet *packet, const struct service *service)
+{
+	const struct key *key = &packet->key;
+	__u32 now = (bpf_ktime_get_coarse_ns() >> SEEN_SHIFT) | 1, network, address, hash, at, age, again;
+	struct seen *seen;
+
+	network = mix(mix(mix(key->family, key->src.word[0]), key->src.word[1]), key->src.word[2]);
+	/* Of IPv4 the first 24 bits, of IPv6 the first 64: enough to be one site, or one machine. */
+	if (key->family == 4)
+		network = mix(network, key->src.word[3] & htonl(0xffffff00));
+	else
+		network = mix(mix(key->family, key->src.word[0]), key->src.word[1]);
+	address = mix(mix(mix(network, key->src.word[2]), key->src.word[3]), 1);
+	hash = mix(mix(address, (__u32)key->sport << 16 | key->dport), key->dst.word[3]);
+	at = hash % STRAYS;
+	hash = mix(hash, 2);
+	seen = bpf_map_lookup_elem(&strays, &at);
+	if (!seen)
+		return MAY_WAIT;
+	age = now - seen->since;
+	again = seen->since && seen->hash == hash && age < SEEN_STALE;
+	if (again && age >= SEEN_OVER && service->all_told)
+		return MAY_NOT_WAIT;
+	if (!again) {
+		seen->hash = hash;
+		seen->since = now;
+	}
+	if (service->asks > (again ? 0 : ASKS_SPARE) && take_of(address, ASKS_OF_ADDRESS) &&
+	    take_of(network, ASKS_OF_NETWORK))
+		return MAY_ASK;
+	return MAY_WAIT;
+}
+
 /* Whether user space was told of the packet. */
 __function int ask(const struct packet *packet, struct service *service, const struct tcp *tcp, __u32 kind)
 {
@@ -193,7 +275,8 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 	struct service *service;
 	struct slice *slice;
 	struct tcp tcp;
-	__u64 until;
+	__u64 until, filled;
+	int may;
 
 	if (!info || likely(!info->services) || packet->first_fragment)
 		return NEXT;
@@ -224,6 +307,7 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 			return NEXT;
 	}
 	until = service->guard_until_ns;
+	filled = service->filled_ns;
 	then = service->then;
 	if (known(skb, packet) || passes_foreign(packet, service, &tcp))
 		return NEXT;
@@ -246,8 +330,14 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 	if (tcp.flags & TCP_RST)
 		return NEXT;
 	/* Who lives may know at once what the others are still about to tell of. */
-	if (then == THEN_ASK && ask(packet, service, &tcp, EVENT_STRAY))
-		return drop(ASKED);
+	if (then == THEN_ASK) {
+		may = may_ask(packet, service);
+		if (may == MAY_ASK && ask(packet, service, &tcp, EVENT_STRAY))
+			return drop(ASKED);
+		/* It comes again. RST would end the flow of another instance that lives. */
+		if (bpf_ktime_get_coarse_ns() < filled + FILLED_MAX_NS && may != MAY_NOT_WAIT)
+			return drop(UNASKED);
+	}
 	if (bpf_ktime_get_coarse_ns() < until)
 		return drop(GUARDED);
 	return then ? reset(skb, packet) : NEXT;

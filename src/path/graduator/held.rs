@@ -419,7 +419,7 @@ impl Path {
     }
 
     fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {
-        match unknown.filter(|unknown| unknown.then == Then::Ask) {
+        match unknown.filter(|unknown| matches!(unknown.then, Then::Ask { .. })) {
             Some(unknown) => drop(self.keep.asks.insert(vip, unknown)),
             None => drop(self.keep.asks.remove(&vip)),
         }

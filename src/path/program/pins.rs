@@ -21,8 +21,21 @@ use crate::sys::bpffs;
 pub const LAYOUT: u32 = 4;
 
 /// The maps of `bpf/entry.h`.
-pub const MAPS: [&str; 11] =
-    ["flows", "notes", "counters", "backends", "services", "slices", "fragments", "foreign", "events", "moved", "meta"];
+pub const MAPS: [&str; 13] = [
+    "flows",
+    "notes",
+    "counters",
+    "backends",
+    "services",
+    "slices",
+    "sources",
+    "strays",
+    "fragments",
+    "foreign",
+    "events",
+    "moved",
+    "meta",
+];
 
 /// The program, and the next one while it takes the place of the other.
 const PROGRAMS: [&str; 2] = ["program", "program-next"];

@@ -10,6 +10,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::{Direction, Rewrite};
 use crate::path::entry::{Action, Egress, Entry, Key, RawEntry, Seen, Share, Windows};
 use crate::sys::bpf::{Map, Update};
+use crate::sys::clock::now_ns;
 
 /// The instance that has a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,15 +23,19 @@ pub struct Owner {
     pub interface: u32,
 }
 
-/// Packets of one service that are shown to user space between two calls of [`refill`].
-const ASKS: i32 = 100;
+/// Packets of one service that are shown to user space between two calls of [`refill`]; half of them only if they come again
+/// (ASKS_SPARE of bpf/unknown.h).
+const ASKS: i32 = 200;
+
+/// Bytes of `struct service` of `bpf/entry.h`.
+const SERVICE_SIZE: usize = 32;
 
 /// `struct service` of `bpf/entry.h`, at its `struct place`.
 pub(super) fn set(pins: &Pins, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
     let _lock = pins.lock()?;
     let services = pins.map("services")?;
     let place = place(vip);
-    let was = services.look_up(&place, &mut [0; 16])?;
+    let was = services.look_up(&place, &mut [0; SERVICE_SIZE])?;
     match unknown {
         Some(unknown) => services.update(&place, &service(&unknown), Update::Any)?,
         None => drop(services.delete(&place)?),
@@ -56,16 +61,18 @@ fn place(vip: VipAddr) -> [u8; 20] {
     place
 }
 
-fn service(unknown: &Unknown) -> [u8; 16] {
-    let mut service = [0; 16];
-    service[..8].copy_from_slice(&unknown.guard_until_ns.to_ne_bytes());
-    let then: u32 = match unknown.then {
-        Then::Pass => 0,
-        Then::Reset => 1,
-        Then::Ask => 2,
+fn service(unknown: &Unknown) -> [u8; SERVICE_SIZE] {
+    let mut service = [0; SERVICE_SIZE];
+    let (then, all_told): (u32, bool) = match unknown.then {
+        Then::Pass => (0, false),
+        Then::Reset => (1, false),
+        Then::Ask { all_told } => (2, all_told),
     };
-    service[8..12].copy_from_slice(&then.to_ne_bytes());
-    service[12..].copy_from_slice(&ASKS.to_ne_bytes());
+    service[..8].copy_from_slice(&unknown.guard_until_ns.to_ne_bytes());
+    service[8..16].copy_from_slice(&now_ns().to_ne_bytes());
+    service[16..20].copy_from_slice(&then.to_ne_bytes());
+    service[20..24].copy_from_slice(&ASKS.to_ne_bytes());
+    service[24..28].copy_from_slice(&u32::from(all_told).to_ne_bytes());
     service
 }
 
@@ -103,9 +110,16 @@ pub(super) fn forwarding(owner: &Owner) -> RawEntry {
     raw
 }
 
-/// An entry that answers with RST.
-pub(super) fn refusing(key: &Key) -> RawEntry {
-    diverting(Action::Reset, key.from.ip(), 0).encode()
+/// An entry that answers with RST. `before`: what is at its key; RSTs go on to where that sent such packets.
+pub(super) fn refusing(key: &Key, before: Option<&RawEntry>) -> RawEntry {
+    let hop = before.map(|raw| (Entry::decode(raw), raw)).and_then(|(entry, raw)| match (entry.action, entry.egress) {
+        (Action::Forward | Action::Reset, Egress::Interface(interface)) => Some((entry.onward.to.ip(), interface, raw)),
+        _ => None,
+    });
+    let Some((to, interface, before)) = hop else { return diverting(Action::Reset, key.from.ip(), 0).encode() };
+    let mut raw = diverting(Action::Reset, to, interface).encode();
+    raw[OWNER_MAC..][..6].copy_from_slice(&before[OWNER_MAC..][..6]);
+    raw
 }
 
 /// An entry of no flow of this instance.

@@ -55,7 +55,7 @@ fn delayed(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// Two instances behind a router, with a slow link between them.
-fn behind_a_router(test: &str, vip: &str, flows: Flows) -> Option<Fleet> {
+pub fn behind_a_router(test: &str, vip: &str, flows: Flows) -> Option<Fleet> {
     let scene = Scene::new(test, 2)?;
     let second = scene.host(1).clone();
     delay_line(&second);
@@ -82,7 +82,7 @@ fn behind_a_router(test: &str, vip: &str, flows: Flows) -> Option<Fleet> {
 }
 
 /// From now on `host` reaches the VIP by this instance.
-fn route(fleet: &Fleet, host: &Host, number: usize) {
+pub fn route(fleet: &Fleet, host: &Host, number: usize) {
     let hop = &fleet.all[number].host;
     let (ip, hop) = match fleet.vip.ip() {
         IpAddr::V4(ip) => (format!("{ip}/32"), IpAddr::V4(hop.v4)),
@@ -98,7 +98,7 @@ fn outcomes(fleet: &Fleet) -> [f64; 4] {
 }
 
 /// Flows that come to this instance, and by the time they say something, to the other.
-fn rehashed(fleet: &Fleet, flows: Flows, at: usize) -> Vec<Conn> {
+pub fn rehashed(fleet: &Fleet, flows: Flows, at: usize) -> Vec<Conn> {
     let client = &fleet.scene.lab.client;
     route(fleet, client, at);
     let mut conns: Vec<_> = (0..BATCH).map(|_| client.connect(fleet.vip)).collect();

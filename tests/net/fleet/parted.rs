@@ -70,7 +70,7 @@ impl Cause {
 
 /// Every flow goes on within moments, and so does every new one.
 #[track_caller]
-fn all_go_on(fleet: &Fleet, conns: &mut [Conn], seed: u64) {
+pub fn all_go_on(fleet: &Fleet, conns: &mut [Conn], seed: u64) {
     let slowest = std::thread::scope(|scope| {
         let each = conns.iter_mut().map(|conn| {
             scope.spawn(move || {
@@ -121,7 +121,7 @@ fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
 }
 
 /// What clients send comes to the first, what backends send to the second.
-fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Conn>)> {
+pub fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Conn>)> {
     let fleet = Fleet::new(test, count, flows, |config| config)?.spread();
     route(&fleet, 0, 1);
     let conns = match flows {
@@ -147,10 +147,21 @@ pub fn route(fleet: &Fleet, clients: usize, backends: usize) {
     }
 }
 
-fn both_live_on(test: &str, count: usize, flows: Flows, cause: Cause) {
+/// One after the other.
+fn both_live_on(test: &str, count: usize, flows: Flows, causes: &[Cause]) {
     let Some((fleet, mut conns)) = crossed(test, count, flows) else { return };
+    for cause in causes {
+        println!("{cause:?}");
+        route(&fleet, 0, 1);
+        both_live_through(*cause, &fleet, &mut conns);
+    }
+    drop(conns);
+    eventually(secs(20), "no flow is left", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+}
+
+fn both_live_through(cause: Cause, fleet: &Fleet, conns: &mut [Conn]) {
     let (a, b) = (&fleet.all[0], &fleet.all[1]);
-    cause.come_about(&fleet);
+    cause.come_about(fleet);
     if cause == Cause::Beats {
         wait::throughout(secs(2), "the link is enough", || a.sees("lb-b")["pulse"] == "alive");
     } else {
@@ -160,55 +171,66 @@ fn both_live_on(test: &str, count: usize, flows: Flows, cause: Cause) {
         let watch = Stopwatch::start();
         // Longer than an instance that dies is waited for.
         while watch.elapsed() < ms(1500) {
-            all_go_on(&fleet, &mut conns, 3);
+            all_go_on(fleet, conns, 3);
         }
     }
-    all_go_on(&fleet, &mut conns, 4);
+    all_go_on(fleet, conns, 4);
     // Routers choose anew.
-    route(&fleet, 1, 0);
-    all_go_on(&fleet, &mut conns, 5);
-    route(&fleet, 1, 1);
-    all_go_on(&fleet, &mut conns, 6);
-    assert_eq!(taken_over(&fleet), 0, "nobody is dead");
+    route(fleet, 1, 0);
+    all_go_on(fleet, conns, 5);
+    route(fleet, 1, 1);
+    all_go_on(fleet, conns, 6);
+    assert_eq!(taken_over(fleet), 0, "nobody is dead");
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(1)));
-    cause.mend(&fleet);
+    cause.mend(fleet);
     a.wait_synced("lb-b");
     b.wait_synced("lb-a");
-    all_go_on(&fleet, &mut conns, 7);
-    drop(conns);
-    eventually(secs(20), "no flow is left", || fleet.all.iter().all(|it| it.baton.flow_count() == 0));
+    all_go_on(fleet, conns, 7);
 }
 
 #[test]
-fn flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances_from_each_other() {
-    let test = "flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances";
-    for flows in [Flows::Kept, Flows::Graduate] {
-        both_live_on(test, 2, flows, Cause::Link);
-    }
+fn graduated_flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances_from_each_other() {
+    let test = "graduated_flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances";
+    both_live_on(test, 2, Flows::Graduate, &[Cause::Link]);
 }
 
 #[test]
-fn flows_behind_a_router_go_on_while_the_link_is_cut_one_way() {
-    let test = "flows_behind_a_router_go_on_while_the_link_is_cut_one_way";
-    for number in [0, 1] {
-        both_live_on(test, 2, Flows::Kept, Cause::LinkFrom(number));
-    }
+fn flows_behind_a_router_go_on_while_the_link_is_cut_one_way_or_both() {
+    let test = "flows_behind_a_router_go_on_while_the_link_is_cut_one_way_or_both";
+    both_live_on(test, 2, Flows::Kept, &[Cause::LinkFrom(0), Cause::LinkFrom(1), Cause::Link]);
 }
 
 #[test]
 fn flows_behind_a_router_go_on_while_only_the_beats_beside_the_link_are_lost() {
-    both_live_on("flows_behind_a_router_go_on_while_only_the_beats_are_lost", 2, Flows::Kept, Cause::Beats);
+    both_live_on("flows_behind_a_router_go_on_while_only_the_beats_are_lost", 2, Flows::Kept, &[Cause::Beats]);
 }
 
 #[test]
 fn flows_behind_a_router_go_on_while_one_instance_has_another_key() {
-    both_live_on("flows_behind_a_router_go_on_while_one_has_another_key", 2, Flows::Kept, Cause::Key);
+    both_live_on("flows_behind_a_router_go_on_while_one_has_another_key", 2, Flows::Kept, &[Cause::Key]);
 }
 
 #[test]
 fn flows_behind_a_router_go_on_while_one_hears_nothing_of_another_but_a_third_does() {
     let test = "flows_behind_a_router_go_on_while_one_hears_nothing_of_another";
-    for number in [0, 1] {
-        both_live_on(test, 3, Flows::Kept, Cause::All(number));
-    }
+    both_live_on(test, 3, Flows::Kept, &[Cause::All(0), Cause::All(1)]);
+}
+
+/// Where there is no third, and no IP between the two.
+#[test]
+fn an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset_their_flows() {
+    let test = "an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.spread();
+    let conns = fleet.clients(10);
+    fleet.wait_known(10, 0);
+    Cause::All(0).come_about(&fleet);
+    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    eventually(LONG, "its flows are refused", || taken_over(&fleet) == 1);
+    assert_eq!(fleet.owner().baton.flow_count(), 10, "its packets still come to it");
+    route(&fleet, 1, 1);
+    let watch = Stopwatch::start();
+    conns.into_iter().for_each(Conn::reset);
+    fleet.owner().baton.wait_ended("client_reset", 10);
+    assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
 }

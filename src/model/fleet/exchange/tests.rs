@@ -338,8 +338,19 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     fleet.instances[1].handle_known(&query, false);
     fleet.talk();
     assert!(fleet.told[0].is_empty(), "{:?}", fleet.told[0]);
+    fleet.pass(300);
+    // The other has answered nothing, and is silent by now: it may know.
+    let nothing = Remote::Answer { ends: unknown, said: Said::Nothing };
+    assert!(fleet.told[0].contains(&nothing), "{:?}", fleet.told[0]);
+    fleet.told[0].clear();
+    fleet.instances[0].handle_command(Command::Ask(unknown), fleet.now_ns);
+    fleet.wait(0);
+    assert!(fleet.told[0].contains(&nothing), "{:?}", fleet.told[0]);
     fleet.pass(ASK_WITHIN_NS / MS + 10);
-    assert!(fleet.told[0].contains(&Remote::Answer { ends: unknown, said: Said::Unknown }), "{:?}", fleet.told[0]);
+    fleet.instances[0].handle_command(Command::Ask(unknown), fleet.now_ns);
+    fleet.wait(0);
+    let last = fleet.told[0].last();
+    assert_eq!(last, Some(&Remote::Answer { ends: unknown, said: Said::Unknown }), "both are dead");
     // Nobody to ask.
     let mut alone = Fleet::of(&["a", "b"]);
     alone.instances[0].handle_command(Command::Ask(unknown), alone.now_ns);

@@ -150,7 +150,7 @@ impl World {
         if packet.is_rst {
             return Fate::Lost;
         }
-        if rule.then == Then::Ask && self.is_up(node) {
+        if matches!(rule.then, Then::Ask { .. }) && self.is_up(node) {
             let stray = Stray { key: packet.key, seq: 1, ack: 2, length: 3, flags: 16 };
             self.nodes[node].path.answers.push(HeldAnswer::Strays(vec![stray]));
             self.act(node);

@@ -50,6 +50,16 @@ impl Peer {
         !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent)
     }
 
+    /// What it has is known here, or it has nothing.
+    pub fn has_told(&self) -> bool {
+        match self.pulse {
+            _ if self.is_dead => true,
+            Pulse::Alive => self.synced,
+            Pulse::Unheard | Pulse::Dead | Pulse::Left(Farewell::Stopped) => true,
+            Pulse::Unlinked | Pulse::Silent | Pulse::Left(Farewell::Succeeded) => false,
+        }
+    }
+
     fn serves(&self) -> bool {
         let left = Pulse::Left(Farewell::Succeeded);
         !self.is_dead && (matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent) || self.pulse == left)

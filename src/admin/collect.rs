@@ -236,6 +236,8 @@ impl TableCollector {
             members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.encode_gauge(&value(it)))
         };
         gauge("peer_up", "1 while a peer is heard", &|it| f64::from(it.pulse == Pulse::Alive))?;
+        let help = "1 while a peer lives and its link is down";
+        gauge("peer_unlinked", help, &|it| f64::from(it.pulse == Pulse::Unlinked))?;
         gauge("peer_synced", "1 if all flows of a peer are known here", &|it| f64::from(it.synced))?;
         gauge("peer_flows", "Flows of a peer that are known here", &|it| it.flows as f64)?;
         gauge("peer_graduated", "Of them, those without sockets", &|it| it.graduated as f64)?;

@@ -25,7 +25,7 @@ use super::place::Place;
 use crate::config::Peer;
 use crate::model::finding::Finding;
 use crate::model::untracked;
-use rules::{Ruleset, Way};
+use rules::{Ruleset, Transport, Way};
 use walk::{Culprit, Packet, Towards, culprit};
 
 const TOPIC: &str = "firewall";
@@ -49,30 +49,47 @@ pub fn look(place: &Place) -> Vec<Finding> {
     findings
 }
 
-/// Whether each of `peers` may connect to `listen`.
-pub fn let_in(listen: SocketAddr, peers: &[Peer]) -> Finding {
-    let topic = "firewall of peers.listen";
+/// Whether each of `peers` may connect to `listen`, and its beats may come to `beat_port` there.
+pub fn let_in(listen: SocketAddr, beat_port: u16, peers: &[Peer]) -> Vec<Finding> {
     let (rules, _) = read();
+    let beats = SocketAddr::new(listen.ip(), beat_port);
+    vec![admits(&rules, Transport::Tcp, listen, peers), admits(&rules, Transport::Udp, beats, peers)]
+}
+
+/// Whether what each of `peers` sends to `at` comes in.
+fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer]) -> Finding {
+    let (topic, why, perhaps) = match transport {
+        Transport::Tcp => ("firewall of peers.listen", PEERS, PEERS_PERHAPS),
+        Transport::Udp => ("firewall of peers.beat_port", BEATS, BEATS_PERHAPS),
+    };
+    let what = transport.name();
     for peer in peers {
         let ip = peer.address.ip();
-        let packet = Packet { service: listen, towards: Towards::Service, state: "new", other: Some(ip) };
-        let Some(culprit) = culprit(&rules, packet) else { continue };
-        let read = format!("{culprit} drops what {} ({ip}) sends to {listen}", peer.name);
-        let mend = culprit.accept(&rules, listen, Some(ip));
-        return match culprit.perhaps {
-            true => Finding::advice(topic, read, PEERS_PERHAPS, mend),
-            false => Finding::fault(topic, read, PEERS, mend),
+        let packet = Packet { transport, service: at, towards: Towards::Service, state: "new", other: Some(ip) };
+        let Some(culprit) = culprit(rules, packet) else { continue };
+        let read = format!("{culprit} drops what {} ({ip}) sends to {what} {at}", peer.name);
+        let mend = culprit.accept(rules, transport, at, Some(ip));
+        return match (transport, culprit.perhaps) {
+            (Transport::Tcp, false) => Finding::fault(topic, read, why, mend),
+            // The link alone tells whether an instance lives, until it is cut.
+            (Transport::Udp, false) => Finding::advice(topic, read, why, mend),
+            (_, true) => Finding::advice(topic, read, perhaps, mend),
         };
     }
-    Finding::good(topic, format!("no rule drops what peers send to {listen}"))
+    Finding::good(topic, format!("no rule drops what peers send to {what} {at}"))
 }
 
 /// What is wrong with `rules` for clients of `service`. `loose`: nf_conntrack_tcp_loose, if connections are tracked.
 fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Finding> {
-    let packet = |towards, state| Packet { service, towards, state, other: None };
+    let packet = |towards, state| Packet { transport: Transport::Tcp, service, towards, state, other: None };
     if let Some(culprit) = culprit(rules, packet(Towards::Service, "new")).filter(|culprit| !culprit.perhaps) {
         let read = format!("{culprit} drops new connections to {service}");
-        return Some(Finding::fault(TOPIC, read, "no client can connect", culprit.accept(rules, service, None)));
+        return Some(Finding::fault(
+            TOPIC,
+            read,
+            "no client can connect",
+            culprit.accept(rules, Transport::Tcp, service, None),
+        ));
     }
     // With loose tracking a connection's first packet that comes here makes it a new one; without, it is invalid. What a
     // client answers to a tickle is invalid either way.
@@ -101,25 +118,30 @@ const PERHAPS: &str = "for some clients, or in circumstances that the rules do n
 const PEERS: &str =
     "that peer does not hear of this host's flows: when one of the two dies, the other cannot tell its clients";
 const PEERS_PERHAPS: &str = "in circumstances that the rules do not tell, that peer does not hear of this host's flows";
+const BEATS: &str =
+    "should the link between the two be cut, each takes the other for dead though it lives, and resets its flows";
+const BEATS_PERHAPS: &str = "in circumstances that the rules do not tell, that peer is not heard beside the link, and is taken for \
+                             dead when that is cut";
 const LOOSE: &str = "nf_conntrack_tcp_loose lets most packets of connections that began elsewhere pass for new ones, but what \
                      is out of a window is dropped without an answer";
 
 impl Culprit {
     /// A rule before all others of its chain that lets the service's packets in.
     /// `from`: of that client only.
-    fn accept(&self, _rules: &Ruleset, service: SocketAddr, from: Option<IpAddr>) -> String {
+    fn accept(&self, _rules: &Ruleset, transport: Transport, service: SocketAddr, from: Option<IpAddr>) -> String {
+        let protocol = transport.name();
         let (command, bits) = if service.is_ipv6() { ("ip6tables", 128) } else { ("iptables", 32) };
         let (ip, port) = (service.ip(), service.port());
         match self.way {
             Way::Iptables => {
                 let from = from.map(|from| format!("-s {from}/{bits} ")).unwrap_or_default();
-                format!("{command} -I {} -p tcp {from}-d {ip}/{bits} --dport {port} -j ACCEPT", self.chain)
+                format!("{command} -I {} -p {protocol} {from}-d {ip}/{bits} --dport {port} -j ACCEPT", self.chain)
             }
             Way::Nft => {
                 let family = if service.is_ipv6() { "ip6" } else { "ip" };
                 let chain = format!("{} {}", self.table, self.chain);
                 let from = from.map(|from| format!("{family} saddr {from} ")).unwrap_or_default();
-                format!("nft insert rule {chain} {from}{family} daddr {ip} tcp dport {port} accept")
+                format!("nft insert rule {chain} {from}{family} daddr {ip} {protocol} dport {port} accept")
             }
         }
     }
@@ -133,9 +155,10 @@ impl Culprit {
             untracked::coming(service).join("; "),
             untracked::going(service),
         );
-        let untracked = Packet { service, towards: Towards::Service, state: "untracked", other: None };
+        let state = "untracked";
+        let untracked = Packet { transport: Transport::Tcp, service, towards: Towards::Service, state, other: None };
         if let Some(culprit) = culprit(rules, untracked) {
-            mend = format!("{mend} && {}", culprit.accept(rules, service, None));
+            mend = format!("{mend} && {}", culprit.accept(rules, Transport::Tcp, service, None));
         }
         mend
     }

@@ -28,7 +28,7 @@ pub fn look(config: &Config, place: &Place) -> (Vec<Finding>, Vec<Setting>) {
     findings.push(key_file(peers));
     findings.extend(links(peers));
     findings.extend(families(peers, place));
-    findings.push(firewall::let_in(peers.listen, &peers.peers));
+    findings.extend(firewall::let_in(peers.listen, peers.beat_port(), &peers.peers));
     findings.extend(answers(peers));
     findings.extend(source_ports(config, peers, &mut settings));
     findings.extend(node_ports::look(size(&BEYOND, peers.slot) >= flows_max(config)));

@@ -122,7 +122,7 @@ fn ports(side: Side, text: &str) -> Matched {
         Some(first.parse().ok()?..=last.parse().ok()?)
     };
     match text.split(',').map(range).collect::<Option<Vec<_>>>() {
-        Some(ranges) => Matched::Port(side, ranges),
+        Some(ranges) => Matched::Port(None, side, ranges),
         None => Matched::Other(text.to_owned()),
     }
 }

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Way, network};
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Transport, Way, network};
 
 /// What was read.
 #[derive(Debug, Default)]
@@ -192,14 +192,14 @@ fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
     }
     let payload = &left["payload"];
     match (payload["protocol"].as_str()?, payload["field"].as_str()?) {
-        ("tcp" | "th", field @ ("sport" | "dport")) => {
-            Some(Matched::Port(side(field), right.iter().map(|value| ports(value)).collect::<Option<_>>()?))
+        (of @ ("tcp" | "udp" | "th"), field @ ("sport" | "dport")) => {
+            let ports = right.iter().map(|value| ports(value)).collect::<Option<_>>()?;
+            Some(Matched::Port(Transport::named(of), side(field), ports))
         }
         ("ip" | "ip6", field @ ("saddr" | "daddr")) => {
             Some(Matched::Address(side(field), right.iter().map(|value| net(value)).collect::<Option<_>>()?))
         }
         ("ip", "protocol") | ("ip6", "nexthdr") => Some(Matched::Protocol(texts()?)),
-        // A datagram's port is no segment's.
         (protocol @ ("udp" | "sctp" | "icmp" | "icmpv6" | "dccp" | "udplite"), _) => {
             Some(Matched::Protocol(vec![protocol.to_owned()]))
         }

@@ -63,8 +63,8 @@ pub struct Test {
 pub enum Matched {
     /// Any of these states of conntrack.
     State(Vec<String>),
-    /// A port at either end, in any of these.
-    Port(Side, Vec<RangeInclusive<u16>>),
+    /// A port at either end, in any of these; of this protocol only, or of any.
+    Port(Option<Transport>, Side, Vec<RangeInclusive<u16>>),
     Address(Side, Vec<IpNet>),
     /// Any of these protocols above IP, as nft(8) names them.
     Protocol(Vec<String>),
@@ -80,6 +80,36 @@ pub enum Matched {
 pub enum Side {
     Source,
     Destination,
+}
+
+/// What has ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "tcp" => Some(Self::Tcp),
+            "udp" => Some(Self::Udp),
+            _ => None,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// Whether a rule that names a protocol so, or by its number, means it.
+    pub fn is_called(self, name: &str) -> bool {
+        let number = if self == Self::Tcp { "6" } else { "17" };
+        name == self.name() || name == number || name == "all"
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +182,10 @@ impl fmt::Display for Test {
         let end = |side: &Side, what: &str| format!("{}{what}", if *side == Side::Source { "s" } else { "d" });
         match &self.of {
             Matched::State(states) => write!(f, "ct state {not}{}", states.join(",")),
-            Matched::Port(side, ports) => write!(f, "tcp {} {not}{}", end(side, "port"), joined(ports, show_range)),
+            Matched::Port(of, side, ports) => {
+                let of = of.map(|of| format!("{} ", of.name())).unwrap_or_default();
+                write!(f, "{of}{} {not}{}", end(side, "port"), joined(ports, show_range))
+            }
             Matched::Address(side, of) => write!(f, "ip {} {not}{}", end(side, "addr"), joined(of, IpNet::to_string)),
             Matched::Protocol(protocols) => write!(f, "protocol {not}{}", protocols.join(",")),
             Matched::Family(family) => write!(f, "family {not}{family}"),

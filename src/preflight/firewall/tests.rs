@@ -1,5 +1,6 @@
 use super::*;
 use crate::model::finding::Verdict;
+use crate::model::fleet::InstanceName;
 
 const SERVICE: &str = "10.0.0.100:6443";
 
@@ -108,6 +109,26 @@ fn who_is_told_waits_for_nothing_and_a_rule_for_one_client_is_only_perhaps() {
     let lo = r#"{"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "lo"}}, {"accept": null}"#;
     let loopback = input("accept", &[lo.to_owned(), state(r#""invalid""#, "drop")]);
     assert_eq!(verdict(&loopback, 0).unwrap().0, Verdict::Fault, "no client is on lo");
+}
+
+#[test]
+fn a_port_of_tcp_is_none_of_udp_whatever_is_asked_of_it() {
+    let peers = [Peer { name: InstanceName("lb-b".into()), address: "10.0.0.22:9471".parse().unwrap() }];
+    let found = |items: &[String]| {
+        let rules = nft(&items.join(","));
+        [Transport::Tcp, Transport::Udp].map(|of| admits(&rules, of, "10.0.0.21:9471".parse().unwrap(), &peers))
+    };
+    let verdicts = |items: &[String]| found(items).map(|finding| finding.verdict);
+    let udp = |act| dport("9471", act).replace("\"tcp\"", "\"udp\"");
+    assert_eq!(verdicts(&input("drop", &[dport("9471", "accept")])), [Verdict::Good, Verdict::Advice]);
+    assert_eq!(verdicts(&input("drop", &[udp("accept")])), [Verdict::Fault, Verdict::Good]);
+    assert_eq!(verdicts(&input("drop", &[dport("9471", "accept"), udp("accept")])), [Verdict::Good; 2]);
+    assert_eq!(verdicts(&input("accept", &[udp("drop")])), [Verdict::Good, Verdict::Advice]);
+    let others = dport("22", "drop").replace("==", "!=");
+    assert_eq!(verdicts(&input("accept", &[others])), [Verdict::Fault, Verdict::Good]);
+    let [_, beats] = found(&input("drop", &[dport("9471", "accept")]));
+    let mend = "nft insert rule inet f in ip saddr 10.0.0.22 ip daddr 10.0.0.21 udp dport 9471 accept";
+    assert_eq!(beats.mend, mend);
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Way};
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Transport, Way};
 
-/// A segment of a connection with a VIP, or of a peer's.
+/// A segment of a connection with a VIP, or of a peer's, or a peer's datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
+    pub transport: Transport,
     pub service: SocketAddr,
     pub towards: Towards,
     /// As conntrack has it: `new`, `invalid`, `untracked`.
@@ -156,11 +157,13 @@ impl Walk<'_> {
 
     /// `None`: it cannot be known.
     fn holds(&self, test: &Test) -> Option<bool> {
-        let Packet { service, towards, state, other } = self.packet;
+        let Packet { transport, service, towards, state, other } = self.packet;
         let own = if towards == Towards::Service { Side::Destination } else { Side::Source };
         let holds = match &test.of {
             Matched::State(states) => states.iter().any(|one| one == state),
-            Matched::Port(side, ports) if *side == own => ports.iter().any(|range| range.contains(&service.port())),
+            // Whatever it asks of the port.
+            Matched::Port(Some(of), ..) if *of != transport => return Some(false),
+            Matched::Port(_, side, ports) if *side == own => ports.iter().any(|range| range.contains(&service.port())),
             Matched::Address(side, of) if *side == own => of.iter().any(|network| network.contains(&service.ip())),
             Matched::Address(_, of) if of.iter().any(|network| network.prefix_len() == 0) => true,
             Matched::Address(_, of) => {
@@ -168,7 +171,7 @@ impl Walk<'_> {
                 of.iter().any(|network| network.contains(&other))
             }
             Matched::Port(..) => return None,
-            Matched::Protocol(protocols) => protocols.iter().any(|one| one == "tcp" || one == "6" || one == "all"),
+            Matched::Protocol(protocols) => protocols.iter().any(|one| transport.is_called(one)),
             Matched::Family(family) => (*family == 6) == service.is_ipv6(),
             // A client is never on this host's loopback interface.
             Matched::Interface(name) if name == "lo" => false,

@@ -1,5 +1,7 @@
 //! What is looked at where instances act as one: each fault is really made, and gone after the advised command.
 
+use std::net::UdpSocket;
+
 use super::*;
 
 const PORT: u16 = 9471;
@@ -64,6 +66,7 @@ fn a_host_of_a_fleet_with_nothing_to_mend_is_told_what_was_looked_at() {
         "peers.key_file",
         "link to lb-b",
         "firewall of peers.listen",
+        "firewall of peers.beat_port",
         "port of lb-b",
         "source ports",
         "NodePorts",
@@ -151,6 +154,12 @@ fn a_firewall_that_keeps_a_peer_out_is_found_on_either_side_and_opened() {
     assert!(!reach(), "the rules keep nobody out: the test shows nothing");
     mended(host, &config, "firewall of peers.listen", Verdict::Fault);
     assert!(reach());
+    // The beats beside the link go to the same port.
+    mended(host, &config, "firewall of peers.beat_port", Verdict::Advice);
+    let [near, far] = [host, other].map(|host| host.enter(|| UdpSocket::bind(host.v4(PORT)).unwrap()));
+    far.send_to(b"beat", host.v4(PORT)).unwrap();
+    near.set_read_timeout(Some(LONG)).unwrap();
+    near.recv(&mut [0; 8]).expect("what was advised lets it in");
     // And the other's keeps this one out.
     other.drop_packets("input", &format!("tcp dport {PORT}"));
     let findings = look(host, &config);

@@ -2,30 +2,39 @@
 
 use std::io::{Read, Write};
 
+use super::takeover::{Fleet, Flows};
 use super::*;
 
 #[test]
 fn a_cut_link_is_told_anew_as_a_whole_and_the_traffic_goes_on() {
-    let Some(scene) = Scene::new("a_cut_link_is_told_anew_as_a_whole_and_the_traffic_goes_on", 2) else { return };
-    let _servers = scene.serve();
-    let all = scene.start();
-    let (a, b) = (&all[0], &all[1]);
-    let mut conns: Vec<_> = (0..20).map(|_| scene.lab.client.connect(a.listens_at())).collect();
-    conns.iter_mut().for_each(|conn| conn.echo(1, 100));
-    b.wait_sees("lb-a", "flows", 20);
-    b.host.drop_packets("input", &format!("ip saddr {}", a.host.v4(0).ip()));
-    // One way only: what the second says beside the link still comes.
+    let test = "a_cut_link_is_told_anew_as_a_whole_and_the_traffic_goes_on";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.spread();
+    let (a, b) = (fleet.owner(), fleet.heir());
+    let mut conns = fleet.clients(20);
+    fleet.wait_known(20, 0);
+    for host in [&a.host, &b.host] {
+        host.drop_packets("input", &format!("tcp dport {PORT}"));
+    }
     a.wait_sees("lb-b", "pulse", "unlinked");
-    b.wait_sees("lb-a", "pulse", "dead");
+    b.wait_sees("lb-a", "pulse", "unlinked");
     conns.truncate(5);
-    conns.extend((0..10).map(|_| scene.lab.client.connect(a.listens_at())));
+    conns.append(&mut fleet.clients(10));
     conns.iter_mut().for_each(|conn| conn.echo(2, 10_000));
     assert_eq!(b.sees("lb-a")["flows"], 20);
-    b.host.nft_clear();
+    [&a.host, &b.host].iter().for_each(|host| host.nft_clear());
     a.wait_synced("lb-b");
     b.wait_synced("lb-a");
-    b.wait_sees("lb-a", "flows", 15);
-    conns.iter_mut().for_each(|conn| conn.echo(3, 100));
+    fleet.wait_known(15, 0);
+
+    // The other one knows what to do with each: while its owner lives, and, which none asks about, when it dies.
+    fleet.route(&[1]);
+    conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
+    assert_eq!(b.baton.metric("baton_path_packets_total", &["asked"]), 0.0, "it knew them");
+    a.host.link_down();
+    println!("{} clients reset after {:?}", conns.len(), takeover::all_reset(&mut conns));
+    let told = |event: &Value| event["answered"] == 15 && event["silent"] == 0;
+    eventually(LONG, "they were told", || b.baton.events_of("clients_told").iter().any(told));
 }
 
 /// Answers on the port of a peer with other bytes than this release would.

@@ -14,7 +14,7 @@ fn listed(fleet: &Fleet) -> Vec<(u64, SocketAddr)> {
 
 /// Each is listed by exactly one instance, by an id of its own.
 #[track_caller]
-fn each_is_listed_once(fleet: &Fleet, conns: &[Conn]) {
+pub fn each_is_listed_once(fleet: &Fleet, conns: &[Conn]) {
     let clients: BTreeSet<_> = conns.iter().map(Conn::local).collect();
     eventually(LONG, "every flow is listed once", || {
         let all = listed(fleet);

@@ -13,6 +13,8 @@ enum Way {
     Restarted,
     /// For a while the kernel's part is all there is of it.
     WithoutProcess,
+    /// Nothing is left of what the kernel kept.
+    Rebooted,
 }
 
 const FLOWS: u16 = 30;
@@ -68,6 +70,9 @@ fn returns(way: Way) {
     if way != Way::Alive {
         fleet.owner().baton.process.kill();
     }
+    if way == Way::Rebooted {
+        fleet.empty_map(0);
+    }
     fleet.owner().host.link_up();
     if way == Way::WithoutProcess {
         wait::throughout(secs(1), "nobody but the heir has the VIP", || {
@@ -105,8 +110,7 @@ fn returns(way: Way) {
         assert!(lost.is_empty(), "{lost:?}");
     }
     println!("row 36, {way:?}: {FLOWS} flows went on, {} of them of ports that the old map knew", 20);
-    let totals = || fleet.owner().baton.flow_count() + fleet.heir().baton.flow_count();
-    eventually(LONG, "each has one manager", || totals() == listed);
+    reboot::each_is_listed_once(&fleet, &conns);
 }
 
 #[test]
@@ -117,6 +121,11 @@ fn a_host_that_was_cut_off_returns_and_misdirects_no_flow_though_ports_have_been
 #[test]
 fn a_host_whose_process_is_another_returns_and_misdirects_no_flow_though_ports_have_been_used_again() {
     returns(Way::Restarted);
+}
+
+#[test]
+fn a_host_that_has_rebooted_returns_and_misdirects_no_flow_though_ports_have_been_used_again() {
+    returns(Way::Rebooted);
 }
 
 #[test]

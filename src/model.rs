@@ -2,6 +2,7 @@
 //! can be tested at any instant.
 
 pub mod balance;
+pub mod breaker;
 pub mod budget;
 pub mod end_reason;
 pub mod ends;

@@ -139,7 +139,7 @@ fn a_flow_that_ends_before_it_leaves_is_not_looked_at_any_more() {
     ping(&mut client);
     let Request::Witness { id, .. } = request(&bench) else { panic!() };
     drop(client);
-    let Request::Forget { id: forgotten } = request(&bench) else { panic!() };
+    let Request::Forget { id: forgotten, .. } = request(&bench) else { panic!() };
     assert_eq!(id, forgotten);
     // And one that said nothing of the kind costs the path nothing.
     let mut client = bench.connect();

@@ -191,6 +191,8 @@ impl TableCollector {
         let wanted = self.config.load().path.graduate != Graduate::Off;
         gauge("path_wanted", "1 unless the configuration keeps every flow proxied", wanted.into())?;
         gauge("path_open", "1 if flows may graduate", view.why_not.is_none().into())?;
+        let help = "1 while no flow graduates, because those that did were reset right after";
+        gauge("path_stopped", help, self.table.graduation.is_stopped().into())?;
         gauge("path_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
         gauge("path_flows_max", "Flows that the path's map can hold", view.flows_max)?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);

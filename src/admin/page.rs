@@ -99,6 +99,9 @@ fn troubles(page: &mut String, status: &Status) {
     }
     trouble("bad", "Not live", &instance.not_live);
     trouble(if instance.phase == "serving" { "bad" } else { "notice" }, "Not ready", &instance.not_ready);
+    if status.path.stopped {
+        trouble("bad", "Graduation has stopped", &[words::STOPPED.to_owned()]);
+    }
     if let LastReload::Refused { at_unix_ms, errors } = &instance.config.last_reload {
         let (date, time) = date_and_time(*at_unix_ms);
         let what = format!("The configuration of {date} {time} UTC was refused; the one before it runs");

@@ -96,6 +96,9 @@ pub struct Totals {
 pub struct PathStatus {
     /// Why flows stay proxied; `None`: they graduate.
     pub why_not: Option<String>,
+    /// None graduates, because those that did were reset right after.
+    #[serde(default)]
+    pub stopped: bool,
     /// Whose packets the program looks at.
     pub interfaces: Vec<String>,
     /// Flows that the map holds, those included that ended a moment ago, and can hold.

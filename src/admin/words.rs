@@ -96,6 +96,12 @@ pub fn event(what: &What) -> String {
             let flows = plural(*flows, "flow");
             format!("adopted {flows} that an earlier process had graduated; reset {reset} that it was about to")
         }
+        What::GraduationStopped { reset, of } => {
+            format!(
+                "no flow graduates any more: {reset} of the last {of} that did were reset right after, others were not"
+            )
+        }
+        What::GraduationResumed {} => "flows that graduate live: all may again".to_owned(),
         What::PathMended { interfaces } => {
             format!("somebody had detached the path from {}; it is attached again", interfaces.join(", "))
         }
@@ -165,6 +171,10 @@ pub fn event(what: &What) -> String {
     }
 }
 
+/// Of graduation.
+pub const STOPPED: &str = "flows that graduated were reset right after, so the others stay proxied; one is tried again now and then, and \
+                           after each `baton reload`";
+
 pub fn weight(what: &What) -> Weight {
     match what {
         What::BackendChanged { to, .. } => of_standing(*to),
@@ -176,9 +186,9 @@ pub fn weight(what: &What) -> Weight {
         What::VipAlone { .. } => Weight::Good,
         What::TookOver { not_moved, .. } if *not_moved > 0 => Weight::Notice,
         What::TookOver { .. } => Weight::Good,
-        What::PathMended { .. } => Weight::Bad,
+        What::PathMended { .. } | What::GraduationStopped { .. } => Weight::Bad,
         What::PathShut { .. } => Weight::Notice,
-        What::PathOpened { .. } => Weight::Good,
+        What::PathOpened { .. } | What::GraduationResumed {} => Weight::Good,
         What::PathAdopted { reset, .. } if *reset > 0 => Weight::Notice,
         What::PathAdopted { .. } => Weight::Good,
         What::TookOverFrom { .. } => Weight::Bad,

@@ -154,6 +154,7 @@ impl Reloader {
             Ok(changes) => {
                 tracing::info!(path = %self.path.display(), ?changes, "reloaded");
                 self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
+                self.core.table.graduation.want_retry();
                 self.metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
                 self.inner().last = LastReload::Taken { at_unix_ms: unix_ms(), changes: changes.clone() };
             }

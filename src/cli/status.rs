@@ -121,6 +121,7 @@ fn fleet(fleet: &PeersReport, output: &Output) -> String {
 fn path(path: &PathStatus, graduated: u64) -> String {
     match &path.why_not {
         Some(why) => format!("Flows stay proxied: {why}\n"),
+        None if path.stopped => format!("{} graduated; {}\n", plural(graduated, "flow"), words::STOPPED),
         None => format!(
             "{} graduated, room for {}; by {}\n",
             plural(graduated, "flow"),

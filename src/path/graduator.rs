@@ -11,6 +11,7 @@
 //! Nothing here makes a worker wait, and no flow waits for the grace of another: only sockets do.
 
 mod adopt;
+mod breaker;
 mod carried;
 mod doubt;
 mod enter;
@@ -48,6 +49,7 @@ use crate::sys::netlink::Watch;
 use crate::sys::raw::RawSender;
 use crate::table::Table;
 use crate::table::graduation::{Answer, Request};
+use breaker::Judge;
 use carried::Carried;
 use doubt::Doubts;
 use grace::Grace;
@@ -109,6 +111,7 @@ impl Graduator {
             unclaimed: 0,
             slots: Slots::default(),
             witnesses: HashMap::new(),
+            breaker: Judge::default(),
             sweep_at_ns: 0,
             waiting: HashSet::new(),
             closing: HashMap::new(),
@@ -183,6 +186,8 @@ struct Path {
     /// Flows in their sockets, of which it is to be seen what they look like on the wire.
     witnesses: HashMap<FlowId, witness::Witness>,
     sweep_at_ns: u64,
+    /// Whether flows may go on graduating.
+    breaker: Judge,
     /// Flows of which one side waits for the other.
     waiting: HashSet<FlowId>,
     /// Flows of which a FIN has passed, and not both are acknowledged yet, and when their ends are asked.
@@ -235,6 +240,8 @@ impl Path {
     fn turn(&mut self) {
         while self.take_requests() {
             self.wake_workers();
+            // Many may come at once, and those that have graduated may be ending already.
+            self.take_events();
         }
         self.take_held_requests();
         self.settle();
@@ -263,7 +270,10 @@ impl Path {
                     self.end(ticket, unless_moved_since_ns);
                 }
                 Request::Witness { id, ends } => self.announced(id, ends),
-                Request::Forget { id } => self.forget_witness(id),
+                Request::Forget { id, reason, bytes } => {
+                    self.held_back_ended(id, reason, bytes);
+                    self.forget_witness(id);
+                }
                 Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
                 Request::Refuse { id, why } => self.refuse(id, &why),
             }

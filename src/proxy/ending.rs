@@ -67,7 +67,7 @@ impl Worker {
     /// Closes both legs as `reason` demands and accounts for the flow.
     pub(super) fn finish(&mut self, mut flow: Box<Flow>, reason: EndReason, errno: i32) {
         self.tell_ended(&flow);
-        self.forget_announced(&flow);
+        self.forget_announced(&flow, reason);
         let key = flow.at.key();
         let slot = self.slot(key);
         let word = |field: Field| slot.word(field as usize);

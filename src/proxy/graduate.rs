@@ -24,7 +24,10 @@ const BUSY_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Tries in a row, which take two seconds, after which a flow with a silent end counts as refused.
 const UNSEEN_TRIES: u8 = 11;
 
-/// While the map is full, or an address taken, a flow is tried again after this.
+/// While what becomes of others that graduate decides, a flow is tried again after this.
+const TRIAL_WAIT: Duration = Duration::from_secs(2);
+
+/// While the map is full, an address taken, or none may graduate, a flow is tried again after this.
 const REFUSED_WAIT: Duration = Duration::from_secs(30);
 
 /// Which flows may leave.
@@ -122,9 +125,11 @@ impl Worker {
     }
 
     /// The flow ends in its sockets, and the path need not look at it any more.
-    pub(super) fn forget_announced(&self, flow: &Flow) {
+    pub(super) fn forget_announced(&self, flow: &Flow, reason: EndReason) {
         if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
-            self.table.graduation.ask(Request::Forget { id: flow.id });
+            let slot = self.slot(flow.at.key());
+            let bytes = [Field::BytesUp, Field::BytesDown].map(|field| slot.word(field as usize));
+            self.table.graduation.ask(Request::Forget { id: flow.id, reason, bytes });
         }
     }
 
@@ -273,6 +278,7 @@ impl Worker {
             (Stays::Busy, _) => self.try_again(flow),
             // An end that does not answer what it is asked may speak by itself.
             (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => self.try_unseen(flow),
+            (Stays::Resets, _) if !self.table.graduation.is_stopped() => self.try_after(flow, TRIAL_WAIT),
             _ => self.try_after(flow, REFUSED_WAIT),
         }
         let watched = match shared {

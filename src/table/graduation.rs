@@ -122,6 +122,8 @@ pub enum Request {
     /// Such a flow has ended in its sockets.
     Forget {
         id: FlowId,
+        reason: EndReason,
+        bytes: [u64; 2],
     },
     Graduate(Box<Candidate>),
     /// Reset both ends, unless a byte moved since this time. Answered by `Ended` or `Moves`.
@@ -173,6 +175,9 @@ pub struct Graduation {
     open: AtomicBool,
     /// Flows are to leave however young they are: their host is about to go.
     hurried: AtomicBool,
+    /// None graduates, for those that did were reset right after; and somebody wants to know whether that is still so.
+    stopped: AtomicBool,
+    retry_wanted: AtomicBool,
     /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
     /// Flows whose sockets the path has.
@@ -193,6 +198,8 @@ impl Graduation {
             answers: (0..workers).map(|_| SegQueue::new()).collect(),
             open: AtomicBool::new(false),
             hurried: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            retry_wanted: AtomicBool::new(false),
             reserved: papaya::HashSet::default(),
             in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
@@ -217,6 +224,24 @@ impl Graduation {
 
     pub fn set_hurried(&self, hurried: bool) {
         self.hurried.store(hurried, Relaxed);
+    }
+
+    /// Whether none graduates, because those that did were reset right after.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    pub fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Relaxed);
+    }
+
+    /// Has it tried whether that is still so.
+    pub fn want_retry(&self) {
+        self.retry_wanted.store(true, Relaxed);
+    }
+
+    pub fn take_retry_wanted(&self) -> bool {
+        self.retry_wanted.swap(false, Relaxed)
     }
 
     /// Asks the path; never waits.

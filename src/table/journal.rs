@@ -141,6 +141,13 @@ pub enum What {
         flows: u64,
         reset: u64,
     },
+    /// No flow graduates any more: so many of so many were reset right after, at last.
+    GraduationStopped {
+        reset: u32,
+        of: u32,
+    },
+    /// Flows that graduate live again.
+    GraduationResumed {},
     /// Somebody had detached the program from these.
     PathMended {
         interfaces: Vec<String>,

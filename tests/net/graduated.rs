@@ -12,6 +12,7 @@ mod matrix;
 mod mixes;
 mod nat;
 mod process;
+mod resets;
 mod spoofed;
 mod steps;
 mod sums;

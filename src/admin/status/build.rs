@@ -132,6 +132,7 @@ fn path(admin: &Admin) -> PathStatus {
     let stayed = Stays::ALL.iter().map(|why| (why.label().to_owned(), census.stayed(*why)));
     PathStatus {
         why_not: view.why_not.clone(),
+        stopped: admin.table.graduation.is_stopped(),
         interfaces: view.interfaces.clone(),
         flows_held: view.flows_held,
         flows_max: view.flows_max,

@@ -199,6 +199,7 @@ pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
         taken_over_ns: 0,
         questioned_ns: 0,
         quiet_at_ns: 0,
+        entered: None,
         first_rst: None,
     }
 }

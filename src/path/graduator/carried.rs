@@ -45,6 +45,8 @@ pub struct Carried {
     pub questioned_ns: u64,
     /// When it is looked whether it has been quiet for long, ns.
     pub quiet_at_ns: u64,
+    /// Where it stood when it graduated here.
+    pub entered: Option<Entered>,
     /// Whose RST came first, though with a number that says nothing.
     pub first_rst: Option<Direction>,
 }
@@ -61,6 +63,15 @@ pub enum Step {
     Resetting { rounds: u8, since_ns: u64 },
     /// It has ended by itself; its entries serve what is still on its way.
     Over,
+}
+
+/// Where a flow stood when its entries were made; of client and backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Entered {
+    pub at_ns: u64,
+    /// Behind the last byte that each had sent, in the numbers of its own leg.
+    pub positions: [u32; 2],
+    pub bytes: [u64; 2],
 }
 
 /// Sockets on their last way.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::carried::{Carried, Lent, Limbo, Look, Step};
+use super::carried::{Carried, Entered, Lent, Limbo, Look, Step};
 use super::{Path, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
@@ -125,9 +125,14 @@ impl Path {
         if let Err(obstacle) = still_fits(client, backend, held, unread) {
             return self.give_back(candidate, obstacle.into());
         }
+        // Last of all: whoever is admitted graduates.
+        if let Err(why) = self.admit(candidate.ticket.id, [splice.up.bytes_before, splice.down.bytes_before]) {
+            return self.give_back(candidate, why);
+        }
         if candidate.record.client != ends.client {
             let kept = self.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
             if let Err(error) = kept {
+                self.not_admitted(candidate.ticket.id);
                 return self.fail(candidate, &error);
             }
         }
@@ -138,6 +143,7 @@ impl Path {
             Ok(()) => self.entered(candidate, &splice, [backend.mss, client.mss]),
             Err(error) => {
                 self.table.graduation.release(ends.local, ends.backend);
+                self.not_admitted(candidate.ticket.id);
                 self.fail(candidate, &error);
             }
         }
@@ -168,6 +174,11 @@ impl Path {
             taken_over_ns: 0,
             questioned_ns: 0,
             quiet_at_ns: 0,
+            entered: Some(Entered {
+                at_ns: now_ns,
+                positions: [splice.up.position, splice.down.position],
+                bytes: [splice.up.bytes_before, splice.down.bytes_before],
+            }),
             first_rst: None,
         };
         flow.up.last_data_ns = record.accepted_at_ns;

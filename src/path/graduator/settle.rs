@@ -213,6 +213,7 @@ impl Path {
             (true, _) => EndReason::ClientReset,
             (false, _) => EndReason::BackendReset,
         };
+        self.was_reset(id, reason);
         self.over(id, reason);
         self.reset(id);
     }

@@ -59,6 +59,7 @@ impl Path {
         if self.table.hearing.take_wanted() {
             self.ask_clients();
         }
+        self.judge(now_ns);
         if now_ns >= self.sweep_at_ns {
             self.sweep_at_ns = now_ns + witness::SWEEP_EVERY.as_nanos() as u64;
             self.forget_stale_witnesses(now_ns);
@@ -140,6 +141,7 @@ impl Path {
         match (flow.ended(), &flow.step) {
             // An RST may be lost on its last way, and an idle end would never know.
             (Some(reason), _) if !flow.is_finished() => {
+                self.was_reset(id, reason);
                 self.over(id, reason);
                 self.reset(id);
             }

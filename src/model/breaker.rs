@@ -1,0 +1,467 @@
+//! Whether flows may go on graduating, judged by what becomes of those that do.
+//!
+//! ```text
+//!            many are reset right after          those that graduate are, those held back are not
+//!   Closed ────────────────────────────▶ Trial ──────────────────────────────────────────────────▶ Open
+//!     ▲                                    │ either lives, or both are reset                       │ ▲
+//!     ├────────────────────────────────────┘                              after a while, or a reload │ it is reset
+//!     └──────────────────────────────────────────────────────────────────────────────── Probe: one flow
+//!                                                                              it lives
+//! ```
+//! A backend that dies resets many once, but not those of the trial; clients that always end so do it in their sockets, too. What
+//! opens it is only what the graduation itself does, twice. Times are nanoseconds on one clock, which is passed in.
+
+use crate::model::ids::FlowId;
+
+/// A flow that is reset within this time after it graduated was reset right after; one that is not, lives.
+pub const SOON_NS: u64 = 1_000_000_000;
+
+/// So many must be reset right after, and one in so many of those that graduated, in the time of all buckets.
+const SUSPECT_MIN: u32 = 5;
+const SUSPECT_ONE_IN: u32 = 5;
+const BUCKETS: usize = 12;
+const BUCKET_NS: u64 = 10_000_000_000;
+
+/// Flows that graduate in a trial; half of them speak against the graduation.
+const TRIAL: u32 = 6;
+
+/// From one of these to the next: what resets many at a time is over by then.
+const TRIAL_STEP_NS: u64 = 500_000_000;
+
+/// Flows held back of which it must be known what became of them, and how few are enough after a while. If by chance none of
+/// eight is reset, where half of all are, that is so once in 256 times.
+const HELD: [(u64, u32); 4] = [(0, 24), (10_000_000_000, 8), (60_000_000_000, 3), (TRIAL_NS, 0)];
+const HELD_MAX: usize = 64;
+
+/// Of those held back one in so many may be reset as of those that graduated.
+const HELD_ONE_IN: u64 = 8;
+
+/// A trial that decides nothing ends after this.
+const TRIAL_NS: u64 = 180_000_000_000;
+
+/// A flow that says nothing for so long counts as living: in a trial, and where it is the only one.
+const MUTE_NS: u64 = 5_000_000_000;
+const MUTE_ALONE_NS: u64 = 30_000_000_000;
+
+/// How long it is open at first; twice that each time that it opens again, up to the most.
+const OPEN_NS: u64 = 300_000_000_000;
+const OPEN_NS_MAX: u64 = 3_600_000_000_000;
+
+/// After a trial has found nothing against the graduation, and after one in which all ended so, they may for so long.
+const CLEARED_NS: u64 = 60_000_000_000;
+const EXCUSED_NS: u64 = 600_000_000_000;
+
+/// What may happen to a flow that could graduate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    Graduate,
+    /// It stays for now, and what becomes of it is to be told by [`Breaker::handle_fate`].
+    Observe,
+    Stay,
+}
+
+/// What became of a flow that graduated, or was held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// One of its ends has reset it right after.
+    Reset,
+    Lives,
+    /// Somebody ended it, and nobody will know.
+    Gone,
+}
+
+/// What is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Graduation stops: so many of so many that graduated were reset right after, at last.
+    Opened { reset: u32, of: u32 },
+    /// It goes on after it had stopped.
+    Closed,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Closed,
+    Trial {
+        since_ns: u64,
+        /// When the next one may graduate.
+        next_ns: u64,
+        graduated: Arm,
+        held: Arm,
+    },
+    Open {
+        until_ns: u64,
+    },
+    Probe(Arm),
+}
+
+/// Flows that something was done with, and what became of them.
+#[derive(Debug, Default)]
+struct Arm {
+    /// Of those it is not known yet; since when.
+    watched: Vec<(FlowId, u64)>,
+    reset: u32,
+    lived: u32,
+}
+
+#[derive(Debug, Default)]
+pub struct Breaker {
+    state: State,
+    /// Graduated and reset, by the bucket's time modulo [`BUCKETS`].
+    buckets: [(u64, u32, u32); BUCKETS],
+    trusted_until_ns: u64,
+    /// Openings, and when the last one ended.
+    failures: u32,
+    closed_ns: u64,
+}
+
+impl Breaker {
+    pub fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed)
+    }
+
+    /// Nothing graduates, or one flow to see whether that still ends so.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open { .. } | State::Probe(_))
+    }
+
+    /// Asks for a flow that could graduate. If it may and does not after all, that is [`Fate::Gone`].
+    pub fn admit(&mut self, id: FlowId, now_ns: u64) -> Admission {
+        let admission = match &mut self.state {
+            State::Closed => Admission::Graduate,
+            State::Trial { held, .. } if held.watches(id) => Admission::Stay,
+            // In turn, so that neither has what the other lacks.
+            State::Trial { next_ns, graduated, held, .. }
+                if graduated.all() < TRIAL && graduated.all() <= held.all() && now_ns >= *next_ns =>
+            {
+                *next_ns = now_ns + TRIAL_STEP_NS;
+                graduated.watched.push((id, now_ns));
+                Admission::Graduate
+            }
+            State::Trial { held, .. } if held.watched.len() < HELD_MAX => {
+                held.watched.push((id, now_ns));
+                Admission::Observe
+            }
+            State::Probe(arm) if arm.all() == 0 => {
+                arm.watched.push((id, now_ns));
+                Admission::Graduate
+            }
+            State::Trial { .. } | State::Probe(_) | State::Open { .. } => Admission::Stay,
+        };
+        if admission == Admission::Graduate {
+            self.bucket(now_ns).1 += 1;
+        }
+        admission
+    }
+
+    /// Flows that have graduated, or (not `graduated`) were held back, of which it is to be told what becomes of them.
+    pub fn watched(&self, graduated: bool) -> impl Iterator<Item = FlowId> + '_ {
+        let arm = match &self.state {
+            State::Trial { graduated: arm, .. } | State::Probe(arm) if graduated => Some(arm),
+            State::Trial { held, .. } if !graduated => Some(held),
+            _ => None,
+        };
+        arm.into_iter().flat_map(|arm| arm.watched.iter().map(|(id, _)| *id))
+    }
+
+    /// Of flows that have graduated each reset is told; else only what became of those that are watched.
+    pub fn handle_fate(&mut self, id: FlowId, fate: Fate, now_ns: u64) {
+        if let State::Trial { held, .. } = &mut self.state
+            && held.settle(id, fate)
+        {
+            return;
+        }
+        if fate == Fate::Reset {
+            self.bucket(now_ns).2 += 1;
+        }
+        match &mut self.state {
+            State::Closed if fate == Fate::Reset && now_ns >= self.trusted_until_ns => self.suspect(now_ns),
+            State::Trial { graduated: arm, .. } | State::Probe(arm) => drop(arm.settle(id, fate)),
+            State::Closed | State::Open { .. } => {}
+        }
+    }
+
+    /// Somebody has changed something, which may have been the cause.
+    pub fn handle_reload(&mut self) {
+        if self.is_open() {
+            self.state = State::Probe(Arm::default());
+        }
+    }
+
+    /// Call it now and then.
+    pub fn poll(&mut self, now_ns: u64) -> Option<Change> {
+        match &mut self.state {
+            State::Closed => None,
+            State::Trial { since_ns, graduated, held, .. } => {
+                graduated.expire(now_ns, MUTE_NS);
+                held.expire(now_ns, 2 * MUTE_NS);
+                let age_ns = now_ns.saturating_sub(*since_ns);
+                if 2 * graduated.lived > TRIAL {
+                    return self.close(now_ns, CLEARED_NS);
+                }
+                if 2 * graduated.reset < TRIAL {
+                    return if age_ns < TRIAL_NS { None } else { self.close(now_ns, CLEARED_NS) };
+                }
+                if !HELD.iter().any(|(after_ns, least)| age_ns >= *after_ns && held.known() >= *least) {
+                    return None;
+                }
+                let often = HELD_ONE_IN * u64::from(held.reset) * u64::from(graduated.known());
+                match often > u64::from(held.known()) * u64::from(graduated.reset) {
+                    true => self.close(now_ns, EXCUSED_NS),
+                    false => {
+                        let (reset, of) = (graduated.reset, graduated.known());
+                        self.open(now_ns);
+                        Some(Change::Opened { reset, of })
+                    }
+                }
+            }
+            State::Probe(arm) => {
+                arm.expire(now_ns, MUTE_ALONE_NS);
+                match (arm.reset, arm.lived) {
+                    (0, 0) => {}
+                    (0, _) => return self.close(now_ns, 0),
+                    _ => self.open(now_ns),
+                }
+                None
+            }
+            State::Open { until_ns } => {
+                if now_ns >= *until_ns {
+                    self.state = State::Probe(Arm::default());
+                }
+                None
+            }
+        }
+    }
+
+    fn suspect(&mut self, now_ns: u64) {
+        let at = now_ns / BUCKET_NS;
+        let recent = self.buckets.iter().filter(|(of, ..)| at.saturating_sub(*of) < BUCKETS as u64);
+        let (of, reset) = recent.fold((0, 0), |(of, reset), bucket| (of + bucket.1, reset + bucket.2));
+        if reset >= SUSPECT_MIN && reset * SUSPECT_ONE_IN >= of {
+            let (graduated, held) = (Arm::default(), Arm::default());
+            self.state = State::Trial { since_ns: now_ns, next_ns: now_ns, graduated, held };
+        }
+    }
+
+    fn open(&mut self, now_ns: u64) {
+        if self.closed_ns != 0 && now_ns.saturating_sub(self.closed_ns) > OPEN_NS_MAX {
+            self.failures = 0;
+        }
+        let wait_ns = OPEN_NS.saturating_mul(1 << self.failures.min(8)).min(OPEN_NS_MAX);
+        self.failures += 1;
+        self.closed_ns = 0;
+        self.state = State::Open { until_ns: now_ns + wait_ns };
+    }
+
+    fn close(&mut self, now_ns: u64, trusted_ns: u64) -> Option<Change> {
+        let was_open = self.is_open();
+        self.state = State::Closed;
+        self.buckets = Default::default();
+        self.trusted_until_ns = now_ns + trusted_ns;
+        if was_open {
+            self.closed_ns = now_ns;
+        }
+        was_open.then_some(Change::Closed)
+    }
+
+    fn bucket(&mut self, now_ns: u64) -> &mut (u64, u32, u32) {
+        let at = now_ns / BUCKET_NS;
+        let bucket = &mut self.buckets[at as usize % BUCKETS];
+        if bucket.0 != at {
+            *bucket = (at, 0, 0);
+        }
+        bucket
+    }
+}
+
+impl Arm {
+    fn known(&self) -> u32 {
+        self.reset + self.lived
+    }
+
+    fn all(&self) -> u32 {
+        self.known() + self.watched.len() as u32
+    }
+
+    fn watches(&self, id: FlowId) -> bool {
+        self.watched.iter().any(|(its, _)| *its == id)
+    }
+
+    /// Whether it is one of these.
+    fn settle(&mut self, id: FlowId, fate: Fate) -> bool {
+        let Some(place) = self.watched.iter().position(|(its, _)| *its == id) else { return false };
+        self.watched.swap_remove(place);
+        match fate {
+            Fate::Reset => self.reset += 1,
+            Fate::Lives => self.lived += 1,
+            Fate::Gone => {}
+        }
+        true
+    }
+
+    fn expire(&mut self, now_ns: u64, mute_ns: u64) {
+        let before = self.watched.len();
+        self.watched.retain(|(_, since_ns)| now_ns.saturating_sub(*since_ns) < mute_ns);
+        self.lived += (before - self.watched.len()) as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Flows that could graduate, one every 20 ms for so many seconds; `resets` says whether a flow is reset 100 ms after it
+    /// could, by its number and by whether it has graduated. Returns what was told, and how many were reset after they had.
+    fn play(
+        breaker: &mut Breaker,
+        from_ns: u64,
+        seconds: u64,
+        resets: impl Fn(u64, bool) -> bool,
+    ) -> (Vec<Change>, u32) {
+        let (mut told, mut harmed) = (Vec::new(), 0);
+        let mut due = std::collections::BTreeMap::new();
+        for step in 0..seconds * 50 {
+            let now_ns = from_ns + step * 20 * MS;
+            while let Some((&(at_ns, id), &fate)) = due.first_key_value()
+                && at_ns <= now_ns
+            {
+                due.pop_first();
+                breaker.handle_fate(id, fate, at_ns);
+            }
+            let id = FlowId(from_ns + step);
+            let admission = breaker.admit(id, now_ns);
+            let graduated = admission == Admission::Graduate;
+            let (fate, after) = if resets(step, graduated) { (Fate::Reset, 100) } else { (Fate::Lives, 1000) };
+            harmed += u32::from(graduated && fate == Fate::Reset);
+            if admission != Admission::Stay && (fate == Fate::Reset || breaker.watched(graduated).any(|its| its == id))
+            {
+                due.insert((now_ns + after * MS, id), fate);
+            }
+            told.extend(breaker.poll(now_ns));
+        }
+        (told, harmed)
+    }
+
+    fn opened(told: &[Change]) -> usize {
+        told.iter().filter(|change| matches!(change, Change::Opened { .. })).count()
+    }
+
+    #[test]
+    fn what_graduation_breaks_stops_it_after_a_few_and_a_reload_tries_again_with_one() {
+        let mut breaker = Breaker::default();
+        let (told, harmed) = play(&mut breaker, MS, 30, |_, graduated| graduated);
+        assert!(matches!(told[..], [Change::Opened { .. }]), "{told:?}");
+        assert!(harmed <= 20, "{harmed}");
+        breaker.handle_reload();
+        let (told, harmed) = play(&mut breaker, 100_000 * MS, 30, |_, graduated| graduated);
+        assert_eq!((told, harmed), (vec![], 1));
+        breaker.handle_reload();
+        let (told, harmed) = play(&mut breaker, 200_000 * MS, 30, |_, _| false);
+        assert_eq!((told, harmed, breaker.is_closed()), (vec![Change::Closed], 0, true));
+    }
+
+    #[test]
+    fn it_is_tried_again_after_a_while_and_ever_more_rarely() {
+        let mut breaker = Breaker::default();
+        let (told, harmed) = play(&mut breaker, MS, 2 * 3600, |_, graduated| graduated);
+        assert_eq!(opened(&told), 1, "{told:?}");
+        assert!(harmed <= 25, "{harmed}");
+    }
+
+    #[test]
+    fn a_backend_that_dies_once_does_not_stop_it() {
+        let mut breaker = Breaker::default();
+        let (told, _) = play(&mut breaker, MS, 60, |number, graduated| graduated && (100..150).contains(&number));
+        assert_eq!((told, breaker.is_closed()), (vec![], true));
+    }
+
+    #[test]
+    fn a_thousand_old_flows_that_are_reset_at_once_do_not_stop_it() {
+        let mut breaker = Breaker::default();
+        play(&mut breaker, MS, 60, |_, _| false);
+        (0..1000).for_each(|number| breaker.handle_fate(FlowId(number), Fate::Reset, 60_000 * MS));
+        assert!(!breaker.is_closed());
+        let (told, _) = play(&mut breaker, 60_001 * MS, 5, |_, _| false);
+        assert_eq!((told, breaker.is_closed()), (vec![], true));
+    }
+
+    #[test]
+    fn a_part_of_the_flows_that_it_breaks_is_enough() {
+        let mut breaker = Breaker::default();
+        let (told, _) = play(&mut breaker, MS, 120, |number, graduated| graduated && number % 10 < 6);
+        assert!(opened(&told) > 0, "{told:?}");
+    }
+
+    #[test]
+    fn a_few_clients_that_come_again_every_ten_seconds_are_enough() {
+        let mut breaker = Breaker::default();
+        let (mut harmed, mut now_ns) = (0, MS);
+        for number in 0..60 {
+            now_ns += 5_000 * MS;
+            let admission = breaker.admit(FlowId(number), now_ns);
+            match admission {
+                Admission::Graduate => breaker.handle_fate(FlowId(number), Fate::Reset, now_ns + MS),
+                Admission::Observe => breaker.handle_fate(FlowId(number), Fate::Lives, now_ns + 1000 * MS),
+                Admission::Stay => {}
+            }
+            harmed += u32::from(admission == Admission::Graduate);
+            breaker.poll(now_ns + 1000 * MS);
+        }
+        assert!(breaker.is_open() && harmed <= 15, "{harmed}");
+    }
+
+    #[test]
+    fn flows_that_nobody_hears_of_any_more_hold_nothing_up() {
+        let mut breaker = Breaker::default();
+        (0..5).for_each(|number| breaker.handle_fate(FlowId(number), Fate::Reset, MS));
+        for number in 5..10 {
+            if breaker.admit(FlowId(number), MS) == Admission::Graduate {
+                breaker.handle_fate(FlowId(number), Fate::Gone, MS);
+            }
+        }
+        breaker.poll(2 * TRIAL_NS);
+        assert!(breaker.is_closed());
+    }
+
+    proptest! {
+        #[test]
+        fn flows_that_end_so_in_any_case_do_not_stop_it(one_in in 1u64..20, phase in 0u64..20) {
+            let mut breaker = Breaker::default();
+            // Mixed up, so that nothing keeps step with the turns of a trial.
+            let mixed = |number: u64| ((number + phase).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 20;
+            let (told, _) = play(&mut breaker, MS, 120, |number, _| mixed(number) < 20 / one_in);
+            prop_assert_eq!(told, vec![]);
+            prop_assert!(!breaker.is_open());
+        }
+
+        #[test]
+        fn it_never_opens_without_many_resets_right_after_and_always_goes_on_in_the_end(
+            events in proptest::collection::vec((0u8..6, 0u64..3_000, 0u64..30), 0..400),
+        ) {
+            let (mut breaker, mut now_ns, mut resets) = (Breaker::default(), MS, 0);
+            for (event, later_ms, id) in events {
+                now_ns += later_ms * MS;
+                match event {
+                    0 | 1 => drop(breaker.admit(FlowId(id), now_ns)),
+                    2 => { breaker.handle_fate(FlowId(id), Fate::Reset, now_ns); resets += 1; }
+                    3 => breaker.handle_fate(FlowId(id), if id % 2 == 0 { Fate::Lives } else { Fate::Gone }, now_ns),
+                    4 => breaker.handle_reload(),
+                    _ => {
+                        let told = breaker.poll(now_ns);
+                        prop_assert!(opened(told.as_slice()) == 0 || resets >= SUSPECT_MIN + TRIAL / 2);
+                    }
+                }
+            }
+            // Flows that live close it, whatever was before.
+            for round in 0..4 {
+                play(&mut breaker, now_ns + (round + 1) * (OPEN_NS_MAX + MS), 30, |_, _| false);
+            }
+            prop_assert!(breaker.is_closed());
+        }
+    }
+}

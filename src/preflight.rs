@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   place ──▶ kernel      settings of sysctl(8)        ─┐
-//!         ──▶ firewall    nftables, iptables            ├─▶ findings: what was read, why it matters, what mends it
+//!         ──▶ firewall    nftables, iptables, NAT       ├─▶ findings: what was read, why it matters, what mends it
 //!         ──▶ limits      descriptors, ports, rights    │
 //!         ──▶ keepalived  its file, its process         │
 //!         ──▶ fleet       link, key, ports, with [peers]─┘
@@ -44,7 +44,7 @@ pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let keepalived = Keepalived::read(keepalived);
     let place = Place::find(config, &keepalived.addresses());
     let (mut findings, mut settings) = kernel::look(&place);
-    findings.extend(firewall::look(&place));
+    findings.extend(firewall::look(config, &place));
     findings.extend(limits::look(config, &place));
     let (of_fleet, needed) = fleet::look(config, &place);
     findings.extend(of_fleet);

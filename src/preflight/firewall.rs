@@ -6,10 +6,11 @@
 //! ```text
 //!   nft -j ─▶ nft ──────┐
 //!                       ├─▶ rules ─▶ walk: what becomes of such a packet, and of the answer to it
-//!   iptables-save ─▶ iptables
+//!   iptables-save ─▶ iptables ─┘  └─▶ nat: whether they translate it
 //! ```
 
 mod iptables;
+mod nat;
 mod nft;
 mod rules;
 #[cfg(test)]
@@ -22,7 +23,7 @@ use std::process::Command;
 
 use super::kernel;
 use super::place::Place;
-use crate::config::Peer;
+use crate::config::{Config, Peer};
 use crate::model::finding::Finding;
 use crate::model::untracked;
 use rules::{Ruleset, Transport, Way};
@@ -30,14 +31,22 @@ use walk::{Culprit, Packet, Towards, culprit};
 
 const TOPIC: &str = "firewall";
 
-pub fn look(place: &Place) -> Vec<Finding> {
+pub fn look(config: &Config, place: &Place) -> Vec<Finding> {
+    let (rules, unread) = read();
+    let translated = nat::look(&rules, unread.is_empty(), config, place);
+    let mut findings = of_vips(&rules, unread, place);
+    findings.extend(translated);
+    findings
+}
+
+fn of_vips(rules: &Ruleset, unread: Vec<Finding>, place: &Place) -> Vec<Finding> {
     let services: Vec<_> = place.services.iter().copied().filter(|s| place.vips.contains(&s.ip())).collect();
     if services.is_empty() {
         return vec![Finding::good(TOPIC, "no VIP: every connection begins here")];
     }
-    let (rules, mut findings) = read();
+    let mut findings = unread;
     let loose = kernel::read("net/netfilter/nf_conntrack_tcp_loose");
-    let found = services.iter().find_map(|service| judge(&rules, *service, loose));
+    let found = services.iter().find_map(|service| judge(rules, *service, loose));
     match found {
         Some(finding) => findings.push(finding),
         None if findings.is_empty() => {
@@ -181,29 +190,32 @@ fn read() -> (Ruleset, Vec<Finding>) {
         },
         Err(error) => findings.push(unread("nftables", error)),
     }
-    for (family, command) in [("ip", "iptables-nft-save"), ("ip6", "ip6tables-nft-save")] {
+    for (family, command, changes) in
+        [("ip", "iptables-nft-save", "iptables"), ("ip6", "ip6tables-nft-save", "ip6tables")]
+    {
         if !foreign.iter().any(|foreign| foreign == family) {
             continue;
         }
         match run(command, &[]) {
             Ok(text) => {
                 // These tell more than nft does of the same tables.
-                let told = iptables::read(&text, family);
+                let told = iptables::read(&text, changes);
                 rules.chains.retain(|chain| !told.chains.iter().any(|other| other.table == chain.table));
                 rules.chains.extend(told.chains);
             }
             Err(error) => findings.push(unread(command, error)),
         }
     }
-    for (family, command, names) in
-        [("ip", "iptables-legacy-save", "ip_tables_names"), ("ip6", "ip6tables-legacy-save", "ip6_tables_names")]
-    {
+    for (changes, command, names) in [
+        ("iptables-legacy", "iptables-legacy-save", "ip_tables_names"),
+        ("ip6tables-legacy", "ip6tables-legacy-save", "ip6_tables_names"),
+    ] {
         let names = std::fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
         if names.trim().is_empty() {
             continue;
         }
         match run(command, &[]) {
-            Ok(text) => rules.chains.extend(iptables::read(&text, family).chains),
+            Ok(text) => rules.chains.extend(iptables::read(&text, changes).chains),
             Err(error) => findings.push(unread(command, error)),
         }
     }

@@ -227,3 +227,65 @@ fn the_file_for_sysctl_d_mends_what_it_is_for_and_is_the_same_when_written_again
     let findings: Vec<Value> = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"));
     assert!(findings.iter().any(|finding| finding["topic"] == "arp_ignore" && finding["verdict"] == "good"), "{json}");
 }
+
+/// Rules of the balancer's host and what is to be found: (what makes them, a part of the finding).
+const TRANSLATING: [(&str, &str); 6] = [
+    (
+        "nft 'table inet n { chain out { type nat hook postrouting priority srcnat; oifname { eth0, eth1 } masquerade; }; }'",
+        "masquerade",
+    ),
+    ("iptables -t nat -A POSTROUTING -o eth0 -p tcp --dport 6443 -j MASQUERADE", "masquerade"),
+    ("iptables-legacy -t nat -A POSTROUTING -s 10.77.0.0/24 -j SNAT --to-source 10.77.0.2", "snat to 10.77.0.2"),
+    (
+        "nft 'table inet n { chain in { type nat hook prerouting priority dstnat; tcp dport 443 redirect to :6443; }; }'",
+        "redirect to :6443",
+    ),
+    (
+        "iptables -t nat -A PREROUTING -p tcp --dport 443 -j DNAT --to-destination 10.77.0.2:6443",
+        "dnat to 10.77.0.2:6443",
+    ),
+    (
+        "nft 'table ip n { chain in { type filter hook prerouting priority raw; tcp dport 443 tcp dport set 6443; }; }'",
+        "",
+    ),
+];
+
+#[test]
+fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_mended() {
+    let Some(lab) = Lab::new("preflight nat") else { return };
+    let host = &lab.lb;
+    let path = lab.directory().join("check.toml");
+    let config = lab.config().path("graduate", "auto");
+    std::fs::write(&path, config.text(&lab.directory().join("admin.sock"))).unwrap();
+    assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good);
+    // What is for others' networks only.
+    host.run(
+        "iptables -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE; \
+         iptables -t nat -A PREROUTING -p tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80; \
+         iptables -t nat -A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE",
+    );
+    assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good, "{:#?}", look(host, &path));
+    for (rules, found) in TRANSLATING {
+        if rules.starts_with("iptables-legacy") && host.enter(|| !legacy()) {
+            println!("preflight: no {rules}: this kernel has no ip_tables");
+            continue;
+        }
+        host.run(rules);
+        let findings = look(host, &path);
+        let nat = of(&findings, "NAT");
+        println!("preflight: {} | {}", nat.read, nat.mend);
+        assert!(nat.verdict == Verdict::Hindrance && nat.read.contains(found), "{rules}: {nat:#?}");
+        let mend = nat.mend.split_once("then: ").map_or(nat.mend.as_str(), |(_, command)| command);
+        host.run(mend);
+        assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good, "{rules}: {:#?}", look(host, &path));
+    }
+    // A frontend whose connections go elsewhere.
+    host.run("iptables -t nat -I PREROUTING -p tcp -d 10.77.0.2 --dport 6443 -j DNAT --to-destination 10.77.0.99:6443");
+    mended(host, &path, "NAT", Verdict::Fault);
+}
+
+/// Whether the older tables are there.
+fn legacy() -> bool {
+    let output = std::process::Command::new("iptables-legacy").args(["-t", "nat", "-S"]).output();
+    output.is_ok_and(|output| output.status.success())
+}

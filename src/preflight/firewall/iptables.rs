@@ -2,10 +2,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Way, network};
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Test, Translation, Way, network};
 
-/// `family`: `ip` or `ip6`.
-pub fn read(text: &str, family: &str) -> Ruleset {
+/// `command`: what changes these rules, `iptables-legacy`, say; that for IPv6 begins with `ip6`.
+pub fn read(text: &str, command: &str) -> Ruleset {
+    let family = if command.starts_with("ip6") { "ip6" } else { "ip" };
     let mut rules = Ruleset::default();
     let mut table = String::new();
     for line in text.lines() {
@@ -25,7 +26,8 @@ pub fn read(text: &str, family: &str) -> Ruleset {
                 let of = format!("{family} {table}");
                 let chain = rules.chains.iter_mut().find(|chain| chain.table == of && chain.name == *name);
                 if let Some(chain) = chain {
-                    chain.rules.push(rule(rest, family));
+                    let delete = format!("{command} -t {table} -D {name} {}", rest.join(" "));
+                    chain.rules.push(Rule { delete, ..rule(rest, family) });
                 }
             }
             _ => {}
@@ -72,7 +74,8 @@ fn rule(words: &[&str], family: &str) -> Rule {
             }
             "--dport" | "--dports" => words.next().map(|text| ports(Side::Destination, text)),
             "--sport" | "--sports" => words.next().map(|text| ports(Side::Source, text)),
-            "-i" | "-o" => words.next().map(|name| Matched::Interface(name.to_owned())),
+            "-i" | "-o" => words.next().map(|name| Matched::Interface(vec![name.to_owned()])),
+            "--mark" => words.next().map(mark),
             "--ctstate" | "--state" => {
                 words.next().map(|states| Matched::State(states.split(',').map(str::to_ascii_lowercase).collect()))
             }
@@ -85,6 +88,9 @@ fn rule(words: &[&str], family: &str) -> Rule {
                     "RETURN" => Act::Return,
                     "NOTRACK" => Act::Notrack,
                     "CT" if words.peek() == Some(&"--notrack") => Act::Notrack,
+                    "MASQUERADE" | "SNAT" | "REDIRECT" | "DNAT" => {
+                        Act::Translate(translation(target, &words.by_ref().collect::<Vec<_>>()))
+                    }
                     other if other.chars().all(|c| c.is_ascii_uppercase()) && BUILT_IN.contains(&other) => Act::Pass,
                     other if word == "-g" => Act::Goto(other.to_owned()),
                     other => Act::Jump(other.to_owned()),
@@ -106,7 +112,37 @@ fn rule(words: &[&str], family: &str) -> Rule {
             tests.push(Test { of, negated: std::mem::take(&mut negated) });
         }
     }
-    Rule { tests, act, way: Way::Iptables }
+    Rule { tests, act, way: Way::Iptables, delete: String::new() }
+}
+
+/// `0x4000/0x4000`
+fn mark(text: &str) -> Matched {
+    let number = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let (value, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
+    match (number(value), number(mask)) {
+        (Some(value), Some(mask)) => Matched::Mark { mask, value },
+        _ => Matched::Other(format!("mark {text}")),
+    }
+}
+
+/// `options` are those of the target.
+fn translation(target: &str, options: &[&str]) -> Translation {
+    let of = |name: &str| options.iter().position(|word| *word == name).and_then(|at| options.get(at + 1)).copied();
+    let side = if ["MASQUERADE", "SNAT"].contains(&target) { Side::Source } else { Side::Destination };
+    let (mut to, mut ports) = (Target::Same, of("--to-ports").and_then(|text| port_range(text, '-')));
+    if let Some(text) = of("--to-destination").or_else(|| of("--to-source")) {
+        // `10.0.0.1-10.0.0.9:1-9`, `[fd00::1]:6443`
+        let (address, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+            Some((address, port)) => (address, port.strip_prefix(':')),
+            None if text.matches(':').count() > 1 => (text, None),
+            None => text.split_once(':').map_or((text, None), |(address, port)| (address, Some(port))),
+        };
+        to = address.parse().map_or(Target::Same, Target::Address);
+        ports = port.and_then(|text| port_range(text, '-'));
+    } else if ["MASQUERADE", "REDIRECT"].contains(&target) {
+        to = Target::Own;
+    }
+    Translation { side, to, ports, is_stateless: false }
 }
 
 fn skip_quoted<'w>(words: &mut impl Iterator<Item = &'w str>) {
@@ -117,17 +153,18 @@ fn skip_quoted<'w>(words: &mut impl Iterator<Item = &'w str>) {
 }
 
 fn ports(side: Side, text: &str) -> Matched {
-    let range = |part: &str| -> Option<RangeInclusive<u16>> {
-        let (first, last) = part.split_once(':').unwrap_or((part, part));
-        Some(first.parse().ok()?..=last.parse().ok()?)
-    };
-    match text.split(',').map(range).collect::<Option<Vec<_>>>() {
+    match text.split(',').map(|part| port_range(part, ':')).collect::<Option<Vec<_>>>() {
         Some(ranges) => Matched::Port(None, side, ranges),
         None => Matched::Other(text.to_owned()),
     }
 }
 
+fn port_range(text: &str, between: char) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once(between).unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
 /// Matches whose every question is read above.
-const KNOWN: [&str; 6] = ["conntrack", "state", "tcp", "udp", "multiport", "comment"];
+const KNOWN: [&str; 7] = ["conntrack", "state", "tcp", "udp", "multiport", "comment", "mark"];
 /// Targets that decide nothing.
 const BUILT_IN: [&str; 7] = ["LOG", "MARK", "CONNMARK", "TCPMSS", "CT", "NFLOG", "TRACE"];

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Transport, Way, network};
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Test, Translation, Transport, Way, network};
 
 /// What was read.
 #[derive(Debug, Default)]
@@ -90,6 +90,7 @@ fn add(read: &mut Read, named: &Named, rule: &Value) {
         _ => None,
     });
     let sets = Sets { named, table: &in_table };
+    let delete = format!("nft delete rule {in_table} {in_chain} handle {}", rule["handle"]);
     for statement in rule["expr"].as_array().into_iter().flatten() {
         let Some((kind, value)) = statement.as_object().and_then(|object| object.iter().next()) else { continue };
         let act = match kind.as_str() {
@@ -98,7 +99,7 @@ fn add(read: &mut Read, named: &Named, rule: &Value) {
                 continue;
             }
             "vmap" => {
-                chain.rules.extend(of_map(value, sets, &tests));
+                chain.rules.extend(of_map(value, sets, &tests, &delete));
                 continue;
             }
             "xt" => {
@@ -115,7 +116,7 @@ fn add(read: &mut Read, named: &Named, rule: &Value) {
             _ => act(kind, value),
         };
         if act != Act::Pass {
-            chain.rules.push(Rule { tests: tests.clone(), act, way: Way::Nft });
+            chain.rules.push(Rule { tests: tests.clone(), act, way: Way::Nft, delete: delete.clone() });
         }
     }
 }
@@ -130,12 +131,37 @@ fn act(kind: &str, value: &Value) -> Act {
         "notrack" => Act::Notrack,
         "jump" => Act::Jump(target()),
         "goto" => Act::Goto(target()),
+        "masquerade" | "snat" => Act::Translate(translation(Side::Source, kind, value)),
+        "redirect" | "dnat" => Act::Translate(translation(Side::Destination, kind, value)),
+        "mangle" => rewriting(value).map_or(Act::Pass, Act::Translate),
         _ => Act::Pass,
     }
 }
 
+fn translation(side: Side, kind: &str, value: &Value) -> Translation {
+    let to = match kind {
+        "masquerade" | "redirect" => Target::Own,
+        _ => value["addr"].as_str().and_then(|text| text.parse().ok()).map_or(Target::Same, Target::Address),
+    };
+    Translation { side, to, ports: ports(&value["port"]), is_stateless: false }
+}
+
+/// `ip daddr set 10.0.0.1`: an address or a port that is written over.
+fn rewriting(value: &Value) -> Option<Translation> {
+    let (payload, new) = (&value["key"]["payload"], &value["value"]);
+    let (protocol, field) = (payload["protocol"].as_str()?, payload["field"].as_str()?);
+    let (to, ports) = match (protocol, field) {
+        ("ip" | "ip6", "saddr" | "daddr") => {
+            (new.as_str().and_then(|text| text.parse().ok()).map_or(Target::Same, Target::Address), None)
+        }
+        ("tcp" | "th", "sport" | "dport") => (Target::Same, ports(new)),
+        _ => return None,
+    };
+    Some(Translation { side: side(field), to, ports, is_stateless: true })
+}
+
 /// A verdict map is a rule for each of its elements.
-fn of_map(vmap: &Value, sets: Sets, before: &[Test]) -> Vec<Rule> {
+fn of_map(vmap: &Value, sets: Sets, before: &[Test], delete: &str) -> Vec<Rule> {
     let inline = vmap["data"]["set"].as_array().map(|set| set.iter().collect::<Vec<_>>());
     let elements = inline.or_else(|| Some(sets.elements(vmap["data"].as_str()?)?.to_vec())).unwrap_or_default();
     let rules = elements.into_iter().filter_map(|element| {
@@ -143,7 +169,7 @@ fn of_map(vmap: &Value, sets: Sets, before: &[Test]) -> Vec<Rule> {
         let (kind, value) = verdict.as_object()?.iter().next()?;
         let of = matched(&vmap["key"], &[key]).unwrap_or_else(|| Matched::Other("map".to_owned()));
         let tests = before.iter().cloned().chain([Test::new(of)]).collect();
-        Some(Rule { tests, act: act(kind, value), way: Way::Nft })
+        Some(Rule { tests, act: act(kind, value), way: Way::Nft, delete: delete.to_owned() })
     });
     rules.collect()
 }
@@ -170,6 +196,9 @@ fn test(value: &Value, sets: Sets) -> Test {
 fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
     let right: Vec<_> = right.iter().map(|value| value.get("elem").map_or(*value, |elem| &elem["val"])).collect();
     let texts = || right.iter().map(|value| text(value)).collect::<Option<Vec<_>>>();
+    if let Some(mark) = mark(left, &right) {
+        return Some(mark);
+    }
     if left["ct"]["key"] == "state" {
         return Some(Matched::State(texts()?));
     }
@@ -183,10 +212,7 @@ fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
             };
         }
         Some("iif" | "iifname" | "oif" | "oifname") => {
-            return match &texts()?[..] {
-                [one] => Some(Matched::Interface(one.clone())),
-                _ => None,
-            };
+            return Some(Matched::Interface(texts()?));
         }
         _ => {}
     }
@@ -205,6 +231,18 @@ fn matched(left: &Value, right: &[&Value]) -> Option<Matched> {
         }
         _ => None,
     }
+}
+
+/// `meta mark 0x1`, `meta mark & 0x4000 == 0x4000`
+fn mark(left: &Value, right: &[&Value]) -> Option<Matched> {
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let [value] = right else { return None };
+    let (of, mask) = match left["&"].as_array().map(Vec::as_slice) {
+        Some([of, mask]) => (of, number(mask)?),
+        _ => (left, u32::MAX),
+    };
+    let value = number(value)?;
+    (of["meta"]["key"] == "mark").then_some(Matched::Mark { mask, value })
 }
 
 fn side(field: &str) -> Side {

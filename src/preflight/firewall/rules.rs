@@ -44,6 +44,8 @@ pub struct Rule {
     pub tests: Vec<Test>,
     pub act: Act,
     pub way: Way,
+    /// The command that takes it away.
+    pub delete: String,
 }
 
 /// By which program a rule can be changed.
@@ -70,8 +72,13 @@ pub enum Matched {
     Protocol(Vec<String>),
     /// 4 or 6.
     Family(u8),
-    /// The interface that it comes in by, or leaves by.
-    Interface(String),
+    /// Any of these interfaces that it comes in by, or leaves by; one may end in `*` or `+`, for any end.
+    Interface(Vec<String>),
+    /// Its mark, masked.
+    Mark {
+        mask: u32,
+        value: u32,
+    },
     /// Something else, as text.
     Other(String),
 }
@@ -122,8 +129,29 @@ pub enum Act {
     Goto(String),
     Return,
     Notrack,
+    Translate(Translation),
     /// Nothing that decides.
     Pass,
+}
+
+/// Other addresses or ports for the ones that a packet has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// Whose.
+    pub side: Side,
+    pub to: Target,
+    pub ports: Option<RangeInclusive<u16>>,
+    /// The rule's own packets only, without conntrack.
+    pub is_stateless: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    Address(IpAddr),
+    /// One of this host's that the kernel chooses.
+    Own,
+    /// The one that it has, or one that the rule does not tell.
+    Same,
 }
 
 impl Test {
@@ -171,9 +199,28 @@ impl fmt::Display for Rule {
             Act::Goto(chain) => write!(f, "goto {chain}"),
             Act::Return => write!(f, "return"),
             Act::Notrack => write!(f, "notrack"),
+            Act::Translate(translation) => translation.fmt(f),
             Act::Pass => write!(f, "..."),
         }
     }
+}
+
+impl fmt::Display for Translation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = self.ports.as_ref().map(|ports| format!(":{}", show_range(ports))).unwrap_or_default();
+        match (self.side, self.to) {
+            (Side::Source, Target::Own) => write!(f, "masquerade"),
+            (Side::Destination, Target::Own) => write!(f, "redirect to {port}"),
+            (Side::Source, Target::Address(ip)) => write!(f, "snat to {}{port}", shown(ip)),
+            (Side::Destination, Target::Address(ip)) => write!(f, "dnat to {}{port}", shown(ip)),
+            (Side::Source, Target::Same) => write!(f, "snat {port}"),
+            (Side::Destination, Target::Same) => write!(f, "dnat {port}"),
+        }
+    }
+}
+
+fn shown(ip: IpAddr) -> String {
+    if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() }
 }
 
 impl fmt::Display for Test {
@@ -189,7 +236,8 @@ impl fmt::Display for Test {
             Matched::Address(side, of) => write!(f, "ip {} {not}{}", end(side, "addr"), joined(of, IpNet::to_string)),
             Matched::Protocol(protocols) => write!(f, "protocol {not}{}", protocols.join(",")),
             Matched::Family(family) => write!(f, "family {not}{family}"),
-            Matched::Interface(name) => write!(f, "interface {not}{name}"),
+            Matched::Interface(names) => write!(f, "interface {not}{}", names.join(",")),
+            Matched::Mark { mask, value } => write!(f, "mark {not}{value:#x}/{mask:#x}"),
             Matched::Other(text) => write!(f, "{not}({text})"),
         }
     }

@@ -135,7 +135,7 @@ fn a_port_of_tcp_is_none_of_udp_whatever_is_asked_of_it() {
 fn iptables_says_the_same_in_its_own_words() {
     let save = |rules: &str| {
         let text = format!("*filter\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:BAD - [0:0]\n{rules}\nCOMMIT\n");
-        let rules = iptables::read(&text, "ip");
+        let rules = iptables::read(&text, "iptables");
         judge(&rules, SERVICE.parse().unwrap(), Some(0)).map(|finding| (finding.verdict, finding.mend))
     };
     let invalid = "-A INPUT -m conntrack --ctstate INVALID -j DROP";

@@ -97,7 +97,7 @@ impl Walk<'_> {
         for rule in &chain.rules {
             let Some(certain) = self.meets(rule) else { continue };
             let ends = match &rule.act {
-                Act::Pass => false,
+                Act::Pass | Act::Translate(_) => false,
                 Act::Notrack => {
                     ways.notrack |= certain;
                     false
@@ -174,8 +174,8 @@ impl Walk<'_> {
             Matched::Protocol(protocols) => protocols.iter().any(|one| transport.is_called(one)),
             Matched::Family(family) => (*family == 6) == service.is_ipv6(),
             // A client is never on this host's loopback interface.
-            Matched::Interface(name) if name == "lo" => false,
-            Matched::Interface(_) | Matched::Other(_) => return None,
+            Matched::Interface(names) if names[..] == ["lo"] => false,
+            Matched::Interface(_) | Matched::Mark { .. } | Matched::Other(_) => return None,
         };
         Some(holds != test.negated)
     }

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use super::Scene;
 use crate::lab::*;
 
-/// One kind of translation: rules of nft(8) on the balancer's host, and the port that clients connect to.
+/// One kind of translation: rules of nft(8) on the balancer's host, or (`iptables ...`) a command, and the port that clients
+/// connect to.
 struct Kind {
     name: &'static str,
     rules: &'static str,
@@ -14,7 +15,7 @@ struct Kind {
 
 /// Towards backends as a gateway, a VPN or Docker would do it; towards the VIP as for another port. Baton itself listens
 /// to 6443 only.
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 11] = [
     Kind {
         name: "masquerade",
         rules: "table inet n { chain out { type nat hook postrouting priority srcnat; \
@@ -76,6 +77,24 @@ const KINDS: [Kind; 8] = [
                 ip6 saddr fd77::2 tcp sport 6443 ip6 saddr set fd77::3; } }",
         port: 6443,
     },
+    Kind {
+        name: "masquerade-by-iptables",
+        rules: "iptables -t nat -A POSTROUTING -o eth0 -p tcp --dport 6443 -j MASQUERADE --random-fully; \
+                ip6tables -t nat -A POSTROUTING -o eth0 -p tcp --dport 6443 -j MASQUERADE --random-fully",
+        port: 6443,
+    },
+    Kind {
+        name: "dnat-by-iptables",
+        rules: "iptables -t nat -A PREROUTING -d 10.77.0.2 -p tcp --dport 443 -j DNAT --to-destination 10.77.0.2:6443; \
+                ip6tables -t nat -A PREROUTING -d fd77::2 -p tcp --dport 443 -j DNAT --to-destination [fd77::2]:6443",
+        port: 443,
+    },
+    Kind {
+        name: "redirect-by-iptables",
+        rules: "iptables -t nat -A PREROUTING -p tcp --dport 443 -j REDIRECT --to-ports 6443; \
+                ip6tables -t nat -A PREROUTING -p tcp --dport 443 -j REDIRECT --to-ports 6443",
+        port: 443,
+    },
 ];
 
 impl Kind {
@@ -124,7 +143,10 @@ fn flows_stay_unharmed(ipv6: bool) {
     let baton = lab.start(&config.path("after", "200ms"));
     for (round, kind) in KINDS.iter().enumerate() {
         println!("{test}: {}", kind.name);
-        load(&lab.lb, kind.rules);
+        match kind.rules.starts_with("iptables") {
+            true => drop(lab.lb.run(kind.rules)),
+            false => load(&lab.lb, kind.rules),
+        }
         let to = kind.address(lab, ipv6);
         // Some that go on without a rest, some that say a word, some that say none.
         let mut conns: Vec<_> = (0..10).map(|_| lab.client.connect(to)).collect();
@@ -238,4 +260,33 @@ fn row37_a_synproxy_on_the_balancer_s_own_host_resets_no_flow() {
     conns.iter_mut().for_each(|conn| conn.echo(11, 100_000));
     drop(conns);
     baton.rests();
+}
+
+/// The process dies while the path looks at flows that may soon graduate, and has not let them go yet.
+#[test]
+fn row37_a_kill_while_flows_show_themselves_leaves_none_hanging_and_nothing_behind() {
+    let Some(scene) = Scene::new("nat-kill") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let config = scene.config().path("after_round_trips", 3).path("after", "60s");
+    let baton = lab.start(&config);
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.iter_mut().for_each(|conn| (0..3).for_each(|round| conn.echo(round, 100)));
+    eventually(LONG, "all flows are looked at", || entries(&scene) == 40);
+    assert_eq!(baton.status()["totals"]["flows"]["proxied"], 20);
+    baton.process.kill();
+    for conn in &mut conns {
+        let (end, _, took) = conn.read_end(secs(5));
+        assert!([End::Fin, End::Rst].contains(&end), "{end:?}");
+        assert!(took < secs(2), "{took:?}");
+    }
+    let next = lab.start(&config.path("after", "200ms"));
+    eventually(LONG, "nothing is left of them", || entries(&scene) == 0);
+    assert_eq!(next.status()["path"]["adopted_total"], 0);
+    let mut again: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    again.iter_mut().for_each(|conn| conn.echo(7, 100));
+    next.wait_graduated(20);
+    again.iter_mut().for_each(|conn| conn.echo(8, 100));
+    drop((conns, again));
+    next.rests();
 }

@@ -80,8 +80,8 @@ def judge(clients, happenings, stalls):
     """(wait, what was allowed) of those that waited longer, and bytes that were wrong though no backend was killed."""
     broken = [(wait, limit) for wait in clients.waits if (limit := allowed(wait, happenings, stalls)) < wait["until"] - wait["from"]
               or wait["ended"] == "hung"]
-    # A backend that is killed amid an answer ends it with FIN.
-    killers = [it for it in happenings if it.part == "backend"]
+    # A backend that is killed amid an answer ends it with FIN, and so does the kernel for an instance that still had its sockets.
+    killers = [it for it in happenings if it.part == "backend" or it.name in ("instance killed", "instance crashes again and again")]
     wrong = [said for said in clients.wrong if not (said["what"] == "FIN before the last byte" and any(
         it.began - 0.5 <= said["when"] and it.ended + TAIL_S >= said["since"] for it in killers))]
     return broken, wrong

@@ -206,10 +206,11 @@ impl Path {
         true
     }
 
-    /// Half of it is worth nothing.
+    /// Half of it is worth nothing, nor is what was forwarded while it had sockets.
     fn unhold(&mut self, id: FleetId, ends: &Ends) {
         self.take_out_held(id, ends);
         self.keep.held.remove(id);
+        BOTH.map(|direction| ends.key(direction)).into_iter().for_each(|key| self.forget(key));
     }
 
     fn drop_held(&mut self, id: FleetId) {

@@ -6,7 +6,9 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Test, Translation, Transport, Way, network};
+use super::rules::{
+    Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Test, Translation, Transport, Way, network,
+};
 
 /// What was read.
 #[derive(Debug, Default)]

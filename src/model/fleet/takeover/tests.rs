@@ -600,7 +600,7 @@ fn rule(actions: &[Action]) -> Option<Unknown> {
         Action::Path(HeldRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
         _ => None,
     });
-    rules.last()
+    rules.next_back()
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod stray;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod untold;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -45,6 +46,7 @@ use bury::Round;
 pub use bury::Tickle;
 use peer::Peer;
 use timer::{Timer, Timers};
+use untold::Untold;
 
 /// What an operator may choose, and what the host is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,10 +151,11 @@ pub struct Takeover {
     finding: VecDeque<u64>,
     next_round: u64,
     asked: HashMap<Key, stray::Waiting>,
-    /// Keys without a record that are sent to a peer, and since when.
-    lent: HashMap<Key, u64>,
+    /// Keys without a record that are sent to a peer.
+    lent: HashMap<Key, stray::Lent>,
     /// Keys of which nothing could be learnt, and since when.
     unsaid: HashMap<Key, u64>,
+    untold: HashMap<FleetId, Untold>,
     timers: Timers,
     /// What an earlier process held has been sorted out.
     settled: bool,
@@ -235,6 +238,7 @@ impl Takeover {
             asked: HashMap::new(),
             lent: HashMap::new(),
             unsaid: HashMap::new(),
+            untold: HashMap::new(),
             timers: Timers::default(),
             settled: false,
             ready: false,
@@ -258,11 +262,11 @@ impl Takeover {
         match remote {
             Remote::Joined { owner, link } => self.joined(owner, link),
             Remote::Gone { owner } => self.gone(&owner),
-            Remote::Begin { owner, slot, .. } => self.begin(&owner, slot),
+            Remote::Begin { owner, epoch, slot } => self.begin(&owner, epoch, slot),
             Remote::Flow { owner, record } => self.flow(now_ns, owner, *record),
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
             Remote::Moved { owner, id, to } => self.moved(now_ns, &owner, id, &to),
-            Remote::Synced { owner } => self.synced(&owner),
+            Remote::Synced { owner } => self.synced(now_ns, &owner),
             Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
@@ -335,6 +339,7 @@ impl Takeover {
                 Timer::Unsaid(key) => drop(self.unsaid.remove(&key)),
                 Timer::Guard => {}
                 Timer::Left(ip) => self.left_for_good(now_ns, ip),
+                Timer::Untold(id) => drop(self.untold.remove(&id)),
             }
         }
         self.renew_rules(now_ns);
@@ -367,6 +372,7 @@ impl Takeover {
         let living: Vec<_> =
             self.peers.iter().filter(|(_, peer)| !peer.is_dead).map(|(name, _)| name.clone()).collect();
         living.into_iter().for_each(|owner| self.end_stuck(&owner));
+        self.tell_untold();
         let mut challenged = false;
         for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
             peer.challenged_ns = Some(now_ns);
@@ -412,7 +418,7 @@ impl Takeover {
         }
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
         // Flows that a full map has no entry for are refused from here, for which the program must show their packets.
-        let is_shown = !self.no_room.is_empty() && guard_until_ns > 0;
+        let is_shown = (!self.no_room.is_empty() || !self.rounds.is_empty()) && guard_until_ns > 0;
         let is_asked = is_shown || self.peers.values().any(Peer::can_be_asked);
         let all_told = self.peers.values().all(Peer::has_told);
         let then = if is_asked { Then::Ask { all_told } } else { Then::Reset };

@@ -44,6 +44,8 @@ pub struct Path {
     /// Flows of others that were to be held, and packets to be forwarded, for which there was no room.
     pub crowded_flows: BTreeMap<FleetId, FlowRecord>,
     pub crowded_packets: BTreeMap<Key, IpAddr>,
+    /// There once was no room for something.
+    pub was_crowded: bool,
     /// Nothing is said of them.
     pub full_is_held: bool,
     /// Flows with one id are one flow.
@@ -193,7 +195,9 @@ impl Path {
         }
         for key in BOTH.map(|direction| ends.key(direction)) {
             let is_ours = matches!(self.entries.get(&key), Some(Entry::Splice { held: false, .. }));
-            if is_ours || !self.entries.contains_key(&key) && !self.has_room(1) {
+            let is_full = !self.entries.contains_key(&key) && !self.has_room(1);
+            self.was_crowded |= is_full;
+            if is_ours || is_full {
                 self.take_out_held(&record);
                 self.held.remove(&self.name(id));
                 return false;
@@ -279,6 +283,7 @@ impl Path {
             self.crowded_packets.remove(&key);
             self.divert(vec![key], &Entry::Forward(to));
             let is_entered = self.entries.contains_key(&key);
+            self.was_crowded |= !is_entered;
             if !is_entered && !self.full_is_held {
                 self.crowded_packets.insert(key, to);
             }

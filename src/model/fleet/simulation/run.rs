@@ -155,6 +155,11 @@ parts! {
     nor_two_hundred_more: 400..600, &WITHSTOOD;
     nor_do_instances_without_a_packet_path: 0..100, &[Kind::Pathless];
     nor_do_maps_that_are_full: 0..100, &[Kind::Full];
+    nor_do_cut_links_upgrades_and_new_frontends: 0..150, &[
+        Kind::Die, Kind::Kill, Kind::Move, Kind::Cut, Kind::OneWay,
+        Kind::Split, Kind::Stall, Kind::Frontends, Kind::Upgrade, Kind::Handover,
+    ];
+    nor_do_hosts_that_are_cut_off: 0..100, &[Kind::Isolate];
 }
 
 /// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names what does

@@ -41,7 +41,7 @@ impl World {
     pub fn judge_reset(&self, by: usize, client: u64) {
         let client = &self.clients[&client];
         let path = &self.nodes[by].path;
-        if client.may_be_lost || !path.carries || !path.has_room(2) || !self.is_up(by) {
+        if client.may_be_lost || !path.carries || path.was_crowded || !path.has_room(2) || !self.is_up(by) {
             return;
         }
         let (number, key) = (client.number, client.record.ends.key(Direction::Up));
@@ -62,7 +62,9 @@ impl World {
         let from = number(from);
         let process = self.nodes[from].process.as_ref().filter(|_| self.is_up(from));
         let serves = process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS);
-        let lives = self.net.shared && serves && self.knows_alive(node, from) && self.nodes[from].belongs;
+        // Who has left the fleet hears nothing of it.
+        let are_members = self.nodes[from].belongs && self.nodes[from].config.peers.contains(&node);
+        let lives = self.net.shared && serves && self.knows_alive(node, from) && are_members;
         self.demand(!lives, || format!("{} buries {}, which lives", NAMES[node], NAMES[from]));
     }
 

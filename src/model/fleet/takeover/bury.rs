@@ -30,7 +30,7 @@ pub struct Round {
 const BETWEEN_NS: u64 = 700_000_000;
 
 /// After that only the rule for unknown packets answers.
-const REFUSED_NS: u64 = 30_000_000_000;
+pub(super) const REFUSED_NS: u64 = 30_000_000_000;
 
 impl Takeover {
     /// Takes over all that `owner` had.
@@ -40,6 +40,7 @@ impl Takeover {
         peer.challenged_ns = None;
         peer.synced = false;
         self.show_slices();
+        self.lend_no_more(owner);
         self.bury_flows(owner, |_| true);
         self.says_no_more(owner, |_| true);
         self.inherit();
@@ -114,6 +115,7 @@ impl Takeover {
         let flows: Vec<_> = peer.flows.iter().copied().collect();
         let is_dead = peer.is_dead;
         let (mut adopted, mut refused, mut told, mut dropped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut untold = Vec::new();
         for id in flows {
             let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
             let (ends, state) = (known.ends, known.state);
@@ -130,8 +132,9 @@ impl Takeover {
                 }
                 // Without a packet path nothing here can carry it on.
                 _ => {
-                    if self.is_here(ends.vip.ip()) {
-                        told.push((id, ends));
+                    match self.is_here(ends.vip.ip()) {
+                        true => told.push((id, ends)),
+                        false => untold.push(id),
                     }
                     if matches!(state, State::Held | State::NoRoom) {
                         dropped.push(id);
@@ -144,6 +147,12 @@ impl Takeover {
                         self.index(id, &ends);
                     }
                 }
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(owner).filter(|peer| peer.is_dead) {
+            peer.untold.extend(untold);
+            for (id, _) in &told {
+                peer.untold.remove(id);
             }
         }
         if adopted.is_empty() && refused.is_empty() && told.is_empty() {
@@ -168,7 +177,7 @@ impl Takeover {
         }
     }
 
-    fn begin_round(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
+    pub(super) fn begin_round(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
         let class = |ends: &Ends| {
             let ip = ends.client.ip();
             self.settings.priority.iter().position(|network| network.contains(&ip)).unwrap_or(usize::MAX)

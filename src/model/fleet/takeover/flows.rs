@@ -121,7 +121,8 @@ impl Takeover {
         }
         if let Some(known) = self.take_out(id) {
             match known.state {
-                State::Held | State::NoRoom => self.drop_held(id),
+                State::Held => self.drop_held(id),
+                State::NoRoom => self.drop_crowded(id, &known.ends),
                 State::Noted => {}
                 State::Forwarded | State::Refused => {
                     self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
@@ -145,7 +146,8 @@ impl Takeover {
     pub(super) fn remove(&mut self, id: FleetId) {
         if let Some(known) = self.take_out(id) {
             match known.state {
-                State::Held | State::NoRoom => self.drop_held(id),
+                State::Held => self.drop_held(id),
+                State::NoRoom => self.drop_crowded(id, &known.ends),
                 State::Noted => {}
                 State::Forwarded | State::Refused => self.forget(id, &known.ends),
             }
@@ -176,6 +178,12 @@ impl Takeover {
                 self.by_key.remove(&key);
             }
         }
+    }
+
+    /// An entry that forwards one of its directions may be left from when it had sockets.
+    fn drop_crowded(&mut self, id: FleetId, ends: &Ends) {
+        self.drop_held(id);
+        self.forget(id, ends);
     }
 
     pub(super) fn drop_held(&mut self, id: FleetId) {

@@ -21,6 +21,7 @@ impl Takeover {
         self.flows.values_mut().for_each(|known| known.also.retain(|other| other != owner));
         self.rounds.retain(|_, round| round.from != *owner);
         self.last_owners.retain(|_, last| last != owner);
+        self.untold.retain(|_, untold| untold.from != *owner);
         self.see_sharing();
         self.show_slices();
         self.settle();

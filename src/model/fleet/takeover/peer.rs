@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use super::{Action, Known, State, Takeover};
-use crate::model::fleet::{Farewell, FleetId, HeldRequest, InstanceName, PeerSlice, Pulse, Slice, slice};
+use crate::model::fleet::{Epoch, Farewell, FleetId, HeldRequest, InstanceName, PeerSlice, Pulse, SLOTS, Slice, slice};
 
 #[derive(Debug)]
 pub struct Peer {
@@ -19,6 +19,14 @@ pub struct Peer {
     pub answered: bool,
     pub synced: bool,
     slot: Option<u8>,
+    /// Of the process that was last heard.
+    epoch: Option<Epoch>,
+    /// That said that another one goes on with all that it has.
+    is_succeeded: bool,
+    /// Another process has begun since it was last synced, without any socket of the one before.
+    is_anew: bool,
+    /// Flows in sockets that died with it, and whose address was not here then.
+    pub untold: HashSet<FleetId>,
     /// All addresses of its host.
     pub addresses: Vec<IpAddr>,
     pub flows: HashSet<FleetId>,
@@ -38,6 +46,10 @@ impl Peer {
             answered: false,
             synced: false,
             slot: None,
+            epoch: None,
+            is_succeeded: false,
+            is_anew: false,
+            untold: HashSet::new(),
             addresses: Vec::new(),
             flows: HashSet::new(),
             stale: HashSet::new(),
@@ -67,27 +79,34 @@ impl Peer {
 }
 
 impl Takeover {
-    pub(super) fn begin(&mut self, owner: &InstanceName, slot: u8) {
+    pub(super) fn begin(&mut self, owner: &InstanceName, epoch: Epoch, slot: u8) {
         let Some(peer) = self.peers.get_mut(owner) else { return };
         peer.stale = peer.flows.clone();
         let also = self.flows.iter().filter(|(_, known)| known.also.contains(owner));
         peer.also_stale = also.map(|(id, _)| *id).collect();
         peer.synced = false;
         peer.slot = Some(slot);
+        if peer.epoch.replace(epoch).is_some_and(|before| before != epoch) {
+            peer.is_anew |= !std::mem::take(&mut peer.is_succeeded);
+        }
         // Nobody tells what it has and is dead.
         self.lives(owner);
         self.show_slices();
     }
 
-    pub(super) fn synced(&mut self, owner: &InstanceName) {
+    pub(super) fn synced(&mut self, now_ns: u64, owner: &InstanceName) {
         let Some(peer) = self.peers.get_mut(owner) else { return };
         peer.synced = true;
         let gone: Vec<_> = std::mem::take(&mut peer.stale).into_iter().collect();
         let also_gone = std::mem::take(&mut peer.also_stale);
+        let (is_anew, mut untold) = (std::mem::take(&mut peer.is_anew), std::mem::take(&mut peer.untold));
+        untold.retain(|id| is_anew && gone.contains(id));
+        let untold: Vec<_> = untold.into_iter().filter_map(|id| Some((id, self.flows.get(&id)?.ends))).collect();
         if !also_gone.is_empty() {
             self.says_no_more(owner, |id| also_gone.contains(id));
         }
         gone.into_iter().for_each(|id| self.remove(id));
+        self.died_unheard(now_ns, owner, untold);
         self.end_stuck(owner);
         self.settle();
     }
@@ -114,7 +133,8 @@ impl Takeover {
             }
             Pulse::Dead | Pulse::Left(Farewell::Stopped) => self.bury(&owner),
             Pulse::Silent if is_fresh && !peer.answered => self.bury(&owner),
-            Pulse::Silent | Pulse::Left(Farewell::Succeeded) | Pulse::Unheard => {}
+            Pulse::Left(Farewell::Succeeded) => peer.is_succeeded = true,
+            Pulse::Silent | Pulse::Unheard => {}
         }
         self.show_slices();
         self.see_sharing();
@@ -178,9 +198,14 @@ impl Takeover {
             let at = if peer.serves() { self.hops(name) } else { Vec::new() };
             Some(PeerSlice { ports: part(peer.slot?)?, at })
         });
+        // One that has not been heard yet has any of the others: what goes there may be of a flow that somebody holds.
+        let known = |slot: &u8| *slot == self.settings.slot || self.peers.values().any(|peer| peer.slot == Some(*slot));
+        let unheard = self.peers.values().any(|peer| peer.slot.is_none());
+        let unknown = (0..SLOTS).filter(|slot| unheard && !known(slot));
+        let unknown = unknown.filter_map(|slot| Some(PeerSlice { ports: part(slot)?, at: Vec::new() }));
         // A port is looked for in their order.
         let mut slices: Vec<_> = self.frontends_elsewhere();
-        slices.extend(own.into_iter().chain(peers));
+        slices.extend(own.into_iter().chain(peers).chain(unknown));
         if slices != self.slices {
             self.slices.clone_from(&slices);
             self.actions.push_back(Action::Path(HeldRequest::Slices(slices)));
@@ -208,7 +233,7 @@ impl Takeover {
     }
 
     /// One of each family that it has.
-    fn hops(&self, name: &InstanceName) -> Vec<IpAddr> {
+    pub(super) fn hops(&self, name: &InstanceName) -> Vec<IpAddr> {
         let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
         families.iter().filter_map(|family| self.hop(name, *family)).collect()
     }

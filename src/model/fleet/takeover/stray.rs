@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Action, Asked, Command, HeldRequest, Key, Peer, Pulse, State, Stray, Takeover, Timer};
+use super::{Action, Asked, Command, HeldRequest, InstanceName, Key, Peer, Pulse, State, Stray, Takeover, Timer};
 use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
@@ -11,6 +11,15 @@ pub struct Waiting {
     stray: Stray,
     since_ns: u64,
     asked: bool,
+}
+
+/// Where packets without a record are sent.
+#[derive(Clone, Debug)]
+pub struct Lent {
+    since_ns: u64,
+    to: IpAddr,
+    /// From there they came back.
+    before: Vec<IpAddr>,
 }
 
 /// The link answers sooner; this is for when it does not at all.
@@ -43,10 +52,14 @@ impl Takeover {
             }
             return;
         }
-        if let Some(since_ns) = self.lent.get(&key) {
-            // It comes back from there.
-            if now_ns.saturating_sub(*since_ns) > LOOPS_NS {
-                self.answer(now_ns, stray);
+        if let Some(lent) = self.lent.get(&key) {
+            // It comes back from there: of those that cannot be asked, another one may have it.
+            if now_ns.saturating_sub(lent.since_ns) > LOOPS_NS {
+                let tried: Vec<_> = lent.before.iter().copied().chain([lent.to]).collect();
+                match self.unlinked_hop(key.to.ip(), &tried) {
+                    Some(to) => self.lend(now_ns, key, to, tried, LENT_UNLINKED_NS),
+                    None => self.answer(now_ns, stray),
+                }
             }
             return;
         }
@@ -74,15 +87,15 @@ impl Takeover {
         match said {
             Said::Known(owner) => match self.hop(&owner, key.to.ip()) {
                 Some(to) => {
-                    self.lend(now_ns, key, to, LENT_NS);
+                    self.lend(now_ns, key, to, Vec::new(), LENT_NS);
                     // Should it come again and again, nothing could be entered for it.
                     self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
                     self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
                 }
                 None => self.answer(now_ns, waiting.stray),
             },
-            Said::Unknown => match self.unlinked_hop(key.to.ip()) {
-                Some(to) => self.lend(now_ns, key, to, LENT_UNLINKED_NS),
+            Said::Unknown => match self.unlinked_hop(key.to.ip(), &[]) {
+                Some(to) => self.lend(now_ns, key, to, Vec::new(), LENT_UNLINKED_NS),
                 None => self.answer(now_ns, waiting.stray),
             },
             Said::Nothing => self.unsaid(now_ns, waiting.stray),
@@ -90,9 +103,9 @@ impl Takeover {
     }
 
     /// Has such packets sent to a peer, though no record says whose they are.
-    fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, for_ns: u64) {
+    fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
         self.unsaid.remove(&key);
-        self.lent.insert(key, now_ns);
+        self.lent.insert(key, Lent { since_ns: now_ns, to, before });
         self.actions.push_back(Action::Path(HeldRequest::Forward { keys: vec![key], to }));
         self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
         self.timers.set(now_ns + for_ns, Timer::Lent(key));
@@ -100,11 +113,11 @@ impl Takeover {
 
     /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
     /// the address goes first.
-    fn unlinked_hop(&self, vip: IpAddr) -> Option<IpAddr> {
+    fn unlinked_hop(&self, vip: IpAddr, but: &[IpAddr]) -> Option<IpAddr> {
         let unlinked = self.peers.iter().filter(|(_, peer)| peer.pulse == Pulse::Unlinked && !peer.is_dead);
         let mut unlinked: Vec<_> = unlinked.collect();
         unlinked.sort_by_key(|(_, peer)| !peer.addresses.contains(&vip));
-        unlinked.iter().find_map(|(name, _)| self.hop(name, vip))
+        unlinked.iter().filter_map(|(name, _)| self.hop(name, vip)).find(|to| !but.contains(to))
     }
 
     /// Nothing could be learnt of it. It may be of a flow that lives: but not for ever.
@@ -128,6 +141,16 @@ impl Takeover {
     fn answer(&mut self, now_ns: u64, stray: Stray) {
         if now_ns >= self.guard_until_ns {
             self.actions.push_back(Action::Answer(stray));
+        }
+    }
+
+    /// What was sent to `owner` would come to nobody now: whoever lives is asked anew.
+    pub(super) fn lend_no_more(&mut self, owner: &InstanceName) {
+        let places = self.hops(owner);
+        let its: Vec<_> = self.lent.iter().filter(|(_, lent)| places.contains(&lent.to)).map(|(key, _)| *key).collect();
+        for key in its {
+            self.asked.remove(&key);
+            self.lent_over(key);
         }
     }
 

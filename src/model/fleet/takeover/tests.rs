@@ -596,7 +596,7 @@ fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken
 
 /// The last rule for the frontend's port.
 fn rule(actions: &[Action]) -> Option<Unknown> {
-    let rules = actions.iter().filter_map(|action| match action {
+    let mut rules = actions.iter().filter_map(|action| match action {
         Action::Path(HeldRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
         _ => None,
     });
@@ -695,4 +695,93 @@ fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_c
     scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
     scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
     assert_eq!(elsewhere(&scene.machine), None);
+}
+
+#[test]
+fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
+    let mut scene = Scene::new();
+    let (dead, again) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
+    scene.told(&dead);
+    scene.told(&again);
+    scene.remote(Remote::Addresses { owner: name("a"), vips: Vec::new() });
+    scene.pulse(Pulse::Dead);
+    scene.pulse(Pulse::Alive);
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.told(&again);
+    scene.remote(Remote::Synced { owner: name("a") });
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let all = scene.take();
+    place(&all, |action| *action == Action::Path(HeldRequest::Refuse(both(&dead.ends).to_vec())));
+    place(&all, |action| matches!(action, Action::Tickle { ends, .. } if ends[0].to == dead.ends.client.socket_addr()));
+    assert!(!all.contains(&Action::Path(HeldRequest::Refuse(both(&again.ends).to_vec()))));
+}
+
+#[test]
+fn ports_of_a_peer_that_was_never_heard_are_not_the_kernels() {
+    let scene = Scene::new();
+    let ports = [0, 1, 2, 7].map(|slot| crate::model::fleet::slice(32768..=60999, slot).unwrap().first);
+    for port in ports {
+        assert!(scene.machine.slices.iter().any(|slice| slice.ports.contains(port)), "{port}");
+    }
+}
+
+#[test]
+fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
+    let mut scene = Scene::new();
+    scene.pulse(Pulse::Unlinked);
+    let flow = record(1, "10.0.1.7", false);
+    scene.stray(&flow);
+    scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
+    let keys = vec![flow.ends.key(Direction::Up)];
+    let forward = HeldRequest::Forward { keys: keys.clone(), to: ip("10.0.0.21") };
+    place(&scene.take(), |action| *action == Action::Path(forward.clone()));
+    scene.pulse(Pulse::Dead);
+    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Forget(keys.clone())));
+}
+
+#[test]
+fn what_a_full_map_still_forwards_of_a_flow_it_could_not_hold_ends_with_the_flow() {
+    let mut scene = Scene::new();
+    let (flow, graduated) = (record(1, "10.0.1.7", false), record(1, "10.0.1.7", true));
+    scene.told(&flow);
+    scene.told(&graduated);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::NotHeld(vec![flow.fleet_id()]));
+    scene.take();
+    scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
+    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Forget(both(&flow.ends).to_vec())));
+}
+
+#[test]
+fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
+    let mut scene = Scene::new();
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    scene.pulse(Pulse::Unlinked);
+    scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Unlinked });
+    let flow = record(1, "10.0.1.7", false);
+    scene.stray(&flow);
+    scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
+    let forward = |to| Action::Path(HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip(to) });
+    place(&scene.take(), |action| *action == forward("10.0.0.21"));
+    scene.pass(1001);
+    scene.stray(&flow);
+    place(&scene.take(), |action| *action == forward("10.0.0.23"));
+    scene.pass(1001);
+    scene.stray(&flow);
+    place(&scene.take(), |action| matches!(action, Action::Answer(_)));
+}
+
+#[test]
+fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", false);
+    scene.told(&flow);
+    scene.pulse(Pulse::Dead);
+    scene.take();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let asks = |action: &Action| {
+        matches!(action, Action::Path(HeldRequest::Unknown { vip, unknown: Some(it) })
+            if vip.port() == 6443 && it.then == Then::Ask && it.guard_until_ns > 0)
+    };
+    place(&scene.take(), asks);
 }

@@ -27,6 +27,8 @@ pub enum Timer {
     Guard,
     /// The last packets of a handshake that began at the address's last owner have come.
     Left(IpAddr),
+    /// Whoever waits to hear of the end of this flow has found out by itself.
+    Untold(FleetId),
 }
 
 /// In the order of time, and of setting.

@@ -781,7 +781,7 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
     scene.addresses(&["10.0.0.22", VIP]);
     let asks = |action: &Action| {
         matches!(action, Action::Path(HeldRequest::Unknown { vip, unknown: Some(it) })
-            if vip.port() == 6443 && it.then == Then::Ask && it.guard_until_ns > 0)
+            if vip.port() == 6443 && matches!(it.then, Then::Ask { .. }) && it.guard_until_ns > 0)
     };
     place(&scene.take(), asks);
 }

@@ -168,7 +168,7 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
     });
     let bench = Bench::new(&[source]);
     let mut config = bench.config.clone();
-    config.path.after = Duration::from_millis(5);
+    config.path.after = NEVER;
     bench.reconfigure(&config);
     bench.table.graduation.set_open(true);
     let mut client = bench.connect();
@@ -179,6 +179,10 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
         std::thread::sleep(Duration::from_millis(50));
         before > 0 && before == bytes()
     });
+    // Only now: before its first byte it has nothing under way, and may leave.
+    config.path.after = Duration::from_millis(5);
+    bench.reconfigure(&config);
+    std::thread::sleep(Duration::from_millis(100));
     assert!(bench.table.graduation.next_request().is_none());
     client.read_exact(&mut vec![0; 8 << 20]).unwrap();
     assert_eq!(candidate(&bench).bytes_down, 8 << 20);

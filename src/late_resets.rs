@@ -1,8 +1,10 @@
-//! Tells far ends whose connections the kernel has given up, with RST of exactly the number that they expect, and again
-//! for a while: their hosts may be cut off still. Who has begun anew by the same ports is left alone.
+//! Tells far ends of connections that are over, with RST of exactly the number that they expect, and again for a while: their
+//! hosts may be cut off still, or the first RST was lost. Who has begun anew by the same ports is left alone.
 //!
 //! Where more than one number may be expected, the first and the last of them are sent. The latter makes a living end
 //! that expects another answer, and this host's kernel answers that with the exact one (RFC 5961 section 3.2).
+//!
+//! Each wait is the same for all who wait in one line, so that the next is always at the front, however many there are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
 use crate::sys::{netlink, sock_diag};
 use crate::table::Table;
-use crate::table::late_resets::Abandoned;
+use crate::table::late_resets::{Abandoned, Told};
 
 /// How often they are told in the first minute, and after that.
 const OFTEN: Duration = Duration::from_secs(1);
@@ -25,10 +27,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
 /// Far ends that are remembered; of more the oldest are forgotten.
-const REMEMBERED_MAX: usize = 16_384;
+const REMEMBERED_MAX: usize = 65_536;
 
-/// Far ends that are told again in one [`OFTEN`].
-const AGAIN_MAX: usize = 200;
+/// Far ends that are told again in one [`OFTEN`]: all that are remembered within little more than a minute, at some µs each.
+const AGAIN_MAX: usize = 1_000;
+
+/// They are looked at together: the sooner one is told, the more often this wakes.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 struct Waiting {
@@ -37,41 +42,75 @@ struct Waiting {
     due_ns: u64,
 }
 
+/// Those that wait equally long between two words, soonest first.
+#[derive(Debug, Default)]
+struct Lines {
+    often: VecDeque<Waiting>,
+    seldom: VecDeque<Waiting>,
+}
+
+impl Lines {
+    /// Remembers one that was told just now.
+    fn remember(&mut self, abandoned: Abandoned, since_ns: u64, now_ns: u64) {
+        if self.often.len() + self.seldom.len() >= REMEMBERED_MAX && self.seldom.pop_front().is_none() {
+            self.often.pop_front();
+        }
+        let is_early = now_ns.saturating_sub(since_ns) < MINUTE.as_nanos() as u64;
+        let (line, pause) = if is_early { (&mut self.often, OFTEN) } else { (&mut self.seldom, SELDOM) };
+        line.push_back(Waiting { abandoned, since_ns, due_ns: now_ns + pause.as_nanos() as u64 });
+    }
+
+    /// One that is to be told again.
+    fn take_due(&mut self, now_ns: u64) -> Option<Waiting> {
+        let lines = [&mut self.often, &mut self.seldom];
+        let due = |line: &&mut VecDeque<Waiting>| line.front().is_some_and(|next| next.due_ns <= now_ns);
+        let soonest = lines.into_iter().filter(due).min_by_key(|line| line.front().map(|next| next.due_ns));
+        soonest.and_then(VecDeque::pop_front)
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        [&self.often, &self.seldom].into_iter().filter_map(|line| line.front()).map(|next| next.due_ns).min()
+    }
+}
+
 /// Runs until it is dropped.
 pub async fn run(table: Arc<Table>) {
     let raw = RawSender::open();
-    let mut line: VecDeque<Waiting> = VecDeque::new();
+    let mut lines = Lines::default();
+    let mut tokens = AGAIN_MAX as f64;
+    let mut filled_ns = now_ns();
     loop {
-        let pause = if line.is_empty() { LONGEST } else { OFTEN };
-        let _ = tokio::time::timeout(pause, table.late_resets.told()).await;
+        match lines.next_ns() {
+            None => table.late_resets.told().await,
+            Some(at_ns) => {
+                let pause = Duration::from_nanos(at_ns.saturating_sub(now_ns())).max(TOGETHER);
+                let _ = tokio::time::timeout(pause, table.late_resets.told()).await;
+            }
+        }
         let now_ns = now_ns();
-        while let Some(abandoned) = table.late_resets.take() {
+        while let Some((abandoned, told)) = table.late_resets.take() {
             match &raw {
-                Ok(raw) => send(raw, &abandoned),
+                Ok(raw) if told == Told::Never => send(raw, &abandoned),
+                Ok(_) => {}
                 Err(error) => {
                     table.late_resets.complain(error);
                     continue;
                 }
             }
-            if line.len() == REMEMBERED_MAX {
-                line.pop_front();
-            }
-            line.push_back(Waiting { abandoned, since_ns: now_ns, due_ns: now_ns + OFTEN.as_nanos() as u64 });
+            lines.remember(abandoned, now_ns, now_ns);
         }
         let Ok(raw) = &raw else { continue };
-        let mut told = 0;
-        for _ in 0..line.len() {
-            let Some(mut waiting) = line.pop_front() else { break };
-            if waiting.due_ns <= now_ns && told < AGAIN_MAX {
-                told += 1;
-                if now_ns - waiting.since_ns > LONGEST.as_nanos() as u64 || !is_nobodys(&table, &waiting.abandoned) {
-                    continue;
-                }
-                send(raw, &waiting.abandoned);
-                let early = now_ns - waiting.since_ns < MINUTE.as_nanos() as u64;
-                waiting.due_ns = now_ns + if early { OFTEN } else { SELDOM }.as_nanos() as u64;
+        tokens += (now_ns - filled_ns) as f64 / OFTEN.as_nanos() as f64 * AGAIN_MAX as f64;
+        (tokens, filled_ns) = (tokens.min(AGAIN_MAX as f64), now_ns);
+        while tokens >= 1.0
+            && let Some(Waiting { abandoned, since_ns, .. }) = lines.take_due(now_ns)
+        {
+            tokens -= 1.0;
+            if now_ns - since_ns > LONGEST.as_nanos() as u64 || !is_nobodys(&table, &abandoned) {
+                continue;
             }
-            line.push_back(waiting);
+            send(raw, &abandoned);
+            lines.remember(abandoned, since_ns, now_ns);
         }
     }
 }
@@ -89,5 +128,50 @@ fn send(raw: &RawSender, abandoned: &Abandoned) {
         let reset = Segment { from, to, seq, ack, flags: Flags::RstAck, window: 0 };
         // Its host may be gone for good: that is no error.
         let _ = reset.packet().map(|packet| raw.send(&packet, to.ip()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn abandoned(port: u16) -> Abandoned {
+        let [from, to] = [1, port].map(|port| std::net::SocketAddr::from(([10, 0, 0, 1], port)));
+        Abandoned { from, to, seqs: [7; 2], ack: 7 }
+    }
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    #[test]
+    fn all_have_their_turn_before_one_has_its_second_and_the_old_ones_wait_longer() {
+        let mut lines = Lines::default();
+        for port in 0..1000 {
+            lines.remember(abandoned(port), u64::from(port), u64::from(port));
+        }
+        let now_ns = 2 * SECOND_NS;
+        for port in 0..1000 {
+            let next = lines.take_due(now_ns).expect("it is due");
+            assert_eq!(next.abandoned, abandoned(port));
+            lines.remember(next.abandoned, next.since_ns, now_ns);
+        }
+        assert!(lines.take_due(now_ns).is_none());
+        assert_eq!(lines.next_ns(), Some(3 * SECOND_NS));
+        let now_ns = 70 * SECOND_NS;
+        let old = lines.take_due(now_ns).expect("it is due");
+        lines.remember(old.abandoned, old.since_ns, now_ns);
+        assert_eq!((lines.seldom.len(), lines.seldom[0].due_ns), (1, 80 * SECOND_NS));
+    }
+
+    #[test]
+    fn of_too_many_the_oldest_are_forgotten() {
+        let mut lines = Lines::default();
+        lines.remember(abandoned(1), 0, 61 * SECOND_NS);
+        for _ in 0..REMEMBERED_MAX {
+            lines.remember(abandoned(2), 61 * SECOND_NS, 61 * SECOND_NS);
+        }
+        assert_eq!((lines.seldom.len(), lines.often.len()), (0, REMEMBERED_MAX));
+        lines.remember(abandoned(3), 62 * SECOND_NS, 62 * SECOND_NS);
+        assert_eq!(lines.often.len(), REMEMBERED_MAX);
+        assert_eq!(lines.often.back().map(|last| last.abandoned), Some(abandoned(3)));
     }
 }

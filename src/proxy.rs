@@ -7,6 +7,7 @@ mod accept;
 mod admission;
 mod adopt;
 mod carried;
+mod closing;
 mod connect;
 mod deliveries;
 mod ending;

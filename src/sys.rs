@@ -20,5 +20,5 @@ pub mod silence;
 pub mod sock_diag;
 pub mod socket;
 pub mod source;
+pub mod standing;
 pub mod tcp_info;
-pub mod timed_out;

@@ -174,7 +174,7 @@ impl Worker {
             }
         }
         match admission::admit_source(&flow.frontend, &self.shared.sources, flow.client_addr, self.now_ns) {
-            Ok(hold) => flow.source_hold = hold,
+            Ok(hold) => flow.holds.source = hold,
             Err(reason) => return Verdict::End(reason, 0),
         }
         self.begin_connect(flow, Some(ready))

@@ -22,6 +22,12 @@ impl FrontendHold {
         frontend.entry.elsewhere.arrive();
         Self(frontend.entry.clone())
     }
+
+    /// Counts a flow that was counted out before its end; never refuses it.
+    pub fn count_again(frontend: &FrontendPlane) -> Self {
+        frontend.entry.active.fetch_add(1, Relaxed);
+        Self(frontend.entry.clone())
+    }
 }
 
 impl Drop for FrontendHold {
@@ -79,6 +85,18 @@ pub fn count_source(
     let limits = &frontend.settings.limits;
     limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
     Some(sources.count_in(frontend.entry.id, limits.source_mask.network(client), now_ns))
+}
+
+/// As [`FrontendHold::count_again`].
+pub fn count_source_again(
+    frontend: &FrontendPlane,
+    sources: &Sources,
+    client: ClientAddr,
+    now_ns: u64,
+) -> Option<SourceHold> {
+    let limits = &frontend.settings.limits;
+    limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
+    Some(sources.count_again(frontend.entry.id, limits.source_mask.network(client), now_ns))
 }
 
 /// Whether the client must begin with a PROXY header.

@@ -68,7 +68,7 @@ impl Worker {
                 taken_meanwhile = true;
                 continue;
             }
-            let place = BackendHold(entry);
+            let place = BackendHold::new(entry);
             let Some(address) = place.0.address() else { continue };
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
@@ -247,6 +247,7 @@ impl Worker {
             up,
             down,
             first_fin: None,
+            closing: None,
             unanswered_since_ns: 0,
             watched: false,
             delivering: false,

@@ -123,9 +123,13 @@ impl Worker {
             let now_ns = self.now_ns;
             let Some(flow) = self.living(looked.at) else { continue };
             let every_ns = patience_ns(flow) / LOOKS;
+            let (at, is_closing) = (flow.at, flow.is_closing());
             if look(flow, &mut looked, now_ns) {
                 looked.due_ns = now_ns + every_ns;
                 self.deliveries.push(every_ns, looked);
+            }
+            if is_closing {
+                self.with_flow(at, Self::closing_is_late);
             }
         }
     }

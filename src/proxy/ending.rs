@@ -1,15 +1,14 @@
 //! How flows end: each with one reason, seen by both sides for what it is.
 
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::flow::{Connecting, Flow, PendingEnd, Phase};
+use super::flow::{Connecting, Flow, PendingEnd, Phase, Side};
 use super::timers::Due;
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
-use crate::sys::socket;
-use crate::sys::timed_out::{TimedOut, timed_out};
+use crate::sys::standing::{Standing, standing};
+use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
 use crate::table::graduation::{Request, Ticket};
 use crate::table::late_resets::Abandoned;
@@ -55,13 +54,17 @@ impl Worker {
         let Some(pending) = flow.pending_end else { return Verdict::Keep };
         if let Some(idle) = pending.only_idle_for {
             let quiet_ns = self.now_ns.saturating_sub(self.last_byte_ns(flow));
-            if flow.holds_bytes() || quiet_ns < idle.as_nanos() as u64 {
+            if flow.holds_bytes() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
                 flow.pending_end = None;
                 self.show_state(flow);
                 return Verdict::Keep;
             }
         }
-        Verdict::End(pending.reason, 0)
+        match pending.reason.client_saw() {
+            ClientSaw::Fin if flow.is_closing() => Verdict::Keep,
+            ClientSaw::Fin => self.close_both(flow, pending.reason),
+            _ => Verdict::End(pending.reason, 0),
+        }
     }
 
     /// Closes both legs as `reason` demands and accounts for the flow.
@@ -83,8 +86,10 @@ impl Worker {
             ended_at_ns: self.now_ns,
             errno,
         };
-        self.tell_late(&flow, reason);
-        if flow.shared && reason.client_saw() != ClientSaw::Fin {
+        let all_told = self.tell_late(&flow, reason);
+        // In LAST_ACK it sends no RST: if nobody else can, what is under way is better than nothing.
+        let left_to_kernel = flow.is_closing() && !all_told;
+        if flow.shared && reason.client_saw() != ClientSaw::Fin && !left_to_kernel {
             // While another process has descriptors too, closing ours resets nothing.
             let _ = flow.client().map(socket::disconnect);
             if let Phase::Relaying(relaying) = &flow.phase {
@@ -102,7 +107,7 @@ impl Worker {
                 ended.backend_addr = Some(relaying.backend_addr.socket_addr());
                 relaying.up.dismantle(&mut self.tools);
                 relaying.down.dismantle(&mut self.tools);
-                match closes_cleanly(reason) {
+                match closes_cleanly(reason) || left_to_kernel {
                     true => {
                         drop(relaying.backend);
                         let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
@@ -121,34 +126,51 @@ impl Worker {
             Phase::Between => None,
         };
         match reason.client_saw() {
-            ClientSaw::Rst => client.into_iter().for_each(socket::reset),
-            ClientSaw::Fin | ClientSaw::Nothing => drop(client),
+            ClientSaw::Rst if !left_to_kernel => client.into_iter().for_each(socket::reset),
+            ClientSaw::Rst | ClientSaw::Fin | ClientSaw::Nothing => drop(client),
         }
         flow.frontend.entry.lanes[self.number].ended[reason as usize].add(1);
         self.vacate(key);
         self.state().report_ended(ended);
     }
 
-    /// Has the far end told that the kernel has given up, in silence.
-    fn tell_late(&self, flow: &Flow, reason: EndReason) {
-        let Phase::Relaying(relaying) = &flow.phase else { return };
-        let (given_up, port) = match reason {
-            EndReason::ClientTimedOut => (timed_out(&relaying.client), flow.vip.port()),
-            EndReason::BackendTimedOut => {
-                let port = self.slot(flow.at.key()).word(Field::LocalPort as usize);
-                (timed_out(&relaying.backend), port as u16)
+    /// Has each end told that is to learn of the end by RST: one alone may be lost, and of what the kernel has given up in
+    /// silence, or closes after FIN, there is none. False: it cannot be done.
+    fn tell_late(&self, flow: &Flow, reason: EndReason) -> bool {
+        let Phase::Relaying(relaying) = &flow.phase else { return true };
+        let port = self.slot(flow.at.key()).word(Field::LocalPort as usize) as u16;
+        let client_hears = reason.client_saw() == ClientSaw::Rst || reason == EndReason::ClientTimedOut;
+        let legs = [
+            (Side::Client, client_hears, EndReason::ClientTimedOut, &relaying.client, flow.vip.port()),
+            (Side::Backend, !closes_cleanly(reason), EndReason::BackendTimedOut, &relaying.backend, port),
+        ];
+        for (side, hears, silent, leg, port) in legs {
+            let is_over = relaying.closing.as_ref().is_some_and(|closing| closing.is_over(side));
+            if !hears || is_over {
+                continue;
             }
-            _ => return,
-        };
-        match given_up {
-            Ok(TimedOut { local, remote, acked, written, received }) => {
-                let from = SocketAddr::new(local, port);
-                self.table.late_resets.tell(Abandoned { from, to: remote, seqs: [acked, written], ack: received });
+            let is_closed = tcp_info::is_closed(leg).unwrap_or(true);
+            if is_closed && reason != silent {
+                // It has reset the connection itself.
+                continue;
             }
-            // It was this process that gave up, and closing the socket sends RST.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
-            Err(error) => self.table.late_resets.complain(&error),
+            match standing(leg) {
+                Ok(Standing { local, remote, acked, sent, received }) => {
+                    // The port of a closed socket is free already, and its socket does not know it any more.
+                    let from = if is_closed { SocketAddr::new(local.ip(), port) } else { local };
+                    let abandoned = Abandoned { from, to: remote, seqs: [acked, sent], ack: received };
+                    match is_closed || relaying.closing.is_some() {
+                        true => self.table.late_resets.tell(abandoned),
+                        false => self.table.late_resets.repeat(abandoned),
+                    }
+                }
+                Err(error) => {
+                    self.table.late_resets.complain(&error);
+                    return false;
+                }
+            }
         }
+        true
     }
 
     /// Frees a flow's place, in the worker and in the table.
@@ -172,7 +194,7 @@ impl Worker {
     fn set_pending(&mut self, at: super::token::FlowRef, order: EndOrder) {
         self.with_flow(at, |worker, flow| {
             flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
-            let backend = flow.backend().map(|backend| backend.id);
+            let backend = flow.backend_used();
             worker.slot(at.key()).set(Field::Place as usize, pack_place(FlowState::Ending, backend));
             Verdict::Keep
         });
@@ -183,7 +205,7 @@ impl Worker {
         let (state, backend) = match &flow.phase {
             Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
             Phase::Connecting(_) => (FlowState::Connecting, None),
-            Phase::Relaying(relaying) => (FlowState::Proxied, Some(relaying.place.0.id)),
+            Phase::Relaying(relaying) => (FlowState::Proxied, relaying.backend_used()),
             Phase::Graduating(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
             Phase::Graduated { lent, .. } => (FlowState::Graduated, Some(lent.place.0.id)),
         };

@@ -57,7 +57,7 @@ impl Worker {
         if self.keeps_place_of(flow.at) {
             // It counts towards limits still, until the handoff is over.
             flow.frontend.entry.elsewhere.leave();
-            flow.source_hold.iter().for_each(SourceHold::leave);
+            flow.holds.source.iter().for_each(SourceHold::leave);
             flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
             self.vacate(flow.at.key());
         }
@@ -91,7 +91,7 @@ impl Worker {
                 self.look_after(flow);
                 self.settle_later(flow.at);
                 self.ripen_later(flow);
-                Verdict::Keep
+                self.close_if_done(flow)
             }
             Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
         }
@@ -113,6 +113,7 @@ impl Worker {
     fn pack(&mut self, mut flow: Box<Flow>) -> Option<Parcel> {
         // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
         let _ = flow.client().map(|client| self.epoll.forget(client));
+        self.count_again(&mut flow);
         let slot = self.table.flows.slot(&self.writer, flow.at.key());
         let stage = match &mut flow.phase {
             Phase::Header(_) => Stage::Header,
@@ -122,6 +123,7 @@ impl Worker {
                 Stage::Connecting
             }
             Phase::Relaying(relaying) => {
+                relaying.place.count_again();
                 let _ = self.epoll.forget(&relaying.backend);
                 match relayed(relaying, slot, &mut self.tools) {
                     Ok(relayed) => Stage::Relaying(Box::new(relayed)),

@@ -13,11 +13,13 @@
 //!                  ended, with one EndReason
 //! ```
 
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::FrontendHold;
+use super::closing::Closing;
 use super::plane::FrontendPlane;
 use super::relay::Direction;
 use super::sources::SourceHold;
@@ -39,10 +41,23 @@ pub struct Flow {
     pub phase: Phase,
     /// An order to end it that waits for its turn.
     pub pending_end: Option<PendingEnd>,
-    _frontend_hold: FrontendHold,
-    pub source_hold: Option<SourceHold>,
+    pub holds: Holds,
     /// Another process has, or had, descriptors of its sockets: closing ours may say nothing to the far ends.
     pub shared: bool,
+}
+
+/// What counts a flow towards limits.
+#[derive(Debug)]
+pub struct Holds {
+    /// `None`: it does not count any more.
+    pub frontend: Option<FrontendHold>,
+    pub source: Option<SourceHold>,
+}
+
+impl Holds {
+    pub fn let_go(&mut self) {
+        (self.frontend, self.source) = (None, None);
+    }
 }
 
 /// How a flow shall end when its turn comes.
@@ -101,13 +116,41 @@ pub struct Attempt {
     pub deadline_ns: u64,
 }
 
-/// Counts one flow towards its backend for as long as it is held.
+/// Counts one flow towards its backend for as long as it is held, or until it is told not to.
 #[derive(Debug)]
-pub struct BackendHold(pub Arc<BackendEntry>);
+pub struct BackendHold(pub Arc<BackendEntry>, Counts);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counts {
+    Yes,
+    No,
+}
+
+impl BackendHold {
+    /// Of a flow that has been counted.
+    pub fn new(entry: Arc<BackendEntry>) -> Self {
+        Self(entry, Counts::Yes)
+    }
+
+    /// True: it did until now.
+    pub fn count_out(&mut self) -> bool {
+        let counted = mem::replace(&mut self.1, Counts::No) == Counts::Yes;
+        if counted {
+            self.0.release();
+        }
+        counted
+    }
+
+    pub fn count_again(&mut self) {
+        if mem::replace(&mut self.1, Counts::Yes) == Counts::No {
+            self.0.count_again();
+        }
+    }
+}
 
 impl Drop for BackendHold {
     fn drop(&mut self) {
-        self.0.release();
+        self.count_out();
     }
 }
 
@@ -128,6 +171,8 @@ pub struct Relaying {
     pub down: Direction,
     /// Who sent FIN first.
     pub first_fin: Option<Side>,
+    /// FIN was passed on both ways.
+    pub closing: Option<Box<Closing>>,
     /// Monotonic ns of the first byte to the backend that nothing came back after; 0 if something did.
     pub unanswered_since_ns: u64,
     /// It is in the worker's list of flows that wait for an answer.
@@ -212,8 +257,7 @@ impl Flow {
             frontend: arrival.frontend,
             phase: arrival.phase,
             pending_end: None,
-            _frontend_hold: arrival.frontend_hold,
-            source_hold: arrival.source_hold,
+            holds: Holds { frontend: Some(arrival.frontend_hold), source: arrival.source_hold },
             shared: false,
         })
     }
@@ -237,12 +281,20 @@ impl Flow {
         }
     }
 
+    /// As [`Flow::backend`], unless that has done its part.
+    pub fn backend_used(&self) -> Option<BackendId> {
+        match &self.phase {
+            Phase::Relaying(relaying) => relaying.backend_used(),
+            _ => self.backend().map(|backend| backend.id),
+        }
+    }
+
     /// Whether its backend, or one that it tries to reach, is `id`.
     pub fn uses_backend(&self, id: BackendId) -> bool {
         match &self.phase {
             Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
-            Phase::Relaying(relaying) => relaying.place.0.id == id,
+            Phase::Relaying(relaying) => relaying.backend_used() == Some(id),
             Phase::Graduating(lent) | Phase::Graduated { lent, .. } => lent.place.0.id == id,
         }
     }
@@ -252,9 +304,22 @@ impl Flow {
         matches!(self.phase, Phase::Graduating(_) | Phase::Graduated { .. })
     }
 
+    /// FIN was passed on both ways, and not all is acknowledged.
+    pub fn is_closing(&self) -> bool {
+        matches!(&self.phase, Phase::Relaying(relaying) if relaying.closing.is_some())
+    }
+
     /// Holds bytes that were read and not yet delivered.
     pub fn holds_bytes(&self) -> bool {
         matches!(&self.phase, Phase::Relaying(relaying) if relaying.up.is_blocked() || relaying.down.is_blocked())
+    }
+}
+
+impl Relaying {
+    /// Its backend, unless that has done its part.
+    pub fn backend_used(&self) -> Option<BackendId> {
+        let is_over = self.closing.as_ref().is_some_and(|closing| closing.is_over(Side::Backend));
+        (!is_over).then_some(self.place.0.id)
     }
 }
 

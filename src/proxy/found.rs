@@ -45,7 +45,7 @@ impl Worker {
         words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
         let lent = Lent {
             backend_addr: found.backend,
-            place: BackendHold(backend),
+            place: BackendHold::new(backend),
             source_port: 0,
             attempt: 0,
             leaving: Leaving::default(),

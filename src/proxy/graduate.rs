@@ -57,7 +57,8 @@ impl Worker {
         }
         let now_ns = self.now_ns;
         let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
-        if now_ns < relaying.leaving.not_before_ns || relaying.first_fin.is_some() {
+        let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
+        if now_ns < relaying.leaving.not_before_ns || closes {
             return Verdict::Keep;
         }
         match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
@@ -262,6 +263,7 @@ impl Worker {
             up: Direction::holding(held_up),
             down: Direction::holding(held_down),
             first_fin: None,
+            closing: None,
             unanswered_since_ns: 0,
             watched: false,
             delivering: false,

@@ -33,15 +33,6 @@ pub enum End {
     Destination,
 }
 
-/// What tells the destination that the source has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fin {
-    /// shutdown(2); the destination may still have much to say.
-    ByShutdown,
-    /// close(2), which is due anyway: one call less per flow.
-    ByClose,
-}
-
 /// A direction broke: the socket at `end` is of no use any more.
 #[derive(Debug)]
 pub struct Broken {
@@ -195,11 +186,6 @@ impl Direction {
         Self { stage, held, ..Self::default() }
     }
 
-    /// How the opposite direction should pass its FIN on: once this one is done, closing the socket says it as well.
-    pub fn fin_for_opposite(&self) -> Fin {
-        if self.is_done() { Fin::ByClose } else { Fin::ByShutdown }
-    }
-
     /// Moves what can be moved now, and adds it to `pumped`. The FIN is left to the caller: [`Direction::owes_fin`].
     pub fn pump(
         &mut self,
@@ -230,12 +216,10 @@ impl Direction {
         self.stage == Stage::Ending && !self.is_blocked()
     }
 
-    /// Passes the source's FIN on. After [`Fin::ByClose`] the caller closes `destination` in the same turn.
-    pub fn pass_fin(&mut self, destination: impl AsFd, fin: Fin) {
-        if fin == Fin::ByShutdown {
-            // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
-            let _ = socket::finish_writing(destination);
-        }
+    /// Passes the source's FIN on, or says FIN for it.
+    pub fn pass_fin(&mut self, destination: impl AsFd) {
+        // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
+        let _ = socket::finish_writing(destination);
         self.stage = Stage::Done;
     }
 
@@ -415,7 +399,7 @@ mod tests {
         let mut pumped = Pumped::default();
         direction.pump(&source, &destination, &mut tools, &mut pumped).unwrap();
         assert!(direction.owes_fin(), "no event would come for it any more");
-        direction.pass_fin(&destination, Fin::ByShutdown);
+        direction.pass_fin(&destination);
         let mut received = Vec::new();
         reader.read_to_end(&mut received).unwrap();
         assert_eq!(received.len(), 16 * (FAIR_TURNS - 1));

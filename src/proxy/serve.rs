@@ -3,7 +3,7 @@
 use std::io;
 
 use super::flow::{Flow, Phase, Side};
-use super::relay::{Broken, Direction, End, Fin, Pumped};
+use super::relay::{Broken, End, Pumped};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::Ready;
@@ -24,6 +24,7 @@ impl Worker {
                 connecting.client_ends |= ready.ends();
                 Verdict::Keep
             }
+            Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) => {
                 if ready.readable() {
                     relaying.up.source_ready(ready.ends());
@@ -50,6 +51,7 @@ impl Worker {
             Phase::Header(_) | Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
             Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
+            Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) => {
                 if ready.readable() {
                     relaying.down.source_ready(ready.ends());
@@ -104,8 +106,10 @@ impl Worker {
             if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
-            let fin = fin(flow.shared, &relaying.down);
-            relaying.up.pass_fin(&relaying.backend, fin);
+            if relaying.down.is_done() {
+                flow.holds.let_go();
+            }
+            relaying.up.pass_fin(&relaying.backend);
             relaying.first_fin.get_or_insert(Side::Client);
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
@@ -123,7 +127,7 @@ impl Worker {
         }
         self.account_up(flow, moved);
         match result {
-            Ok(()) => finished(flow),
+            Ok(()) => self.close_if_done(flow),
             Err(Broken { end: End::Source, error }) => ended_by(Side::Client, errno(Some(&error))),
             Err(Broken { end: End::Destination, error }) => self.backend_broke(flow, &error),
         }
@@ -139,8 +143,11 @@ impl Worker {
         let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
         let ends = relaying.down.owes_fin();
         if ends {
-            let fin = fin(flow.shared, &relaying.up);
-            relaying.down.pass_fin(&relaying.client, fin);
+            if relaying.up.is_done() {
+                // Before the client knows: it may connect again at once.
+                flow.holds.let_go();
+            }
+            relaying.down.pass_fin(&relaying.client);
             relaying.first_fin.get_or_insert(Side::Backend);
         }
         if moved.read > 0 {
@@ -153,7 +160,7 @@ impl Worker {
         }
         self.account_down(flow, moved);
         match result {
-            Ok(()) => finished(flow),
+            Ok(()) => self.close_if_done(flow),
             Err(Broken { end: End::Source, error }) => ended_by(Side::Backend, errno(Some(&error))),
             Err(Broken { end: End::Destination, error }) => ended_by(Side::Client, errno(Some(&error))),
         }
@@ -174,7 +181,7 @@ impl Worker {
             && fin_came(&relaying.backend, slot.word(Field::BytesDown as usize))
         {
             // The write took the error away, so that the read found an EOF either way.
-            relaying.down.pass_fin(&relaying.client, Fin::ByShutdown);
+            relaying.down.pass_fin(&relaying.client);
         }
         ended_by(Side::Backend, errno(Some(error)))
     }
@@ -207,27 +214,8 @@ impl Worker {
     }
 }
 
-/// How a direction passes its FIN on, beside its `opposite`.
-fn fin(shared: bool, opposite: &Direction) -> Fin {
-    if shared { Fin::ByShutdown } else { opposite.fin_for_opposite() }
-}
-
-/// Ends a flow whose both directions are done.
-fn finished(flow: &Flow) -> Verdict {
-    match &flow.phase {
-        Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
-            let reason = match relaying.first_fin {
-                Some(Side::Backend) => EndReason::BackendClosed,
-                _ => EndReason::ClientClosed,
-            };
-            Verdict::End(reason, 0)
-        }
-        _ => Verdict::Keep,
-    }
-}
-
 /// The reason for an error on one side's socket.
-fn ended_by(side: Side, errno: i32) -> Verdict {
+pub(super) fn ended_by(side: Side, errno: i32) -> Verdict {
     let reason = match errno {
         libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0 => match side {
             Side::Client => EndReason::ClientReset,
@@ -245,13 +233,13 @@ fn ended_by(side: Side, errno: i32) -> Verdict {
 /// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
 /// instead of acknowledgements, what the last of those meant (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
 /// icmpv6_err_convert): a firewall that rejects with its default makes that ECONNREFUSED.
-fn is_silence(errno: i32) -> bool {
+pub(super) fn is_silence(errno: i32) -> bool {
     let routes = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENONET, libc::ENETDOWN];
     let refusals = [libc::ECONNREFUSED, libc::EACCES, libc::ENOPROTOOPT, libc::EPROTO, libc::EOPNOTSUPP];
     errno == libc::ETIMEDOUT || routes.contains(&errno) || refusals.contains(&errno)
 }
 
-fn errno(error: Option<&io::Error>) -> i32 {
+pub(super) fn errno(error: Option<&io::Error>) -> i32 {
     error.and_then(io::Error::raw_os_error).unwrap_or(0)
 }
 

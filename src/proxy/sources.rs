@@ -72,9 +72,14 @@ impl Sources {
 
     /// Counts a flow in that comes from another process; never refuses it.
     pub fn count_in(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
-        let hold = self.admit(frontend, source, None, None, now_ns).expect("without a cap nothing is refused");
+        let hold = self.count_again(frontend, source, now_ns);
         hold.0.elsewhere.arrive();
         hold
+    }
+
+    /// Counts a flow in that was counted out before its end; never refuses it.
+    pub fn count_again(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
+        self.admit(frontend, source, None, None, now_ns).expect("without a cap nothing is refused")
     }
 
     /// What is known of the sources, for another process: of the `most` that are nearest to their limits. `name` tells a

@@ -323,7 +323,7 @@ impl Worker {
         let flows = self.places.iter().filter_map(|place| place.flow.as_deref());
         let idle: Vec<_> = flows.filter(is_idle).map(|flow| flow.at).collect();
         for at in idle {
-            self.with_flow(at, |_, _| Verdict::End(EndReason::IdleTimeout, 0));
+            self.with_flow(at, Self::idle_due);
         }
         self.idle_walk_set = false;
         self.set_idle_walk();

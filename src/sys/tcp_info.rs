@@ -107,6 +107,11 @@ pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     Ok(Delivery::Stuck(Stuck { by, silence, acked: info.bytes_acked }))
 }
 
+/// Bytes that were written and never sent, FIN among them.
+pub fn unsent(socket: impl AsFd) -> io::Result<u32> {
+    Ok(read(socket)?.counts[UNSENT_BYTES])
+}
+
 /// Segments that came.
 pub fn segments_in(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[SEGMENTS_IN])

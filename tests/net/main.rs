@@ -7,6 +7,7 @@ mod lab;
 
 mod admission;
 mod alerts;
+mod closing;
 mod ecmp;
 mod faults_backend;
 mod faults_client;

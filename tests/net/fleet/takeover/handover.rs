@@ -7,6 +7,7 @@ use super::load::{Load, Resent, Until, whole};
 use super::*;
 
 mod routed;
+mod slow;
 
 impl Fleet {
     /// The first instance's VIP is let go by this file, too.

@@ -1,5 +1,7 @@
-//! Where a connection stood that the kernel has given up: ETIMEDOUT tells this host's side only, and no RST goes out
-//! (net/ipv4/tcp_timer.c, tcp_write_err). The numbers stay in the closed socket, for who may use TCP_REPAIR.
+//! Where a connection stands, for who may have to reset it when its socket is gone. The kernel resets it once at most: of what
+//! it has given up ETIMEDOUT tells this host's side only (net/ipv4/tcp_timer.c, tcp_write_err), and an end that has sent its
+//! FIN, and closes, sends no RST (net/ipv4/tcp.c, tcp_need_reset). The numbers stay in a closed socket. Needs CAP_NET_ADMIN,
+//! for TCP_REPAIR.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,35 +12,37 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use super::silence::unacknowledged;
 use super::{socket, tcp_info};
 
-/// Ends and numbers of such a connection.
+/// Ends and numbers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimedOut {
-    /// Of this host's end; its port is free already.
-    pub local: IpAddr,
+pub struct Standing {
+    /// The port of a closed socket is 0.
+    pub local: SocketAddr,
     pub remote: SocketAddr,
-    /// What the far end last acknowledged, and the end of what was written: it expects a number from the first to the
-    /// second.
+    /// What the far end last acknowledged, and the end of what was sent: it expects a number from the first to the second.
     pub acked: u32,
-    pub written: u32,
+    pub sent: u32,
     /// What this end has received.
     pub received: u32,
 }
 
-/// Reads them from a socket that was connected. Needs CAP_NET_ADMIN. An error of the kind `InvalidInput`: the kernel has not
-/// given it up.
-pub fn timed_out(fd: impl AsFd) -> io::Result<TimedOut> {
+/// Reads it from a socket that is, or was, connected. The connection goes on.
+pub fn standing(fd: impl AsFd) -> io::Result<Standing> {
     let fd = fd.as_fd();
-    if !tcp_info::is_closed(fd)? {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
     set(&fd, libc::TCP_REPAIR, 1)?;
+    let read = read(fd);
+    // Without the window probe that turning it off sends otherwise; while it is on, closing is silent.
+    set(&fd, libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
+    read
+}
+
+fn read(fd: BorrowedFd<'_>) -> io::Result<Standing> {
     set(&fd, libc::TCP_REPAIR_QUEUE, RECEIVED)?;
     let received = queue_seq(&fd)?;
     set(&fd, libc::TCP_REPAIR_QUEUE, WRITTEN)?;
     let written = queue_seq(&fd)?;
-    let local = socket::local_addr(fd)?.ip();
     let acked = written.wrapping_sub(unacknowledged(fd)? as u32);
-    Ok(TimedOut { local, remote: peer_name(fd)?, acked, written, received })
+    let sent = written.wrapping_sub(tcp_info::unsent(fd)?);
+    Ok(Standing { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
 }
 
 fn set(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
@@ -97,17 +101,32 @@ fn peer_name(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 const RECEIVED: libc::c_int = 1;
 const WRITTEN: libc::c_int = 2;
 
+/// TCP_REPAIR_OFF_NO_WP, since Linux 4.19.
+const REPAIR_OFF_NO_PROBE: libc::c_int = -1;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_that_lives_has_not_been_given_up() {
+    fn a_connection_goes_on_after_its_numbers_were_read_and_what_one_end_sends_the_other_receives() {
         for ip in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(ip).unwrap();
-            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            assert_eq!(timed_out(&near).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut far, _) = listener.accept().unwrap();
+            for round in 0..3 {
+                near.write_all(b"four").unwrap();
+                far.read_exact(&mut [0; 4]).unwrap();
+                let (here, there) = match (standing(&near), standing(&far)) {
+                    (Err(error), _) if error.kind() == io::ErrorKind::PermissionDenied => return,
+                    (here, there) => (here.unwrap(), there.unwrap()),
+                };
+                assert_eq!((here.local, here.remote), (there.remote, there.local));
+                assert_eq!((here.sent, here.received), (there.received, there.sent), "{round}");
+                assert!(here.sent.wrapping_sub(here.acked) <= 4, "{here:?}");
+            }
             assert_eq!(peer_name(near.as_fd()).unwrap(), listener.local_addr().unwrap());
         }
     }

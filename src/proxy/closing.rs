@@ -1,0 +1,176 @@
+//! The end of a flow that ends by FIN: it is over when both ends have acknowledged all that they were sent, not when that was
+//! written.
+//!
+//! ```text
+//!             FIN was passed on both ways         acknowledged by both, or reset by them
+//!   Relaying ────────────────────────────▶ Closing ────────────────────────────▶ closed, by who sent FIN first
+//!                                             │ user_timeout of silence
+//!                                             └────────────────────────────────▶ client_timed_out, backend_timed_out
+//! ```
+//! Until then the flow keeps its sockets and its place in the table. Sockets that nobody holds are given up in silence by the
+//! kernel, are not given more time when a reader pauses ([`super::deliveries`]), and lose their address when that moves.
+//!
+//! Mostly one acknowledgement is missing, that of the end that closed last, and it takes a round trip. For that time the flow
+//! counts towards no limit: a client that has read the end may connect again at once.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use super::admission::{FrontendHold, count_source_again};
+use super::flow::{Flow, Phase, Relaying, Side};
+use super::serve::{ended_by, errno, is_silence};
+use super::worker::{Verdict, Worker};
+use crate::model::end_reason::EndReason;
+use crate::sys::{silence, socket, tcp_info};
+use crate::table::flows::{Field, FlowState, pack_place};
+
+/// What a flow that is closing waits for.
+#[derive(Debug)]
+pub struct Closing {
+    reason: EndReason,
+    client_is_over: bool,
+    backend_is_over: bool,
+    /// Bytes that were under way when it was last asked whether they move, and since when so many are.
+    left: usize,
+    left_since_ns: u64,
+}
+
+/// What has become of one end.
+enum Leg {
+    Open,
+    /// It has acknowledged all, or has reset the connection.
+    Over,
+    /// The kernel has given it up.
+    Silent(io::Error),
+}
+
+impl Closing {
+    pub fn is_over(&self, side: Side) -> bool {
+        match side {
+            Side::Client => self.client_is_over,
+            Side::Backend => self.backend_is_over,
+        }
+    }
+}
+
+impl Worker {
+    /// Has a flow end whose both directions are done, now or when that has arrived.
+    pub(super) fn close_if_done(&mut self, flow: &mut Flow) -> Verdict {
+        match &flow.phase {
+            Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
+            Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
+                let reason = match relaying.first_fin {
+                    Some(Side::Backend) => EndReason::BackendClosed,
+                    _ => EndReason::ClientClosed,
+                };
+                self.close(flow, reason)
+            }
+            _ => Verdict::Keep,
+        }
+    }
+
+    /// Ends a flow by FIN both ways, for `reason`. Nothing may be held of it.
+    pub(super) fn close_both(&mut self, flow: &mut Flow, reason: EndReason) -> Verdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::End(reason, 0) };
+        flow.holds.let_go();
+        relaying.up.pass_fin(&relaying.backend);
+        relaying.down.pass_fin(&relaying.client);
+        self.look_after(flow);
+        self.close(flow, reason)
+    }
+
+    fn close(&mut self, flow: &mut Flow, reason: EndReason) -> Verdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let all_arrived = |leg| silence::unacknowledged(leg).is_ok_and(|bytes| bytes == 0);
+        let (client_is_over, backend_is_over) = (all_arrived(&relaying.client), all_arrived(&relaying.backend));
+        if client_is_over && backend_is_over {
+            return Verdict::End(reason, 0);
+        }
+        let closing = Closing { reason, client_is_over, backend_is_over, left: usize::MAX, left_since_ns: 0 };
+        relaying.closing = Some(Box::new(closing));
+        self.backend_may_be_over(flow);
+        Verdict::Keep
+    }
+
+    /// One of its sockets has something to tell: most likely that it is over.
+    pub(super) fn closing_ready(&mut self, flow: &mut Flow) -> Verdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let Some(closing) = &mut relaying.closing else { return Verdict::Keep };
+        let legs = [
+            (Side::Client, &relaying.client, &mut closing.client_is_over),
+            (Side::Backend, &relaying.backend, &mut closing.backend_is_over),
+        ];
+        for (side, leg, is_over) in legs {
+            if *is_over {
+                continue;
+            }
+            match Leg::look(leg) {
+                Leg::Open => {}
+                Leg::Over => *is_over = true,
+                Leg::Silent(error) => return ended_by(side, errno(Some(&error))),
+            }
+        }
+        if closing.client_is_over && closing.backend_is_over {
+            return Verdict::End(closing.reason, 0);
+        }
+        self.backend_may_be_over(flow);
+        Verdict::Keep
+    }
+
+    /// A flow that is closing takes longer than a round trip.
+    pub(super) fn closing_is_late(&mut self, flow: &mut Flow) -> Verdict {
+        self.count_again(flow);
+        self.closing_ready(flow)
+    }
+
+    /// It counts again towards limits, as another process would count it.
+    pub(super) fn count_again(&self, flow: &mut Flow) {
+        if flow.holds.frontend.is_none() {
+            flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
+            let sources = &self.shared.sources;
+            flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, self.now_ns);
+        }
+    }
+
+    /// A flow that has been idle for too long: one that is closing has not while its end takes something.
+    pub(super) fn idle_due(&mut self, flow: &mut Flow) -> Verdict {
+        let (limit, now_ns) = (flow.frontend.settings.idle_timeout, self.now_ns);
+        if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
+            let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);
+            let left = under_way(client) + under_way(backend);
+            if left != closing.left {
+                (closing.left, closing.left_since_ns) = (left, now_ns);
+            }
+            if limit.is_none_or(|limit| now_ns - closing.left_since_ns < limit.as_nanos() as u64) {
+                return Verdict::Keep;
+            }
+        }
+        Verdict::End(EndReason::IdleTimeout, 0)
+    }
+
+    /// A backend that has done its part has the flow no more, though its client may need long to read the end.
+    fn backend_may_be_over(&self, flow: &mut Flow) {
+        if let Phase::Relaying(relaying) = &mut flow.phase
+            && relaying.backend_used().is_none()
+            && relaying.place.count_out()
+        {
+            let state = if flow.pending_end.is_some() { FlowState::Ending } else { FlowState::Proxied };
+            self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, None));
+        }
+    }
+}
+
+impl Leg {
+    fn look(leg: &OwnedFd) -> Self {
+        if silence::unacknowledged(leg).is_ok_and(|bytes| bytes == 0) {
+            return Self::Over;
+        }
+        match tcp_info::is_closed(leg) {
+            Ok(false) => Self::Open,
+            _ => match socket::take_error(leg) {
+                Some(error) if is_silence(errno(Some(&error))) => Self::Silent(error),
+                _ => Self::Over,
+            },
+        }
+    }
+}

@@ -39,7 +39,8 @@ impl Takeover {
         let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);
-            also.push(before.owner.clone());
+            // Who was only to have it, and has not told of it, does not tell of its end either.
+            also.extend(before.told.then(|| before.owner.clone()));
             let lives = |other: &InstanceName| self.peers.get(other).is_some_and(|peer| !peer.is_dead);
             also.retain(|other| *other != owner && lives(other));
             let same = before.owner == owner;

@@ -382,6 +382,24 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
 }
 
 #[test]
+fn nothing_is_left_of_a_flow_that_went_from_one_to_another_and_back_before_the_other_told_of_it() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.0.7", true);
+    let (id, a, c) = (flow.fleet_id(), name("a"), name("c"));
+    scene.remote(Remote::Pulse { owner: c.clone(), pulse: Pulse::Alive });
+    scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(1), slot: 2 });
+    scene.remote(Remote::Synced { owner: c.clone() });
+    scene.told(&flow);
+    scene.remote(Remote::Moved { owner: a, id, to: c });
+    scene.told(&flow);
+    scene.take();
+    scene.remote(Remote::Ended { owner: name("a"), id });
+    let actions = scene.take();
+    assert!(actions.contains(&Action::Path(HeldRequest::Drop(vec![id]))), "{actions:?}");
+    assert_eq!(scene.machine.known(), 0);
+}
+
+#[test]
 fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
     for own in [false, true] {
         let mut scene = Scene::new();

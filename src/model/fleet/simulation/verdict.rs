@@ -156,9 +156,15 @@ impl World {
         (0..self.nodes.len()).filter(|node| self.nodes[*node].lists(record)).map(|node| NAMES[node]).collect()
     }
 
-    /// A client whose flow is nobody's has been told, unless nobody could.
+    /// A client whose flow is nobody's has been told, unless nobody could. One that is passed on where its packets come may be
+    /// nobody's until they do.
     fn nobody_is_left_untold(&self) {
         for client in self.clients.values() {
+            let key = client.record.ends.key(Direction::Up);
+            let place = self.place(client.number, client.vip, Direction::Up);
+            if place.is_some_and(|place| self.nodes[place].path.carries_key(&key)) {
+                continue;
+            }
             let listed = self.listed_at(client.number);
             let can_tell = !client.tickled_in_vain
                 && client.orphaned.as_ref().is_none_or(|orphaned| !orphaned.known_by.is_empty());

@@ -85,7 +85,7 @@ impl TableCollector {
     fn encode_service(&self, families: &mut Families<'_>) -> fmt::Result {
         let (config, now) = (self.config.load(), now_ns());
         let help =
-            "1 for the best that a frontend has for new connections, else 0: a ready backend, a draining one, or none";
+            "1 for the best that a frontend has for new connections, else 0: a ready one, full ones, draining, none";
         let mut family = families.gauge("frontend_state", help)?;
         for frontend in self.table.registry.frontends() {
             // One that a reload removed has no new connections.

@@ -224,6 +224,9 @@ pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
     let since = duration_ms(since_ms);
     match (service, draining) {
         (Service::Ready, _) => "clients are served".to_owned(),
+        (Service::Full, _) => {
+            format!("every backend is at max_connections: new connections are reset since {since}")
+        }
         (Service::Draining, 0 | 1) => format!("serving from a draining backend: none is ready since {since}"),
         (Service::Draining, many) => format!("serving from {many} draining backends: none is ready since {since}"),
         (Service::NoBackend, _) => format!("no backend: new connections are reset since {since}"),
@@ -234,7 +237,7 @@ pub fn of_service(service: Service) -> Weight {
     match service {
         Service::Ready => Weight::Good,
         Service::Draining => Weight::Notice,
-        Service::NoBackend => Weight::Bad,
+        Service::Full | Service::NoBackend => Weight::Bad,
     }
 }
 
@@ -254,9 +257,10 @@ pub fn shortfall(status: &Status) -> Option<(Weight, String)> {
         let met = status.frontends.iter().filter(|it| !it.removed && it.service.state == service);
         met.map(|it| it.name.as_str()).collect::<Vec<_>>()
     };
-    let what = match (of(Service::NoBackend), of(Service::Draining)) {
-        (none, _) if !none.is_empty() => (Weight::Bad, "no backend", none),
-        (_, draining) if !draining.is_empty() => (Weight::Notice, "draining backends only", draining),
+    let what = match (of(Service::NoBackend), of(Service::Full), of(Service::Draining)) {
+        (none, ..) if !none.is_empty() => (Weight::Bad, "no backend", none),
+        (_, full, _) if !full.is_empty() => (Weight::Bad, "every backend full", full),
+        (.., draining) if !draining.is_empty() => (Weight::Notice, "draining backends only", draining),
         _ => return None,
     };
     let (weight, what, names) = what;

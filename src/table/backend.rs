@@ -244,6 +244,11 @@ impl BackendEntry {
         self.active.load(Relaxed) + self.elsewhere.count()
     }
 
+    /// Whether its cap is reached.
+    pub fn is_full(&self) -> bool {
+        self.max_connections().is_some_and(|max| self.load() >= max)
+    }
+
     /// Counts a flow in, unless the cap is reached.
     pub fn reserve(&self) -> bool {
         let before = self.active.fetch_add(1, Relaxed) + self.elsewhere.count();

@@ -245,3 +245,27 @@ async fn with_no_backend_left_nothing_says_ready_in_green() {
         assert!(metrics.lines().any(|found| found == line), "{line}");
     }
 }
+
+#[tokio::test]
+async fn with_every_backend_at_its_cap_nothing_says_ready_in_green() {
+    let instance = FakeInstance::start();
+    let ready = ["cp1", "cp2", "cp3"].map(|name| instance.backend(name));
+    for entry in ready.iter().filter(|it| it.health().standing == Standing::Ready) {
+        assert!(entry.reserve());
+        entry.configure(entry.weight(), Some(1));
+    }
+    let page = get(&instance, "/").await.body;
+    let words = "every backend is at max_connections: new connections are reset since ";
+    assert!(page.contains("<title>every backend full: Baton on ") && page.contains(words), "{page}");
+    assert!(page.contains("<span class=\"pill bad\">every backend full</span>"), "{page}");
+    let metrics = get(&instance, "/metrics").await.body;
+    for line in [
+        "baton_frontend_state{frontend=\"apiserver\",state=\"full\"} 1",
+        "baton_frontend_state{frontend=\"apiserver\",state=\"ready\"} 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}");
+    }
+    ready.iter().for_each(|entry| entry.configure(entry.weight(), None));
+    let page = get(&instance, "/").await.body;
+    assert!(page.contains("<title>Baton on ") && !page.contains("every backend"), "{page}");
+}

@@ -14,6 +14,8 @@ pub enum Service {
     /// A backend that is ready.
     #[default]
     Ready,
+    /// Those that it would use are all at `max_connections`: it is reset.
+    Full,
     /// None is ready; one that drains is used instead.
     Draining,
     /// None at all: it is reset.
@@ -21,11 +23,12 @@ pub enum Service {
 }
 
 impl Service {
-    pub const ALL: [Self; 3] = [Self::Ready, Self::Draining, Self::NoBackend];
+    pub const ALL: [Self; 4] = [Self::Ready, Self::Full, Self::Draining, Self::NoBackend];
 
     pub fn label(self) -> &'static str {
         match self {
             Self::Ready => "ready",
+            Self::Full => "full",
             Self::Draining => "draining",
             Self::NoBackend => "no_backend",
         }
@@ -47,9 +50,10 @@ impl Registry {
         match *last {
             Some((before, since_ns)) if before == service => (service, since_ns),
             _ => {
+                let of_flows = service == Service::Full || matches!(*last, Some((Service::Full, _)));
                 // The change of a backend's that made it so; a process that takes over knows those of the one before it.
                 let changed_ns = own.iter().map(|it| it.health().since_ns).max().filter(|at_ns| *at_ns != 0);
-                let since_ns = changed_ns.unwrap_or(now_ns);
+                let since_ns = changed_ns.filter(|_| !of_flows).unwrap_or(now_ns);
                 *last = Some((service, since_ns));
                 (service, since_ns)
             }
@@ -60,14 +64,19 @@ impl Registry {
 fn best(backends: &[&Arc<BackendEntry>]) -> Service {
     let usable =
         |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && it.health().cause != Cause::Removed;
-    let has = |standing: Standing| backends.iter().filter(usable).any(|it| it.health().standing == standing);
-    if has(Standing::Ready) {
-        Service::Ready
-    } else if has(Standing::Draining) {
-        Service::Draining
-    } else {
-        Service::NoBackend
-    }
+    let with = |standing: Standing| {
+        backends.iter().filter(usable).filter(move |it| it.health().standing == standing).collect::<Vec<_>>()
+    };
+    let (ready, draining) = (with(Standing::Ready), with(Standing::Draining));
+    let (used, service) = match (&ready[..], &draining[..]) {
+        ([], []) => return Service::NoBackend,
+        ([], _) => (draining, Service::Draining),
+        _ => (ready, Service::Ready),
+    };
+    // As the pick has it: one that is less welcome is not used because the others are full.
+    let welcome = used.iter().map(|it| it.preference()).min();
+    let mut chosen = used.iter().filter(|it| Some(it.preference()) == welcome);
+    if chosen.all(|it| it.is_full()) { Service::Full } else { service }
 }
 
 #[cfg(test)]
@@ -99,6 +108,11 @@ mod tests {
         assert_eq!(registry.service(&frontend, 99), (Service::NoBackend, 40));
         stands(&one, Standing::Ready, 120);
         assert_eq!(registry.service(&frontend, 121), (Service::Ready, 120));
+        one.configure(1, Some(1));
+        assert!(one.reserve());
+        assert_eq!(registry.service(&frontend, 125), (Service::Full, 125), "no change of a backend's made it so");
+        one.release();
+        assert_eq!(registry.service(&frontend, 127), (Service::Ready, 127));
         one.configure(0, None);
         assert_eq!(registry.service(&frontend, 130).0, Service::NoBackend, "one of weight 0 gets no flow");
         one.configure(1, None);

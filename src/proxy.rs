@@ -22,6 +22,7 @@ mod pipes;
 mod plane;
 mod ports;
 mod relay;
+mod retime;
 mod serve;
 mod sources;
 mod tell;

@@ -4,7 +4,7 @@ use std::fs;
 
 const CAPS: &str = "tests/net/reloads caps_and_lists_of_a_reload_count_for_the_next_connection";
 const HEADERS: &str = "tests/net/reloads headers_of_the_proxy_protocol_are_read_and_sent_after_a_reload";
-const TIMERS: &str = "tests/net/reloads timers_of_a_reload_count_for_the_next_connection";
+const TIMERS: &str = "tests/net/reloads timers_of_a_reload_count_for_the_next_connection_and_for_those_that_live";
 const CHOICE: &str = "tests/net/reloads/backends the_choice_among_backends_follows_a_reload";
 const ATTEMPTS: &str = "tests/net/reloads/backends attempts_to_connect_follow_a_reload";
 const REBALANCE: &str = "tests/net/reloads/backends rebalancing_follows_a_reload";

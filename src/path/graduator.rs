@@ -275,6 +275,11 @@ impl Path {
                     self.forget_witness(id);
                 }
                 Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
+                Request::Patience { ticket, patience_ns } => {
+                    // It may be among those that have just come.
+                    self.enter(std::mem::take(&mut candidates));
+                    self.set_patience(ticket, patience_ns);
+                }
                 Request::Refuse { id, why } => self.refuse(id, &why),
             }
         }

@@ -99,6 +99,22 @@ pub fn count_source_again(
     Some(sources.count_again(frontend.entry.id, limits.source_mask.network(client), now_ns))
 }
 
+/// Counts a flow that lives already as the frontend's settings now have it, if they had it otherwise before.
+pub fn recount_source(
+    before: &Frontend,
+    frontend: &FrontendPlane,
+    sources: &Sources,
+    client: ClientAddr,
+    hold: &mut Option<SourceHold>,
+    now_ns: u64,
+) {
+    let limits = &frontend.settings.limits;
+    let counts = limits.max_connections_per_source.or(limits.accept_rate_per_source).is_some();
+    if counts && (hold.is_none() || before.limits.source_mask != limits.source_mask) {
+        *hold = Some(sources.count_again(frontend.entry.id, limits.source_mask.network(client), now_ns));
+    }
+}
+
 /// Whether the client must begin with a PROXY header.
 pub fn sends_header(settings: &Frontend, client: ClientAddr) -> bool {
     settings.proxy_protocol.accept_from.iter().any(|network| network.contains(&client.ip()))

@@ -77,7 +77,7 @@ impl Sources {
         hold
     }
 
-    /// Counts a flow in that was counted out before its end; never refuses it.
+    /// Counts a flow in that is here already, and was not counted so far; never refuses it.
     pub fn count_again(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
         self.admit(frontend, source, None, None, now_ns).expect("without a cap nothing is refused")
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::Shared;
 use super::accept::Listeners;
+use super::admission::recount_source;
 use super::deliveries::Deliveries;
 use super::flow::{Flow, Phase};
 use super::handover;
@@ -92,6 +93,8 @@ pub struct Worker {
     /// Flows whose bytes to the backend were not answered yet.
     pub(super) unanswered: Vec<FlowRef>,
     pub(super) deliveries: Deliveries,
+    /// Flows whose sockets are to get the timers of another configuration.
+    pub(super) retiming: VecDeque<FlowRef>,
     pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
@@ -143,6 +146,7 @@ impl Worker {
             ripening: VecDeque::new(),
             unanswered: Vec::new(),
             deliveries: Deliveries::default(),
+            retiming: VecDeque::new(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
             endings: VecDeque::new(),
@@ -211,7 +215,7 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Option<Duration> {
-        if !self.again.is_empty() || !self.endings.is_empty() {
+        if !self.again.is_empty() || !self.endings.is_empty() || !self.retiming.is_empty() {
             return Some(Duration::ZERO);
         }
         let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
@@ -266,8 +270,15 @@ impl Worker {
         for index in 0..self.places.len() {
             let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
             let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
-            if let Some(frontend) = self.plane.frontends.iter().find(same) {
-                flow.frontend = frontend.clone();
+            let Some(frontend) = self.plane.frontends.iter().find(same) else { continue };
+            let before = std::mem::replace(&mut flow.frontend, frontend.clone());
+            // One whose client has yet to say who it is was not counted, nor is one that only waits for its last bytes.
+            if flow.holds.frontend.is_some() && !matches!(flow.phase, Phase::Header(_)) {
+                let (sources, now_ns) = (&self.shared.sources, self.now_ns);
+                recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
+            }
+            if before.liveness != frontend.liveness {
+                self.retiming.push_back(flow.at);
             }
         }
         if let Some(policy) = self.plane.leave {
@@ -301,6 +312,10 @@ impl Worker {
         for _ in 0..DUE_PER_TURN {
             let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
             self.with_flow(at, Self::leave_due);
+        }
+        for _ in 0..DUE_PER_TURN {
+            let Some(at) = self.retiming.pop_front() else { break };
+            self.with_flow(at, Self::retime);
         }
         self.look_at_deliveries();
     }

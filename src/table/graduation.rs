@@ -136,6 +136,11 @@ pub enum Request {
         ticket: Ticket,
         patience_ns: u64,
     },
+    /// Silence that ends a flow has become another.
+    Patience {
+        ticket: Ticket,
+        patience_ns: u64,
+    },
     /// A flow that was found has no place here, and is to be reset.
     Refuse {
         id: FlowId,

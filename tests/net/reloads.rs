@@ -86,11 +86,27 @@ fn caps_and_lists_of_a_reload_count_for_the_next_connection() {
         let last = if from_another { &it.lab.client2 } else { &it.lab.client };
         assert_eq!(it.refused(last), End::Rst, "{reason}, {fit}");
         it.baton.wait_ended(reason, count + 1);
+        let state = if reason == "backends_full" { "full" } else { "ready" };
+        assert_eq!(it.baton.status()["frontends"][0]["service"]["state"], state, "{reason}");
         conns.iter_mut().for_each(|conn| conn.echo(2, 100));
         drop(conns);
         it.reload(&it.config);
         eventually(LONG, "no flow is left", || it.baton.flow_count() == 0);
     }
+    // Flows that lived before count, though nobody had asked for sources then.
+    let mut living = it.connect();
+    living.echo(1, 100);
+    it.reload(&per_source);
+    assert_eq!(it.refused(&it.lab.client), End::Rst, "the source has a flow already");
+    it.lab.client2.connect(it.lab.lb.v4(6443)).echo(2, 100);
+    it.reload(&per_source.clone().frontend("source_mask_ipv4", 24));
+    assert_eq!(it.refused(&it.lab.client2), End::Rst, "its network has a flow already");
+    living.echo(3, 100);
+    drop(living);
+    eventually(LONG, "no flow is left", || it.baton.flow_count() == 0);
+    it.connect().echo(4, 100);
+    it.reload(&it.config);
+    eventually(LONG, "no flow is left", || it.baton.flow_count() == 0);
     // One source in IPv6 is a network of 64 bits, unless the file says another.
     it.lab.client.add_address("fd77::10:1".parse().unwrap());
     let from = |ip: &str| it.lab.client.connect_from(ip.parse().unwrap(), v6);
@@ -153,7 +169,7 @@ fn liveness_of(baton: &Baton, far: std::net::SocketAddr) -> Vec<[u64; 4]> {
 }
 
 #[test]
-fn timers_of_a_reload_count_for_the_next_connection() {
+fn timers_of_a_reload_count_for_the_next_connection_and_for_those_that_live() {
     let Some(it) = Running::start("reloaded timers") else { return };
     let mut before = it.connect();
     before.echo(1, 100);
@@ -161,16 +177,18 @@ fn timers_of_a_reload_count_for_the_next_connection() {
     it.reload(&config.frontend("keepalive_count", 5).frontend("user_timeout", "41s"));
     let mut conn = it.connect();
     conn.echo(1, 100);
-    let backend = it.baton.serving(&conn);
-    let backend = it.lab.backends().into_iter().find(|host| host.name == backend).unwrap();
-    drop(before);
-    eventually(LONG, "only the new flow is left", || it.baton.flow_count() == 1);
-    for far in [conn.local(), backend.v4(6443)] {
-        // A leg's options are set once it has settled.
-        let is_set = || liveness_of(&it.baton, far).contains(&[21, 7, 5, 41_000]);
-        eventually(LONG, &format!("the leg of {far} has the file's timers"), is_set);
+    before.echo(2, 100);
+    assert_ne!(it.baton.serving(&before), it.baton.serving(&conn), "the fewest flows");
+    for one in [&before, &conn] {
+        let backend = it.baton.serving(one);
+        let backend = it.lab.backends().into_iter().find(|host| host.name == backend).unwrap();
+        for far in [one.local(), backend.v4(6443)] {
+            // A leg's options are set once it has settled.
+            let is_set = || liveness_of(&it.baton, far).contains(&[21, 7, 5, 41_000]);
+            eventually(LONG, &format!("the leg of {far} has the file's timers"), is_set);
+        }
     }
-    drop(conn);
+    drop((before, conn));
 
     it.reload(&it.config.clone().frontend("idle_timeout", "1s"));
     let mut idle = it.connect();

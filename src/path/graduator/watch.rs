@@ -15,7 +15,7 @@ use crate::path::program::Evidence;
 use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::table::backend::Suspicion;
-use crate::table::graduation::{HeldAnswer, PathView};
+use crate::table::graduation::{HeldAnswer, PathView, Ticket};
 use crate::table::journal::What;
 use crate::table::late_resets::Abandoned;
 
@@ -269,6 +269,21 @@ impl Path {
                 };
                 self.table.late_resets.tell(Abandoned { from, to, seqs: [look.acked; 2], ack: look.sent });
             }
+        }
+    }
+
+    /// Silence that ends the flow, from now on.
+    pub(super) fn set_patience(&mut self, ticket: Ticket, patience_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&ticket.id).filter(|flow| flow.ticket == Some(ticket)) else { return };
+        flow.patience_ns = patience_ns;
+        if let Some(unanswered) = &mut flow.unanswered {
+            unanswered.ask_at_ns = unanswered.ask_at_ns.min(unanswered.since_ns + patience_ns / 2);
+        }
+        if let Some(at_ns) = self.closing.get_mut(&ticket.id) {
+            *at_ns = 0;
+        }
+        if flow.quiet_at_ns != 0 {
+            self.begin_asking(ticket.id);
         }
     }
 

@@ -155,3 +155,25 @@ fn a_reload_that_would_open_a_path_which_was_never_there_is_refused() {
     it.reload(&it.config);
     it.baton.rests();
 }
+
+/// Found as flows that went on with the patience of the file before, 30 s where the new one said 2 s.
+#[test]
+fn a_graduated_flow_whose_client_has_vanished_ends_when_the_user_timeout_of_a_reload_says() {
+    let test = "reloaded patience";
+    let (Some(pinned), Some(lab)) = (Pinned::unused(test), Lab::new(test)) else { return };
+    let server = lab.b1.serve(Behaviour::AnswerAfterFin { seed: 5, bytes: u64::MAX });
+    let config = lab.config().only(&["b1"]).graduating(&pinned.directory);
+    let baton = lab.start(&config.clone().frontend("user_timeout", "10m"));
+    let mut conn = lab.client.connect(lab.lb.v4(6443));
+    baton.wait_graduated(1);
+    conn.half_close();
+    conn.read_tally(100_000).unwrap();
+    lab.client.link_down();
+    baton.write_config(&config.frontend("user_timeout", "2s"));
+    baton.order(&["reload"]);
+    let watch = Stopwatch::start();
+    eventually(LONG, "the backend saw RST", || server.ended().iter().any(|seen| seen.end == End::Rst));
+    assert!(watch.unstalled() < secs(8), "{:?}", watch.elapsed());
+    baton.wait_ended("client_timed_out", 1);
+    baton.rests();
+}

@@ -1,0 +1,31 @@
+//! Timers of another configuration for flows that live already.
+
+use super::flow::{Flow, Phase};
+use super::graduate::patience_ns;
+use super::worker::{Verdict, Worker};
+use crate::sys::socket;
+use crate::table::graduation::Request;
+
+impl Worker {
+    /// Gives a flow the timers that its frontend has now. What is opened or lent later has them anyway.
+    pub(super) fn retime(&mut self, flow: &mut Flow) -> Verdict {
+        let liveness = &flow.frontend.liveness;
+        // They fail if the connection has ended, which epoll tells.
+        match &flow.phase {
+            Phase::Header(client) => drop(socket::set_liveness(client, liveness)),
+            Phase::Connecting(connecting) => drop(socket::set_liveness(&connecting.client, liveness)),
+            Phase::Relaying(relaying) => {
+                // A lenient one was given more time, and gets what the settings say when it is looked at again.
+                let set = if relaying.lenient { socket::set_keepalive } else { socket::set_liveness };
+                let _ = set(&relaying.client, liveness);
+                let _ = set(&relaying.backend, liveness);
+            }
+            Phase::Graduating(_) | Phase::Graduated { .. } => {
+                let (ticket, patience_ns) = (self.ticket(flow), patience_ns(flow));
+                self.table.graduation.ask(Request::Patience { ticket, patience_ns });
+            }
+            Phase::Between => {}
+        }
+        Verdict::Keep
+    }
+}

@@ -256,7 +256,7 @@ impl Bound {
         let table = core.table.clone();
         let (end_flow_log, ended) = oneshot::channel();
         let stop = async move { drop(ended.await) };
-        let log = flow_log::run(table.clone(), core.config.clone(), metrics.clone(), stop);
+        let log = flow_log::run(table.clone(), core.config.clone(), stop);
         let flow_log = tokio::spawn(essential::task("flow log", log));
         let mut tasks = JoinSet::new();
         tasks.spawn(essential::task("rates", admin.sample_rates()));

@@ -63,8 +63,6 @@ pub struct Metrics {
     pub last_reload_successful: Gauge,
     /// Unix seconds.
     pub last_reload_success_time: Gauge,
-    /// Lines that sampling left out of the flow log.
-    pub flow_log_skipped: Counter,
     pub handoffs: Handoffs,
     /// 1 while another host has this address as well.
     pub vip_duplicate: Family<AddressLabels, Gauge>,
@@ -84,7 +82,6 @@ impl Default for Metrics {
             reloads: Family::default(),
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
-            flow_log_skipped: Counter::default(),
             handoffs: Handoffs::default(),
             vip_duplicate: Family::default(),
             vip_left_behind: Family::default(),
@@ -106,8 +103,6 @@ impl Default for Metrics {
                 Unit::Seconds,
                 time,
             );
-            let skipped = metrics.flow_log_skipped.clone();
-            registry.register("flow_log_skipped", "Ended flows left out of the log by its rate limit", skipped);
             metrics.handoffs.register(registry);
             let (duplicate, left) = (metrics.vip_duplicate.clone(), metrics.vip_left_behind.clone());
             registry.register("vip_duplicate", "1 while another host has this address as well", duplicate);

@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use backend::Registry;
 use beats::Beats;
+use count::Tally;
 use fleet::Fleet;
 use flows::FlowTable;
 use graduation::Graduation;
@@ -49,6 +50,8 @@ pub struct Table {
     pub journal: Journal,
     pub late_resets: LateResets,
     pub beats: Beats,
+    /// Ended flows left out of the log by its rate limit.
+    pub log_skipped: Tally,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
 }
@@ -71,6 +74,7 @@ impl Table {
             journal: Journal::default(),
             late_resets: LateResets::default(),
             beats: Beats::default(),
+            log_skipped: Tally::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))
     }

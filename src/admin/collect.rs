@@ -307,6 +307,8 @@ impl TableCollector {
         counter("flows_ended_unreported", "Ended flows that found the queue to the log and the events full", &|it| {
             it.ended_unlogged.value()
         })?;
+        let help = "Ended flows left out of the log by its rate limit";
+        families.counter("flow_log_skipped", help, None)?.counter(self.table.log_skipped.value())?;
         let help = "Turns of a worker's event loop: what an event may have had to wait";
         let mut family = families.histogram("event_loop_turn", help)?;
         for (worker, state) in &workers {

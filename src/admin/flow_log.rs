@@ -9,7 +9,6 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use crate::config::{Config, FlowLog, Log};
-use crate::metrics::Metrics;
 use crate::model::end_reason::{EndReason, EndedBy};
 use crate::model::pacing::TokenBucket;
 use crate::sys::clock::now_ns;
@@ -18,13 +17,8 @@ use crate::table::journal::What;
 use crate::table::worker::EndedFlow;
 
 /// Takes ended flows from all workers, in batches, until `stop` is done; then takes what is left and returns.
-pub async fn run(
-    table: Arc<Table>,
-    config: Arc<ArcSwap<Config>>,
-    metrics: Arc<Metrics>,
-    stop: impl Future<Output = ()>,
-) {
-    let mut writer = FlowLogWriter::new(table, metrics, &config.load().log, now_ns());
+pub async fn run(table: Arc<Table>, config: Arc<ArcSwap<Config>>, stop: impl Future<Output = ()>) {
+    let mut writer = FlowLogWriter::new(table, &config.load().log, now_ns());
     let mut stop = std::pin::pin!(stop);
     loop {
         let mut stopping = tokio::select! {
@@ -53,7 +47,6 @@ pub async fn run(
 /// Writes lines for ended flows within the configured rate.
 struct FlowLogWriter {
     table: Arc<Table>,
-    metrics: Arc<Metrics>,
     bucket: TokenBucket,
     per_second: u32,
     /// Since they were last spoken of.
@@ -62,9 +55,9 @@ struct FlowLogWriter {
 }
 
 impl FlowLogWriter {
-    fn new(table: Arc<Table>, metrics: Arc<Metrics>, log: &Log, now_ns: u64) -> Self {
+    fn new(table: Arc<Table>, log: &Log, now_ns: u64) -> Self {
         let bucket = TokenBucket::new(log.flows_per_second, log.flows_per_second, now_ns);
-        Self { table, metrics, bucket, per_second: log.flows_per_second, left_out: 0, said_at_ns: now_ns }
+        Self { table, bucket, per_second: log.flows_per_second, left_out: 0, said_at_ns: now_ns }
     }
 
     /// Writes what has gathered. True if there may be more: one batch is bounded, as others share this thread.
@@ -119,7 +112,7 @@ impl FlowLogWriter {
                 );
             } else {
                 self.left_out += 1;
-                self.metrics.flow_log_skipped.inc();
+                self.table.log_skipped.add(1);
             }
         }
         self.table.journal.record(What::FlowEnded {
@@ -253,7 +246,7 @@ mod tests {
         let (table, backend) = table();
         end(&table, backend, EndReason::BackendReset);
         let log = log(FlowLog::Errors, 10);
-        let mut writer = FlowLogWriter::new(table.clone(), Arc::default(), &log, 0);
+        let mut writer = FlowLogWriter::new(table.clone(), &log, 0);
         let lines = logged(|| assert!(!writer.write(&log, 0)));
         let [line] = &lines[..] else { panic!("{lines:?}") };
         for (key, value) in [
@@ -279,9 +272,8 @@ mod tests {
     #[test]
     fn a_busy_host_gets_so_many_lines_and_is_told_how_many_are_missing() {
         let (table, backend) = table();
-        let metrics = Arc::<Metrics>::default();
         let log = log(FlowLog::All, 5);
-        let mut writer = FlowLogWriter::new(table.clone(), metrics.clone(), &log, 0);
+        let mut writer = FlowLogWriter::new(table.clone(), &log, 0);
         let lines = logged(|| {
             for _ in 0..20 {
                 end(&table, backend, EndReason::ClientClosed);
@@ -291,14 +283,14 @@ mod tests {
         });
         assert_eq!(lines.iter().filter(|line| line["message"] == "flow ended").count(), 5);
         assert_eq!(lines.last().unwrap()["lines"], 15);
-        assert_eq!(metrics.flow_log_skipped.get(), 15);
+        assert_eq!(table.log_skipped.value(), 15);
         assert_eq!(table.journal.since(0, true).len(), 20);
     }
 
     #[test]
     fn ordinary_ends_are_no_errors_and_off_means_off_from_the_next_flow_on() {
         let (table, backend) = table();
-        let mut writer = FlowLogWriter::new(table.clone(), Arc::default(), &log(FlowLog::Errors, 10), 0);
+        let mut writer = FlowLogWriter::new(table.clone(), &log(FlowLog::Errors, 10), 0);
         let lines = logged(|| {
             end(&table, backend, EndReason::ClientClosed);
             end(&table, backend, EndReason::BackendClosed);
@@ -332,7 +324,7 @@ mod tests {
         };
         let config = Arc::new(ArcSwap::from_pointee(config));
         end(&table, backend, EndReason::Shutdown);
-        run(table.clone(), config, Arc::default(), async {}).await;
+        run(table.clone(), config, async {}).await;
         assert_eq!(table.journal.since(0, true).len(), 1);
     }
 }

@@ -8,6 +8,7 @@
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
@@ -26,6 +27,8 @@ pub struct Fleet {
     enabled: AtomicBool,
     local: SegQueue<Local>,
     members: ArcSwap<Vec<MemberView>>,
+    /// How often the process before this one told each peer everything anew.
+    resyncs_before: ArcSwap<BTreeMap<String, u64>>,
     /// Every peer is synced, or the deadline for that has passed with nobody to be reached.
     ready: AtomicBool,
     /// What an earlier process left has been adopted.
@@ -118,8 +121,22 @@ impl Fleet {
         self.members.load_full()
     }
 
-    pub fn show_members(&self, members: Vec<MemberView>) {
+    pub fn show_members(&self, mut members: Vec<MemberView>) {
+        let before = self.resyncs_before.load();
+        members.iter_mut().for_each(|it| it.resyncs += before.get(&*it.name.0).copied().unwrap_or(0));
         self.members.store(Arc::new(members));
+    }
+
+    /// How often each peer was told everything anew, earlier processes included.
+    pub fn resyncs(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::clone(&self.resyncs_before.load());
+        all.extend(self.members().iter().map(|it| (it.name.0.to_string(), it.resyncs)));
+        all
+    }
+
+    /// Counts in how often an earlier process told each peer everything anew, in place of what was counted in before.
+    pub fn carry_resyncs(&self, before: BTreeMap<String, u64>) {
+        self.resyncs_before.store(Arc::new(before));
     }
 
     pub fn places(&self) -> Arc<Places> {

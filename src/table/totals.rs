@@ -15,8 +15,10 @@ use crate::model::end_reason::EndReason;
 pub struct Totals {
     pub frontends: Vec<FrontendTotals>,
     pub backends: Vec<BackendTotals>,
-    /// Of graduation and the fleet, by name. Absent from a release that did not carry them.
+    /// Of graduation, the fleet, the workers and the log, by name. Absent from a release that did not carry them.
     pub tallies: BTreeMap<String, u64>,
+    /// By peer. Absent from a release that did not carry them.
+    pub resyncs: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +50,8 @@ impl Totals {
     /// Of everything.
     pub fn of_table(table: &Table) -> Self {
         let tallies = tallies(table).into_iter().map(|(name, tally)| (name, tally.value()));
-        Self { tallies: tallies.filter(|(_, count)| *count > 0).collect(), ..Self::of(&table.registry) }
+        let tallies = tallies.filter(|(_, count)| *count > 0).collect();
+        Self { tallies, resyncs: table.fleet.resyncs(), ..Self::of(&table.registry) }
     }
 
     /// Of frontends and backends alone.
@@ -56,15 +59,20 @@ impl Totals {
         Self {
             frontends: registry.frontends().iter().map(|entry| of_frontend(entry)).collect(),
             backends: registry.backends().iter().map(|entry| of_backend(entry)).collect(),
-            tallies: BTreeMap::new(),
+            ..Self::default()
         }
     }
 
     /// As [`Totals::carry_into`], with what is not a frontend's or a backend's.
     pub fn carry_into_table(&self, table: &Table) {
-        for (name, tally) in tallies(table) {
-            tally.carry(self.tallies.get(&name).copied().unwrap_or(0));
+        let mut before: BTreeMap<_, u64> = BTreeMap::new();
+        for (name, count) in &self.tallies {
+            *before.entry(of_fewer_workers(name, table.workers.len())).or_default() += count;
         }
+        for (name, tally) in tallies(table) {
+            tally.carry(before.get(&name).copied().unwrap_or(0));
+        }
+        table.fleet.carry_resyncs(self.resyncs.clone());
         self.carry_into(&table.registry);
     }
 
@@ -91,7 +99,29 @@ impl Totals {
 }
 
 fn tallies(table: &Table) -> Vec<(String, &Tally)> {
-    table.graduation.census.tallies().into_iter().chain(table.fleet.census.tallies()).collect()
+    let workers = table.workers.iter().enumerate().flat_map(|(number, worker)| {
+        let all = [
+            ("accept errors", &worker.accept_errors),
+            ("accepts shed", &worker.accept_shed),
+            ("ended unreported", &worker.ended_unlogged),
+        ];
+        all.map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
+    });
+    let log = [("log skipped".to_owned(), &table.log_skipped)];
+    let (graduation, fleet) = (table.graduation.census.tallies(), table.fleet.census.tallies());
+    graduation.into_iter().chain(fleet).chain(workers).chain(log).collect()
+}
+
+/// Between a tally's name and its worker's number.
+const OF_WORKER: &str = " of worker ";
+
+/// The name under which a tally goes on where there are only so many workers.
+fn of_fewer_workers(name: &str, workers: usize) -> String {
+    let its = name.split_once(OF_WORKER).and_then(|(what, number)| Some((what, number.parse::<usize>().ok()?)));
+    match its {
+        Some((what, number)) => format!("{what}{OF_WORKER}{}", number % workers.max(1)),
+        None => name.to_owned(),
+    }
 }
 
 fn of_frontend(entry: &FrontendEntry) -> FrontendTotals {
@@ -143,6 +173,7 @@ fn raise(count: &Count, to: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::fleet::{Epoch, InstanceName, MemberView, Pulse};
     use std::time::Duration;
 
     fn registry() -> Registry {
@@ -168,5 +199,49 @@ mod tests {
         assert_eq!(seen.backends[0].bytes_up, 115);
         assert_eq!(seen.backends[0].connect_counts, last.backends[0].connect_counts);
         assert_eq!(seen.frontends, last.frontends);
+    }
+
+    #[test]
+    fn counters_of_workers_log_and_peers_go_on_also_where_there_are_fewer_workers() {
+        let (old, new) = (Table::new(3).unwrap(), Table::new(2).unwrap());
+        (1..).zip(&old.workers).for_each(|(count, worker)| worker.accept_shed.add(count));
+        old.workers[1].accept_errors.add(4);
+        old.workers[0].ended_unlogged.add(5);
+        old.log_skipped.add(6);
+        old.fleet.carry_resyncs([("b".to_owned(), 5)].into());
+        old.fleet.show_members(vec![resynced("b", 2)]);
+        for _ in 0..2 {
+            Totals::of_table(&old).carry_into_table(&new);
+        }
+        new.workers[0].accept_shed.add(10);
+        let workers = [0, 1].map(|at| &new.workers[at]);
+        assert_eq!(workers.map(|it| it.accept_shed.value()), [1 + 3 + 10, 2]);
+        assert_eq!(workers.map(|it| it.accept_errors.value()), [0, 4]);
+        assert_eq!(workers.map(|it| it.ended_unlogged.value()), [5, 0]);
+        assert_eq!(new.log_skipped.value(), 6);
+        assert_eq!(Totals::of_table(&new).resyncs["b"], 7, "before the first word of a peer");
+        new.fleet.show_members(vec![resynced("b", 1)]);
+        assert_eq!(Totals::of_table(&new).resyncs["b"], 8);
+    }
+
+    fn resynced(name: &str, resyncs: u64) -> MemberView {
+        MemberView {
+            name: InstanceName(name.into()),
+            address: "192.0.2.2:9471".parse().unwrap(),
+            pulse: Pulse::Alive,
+            epoch: Epoch(1),
+            slot: None,
+            version: String::new(),
+            synced: true,
+            told: true,
+            flows: 0,
+            graduated: 0,
+            behind: 0,
+            lag_ms: 0,
+            resyncs,
+            round_trip_us: 1,
+            vips: Vec::new(),
+            why_not: None,
+        }
     }
 }

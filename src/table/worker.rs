@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::Notify;
 
-use super::count::Count;
+use super::count::{Count, Tally};
 use super::flows::FlowOrigin;
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencyHistogram;
@@ -65,14 +65,14 @@ pub struct WorkerState {
     pub accept_paused: AtomicBool,
     pub accepted: Count,
     /// accept(2) failed for want of file descriptors or memory.
-    pub accept_errors: Count,
+    pub accept_errors: Tally,
     /// Connections reset unserved because accepting had been paused for too long.
-    pub accept_shed: Count,
+    pub accept_shed: Tally,
     pub pipes_in_use: AtomicU64,
     /// Duration of each turn of the event loop: what an event may have had to wait.
     pub turn: LatencyHistogram,
     /// Ended flows that found the queue below full.
-    pub ended_unlogged: Count,
+    pub ended_unlogged: Tally,
     ended: ArrayQueue<EndedFlow>,
     ended_notify: Notify,
 }
@@ -85,11 +85,11 @@ impl Default for WorkerState {
             plane_version: AtomicU64::new(0),
             accept_paused: AtomicBool::new(false),
             accepted: Count::default(),
-            accept_errors: Count::default(),
-            accept_shed: Count::default(),
+            accept_errors: Tally::default(),
+            accept_shed: Tally::default(),
             pipes_in_use: AtomicU64::new(0),
             turn: LatencyHistogram::default(),
-            ended_unlogged: Count::default(),
+            ended_unlogged: Tally::default(),
             ended: ArrayQueue::new(ENDED_QUEUE),
             ended_notify: Notify::new(),
         }

@@ -159,6 +159,7 @@ parts! {
         Kind::Split, Kind::Stall, Kind::Frontends, Kind::Upgrade, Kind::Handover,
     ];
     nor_do_hosts_that_are_cut_off: 0..100, &[Kind::Isolate];
+    nor_do_two_that_still_look_after_a_flow_of_a_third: 247..248, &[Kind::Isolate];
 }
 
 /// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names what does

@@ -117,14 +117,16 @@ impl Takeover {
     pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FleetId]) {
         for id in flows {
             let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
-            let (owner, ends) = (known.owner.clone(), known.ends);
-            match self.prevails_by_address(&owner, ends.vip.ip()) {
-                Some(prevails) => self.settle_between(*id, prevails),
+            let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
+            let verdicts: Vec<_> = others.iter().map(|it| self.prevails_by_address(it, known.ends.vip.ip())).collect();
+            if verdicts.contains(&Some(false)) {
+                self.settle_between(*id, false);
+            } else if verdicts.contains(&None) {
                 // Most likely a third one has claimed it here, the owner there, and that word comes first.
-                None => {
-                    self.contested.insert(*id);
-                    self.timers.set(now_ns + CONTESTED_NS, Timer::Contested(*id));
-                }
+                self.contested.insert(*id);
+                self.timers.set(now_ns + CONTESTED_NS, Timer::Contested(*id));
+            } else {
+                self.settle_between(*id, true);
             }
         }
     }
@@ -133,19 +135,21 @@ impl Takeover {
         if self.contested.remove(&id)
             && let Some(known) = self.flows.get(&id).filter(|known| known.state == State::Held)
         {
-            let prevails = self.prevails_over(&known.owner, known.ends.vip.ip());
+            let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
+            let prevails = others.iter().all(|other| self.prevails_over(other, known.ends.vip.ip()));
             self.settle_between(id, prevails);
         }
     }
 
-    /// Of a flow that both look after.
+    /// Of a flow that this one looks after, as do one or more others.
     fn settle_between(&mut self, id: FleetId, prevails: bool) {
         if !prevails {
             return self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
         }
-        if let Some(Known { owner, ends, .. }) = self.take_out(id) {
+        if let Some(Known { owner, ends, also, .. }) = self.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
-            self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+            let claim = |owner| Action::Send(Command::Claim { owner, flows: vec![id] });
+            self.actions.extend([owner].into_iter().chain(also).map(claim));
         }
     }
 

@@ -400,6 +400,26 @@ fn nothing_is_left_of_a_flow_that_went_from_one_to_another_and_back_before_the_o
 }
 
 #[test]
+fn of_three_that_say_a_flow_is_theirs_none_is_forgotten() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.0.7", true);
+    let (id, c) = (flow.fleet_id(), name("c"));
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Alive);
+    scene.remote(Remote::Pulse { owner: c.clone(), pulse: Pulse::Alive });
+    scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(1), slot: 2 });
+    scene.remote(Remote::Synced { owner: c.clone() });
+    scene.take();
+    // Both have the address: that is settled later. The third one has not.
+    scene.told(&flow);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![id]));
+    scene.remote(Remote::Flow { owner: c, record: Box::new(flow) });
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![id]));
+    scene.pass(1000);
+    assert!(scene.take().contains(&Action::Path(HeldRequest::Release(vec![id]))), "a goes before b");
+}
+
+#[test]
 fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
     for own in [false, true] {
         let mut scene = Scene::new();

@@ -11,6 +11,7 @@
 mod probe;
 mod publish;
 mod resolve;
+mod succession;
 mod surroundings;
 #[cfg(test)]
 mod testing;
@@ -21,6 +22,7 @@ mod watcher;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,19 +32,20 @@ use crate::config::Config;
 use crate::essential;
 use crate::metrics::Metrics;
 use crate::model::health::machine::Arrival;
-use crate::model::health::{Order, SavedBackend};
+use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
 use crate::table::journal::What;
+use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
-use watcher::{Beginning, Command, Spec, Watcher};
+use watcher::{Beginning, Command, Known, Spec, Watcher};
 
 /// Watches over every backend. Dropping it stops all probes; the last standings stay.
 #[derive(Debug)]
 pub struct Checker {
     shared: Arc<Shared>,
-    runtime: Handle,
+    strangers: JoinHandle<()>,
 }
 
 /// An order was carried out; this is what is left to end.
@@ -69,6 +72,9 @@ pub enum OrderError {
 struct Shared {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
+    runtime: Handle,
+    /// The latest.
+    config: Mutex<Arc<Config>>,
     roster: Mutex<Roster>,
 }
 
@@ -91,8 +97,8 @@ struct Watched {
     commands: mpsc::UnboundedSender<Command>,
     first_probed: watch::Receiver<bool>,
     task: JoinHandle<()>,
-    /// `Some` once a reload removed it: whether with its frontend.
-    removed: Option<bool>,
+    /// `Some` once it gets no flows for good.
+    removed: Option<Dismissal>,
 }
 
 impl Checker {
@@ -110,8 +116,10 @@ impl Checker {
         runtime: Handle,
         saved: Vec<SavedBackend>,
     ) -> Self {
-        let shared = Arc::new(Shared { table, metrics, roster: Mutex::default() });
-        let checker = Self { shared, runtime };
+        let (roster, latest) = (Mutex::default(), Mutex::new(config.clone()));
+        let shared = Arc::new(Shared { table, metrics, runtime, config: latest, roster });
+        let strangers = shared.runtime.spawn(essential::task("health", shared.clone().watch_strangers()));
+        let checker = Self { shared, strangers };
         let newcomers = Newcomers::AtStart(saved);
         checker.welcome(config, &newcomers);
         checker.see_off(config, &newcomers);
@@ -132,6 +140,8 @@ impl Checker {
             // An error means that the backend has just been forgotten.
             saved.extend(answered.await);
         }
+        // A release that knows one address of a name takes the first.
+        saved.sort_by_key(|it: &SavedBackend| it.former);
         saved
     }
 
@@ -157,7 +167,8 @@ impl Checker {
         let matches = |entry: &BackendEntry| {
             &*entry.name == backend && frontend.is_none_or(|frontend| &*entry.frontend.name == frontend)
         };
-        let found: Vec<_> = roster.watched.values().map(|watched| &watched.entry).filter(|e| matches(e)).collect();
+        let all = roster.watched.values().map(|watched| &watched.entry);
+        let found: Vec<_> = all.filter(|entry| !entry.is_former() && matches(entry)).collect();
         match found.as_slice() {
             [one] => Ok(one.id),
             [] => {
@@ -178,13 +189,25 @@ impl Checker {
     /// [`OrderError::Unknown`] and [`OrderError::Gone`].
     pub async fn order(&self, id: BackendId, order: Order) -> Result<Ordered, OrderError> {
         let (done, carried_out) = oneshot::channel();
-        let entry = {
+        let (entry, others) = {
             let roster = self.shared.roster();
             let watched = roster.watched.get(&id).ok_or_else(|| OrderError::Unknown(format!("with id {id}")))?;
             let _ = watched.commands.send(Command::Order(order, done));
-            watched.entry.clone()
+            let entry = watched.entry.clone();
+            // Its flows at addresses that it had are its flows, too. They are drained already.
+            let formers = self.shared.table.registry.formers_of(&entry).into_iter().filter(|_| order == Order::Eject);
+            let ask = |former: Arc<BackendEntry>| {
+                let (done, carried_out) = oneshot::channel();
+                let _ = roster.watched.get(&former.id)?.commands.send(Command::Order(order, done));
+                Some(carried_out)
+            };
+            (entry, formers.filter_map(ask).collect::<Vec<_>>())
         };
-        carried_out.await.map_err(|_| OrderError::Gone(entry.name.to_string()))
+        let mut ordered = carried_out.await.map_err(|_| OrderError::Gone(entry.name.to_string()))?;
+        for carried_out in others {
+            ordered.active += carried_out.await.map_or(0, |it| it.active);
+        }
+        Ok(ordered)
     }
 
     /// Returns once the first probe of every backend has ended.
@@ -198,87 +221,134 @@ impl Checker {
     }
 
     fn welcome(&self, config: &Arc<Config>, newcomers: &Newcomers) {
+        *self.shared.config.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
         let registry = &self.shared.table.registry;
         // Held throughout, so that no removed backend is forgotten between being found and being restored.
         let mut roster = self.shared.roster();
         for frontend in &config.frontends {
             let frontend_entry = registry.frontend(&frontend.name);
             for backend in &frontend.backends {
-                let entry = registry.backend(&frontend_entry, &backend.name);
+                let entry = match fixed(&backend.address) {
+                    Some(address) => registry.backend_at(&frontend_entry, &backend.name, address),
+                    None => registry.backend(&frontend_entry, &backend.name),
+                };
                 let spec = Spec::new(config, frontend, backend);
                 match roster.watched.get_mut(&entry.id) {
                     Some(watched) => {
                         watched.removed = None;
                         let _ = watched.commands.send(Command::Configure(Box::new(spec)));
                     }
-                    None => self.watch(&mut roster, entry, spec, newcomers),
+                    None => {
+                        let beginning = self.beginning(&entry, newcomers);
+                        self.shared.watch(&mut roster, entry, spec, beginning);
+                    }
                 }
             }
         }
     }
 
-    /// Watches also what `config` no longer has, until its last flow has ended: dismissed next, it drains as after a
-    /// reload.
+    fn beginning(&self, entry: &BackendEntry, newcomers: &Newcomers) -> Beginning {
+        let known = match newcomers {
+            Newcomers::ByReload if entry.is_former() => {
+                let current = self.shared.table.registry.backend(&entry.frontend, &entry.name);
+                let known = Known::Nothing(Arrival::ByReload);
+                return Beginning { order: order_for(&current), ..Beginning::new(known) };
+            }
+            Newcomers::ByReload => {
+                let (frontend, backend) = entry.full_name();
+                self.shared.table.journal.record(What::BackendAdded { frontend, backend });
+                None
+            }
+            Newcomers::AtStart(saved) => saved.iter().find(|saved| {
+                let is_there = entry.address().map_or(!saved.former, |address| saved.address == Some(address));
+                *saved.frontend == *entry.frontend.name && *saved.backend == *entry.name && is_there
+            }),
+        };
+        let arrival = match newcomers {
+            Newcomers::ByReload => Arrival::ByReload,
+            Newcomers::AtStart(_) => Arrival::AtStart,
+        };
+        let reinstated = |saved: &SavedBackend| {
+            let machine = saved.machine.clone().reinstated();
+            Known::Saved(Box::new(SavedBackend { machine, ..saved.clone() }))
+        };
+        Beginning::new(known.map_or(Known::Nothing(arrival), reinstated))
+    }
+
+    /// Watches also what `config` no longer has, or has elsewhere, until its last flow has ended: dismissed next, it drains as
+    /// after a reload.
     fn see_off(&self, config: &Arc<Config>, newcomers: &Newcomers) {
         let Newcomers::AtStart(saved) = newcomers else { return };
         let registry = &self.shared.table.registry;
         let mut roster = self.shared.roster();
         for saved in saved {
-            let Some(spec) = Spec::gone(config, saved) else { continue };
-            let entry = registry.backend(&registry.frontend(&Arc::from(&*saved.frontend)), &Arc::from(&*saved.backend));
+            let Some(address) = saved.address else { continue };
+            let drain_timeout = saved.drain_timeout_ns.map(Duration::from_nanos);
+            let spec = Spec::gone(config, &saved.frontend, &saved.backend, address, drain_timeout);
+            let frontend = registry.frontend(&Arc::from(&*saved.frontend));
+            let entry = registry.backend_at(&frontend, &Arc::from(&*saved.backend), address);
             if !roster.watched.contains_key(&entry.id) {
-                self.watch(&mut roster, entry, spec, newcomers);
+                let known = Known::Saved(Box::new(saved.clone()));
+                self.shared.watch(&mut roster, entry, spec, Beginning::new(known));
             }
         }
     }
 
     fn dismiss(&self, config: &Arc<Config>) {
         let mut roster = self.shared.roster();
-        for watched in roster.watched.values_mut() {
-            let (frontend, backend) = watched.entry.full_name();
-            let kept = config.frontends.iter().find(|kept| *kept.name == *frontend);
-            if kept.is_some_and(|kept| kept.backends.iter().any(|kept| *kept.name == *backend)) {
-                continue;
-            }
-            if watched.removed.is_none() {
-                self.shared.table.journal.record(What::BackendRemoved { frontend, backend });
-            }
-            let with_frontend = kept.is_none();
-            if watched.removed.replace(with_frontend) != Some(with_frontend) {
-                let _ = watched.commands.send(Command::Remove { with_frontend });
+        let registry = &self.shared.table.registry;
+        for frontend in &config.frontends {
+            let entry = registry.frontend(&frontend.name);
+            for backend in &frontend.backends {
+                if let Some(address) = fixed(&backend.address) {
+                    self.shared.lead(&registry.backend_at(&entry, &backend.name, address));
+                }
             }
         }
-    }
-
-    fn watch(&self, roster: &mut Roster, entry: Arc<BackendEntry>, spec: Spec, newcomers: &Newcomers) {
-        let (frontend, backend) = entry.full_name();
-        let beginning = match newcomers {
-            Newcomers::ByReload => {
-                self.shared.table.journal.record(What::BackendAdded { frontend, backend });
-                Beginning::New(Arrival::ByReload)
+        let entries: Vec<_> = roster.watched.values().map(|watched| watched.entry.clone()).collect();
+        for entry in &entries {
+            if let Some(dismissal) = dismissal_of(entry, config)
+                && roster.dismiss(entry, dismissal)
+                && dismissal != Dismissal::Address
+            {
+                let (frontend, backend) = entry.full_name();
+                self.shared.table.journal.record(What::BackendRemoved { frontend, backend });
             }
-            Newcomers::AtStart(saved) => {
-                let known = saved.iter().find(|saved| saved.frontend == frontend && saved.backend == backend);
-                known.map_or(Beginning::New(Arrival::AtStart), |saved| Beginning::Saved(Box::new(saved.clone())))
-            }
-        };
-        let votes = roster.votes.entry(entry.frontend.id).or_default().clone();
-        let (commands, inbox) = mpsc::unbounded_channel();
-        let (first, first_probed) = watch::channel(false);
-        let watcher = Watcher::new(self.shared.clone(), entry.clone(), spec, beginning, votes, inbox, first);
-        let task = self.runtime.spawn(essential::task("health", watcher.run()));
-        let id = entry.id;
-        roster.watched.insert(id, Watched { entry, commands, first_probed, task, removed: None });
+        }
+        entries.iter().filter(|it| !it.is_former()).for_each(|it| self.shared.expire_oldest(&roster, it));
     }
 }
 
 impl Drop for Checker {
     fn drop(&mut self) {
+        self.strangers.abort();
         self.shared.roster().watched.values().for_each(|watched| watched.task.abort());
     }
 }
 
+impl Roster {
+    /// Whether it was not dismissed before.
+    fn dismiss(&mut self, entry: &BackendEntry, dismissal: Dismissal) -> bool {
+        let Some(watched) = self.watched.get_mut(&entry.id) else { return false };
+        let before = watched.removed.replace(dismissal);
+        if before != Some(dismissal) {
+            let _ = watched.commands.send(Command::Remove(dismissal));
+        }
+        before.is_none()
+    }
+}
+
 impl Shared {
+    fn watch(self: &Arc<Self>, roster: &mut Roster, entry: Arc<BackendEntry>, spec: Spec, beginning: Beginning) {
+        let votes = roster.votes.entry(entry.frontend.id).or_default().clone();
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (first, first_probed) = watch::channel(false);
+        let watcher = Watcher::new(self.clone(), entry.clone(), spec, beginning, votes, inbox, first);
+        let task = self.runtime.spawn(essential::task("health", watcher.run()));
+        let id = entry.id;
+        roster.watched.insert(id, Watched { entry, commands, first_probed, task, removed: None });
+    }
+
     fn roster(&self) -> MutexGuard<'_, Roster> {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -289,9 +359,11 @@ impl Shared {
         if !inbox.is_empty() {
             return false;
         }
-        roster.watched.remove(&entry.id);
         let registry = &self.table.registry;
-        registry.forget_backend(entry.id);
+        if !registry.forget_backend(entry.id) {
+            return false;
+        }
+        roster.watched.remove(&entry.id);
         let frontend = entry.frontend.id;
         if with_frontend && !roster.watched.values().any(|watched| watched.entry.frontend.id == frontend) {
             roster.votes.remove(&frontend);

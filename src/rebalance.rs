@@ -132,7 +132,9 @@ fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
         return Vec::new();
     }
     let configured = |entry: &BackendEntry| {
-        *entry.frontend.name == *frontend.name && frontend.backends.iter().any(|backend| backend.name == entry.name)
+        *entry.frontend.name == *frontend.name
+            && !entry.is_former()
+            && frontend.backends.iter().any(|backend| backend.name == entry.name)
     };
     let entries: Vec<_> = table.registry.backends().into_iter().filter(|entry| configured(entry)).collect();
     let loads: Vec<_> = entries.iter().map(|entry| load(entry)).collect();

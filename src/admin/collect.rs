@@ -102,20 +102,22 @@ impl TableCollector {
     }
 
     fn encode_backends(&self, families: &mut Families<'_>) -> fmt::Result {
-        let backends = self.table.registry.backends();
+        let backends = shown(&self.table);
         let now = now_ns();
         let mut family = families.gauge("backend_state", "1 for the state that a backend is in, else 0")?;
-        for backend in &backends {
+        for (backend, label) in &backends {
             let standing = backend.health().standing;
             for state in Standing::ALL {
-                let [frontend, name] = labels(backend);
+                let [frontend, name] = labels(backend, label);
                 let labels = [frontend, name, ("state", state.label())];
                 family.encode_family(&labels)?.encode_gauge(&i64::from(standing == state))?;
             }
         }
         let mut gauge = |name, help, value: &dyn Fn(&BackendEntry) -> f64| {
             let mut family = families.gauge(name, help)?;
-            backends.iter().try_for_each(|it| family.encode_family(&labels(it))?.encode_gauge(&value(it)))
+            backends
+                .iter()
+                .try_for_each(|(it, label)| family.encode_family(&labels(it, label))?.encode_gauge(&value(it)))
         };
         gauge("backend_up", "1 if a backend is ready for new flows", &|it| {
             f64::from(it.health().standing == Standing::Ready)
@@ -128,9 +130,11 @@ impl TableCollector {
             f64::from(it.share(now)) / 1024.0
         })?;
 
+        // What is counted is the name's, wherever it is.
+        let backends: Vec<_> = backends.into_iter().filter(|(entry, _)| !entry.is_former()).collect();
         let mut family = families.counter("flow", "Bytes passed on", Some(&Unit::Bytes))?;
-        for backend in &backends {
-            let [frontend, name] = labels(backend);
+        for (backend, label) in &backends {
+            let [frontend, name] = labels(backend, label);
             for (direction, bytes) in [
                 ("up", sum(backend, |lane| lane.bytes_up.value())),
                 ("down", sum(backend, |lane| lane.bytes_down.value())),
@@ -139,26 +143,26 @@ impl TableCollector {
             }
         }
         let mut family = families.counter("backend_connected", "Flows that were connected to a backend", None)?;
-        for backend in &backends {
+        for (backend, label) in &backends {
             let connected = sum(backend, |lane| lane.connected.value());
-            family.encode_family(&labels(backend))?.counter(connected)?;
+            family.encode_family(&labels(backend, label))?.counter(connected)?;
         }
         let help = "Second connect attempts that were begun because the first was slow";
         let mut family = families.counter("connects_hedged", help, None)?;
-        for backend in &backends {
-            family.encode_family(&labels(backend))?.counter(sum(backend, |lane| lane.hedged.value()))?;
+        for (backend, label) in &backends {
+            family.encode_family(&labels(backend, label))?.counter(sum(backend, |lane| lane.hedged.value()))?;
         }
         let mut family = families.counter("connect_failures", "Connect attempts that failed, by reason", None)?;
-        for backend in &backends {
-            let [frontend, name] = labels(backend);
+        for (backend, label) in &backends {
+            let [frontend, name] = labels(backend, label);
             for (kind, failure) in ConnectFailure::ALL.iter().enumerate() {
                 let failed = sum(backend, |lane| lane.failures[kind].value());
                 family.encode_family(&[frontend, name, ("reason", failure.label())])?.counter(failed)?;
             }
         }
         let mut family = families.histogram("connect_duration", "From the first attempt to a connected backend")?;
-        for backend in &backends {
-            family.encode_family(&labels(backend))?.latency(&backend.connect_latency())?;
+        for (backend, label) in &backends {
+            family.encode_family(&labels(backend, label))?.latency(&backend.connect_latency())?;
         }
         Ok(())
     }
@@ -176,9 +180,9 @@ impl TableCollector {
             }
         }
         let mut family = families.gauge("backend_flows_max", "max_connections of a backend")?;
-        for backend in &self.table.registry.backends() {
+        for (backend, label) in &shown(&self.table) {
             if let Some(max) = backend.max_connections() {
-                family.encode_family(&labels(backend))?.encode_gauge(&i64::from(max))?;
+                family.encode_family(&labels(backend, label))?.encode_gauge(&i64::from(max))?;
             }
         }
         Ok(())
@@ -362,8 +366,17 @@ impl Values for MetricEncoder<'_> {
     }
 }
 
-fn labels(backend: &BackendEntry) -> [(&'static str, &str); 2] {
-    [("frontend", &backend.frontend.name), ("backend", &backend.name)]
+/// Every backend, and as what it is shown.
+fn shown(table: &Table) -> Vec<(Arc<BackendEntry>, String)> {
+    let label = |entry: Arc<BackendEntry>| {
+        let label = entry.label().into_owned();
+        (entry, label)
+    };
+    table.registry.backends().into_iter().map(label).collect()
+}
+
+fn labels<'a>(backend: &'a BackendEntry, label: &'a str) -> [(&'static str, &'a str); 2] {
+    [("frontend", &backend.frontend.name), ("backend", label)]
 }
 
 fn accepted(frontend: &FrontendEntry) -> u64 {

@@ -19,6 +19,7 @@ use super::session::Replies;
 use super::status::{backend_status, peers_report};
 use crate::model::health::Order;
 use crate::sys::clock::now_ns;
+use crate::table::backend::BackendEntry;
 
 /// Carries out `command`. Listings go out through `replies`; the result is the last line.
 /// An error means that the client is gone.
@@ -58,10 +59,11 @@ pub async fn execute(
 }
 
 async fn backends(admin: &Arc<Admin>, name: Option<BackendName>) -> Result<Value, Refusal> {
-    let only = name.map(|name| names::backend(&admin.table.registry, &name)).transpose()?;
+    let only = name.map(|name| names::addresses(&admin.table.registry, &name)).transpose()?;
     let status = admin.status().await;
     let wanted = |frontend: &str, backend: &str| {
-        only.as_ref().is_none_or(|only| *only.frontend.name == *frontend && *only.name == *backend)
+        let is = |it: &Arc<BackendEntry>| *it.frontend.name == *frontend && it.label() == backend;
+        only.as_ref().is_none_or(|only| only.iter().any(is))
     };
     Ok(json(&status.backends().filter(|backend| wanted(&backend.frontend, &backend.name)).collect::<Vec<_>>()))
 }

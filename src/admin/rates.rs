@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::status::Rate;
-use crate::model::ids::{BackendId, FrontendId};
+use crate::model::ids::FrontendId;
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, FrontendEntry};
 
@@ -26,7 +26,8 @@ pub struct Sample {
     at_ns: u64,
     pub totals: Counters,
     pub frontends: HashMap<FrontendId, Counters>,
-    pub backends: HashMap<BackendId, Counters>,
+    /// By `BackendEntry::hash_key`: a name that has another address goes on.
+    pub backends: HashMap<u64, Counters>,
 }
 
 /// The samples of the last ten seconds.
@@ -43,14 +44,14 @@ impl Sample {
             sample.totals.flows += flows;
             sample.frontends.insert(frontend.id, Counters { flows, ..Counters::default() });
         }
-        for backend in table.registry.backends() {
+        for backend in table.registry.backends().into_iter().filter(|it| !it.is_former()) {
             let counters = of_backend(&backend);
             sample.totals.bytes_up += counters.bytes_up;
             sample.totals.bytes_down += counters.bytes_down;
             let frontend = sample.frontends.entry(backend.frontend.id).or_default();
             frontend.bytes_up += counters.bytes_up;
             frontend.bytes_down += counters.bytes_down;
-            sample.backends.insert(backend.id, counters);
+            sample.backends.insert(backend.hash_key, counters);
         }
         sample
     }
@@ -89,7 +90,7 @@ fn accepted(frontend: &FrontendEntry) -> u64 {
 
 fn of_backend(backend: &BackendEntry) -> Counters {
     let mut sum = Counters::default();
-    for lane in &backend.lanes {
+    for lane in &*backend.lanes {
         sum.flows += lane.connected.value();
         sum.bytes_up += lane.bytes_up.value();
         sum.bytes_down += lane.bytes_down.value();

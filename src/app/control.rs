@@ -52,7 +52,7 @@ impl Control for Wiring {
                 return Err(OrderRefused::Upgrading);
             }
             let entry = core.table.registry.find_backend(backend).ok_or(OrderRefused::Forgotten)?;
-            if entry.health().cause == Cause::Removed {
+            if entry.is_former() || entry.health().cause == Cause::Removed {
                 return Err(OrderRefused::Removed);
             }
             // The names were looked up a moment ago, so whatever is unknown now has just been forgotten.

@@ -120,7 +120,7 @@ impl Bench {
     }
 
     fn entry(&self, name: &str) -> Arc<BackendEntry> {
-        let entries = self.table.registry.backends();
+        let entries = self.table.registry.backends().into_iter().filter(|it| !it.is_former()).collect::<Vec<_>>();
         entries.into_iter().find(|entry| &*entry.name == name).expect("the backend is known")
     }
 
@@ -155,7 +155,7 @@ impl Bench {
         self.table.journal.since(0, false).into_iter().map(|event| event.what).collect()
     }
 
-    async fn until(&self, what: &str, condition: impl Fn() -> bool) {
+    async fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = tokio::time::Instant::now() + DEADLINE;
         while !condition() {
             assert!(tokio::time::Instant::now() < deadline, "{what} did not come; events: {:#?}", self.events());
@@ -565,5 +565,64 @@ async fn a_shorter_resolve_interval_counts_at_once() {
     // As if it had been elsewhere when it was asked for.
     entry.set_address(Some("127.0.0.1:1".parse().map(BackendAddr::new).unwrap()));
     bench.checker.reconfigure(&named(Duration::from_millis(100)));
-    bench.until("it is resolved again", || entry.address() == found).await;
+    let leads = || bench.table.registry.backend(&entry.frontend, &entry.name).address();
+    bench.until("it is resolved again", || leads() == found).await;
+}
+
+/// Whatever makes up the file, or the name, may never rest.
+#[tokio::test]
+async fn of_a_backend_that_never_rests_the_flows_of_eight_old_addresses_are_kept() {
+    let mut stubs = Vec::new();
+    for _ in 0..11 {
+        stubs.push(Stub::start(Mode::Answers(200)).await);
+    }
+    let at = |stub: &Stub| config(vec![one(stub, quick())]);
+    let mut bench = Bench::start(&at(&stubs[0]));
+    let mut old = Vec::new();
+    for stub in &stubs[1..] {
+        bench.flow("cp1");
+        old.push(bench.entry("cp1").id);
+        bench.checker.reconfigure(&at(stub));
+        let entry = bench.entry("cp1");
+        assert_eq!(entry.address(), Some(stub.addr));
+        // Each has a deadline of its own by then.
+        bench
+            .until("the one before is drained", || {
+                let before = bench.table.registry.find_backend(old[old.len() - 1]);
+                before.is_some_and(|it| it.health().drain_deadline_ns.is_some())
+            })
+            .await;
+    }
+    let mut reset = std::collections::BTreeSet::new();
+    let expected: std::collections::BTreeSet<_> = old[..2].iter().map(|id| id.0).collect();
+    bench
+        .until("the oldest two are reset", || {
+            while let Some(order) = bench.table.orders.take(0) {
+                assert_eq!(order.reason, EndReason::DrainDeadline);
+                let Selector::Backend(id) = order.selector else { panic!("{order:?}") };
+                reset.insert(id.0);
+            }
+            reset == expected
+        })
+        .await;
+    assert_eq!(bench.entry("cp1").health().order, None);
+}
+
+/// Found as a backend that drained for ever: a reload had removed it, and the file of the next process had it again.
+#[tokio::test]
+async fn a_removed_backend_that_the_next_process_has_again_is_ready() {
+    let (stub, other) = (Stub::start(Mode::Answers(200)).await, Stub::start(Mode::Answers(200)).await);
+    let mut bench = Bench::start(&config(vec![one(&stub, quick())]));
+    bench.checker.first_round().await;
+    bench.flow("cp1");
+    bench.checker.reconfigure(&config(vec![frontend("apiserver", quick(), vec![backend("cp2", other.addr)])]));
+    bench.until_standing("cp1", Standing::Draining).await;
+    let saved = bench.checker.save().await;
+    let table = Table::new(1).unwrap();
+    let again = config(vec![one(&stub, quick())]);
+    let checker = Checker::resume(table.clone(), Arc::default(), &again, Handle::current(), saved);
+    let entry = table.registry.backends().into_iter().find(|it| &*it.name == "cp1").unwrap();
+    bench.until("it is ready", || entry.health().standing == Standing::Ready).await;
+    assert_eq!((entry.health().order, entry.health().drain_deadline_ns), (None, None));
+    drop(checker);
 }

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::Manner;
 use super::resolve::{ResolveError, resolve};
+use super::succession::{Successor, probed};
 use super::votes::{Vote, Votes};
 use super::{Ordered, Shared};
 use crate::addr::BackendAddr;
@@ -19,7 +20,7 @@ use crate::metrics::{Metrics, ProbeLabels};
 use crate::model::health::Cause;
 use crate::model::health::doubt::Doubt;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Outcome, Policy};
-use crate::model::health::{Order, SavedBackend};
+use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
@@ -34,16 +35,34 @@ const RETIRE_POLL_NS: u64 = 250_000_000;
 #[derive(Debug)]
 pub(super) enum Command {
     Configure(Box<Spec>),
-    Remove { with_frontend: bool },
+    /// As that, and its name is its own from now on: it sees to where that leads.
+    Lead(Box<Spec>),
+    Remove(Dismissal),
+    /// Removed already: its flows have been drained for long enough.
+    Expire,
     Order(Order, oneshot::Sender<Ordered>),
     Save(oneshot::Sender<SavedBackend>),
 }
 
 /// What a watcher begins with.
-pub(super) enum Beginning {
-    New(Arrival),
-    /// Another process knew the backend.
+pub(super) struct Beginning {
+    pub(super) known: Known,
+    /// An operator's, given to the name.
+    pub(super) order: Option<Order>,
+    pub(super) dismissed: Option<Dismissal>,
+}
+
+/// What is known of the backend before its first probe.
+pub(super) enum Known {
+    Nothing(Arrival),
+    /// Another process knew it.
     Saved(Box<SavedBackend>),
+}
+
+impl Beginning {
+    pub(super) fn new(known: Known) -> Self {
+        Self { known, order: None, dismissed: None }
+    }
 }
 
 /// What the configuration says of one backend's health.
@@ -77,6 +96,8 @@ pub(super) struct Watcher {
     /// `None` for a fixed address.
     resolve_at_ns: Option<u64>,
     resolve_fails: bool,
+    /// Its name leads elsewhere by now.
+    pub(super) successor: Option<Successor>,
     retiring: Option<Retiring>,
 }
 
@@ -106,18 +127,32 @@ impl Spec {
         }
     }
 
-    /// Of a backend that another process had and `config` has not. Nothing is known of how it was probed, unless its
-    /// frontend is still there; a connect will do.
-    pub(super) fn gone(config: &Config, saved: &SavedBackend) -> Option<Self> {
-        let frontend = config.frontends.iter().find(|frontend| *frontend.name == *saved.frontend);
-        let by_default = frontend.is_none().then(|| Arc::new(config::frontend_by_default(&saved.frontend)));
-        let frontend = frontend.or(by_default.as_ref())?;
-        let address = Target::Address(saved.address?);
-        let name = Arc::from(&*saved.backend);
+    /// Of a backend that `config` has not, or not at this address. Nothing is known of how it was probed, unless its frontend is
+    /// still there and probes where flows go; a connect will do.
+    pub(super) fn gone(
+        config: &Config,
+        frontend: &str,
+        backend: &str,
+        address: BackendAddr,
+        drain_timeout: Option<Duration>,
+    ) -> Self {
+        let named = config.frontends.iter().find(|named| *named.name == *frontend);
+        let by_default = config::frontend_by_default(frontend);
+        let elsewhere = |it: &Backend| *it.name == *backend && it.health_address.is_some();
+        let health = match named {
+            Some(named) if !named.backends.iter().any(elsewhere) => named.health.clone(),
+            _ => by_default.health.clone(),
+        };
+        let (name, address) = (Arc::from(backend), Target::Address(address));
         let backend = Backend { name, address, weight: 0, max_connections: None, health_address: None };
-        let spec = Self::new(config, frontend, &backend);
-        let drain_timeout = saved.drain_timeout_ns.map_or(spec.drain_timeout, Duration::from_nanos);
-        Some(Self { drain_timeout, ..spec })
+        let spec = Self::new(config, named.map_or(&by_default, |named| &**named), &backend);
+        let drain_timeout = drain_timeout.unwrap_or(spec.drain_timeout);
+        Self { health, drain_timeout, ..spec }
+    }
+
+    /// The same at this address, whatever its name leads to.
+    pub(super) fn at(&self, address: BackendAddr) -> Self {
+        Self { backend: Backend { address: Target::Address(address), ..self.backend.clone() }, ..self.clone() }
     }
 
     pub(super) fn policy(&self) -> Policy {
@@ -150,9 +185,10 @@ impl Watcher {
         inbox: mpsc::UnboundedReceiver<Command>,
         first_probed: watch::Sender<bool>,
     ) -> Self {
-        let (arrival, saved) = match beginning {
-            Beginning::New(arrival) => (arrival, None),
-            Beginning::Saved(saved) => (Arrival::AtStart, Some(saved)),
+        let Beginning { known, order, dismissed } = beginning;
+        let (arrival, saved) = match known {
+            Known::Nothing(arrival) => (arrival, None),
+            Known::Saved(saved) => (Arrival::AtStart, Some(saved)),
         };
         let mut watcher = Self {
             machine: Machine::new(spec.policy(), arrival, now_ns()),
@@ -166,6 +202,7 @@ impl Watcher {
             resolving: None,
             resolve_at_ns: None,
             resolve_fails: false,
+            successor: None,
             retiring: None,
             shared,
             entry,
@@ -177,14 +214,22 @@ impl Watcher {
             watcher.recall(*saved);
         }
         watcher.aim();
+        if let Some(order) = order {
+            watcher.machine.handle_order(now_ns(), order);
+        }
+        if let Some(dismissal) = dismissed {
+            watcher.dismiss(dismissal);
+        }
         watcher.publish();
         watcher
     }
 
-    /// Goes on where another process was. [`Watcher::aim`] notices if the backend is elsewhere now.
+    /// Goes on where another process was. Whoever calls has seen that the backend is not elsewhere now, unless by its name.
     fn recall(&mut self, saved: SavedBackend) {
         self.machine = Machine::restore(self.spec.policy(), saved.machine, now_ns());
-        self.entry.set_address(saved.address);
+        if self.entry.address().is_none() {
+            self.entry.set_address(saved.address);
+        }
         self.entry.set_ramp(saved.ramp_start_ns, saved.ramp_ns);
         // One at least, so that a backend that was removed waits for its flows.
         self.entry.elsewhere.expect(saved.flows.unwrap_or(1));
@@ -194,7 +239,7 @@ impl Watcher {
     }
 
     fn saved(&self) -> SavedBackend {
-        let (frontend, backend) = self.entry.full_name();
+        let (frontend, backend) = (self.entry.frontend.name.to_string(), self.entry.name.to_string());
         let (ramp_start_ns, ramp_ns) = self.entry.ramp();
         SavedBackend {
             frontend,
@@ -207,6 +252,7 @@ impl Watcher {
             last_probe_us: self.last_probe_us,
             flows: Some(self.entry.active.load(Relaxed)),
             drain_timeout_ns: Some(ns(self.spec.drain_timeout)),
+            former: self.entry.is_former(),
         }
     }
 
@@ -229,7 +275,11 @@ impl Watcher {
                     self.machine.handle_suspicion(now_ns());
                 }
                 () = self.vote.changed() => {}
+                () = probed(&mut self.successor) => self.step_down(),
                 () = sleep_until(wake_at_ns) => {}
+            }
+            if self.successor.as_ref().is_some_and(|it| it.until_ns <= now_ns()) {
+                self.step_down();
             }
             self.machine.handle_another_ready(now_ns(), self.vote.another());
             self.publish();
@@ -247,14 +297,15 @@ impl Watcher {
         match self.spec.backend.address {
             Target::Address(address) => {
                 self.resolve_at_ns = None;
-                self.move_to(address);
+                self.settle_at(address);
             }
             Target::Name { .. } => self.resolve_at_ns = Some(now_ns()),
         }
     }
 
-    fn move_to(&mut self, address: BackendAddr) {
-        if self.entry.address() != Some(address) {
+    /// It is there for good: elsewhere is another entry.
+    fn settle_at(&mut self, address: BackendAddr) {
+        if self.entry.address().is_none() {
             self.entry.set_address(Some(address));
             self.probing = None;
             self.machine.handle_moved(now_ns());
@@ -294,7 +345,8 @@ impl Watcher {
         let resolve = self.resolve_at_ns.filter(|_| self.resolving.is_none());
         let retire = self.retiring.as_ref().map(|retiring| retiring.look_at_ns);
         let look = self.doubt.is_deaf().then_some(self.look_at_ns);
-        let due = [probe, resolve, retire, look, self.machine.next_timeout_ns()];
+        let step_down = self.successor.as_ref().map(|it| it.until_ns);
+        let due = [probe, resolve, retire, look, step_down, self.machine.next_timeout_ns()];
         due.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
@@ -322,7 +374,11 @@ impl Watcher {
                     self.tell_address(Some(address), None);
                 }
                 self.resolve_fails = false;
-                self.move_to(address);
+                match before {
+                    None => self.settle_at(address),
+                    Some(before) if before == address => self.succeed_by(None),
+                    Some(_) => self.succeed_by(Some(address)),
+                }
             }
             Err(error) => {
                 let error = error.to_string();
@@ -352,11 +408,14 @@ impl Watcher {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Configure(spec) => self.reconfigure(*spec),
-            Command::Remove { with_frontend } => {
-                let look_at_ns = now_ns() + RETIRE_POLL_NS;
-                self.retiring = Some(Retiring { with_frontend, look_at_ns, was_empty: false });
-                self.machine.handle_removed(now_ns(), with_frontend);
+            Command::Lead(spec) => {
+                self.reconfigure(*spec);
+                // It was resolved a moment ago.
+                let next_ns = now_ns().saturating_add(ns(self.spec.health.resolve_interval));
+                self.resolve_at_ns = self.resolve_at_ns.map(|_| next_ns);
             }
+            Command::Remove(dismissal) => self.dismiss(dismissal),
+            Command::Expire => self.machine.handle_expired(now_ns()),
             Command::Save(answer) => {
                 self.publish();
                 let _ = answer.send(self.saved());
@@ -370,17 +429,33 @@ impl Watcher {
         }
     }
 
+    /// No new flows; the old ones are watched until the last of them has ended.
+    fn dismiss(&mut self, dismissal: Dismissal) {
+        self.succeed_by(None);
+        self.resolving = None;
+        // Its name, if it has one, leads others. Whoever was never found has no flow.
+        self.resolve_at_ns = None;
+        let with_frontend = dismissal == Dismissal::Frontend;
+        self.retiring = Some(Retiring { with_frontend, look_at_ns: now_ns() + RETIRE_POLL_NS, was_empty: false });
+        self.machine.handle_removed(now_ns(), dismissal);
+    }
+
     fn reconfigure(&mut self, spec: Spec) {
-        if self.retiring.take().is_some() {
+        let restored = self.retiring.take().is_some();
+        if restored {
             self.machine.handle_restored(now_ns());
         }
         if spec == self.spec {
+            if restored {
+                self.aim();
+            }
             return;
         }
         let before = std::mem::replace(&mut self.spec, spec);
         self.manner = Arc::new(Manner::new(&self.spec.health, &self.spec.backend));
         self.machine.handle_policy(now_ns(), self.spec.policy());
-        if before.backend.address != self.spec.backend.address {
+        if restored || before.backend.address != self.spec.backend.address {
+            self.succeed_by(None);
             self.aim();
         }
         // Under a longer interval it was to be resolved in a day, maybe.
@@ -403,7 +478,7 @@ impl Watcher {
         let twice = std::mem::replace(&mut retiring.was_empty, empty) && empty;
         let retired = twice && self.shared.retire(&self.entry, &self.inbox, retiring.with_frontend);
         if retired {
-            forget_metrics(&self.shared.metrics, &self.entry);
+            forget_metrics(&self.shared.metrics, &self.entry.frontend.name, &self.entry.label());
         }
         retired
     }
@@ -433,10 +508,11 @@ async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
     tokio::task::spawn_blocking(walk).await.unwrap_or(false)
 }
 
-fn forget_metrics(metrics: &Metrics, entry: &BackendEntry) {
+/// `label` is called so no more.
+pub(super) fn forget_metrics(metrics: &Metrics, frontend: &str, label: &str) {
     const FAILURES: [&str; 7] = ["refused", "reset", "unreachable", "timed_out", "tls", "protocol", "unresolved"];
     for outcome in ["passed", "not_ready", "inconclusive"].into_iter().chain(FAILURES) {
-        let (frontend, backend) = entry.full_name();
+        let (frontend, backend) = (frontend.to_owned(), label.to_owned());
         metrics.probe.remove(&ProbeLabels { frontend, backend, outcome });
     }
 }

@@ -64,6 +64,20 @@ pub struct SavedBackend {
     /// How long its flows may live on while it drains. `None`: an earlier release does not say.
     #[serde(default)]
     pub drain_timeout_ns: Option<u64>,
+    /// Its name has another address by now.
+    #[serde(default)]
+    pub former: bool,
+}
+
+/// Why a backend gets no flows for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dismissal {
+    /// The configuration has it no more.
+    Backend,
+    /// Nor its frontend.
+    Frontend,
+    /// It has another address.
+    Address,
 }
 
 /// Why a backend has the standing it has.
@@ -106,6 +120,8 @@ pub enum Cause {
     OrderedEject,
     /// A reload removed it from the configuration.
     Removed,
+    /// Its name has another address.
+    Readdressed,
 }
 
 impl Cause {
@@ -127,6 +143,7 @@ impl Cause {
             Self::OrderedDrain => "ordered_drain",
             Self::OrderedEject => "ordered_eject",
             Self::Removed => "removed",
+            Self::Readdressed => "readdressed",
         }
     }
 }
@@ -149,6 +166,7 @@ impl fmt::Display for Cause {
             Self::OrderedDrain => write!(f, "drained by an operator"),
             Self::OrderedEject => write!(f, "ejected by an operator"),
             Self::Removed => write!(f, "removed from the configuration"),
+            Self::Readdressed => write!(f, "removed: the backend has another address now"),
         }
     }
 }

@@ -30,12 +30,12 @@ impl Worker {
             }
             (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, self.now_ns)), Vec::new()),
             (Stage::Relaying(relayed), Some(socket)) => {
-                let entry = self.backend_called(&frontend, &relayed.backend).ok_or_else(|| {
+                let place = self.backend_at(&frontend, &relayed).ok_or_else(|| {
                     let frontend = frontend.entry.name.to_string();
                     AdoptError::UnknownBackend { frontend, backend: relayed.backend.clone() }
                 })?;
-                let words = words_of(&relayed, &entry);
-                (Phase::Relaying(relaying(*relayed, client, socket, entry)), words)
+                let words = words_of(&relayed, &place.0);
+                (Phase::Relaying(relaying(*relayed, client, socket, place)), words)
             }
             _ => return Err(wrong),
         };
@@ -75,27 +75,22 @@ impl Worker {
         })
     }
 
-    /// Also one that the configuration no longer has, as long as somebody watches over its end.
-    fn backend_called(&self, frontend: &FrontendPlane, name: &str) -> Option<Arc<BackendEntry>> {
-        let configured = frontend.backends.iter().find(|entry| &*entry.name == name).cloned();
-        let known = || {
-            self.table
-                .registry
-                .backends()
-                .into_iter()
-                .find(|entry| entry.frontend.id == frontend.entry.id && &*entry.name == name)
-        };
-        configured.or_else(known)
+    /// Also one that the configuration no longer has, as long as somebody watches over its end, or has elsewhere.
+    fn backend_at(&self, frontend: &FrontendPlane, relayed: &Relayed) -> Option<BackendHold> {
+        let registry = &self.table.registry;
+        let called = |it: &Arc<BackendEntry>| it.frontend.id == frontend.entry.id && *it.name == *relayed.backend;
+        let known = registry.backends().into_iter().find(called)?;
+        let (name, address) = (&known.name, relayed.backend_addr);
+        Some(BackendHold::new(registry.hold_at(&frontend.entry, name, known.hash_key, address)))
     }
 }
 
-fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, entry: Arc<BackendEntry>) -> Relaying {
-    entry.count_in();
+fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendHold) -> Relaying {
     Relaying {
         client,
         backend,
         backend_addr: relayed.backend_addr,
-        place: BackendHold::new(entry),
+        place,
         source_port: 0,
         attempt: 0,
         up: Direction::unpack(relayed.up),

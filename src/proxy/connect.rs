@@ -5,6 +5,7 @@
 
 use std::io;
 use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
@@ -57,7 +58,7 @@ impl Worker {
                 break;
             }
             let entry = match picked {
-                Ok(index) => flow.frontend.backends[index].clone(),
+                Ok(index) => Arc::clone(&flow.frontend.backends[index].current()),
                 Err(reason) => {
                     no_pick = Some(if taken_meanwhile { NoPick::AllFull } else { reason });
                     break;
@@ -275,7 +276,8 @@ impl Worker {
         let Phase::Connecting(connecting) = &flow.phase else { return Err(NoPick::None) };
         let now_ns = self.now_ns;
         self.candidates.clear();
-        self.candidates.extend(flow.frontend.backends.iter().map(|entry| {
+        self.candidates.extend(flow.frontend.backends.iter().map(|named| {
+            let entry = named.current();
             let active = entry.load();
             Candidate {
                 preference: entry.preference(),

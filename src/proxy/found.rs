@@ -7,7 +7,6 @@ use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase};
 use super::graduate::patience_ns;
 use super::plane::FrontendPlane;
 use super::worker::Worker;
-use crate::table::backend::BackendEntry;
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
 use crate::table::graduation::{Found, Request, SocketlessHold};
 
@@ -16,10 +15,12 @@ impl Worker {
     pub(super) fn adopt_found(&mut self, found: Found) {
         let id = found.id;
         let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
-        let Some((frontend, backend)) = self.known_by_key(found.record.backend_key) else {
-            let unknown = refuse("its backend is not in the configuration any more");
+        let Some((frontend, name)) = self.known_by_key(&found) else {
+            let unknown = refuse("neither its backend nor its frontend is in the configuration any more");
             return self.table.graduation.ask(unknown);
         };
+        let key = found.record.backend_key;
+        let backend = BackendHold::new(self.table.registry.hold_at(&frontend.entry, &name, key, found.backend));
         let Found { record, vip, .. } = found;
         let origin = FlowOrigin {
             accepted_at_ns: record.accepted_at_ns,
@@ -31,10 +32,9 @@ impl Worker {
             return self.table.graduation.ask(refuse("the flow table is full"));
         };
         let at = self.occupy_place(key);
-        backend.count_in();
         let slot = self.slot(key);
         let words = [
-            (Field::Place, pack_place(FlowState::Graduated, Some(backend.id))),
+            (Field::Place, pack_place(FlowState::Graduated, Some(backend.0.id))),
             (Field::BytesUp, found.bytes_up),
             (Field::BytesDown, found.bytes_down),
             (Field::LastUpNs, found.last_up_ns),
@@ -45,7 +45,7 @@ impl Worker {
         words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
         let lent = Lent {
             backend_addr: found.backend,
-            place: BackendHold::new(backend),
+            place: backend,
             source_port: 0,
             attempt: 0,
             leaving: Leaving::default(),
@@ -69,10 +69,15 @@ impl Worker {
         self.table.graduation.ask(Request::Claim { ticket, patience_ns });
     }
 
-    fn known_by_key(&self, key: u64) -> Option<(Arc<FrontendPlane>, Arc<BackendEntry>)> {
+    /// Whose it is by the names that it was given, wherever the backend is by now; else by the address that its client came to.
+    fn known_by_key(&self, found: &Found) -> Option<(Arc<FrontendPlane>, Arc<str>)> {
+        let key = found.record.backend_key;
         let all = self.plane.frontends.iter();
-        let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |entry| (frontend, entry)));
-        let (frontend, entry) = pairs.find(|(_, entry)| entry.hash_key == key)?;
-        Some((frontend.clone(), entry.clone()))
+        let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |named| (frontend, named)));
+        let configured = pairs.find(|(_, named)| named.current().hash_key == key);
+        let configured = configured.map(|(frontend, named)| (frontend.clone(), named.name.clone()));
+        // Its name is not known: entries hold no more than the hash of it.
+        let removed = || Some((self.plane.serving(found.vip)?.clone(), Arc::from("removed")));
+        configured.or_else(removed)
     }
 }

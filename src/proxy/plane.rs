@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::graduate::LeavePolicy;
 use crate::addr::VipAddr;
-use crate::config::{self, Config, Frontend, Graduate, Keepalive};
+use crate::config::{self, Config, Frontend, Graduate, Keepalive, Target};
 use crate::sys::process::file_limit;
 use crate::sys::socket::Liveness;
 use crate::table::Table;
-use crate::table::backend::{BackendEntry, FrontendEntry};
+use crate::table::backend::{FrontendEntry, NamedBackend};
 
 /// Descriptors that flows may not take: listeners, probes, admin doors and pipes need them.
 const RESERVED_FILES: u64 = 512;
@@ -32,7 +32,7 @@ pub struct Plane {
 pub struct FrontendPlane {
     pub entry: Arc<FrontendEntry>,
     pub settings: Arc<Frontend>,
-    pub backends: Vec<Arc<BackendEntry>>,
+    pub backends: Vec<Arc<NamedBackend>>,
     pub liveness: Liveness,
 }
 
@@ -44,9 +44,13 @@ impl Plane {
         let frontends = config.frontends.iter().map(|settings| {
             let entry = table.registry.frontend(&settings.name);
             let backends = settings.backends.iter().map(|backend| {
-                let known = table.registry.backend(&entry, &backend.name);
-                known.configure(backend.weight, backend.max_connections);
-                known
+                if let Target::Address(address) = backend.address {
+                    // New flows go there from here on; those that are elsewhere stay where they are.
+                    table.registry.lead(&table.registry.backend_at(&entry, &backend.name, address));
+                }
+                let named = table.registry.named(&entry, &backend.name);
+                named.current().configure(backend.weight, backend.max_connections);
+                named
             });
             Arc::new(FrontendPlane {
                 backends: backends.collect(),
@@ -65,6 +69,14 @@ impl Plane {
     /// The frontend that listens on `address`.
     pub fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
+    }
+
+    /// The frontend whose clients come to `address`, be it by a wildcard.
+    pub fn serving(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
+        let (ip, port) = (address.ip(), address.port());
+        let any = |it: &VipAddr| it.ip().is_unspecified() && it.ip().is_ipv4() == ip.is_ipv4() && it.port() == port;
+        let by_wildcard = || self.frontends.iter().find(|frontend| frontend.settings.listen.iter().any(any));
+        self.listening_on(address).or_else(by_wildcard)
     }
 }
 

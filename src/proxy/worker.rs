@@ -263,7 +263,7 @@ impl Worker {
         self.plane = plane;
         self.gone_frontends.clear();
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
-        let addresses: Vec<_> = backends.filter_map(|backend| backend.address()).collect();
+        let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
         self.legs.retain(|address| addresses.contains(&address));
         self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.state().plane_version.store(self.plane.version, Relaxed);

@@ -1,9 +1,10 @@
 //! Backends and frontends as they run: the state that survives a reload, keyed by name.
 
+mod named;
 mod service;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -16,6 +17,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, Standing};
 use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
 use crate::model::ids::{BackendId, FrontendId};
+pub use named::NamedBackend;
 pub use service::Service;
 use service::ServiceMemory;
 
@@ -102,7 +104,7 @@ pub struct FrontendEntry {
     pub lanes: Box<[FrontendLane]>,
 }
 
-/// A backend while its name is in use.
+/// A backend at one address, for as long as flows go there or may go there. Another address is another entry.
 #[derive(Debug)]
 pub struct BackendEntry {
     pub id: BackendId,
@@ -112,6 +114,8 @@ pub struct BackendEntry {
     pub hash_key: u64,
     /// `None`: its name has not been resolved.
     address: ArcSwapOption<BackendAddr>,
+    /// See [`BackendEntry::is_former`].
+    former: AtomicBool,
     weight: AtomicU32,
     /// 0: no cap.
     max_connections: AtomicU32,
@@ -133,8 +137,8 @@ pub struct BackendEntry {
     pub segment_max: AtomicU32,
     /// Passive evidence that a probe should look at: bumped by workers, taken by the health checker.
     pub suspicion: Suspicion,
-    /// One per worker, and a last one for what an earlier process counted.
-    pub lanes: Box<[BackendLane]>,
+    /// One per worker, and a last one for what an earlier process counted. All entries of one name share them.
+    pub lanes: Arc<[BackendLane]>,
 }
 
 /// Health as it is shown to people.
@@ -179,15 +183,16 @@ impl Suspicion {
 }
 
 impl BackendEntry {
-    /// The frontend's name and its own.
+    /// The frontend's name, and its own as people are shown it.
     pub fn full_name(&self) -> (String, String) {
-        (self.frontend.name.to_string(), self.name.to_string())
+        (self.frontend.name.to_string(), self.label().into_owned())
     }
 
     pub fn address(&self) -> Option<BackendAddr> {
         self.address.load().as_deref().copied()
     }
 
+    /// Only one that has none may get one: its flows would belong elsewhere.
     pub fn set_address(&self, address: Option<BackendAddr>) {
         self.address.store(address.map(Arc::new));
     }
@@ -291,17 +296,27 @@ pub struct Registry {
     workers: usize,
     lists: ArcSwap<Lists>,
     next_id: Mutex<u32>,
+    strangers: Mutex<Vec<Arc<BackendEntry>>>,
+    /// See [`Registry::take_strangers`].
+    pub stranger_came: tokio::sync::Notify,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Lists {
     frontends: Vec<Arc<FrontendEntry>>,
     backends: Vec<Arc<BackendEntry>>,
+    named: Vec<Arc<NamedBackend>>,
 }
 
 impl Registry {
     pub fn new(workers: usize) -> Self {
-        Self { workers, lists: ArcSwap::default(), next_id: Mutex::new(0) }
+        Self {
+            workers,
+            lists: ArcSwap::default(),
+            next_id: Mutex::new(0),
+            strangers: Mutex::default(),
+            stranger_came: tokio::sync::Notify::new(),
+        }
     }
 
     /// The frontend called `name`, made if need be.
@@ -323,19 +338,17 @@ impl Registry {
         entry
     }
 
-    /// The backend called `name` of `frontend`, made if need be: untrusted, without address.
-    pub fn backend(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<BackendEntry> {
-        let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |entry: &Arc<BackendEntry>| entry.frontend.id == frontend.id && entry.name == *name;
-        if let Some(known) = self.backends().into_iter().find(same) {
-            return known;
-        }
+    /// Callers hold `next_id`.
+    fn make(&self, next_id: &mut u32, frontend: &Arc<FrontendEntry>, name: &Arc<str>, key: u64) -> Arc<BackendEntry> {
+        let of_name = |it: &&Arc<BackendEntry>| it.frontend.id == frontend.id && it.name == *name;
+        let lanes = self.lists.load().backends.iter().find(of_name).map(|it| it.lanes.clone());
         let entry = Arc::new(BackendEntry {
             id: BackendId(*next_id),
             frontend: frontend.clone(),
             name: name.clone(),
-            hash_key: balance::hash_name(&frontend.name, name),
+            hash_key: key,
             address: ArcSwapOption::empty(),
+            former: AtomicBool::new(false),
             weight: AtomicU32::new(1),
             max_connections: AtomicU32::new(0),
             preference: AtomicU8::new(Preference::Never as u8),
@@ -357,17 +370,24 @@ impl Registry {
             answered_ns: AtomicU64::new(0),
             segment_max: AtomicU32::new(0),
             suspicion: Suspicion::default(),
-            lanes: (0..=self.workers).map(|_| BackendLane::default()).collect(),
+            lanes: lanes.unwrap_or_else(|| (0..=self.workers).map(|_| BackendLane::default()).collect()),
         });
         *next_id += 1;
         self.update(|lists| lists.backends.push(entry.clone()));
         entry
     }
 
-    /// Forgets a backend that no flow uses any more.
-    pub fn forget_backend(&self, id: BackendId) {
+    /// Forgets a backend, unless a flow uses it again.
+    pub fn forget_backend(&self, id: BackendId) -> bool {
         let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
-        self.update(|lists| lists.backends.retain(|entry| entry.id != id));
+        if self.find_backend(id).is_some_and(|entry| entry.load() > 0) {
+            return false;
+        }
+        self.update(|lists| {
+            lists.backends.retain(|entry| entry.id != id);
+            lists.named.retain(|named| named.current().id != id);
+        });
+        true
     }
 
     /// Forgets a frontend that no flow uses any more.

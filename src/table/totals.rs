@@ -58,7 +58,7 @@ impl Totals {
     pub fn of(registry: &Registry) -> Self {
         Self {
             frontends: registry.frontends().iter().map(|entry| of_frontend(entry)).collect(),
-            backends: registry.backends().iter().map(|entry| of_backend(entry)).collect(),
+            backends: registry.backends().iter().filter(|it| !it.is_former()).map(|entry| of_backend(entry)).collect(),
             ..Self::default()
         }
     }

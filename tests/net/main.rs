@@ -22,6 +22,7 @@ mod late_resets;
 mod operator;
 mod path;
 mod preflight;
+mod readdressed;
 mod relaying;
 mod reloads;
 mod units;

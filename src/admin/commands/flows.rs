@@ -52,10 +52,11 @@ pub async fn list(
 }
 
 /// A filter with its names looked up.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Matcher {
     pub frontend: Option<FrontendId>,
-    pub backend: Option<BackendId>,
+    /// Any of them.
+    pub backends: Option<Vec<BackendId>>,
     pub client: Option<IpNet>,
     pub state: Option<FlowState>,
 }
@@ -63,10 +64,10 @@ pub struct Matcher {
 impl Matcher {
     fn new(registry: &Registry, filter: &FlowFilter) -> Result<Self, Refusal> {
         let frontend = filter.frontend.as_deref().map(|name| names::frontend(registry, name)).transpose()?;
-        let backend = filter.backend.as_ref().map(|name| names::backend(registry, name)).transpose()?;
+        let backends = filter.backend.as_ref().map(|name| names::addresses(registry, name)).transpose()?;
         Ok(Self {
             frontend: frontend.map(|entry| entry.id),
-            backend: backend.map(|entry| entry.id),
+            backends: backends.map(|all| all.iter().map(|entry| entry.id).collect()),
             client: filter.client,
             state: filter.state,
         })
@@ -74,7 +75,7 @@ impl Matcher {
 
     pub fn matches(&self, flow: &FlowView) -> bool {
         self.frontend.is_none_or(|frontend| flow.origin.frontend == frontend)
-            && self.backend.is_none_or(|backend| flow.backend == Some(backend))
+            && self.backends.as_ref().is_none_or(|all| flow.backend.is_some_and(|it| all.contains(&it)))
             && self.client.is_none_or(|network| network.contains(&flow.origin.client.ip()))
             && self.state.is_none_or(|state| flow.state == state)
     }
@@ -97,14 +98,14 @@ impl Matcher {
 /// The names behind the ids that flows hold.
 struct Names {
     frontends: HashMap<FrontendId, Arc<str>>,
-    backends: HashMap<BackendId, Arc<str>>,
+    backends: HashMap<BackendId, String>,
 }
 
 impl Names {
     fn of(registry: &Registry) -> Self {
         Self {
             frontends: registry.frontends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
-            backends: registry.backends().iter().map(|entry| (entry.id, entry.name.clone())).collect(),
+            backends: registry.backends().iter().map(|entry| (entry.id, entry.label().into_owned())).collect(),
         }
     }
 

@@ -21,23 +21,26 @@ pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refu
     let table = &admin.table;
     let process = admin.config.load().process.clone();
     let paced = Pace { within: process.reset_within, per_second: process.reset_rate };
-    let (selector, matcher) = match target {
+    let (selectors, matcher) = match target {
         KillTarget::Flow(id) => {
             let flow = find(table, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
             table.orders.end_flow(&flow, EndReason::Killed, None);
             return Ok(json(&KillReport { flows: 1, gone: gone(table, &[flow], WAIT).await }));
         }
         KillTarget::Backend(name) => {
-            let id = names::backend(&table.registry, name)?.id;
-            (Selector::Backend(id), Matcher { backend: Some(id), ..Matcher::default() })
+            let ids: Vec<_> = names::addresses(&table.registry, name)?.iter().map(|entry| entry.id).collect();
+            let selectors = ids.iter().map(|id| Selector::Backend(*id)).collect();
+            (selectors, Matcher { backends: Some(ids), ..Matcher::default() })
         }
         KillTarget::Client(network) => {
-            (Selector::Client(*network), Matcher { client: Some(*network), ..Matcher::default() })
+            (vec![Selector::Client(*network)], Matcher { client: Some(*network), ..Matcher::default() })
         }
-        KillTarget::All => (Selector::All, Matcher::default()),
+        KillTarget::All => (vec![Selector::All], Matcher::default()),
     };
     let flows = matcher.collect(table).await;
-    table.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
+    for selector in selectors {
+        table.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
+    }
     tracing::info!(%target, flows = flows.len(), "an operator kills flows");
     record(table, &flows);
     let gone = gone(table, &flows, process.reset_within + WAIT).await;
@@ -64,7 +67,7 @@ fn record(table: &Table, flows: &[FlowView]) {
     }
     for entry in table.registry.backends() {
         if let Some(&flows) = per_backend.get(&entry.id) {
-            let (frontend, backend) = (entry.frontend.name.to_string(), entry.name.to_string());
+            let (frontend, backend) = entry.full_name();
             table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason: EndReason::Killed });
         }
     }

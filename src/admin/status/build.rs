@@ -12,6 +12,7 @@ use crate::admin::watchdog;
 use crate::admin::words;
 use crate::config;
 use crate::model::end_reason::EndReason;
+use crate::model::histogram::LatencySnapshot;
 use crate::sys::netdev;
 use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry, Registry};
 use crate::table::graduation::Stays;
@@ -67,15 +68,17 @@ impl Status {
 /// One backend, without rates.
 pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
     let health = entry.health();
-    let connects = entry.connect_latency();
-    let sum = |value: fn(&crate::table::backend::BackendLane) -> u64| entry.lanes.iter().map(value).sum::<u64>();
+    // What is counted is the name's, wherever it is.
+    let lanes = if entry.is_former() { &[] } else { &*entry.lanes };
+    let connects = if entry.is_former() { LatencySnapshot::default() } else { entry.connect_latency() };
+    let sum = |value: fn(&crate::table::backend::BackendLane) -> u64| lanes.iter().map(value).sum::<u64>();
     let failures = ConnectFailure::ALL.iter().enumerate().map(|(kind, failure)| {
-        let count: u64 = entry.lanes.iter().map(|lane| lane.failures[kind].value()).sum();
+        let count: u64 = lanes.iter().map(|lane| lane.failures[kind].value()).sum();
         (failure.label().to_owned(), count)
     });
     BackendStatus {
         frontend: entry.frontend.name.to_string(),
-        name: entry.name.to_string(),
+        name: entry.label().into_owned(),
         address: entry.address().map(|address| address.socket_addr()),
         standing: health.standing,
         why: health.cause.to_string(),
@@ -187,7 +190,8 @@ fn frontend_status(
         (reason.label().to_owned(), count)
     });
     let mine = backends.iter().filter(|backend| backend.frontend.id == entry.id).map(|backend| {
-        let rates = gathering.samples.rate(&gathering.sample, |sample| sample.backends.get(&backend.id).copied());
+        let rates = gathering.samples.rate(&gathering.sample, |sample| sample.backends.get(&backend.hash_key).copied());
+        let rates = if backend.is_former() { Rate::default() } else { rates };
         BackendStatus { rates, ..backend_status(backend, gathering.now_ns) }
     });
     let (state, since_ns) = gathering.registry.service(entry, gathering.now_ns);

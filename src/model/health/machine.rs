@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::damping::DampingPolicy;
 use super::damping::Penalty;
-use super::{Cause, Order, Standing};
+use super::{Cause, Dismissal, Order, Standing};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
 pub use saved::Saved;
@@ -179,6 +179,9 @@ enum Say {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Removal {
     with_frontend: bool,
+    /// Its name goes on, at another address. Absent from a release that did not part them.
+    #[serde(default)]
+    readdressed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -266,9 +269,18 @@ impl Machine {
         self.refresh(now_ns);
     }
 
-    /// A reload removed the backend, and its frontend too if `with_frontend`.
-    pub fn handle_removed(&mut self, now_ns: u64, with_frontend: bool) {
-        self.removal = Some(Removal { with_frontend });
+    /// It gets no flows any more, and keeps what it has until the drain deadline.
+    pub fn handle_removed(&mut self, now_ns: u64, dismissal: Dismissal) {
+        let (with_frontend, readdressed) = (dismissal == Dismissal::Frontend, dismissal == Dismissal::Address);
+        self.removal = Some(Removal { with_frontend, readdressed });
+        self.refresh(now_ns);
+    }
+
+    /// One that was removed need not wait for its drain deadline.
+    pub fn handle_expired(&mut self, now_ns: u64) {
+        if let Some(deadline) = &mut self.deadline {
+            deadline.armed_at_ns = now_ns.saturating_sub(self.policy.drain_timeout_ns);
+        }
         self.refresh(now_ns);
     }
 
@@ -342,6 +354,7 @@ impl Machine {
         match self.effective().1 {
             Say::Operator if self.order == Some(Standing::Ejected) => Cause::OrderedEject,
             Say::Operator => Cause::OrderedDrain,
+            Say::Configuration if self.removal.is_some_and(|it| it.readdressed) => Cause::Readdressed,
             Say::Configuration => Cause::Removed,
             Say::Damping => Cause::Damped,
             Say::Nobody | Say::Probes => self.cause.clone(),
@@ -504,7 +517,7 @@ impl Machine {
         }
         let passed = self.drain_deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         passed.then_some(match self.removal {
-            Some(Removal { with_frontend: true }) => EndReason::FrontendRemoved,
+            Some(Removal { with_frontend: true, .. }) => EndReason::FrontendRemoved,
             _ => EndReason::DrainDeadline,
         })
     }

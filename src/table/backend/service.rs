@@ -62,8 +62,8 @@ impl Registry {
 }
 
 fn best(backends: &[&Arc<BackendEntry>]) -> Service {
-    let usable =
-        |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && it.health().cause != Cause::Removed;
+    let is_dismissed = |it: &BackendEntry| it.is_former() || it.health().cause == Cause::Removed;
+    let usable = |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && !is_dismissed(it);
     let with = |standing: Standing| {
         backends.iter().filter(usable).filter(move |it| it.health().standing == standing).collect::<Vec<_>>()
     };

@@ -27,6 +27,16 @@ pub struct Saved {
     probe_due_ns: u64,
 }
 
+impl Saved {
+    /// Of one that is in the configuration again, if it was removed.
+    pub fn reinstated(mut self) -> Self {
+        if self.removal.take().is_some() {
+            self.deadline = None;
+        }
+        self
+    }
+}
+
 impl Machine {
     /// Everything but the settings and what is still to be done. Call it when no action waits.
     pub fn save(&self) -> Saved {
@@ -148,7 +158,9 @@ mod tests {
                 | Cause::Damped
                 | Cause::OrderedDrain
                 | Cause::OrderedEject
-                | Cause::Removed,
+                | Cause::Removed
+                // Never kept: it follows from the removal.
+                | Cause::Readdressed,
             ) => (),
         };
         known(&verdicts[0], &says[0], &causes[0]);

@@ -397,21 +397,38 @@ fn the_flows_of_a_drained_backend_that_dies_are_reset() {
 
 #[test]
 fn a_removed_backend_drains_to_its_deadline() {
-    for (with_frontend, reason) in [(false, EndReason::DrainDeadline), (true, EndReason::FrontendRemoved)] {
+    for (dismissal, reason, cause) in [
+        (Dismissal::Backend, EndReason::DrainDeadline, Cause::Removed),
+        (Dismissal::Frontend, EndReason::FrontendRemoved, Cause::Removed),
+        (Dismissal::Address, EndReason::DrainDeadline, Cause::Readdressed),
+    ] {
         let mut bench = Bench::ready(policy());
         bench.another_ready(false);
-        bench.machine.handle_removed(bench.now_ns, with_frontend);
-        assert_eq!(bench.state(), (Standing::Draining, Cause::Removed, Preference::Never));
+        bench.machine.handle_removed(bench.now_ns, dismissal);
+        assert_eq!(bench.state(), (Standing::Draining, cause, Preference::Never));
         bench.pass(150 * S);
         assert_eq!(bench.resets(), [reason]);
     }
 }
 
 #[test]
+fn one_removed_backend_too_many_does_not_wait_for_its_deadline() {
+    let mut bench = Bench::ready(policy());
+    bench.pass(200 * S);
+    bench.machine.handle_expired(bench.now_ns);
+    bench.collect();
+    assert_eq!(bench.resets(), [], "it was not removed");
+    bench.machine.handle_removed(bench.now_ns, Dismissal::Address);
+    bench.machine.handle_expired(bench.now_ns);
+    bench.collect();
+    assert_eq!(bench.resets(), [EndReason::DrainDeadline]);
+}
+
+#[test]
 fn a_removed_backend_that_comes_back_is_as_before() {
     let mut bench = Bench::ready(policy());
     bench.order(Order::Drain);
-    bench.machine.handle_removed(bench.now_ns, false);
+    bench.machine.handle_removed(bench.now_ns, Dismissal::Backend);
     bench.machine.handle_restored(bench.now_ns);
     assert_eq!(bench.machine.cause(), Cause::OrderedDrain);
     bench.order(Order::Undrain);
@@ -507,7 +524,7 @@ fn flows_of_a_silent_backend_are_reset_within_2500_ms_of_its_death() {
 enum Input {
     Probe { outcome: Outcome, flows_moved: bool },
     Order(Order),
-    Removed(bool),
+    Removed(Dismissal),
     Restored,
     Moved,
     Suspicion,
@@ -532,7 +549,7 @@ fn input() -> impl Strategy<Value = Input> {
     prop_oneof![
         20 => (outcome(), any::<bool>()).prop_map(|(outcome, flows_moved)| Input::Probe { outcome, flows_moved }),
         1 => prop_oneof![Just(Order::Drain), Just(Order::Undrain), Just(Order::Eject)].prop_map(Input::Order),
-        1 => any::<bool>().prop_map(Input::Removed),
+        1 => prop_oneof![Just(Dismissal::Backend), Just(Dismissal::Frontend), Just(Dismissal::Address)].prop_map(Input::Removed),
         1 => Just(Input::Restored),
         1 => Just(Input::Moved),
         2 => Just(Input::Suspicion),
@@ -547,7 +564,7 @@ fn feed(bench: &mut Bench, input: Input) {
     match input {
         Input::Probe { outcome, flows_moved } => bench.probe_with(outcome, flows_moved),
         Input::Order(order) => bench.order(order),
-        Input::Removed(with_frontend) => bench.machine.handle_removed(now_ns, with_frontend),
+        Input::Removed(dismissal) => bench.machine.handle_removed(now_ns, dismissal),
         Input::Restored => bench.machine.handle_restored(now_ns),
         Input::Moved => bench.machine.handle_moved(now_ns),
         Input::Suspicion => bench.machine.handle_suspicion(now_ns),

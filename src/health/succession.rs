@@ -1,0 +1,188 @@
+//! A name that leads to another address: what is there begins as a new backend and is probed, then it gets the flows that
+//! come, and the old address is drained and watched on.
+
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::watcher::{Beginning, Command, Known, Spec, Watcher, forget_metrics};
+use super::{Roster, Shared};
+use crate::addr::BackendAddr;
+use crate::config::{Config, Target};
+use crate::model::health::machine::Arrival;
+use crate::model::health::{Dismissal, Order};
+use crate::sys::clock::now_ns;
+use crate::table::backend::BackendEntry;
+
+/// What a new address gets to answer its first probe before flows go there, as after a reload.
+const FIRST_PROBE_MAX: Duration = Duration::from_secs(2);
+
+/// Old addresses of one name whose flows are still drained. One more, and those of the oldest are reset: a name that never rests must not
+/// leave more and more that is probed.
+const FORMERS_MAX: usize = 8;
+
+/// Where a watcher's name leads by now.
+pub(super) struct Successor {
+    pub(super) entry: Arc<BackendEntry>,
+    first_probed: watch::Receiver<bool>,
+    /// It leads then in any case.
+    pub(super) until_ns: u64,
+}
+
+/// Returns once the successor has been probed; never if there is none.
+pub(super) async fn probed(successor: &mut Option<Successor>) {
+    match successor {
+        // An error means that it was removed meanwhile.
+        Some(successor) => drop(successor.first_probed.wait_for(|probed| *probed).await),
+        None => std::future::pending().await,
+    }
+}
+
+impl Watcher {
+    /// Its name leads to `address` now; `None`: to its own.
+    pub(super) fn succeed_by(&mut self, address: Option<BackendAddr>) {
+        if address.is_some() && self.successor.as_ref().and_then(|it| it.entry.address()) == address {
+            return;
+        }
+        if let Some(before) = self.successor.take() {
+            self.shared.dismiss_former(&before.entry);
+        }
+        self.successor = address.and_then(|address| {
+            let (entry, first_probed) = self.shared.begin_successor(&self.entry, &self.spec, address)?;
+            Some(Successor { entry, first_probed, until_ns: now_ns() + FIRST_PROBE_MAX.as_nanos() as u64 })
+        });
+    }
+
+    pub(super) fn step_down(&mut self) {
+        if let Some(successor) = self.successor.take() {
+            self.shared.step_down(&self.entry, &successor.entry, &self.spec);
+        }
+    }
+}
+
+impl Shared {
+    /// Watches over `address`, where the name of `old` leads now. `None`: a reload has just decided otherwise.
+    fn begin_successor(
+        self: &Arc<Self>,
+        old: &Arc<BackendEntry>,
+        spec: &Spec,
+        address: BackendAddr,
+    ) -> Option<(Arc<BackendEntry>, watch::Receiver<bool>)> {
+        let mut roster = self.roster();
+        if old.is_former() || roster.watched.get(&old.id).is_none_or(|it| it.removed.is_some()) {
+            return None;
+        }
+        let entry = self.table.registry.backend_at(&old.frontend, &old.name, address);
+        entry.configure(old.weight(), old.max_connections());
+        let spec = spec.at(address);
+        match roster.watched.get_mut(&entry.id) {
+            Some(watched) => {
+                watched.removed = None;
+                let _ = watched.commands.send(Command::Configure(Box::new(spec)));
+            }
+            None => {
+                let beginning =
+                    Beginning { order: order_for(old), ..Beginning::new(Known::Nothing(Arrival::ByReload)) };
+                self.watch(&mut roster, entry.clone(), spec, beginning);
+            }
+        }
+        let first_probed = roster.watched.get(&entry.id)?.first_probed.clone();
+        Some((entry, first_probed))
+    }
+
+    /// `new` gets the flows from here on, and sees to the name.
+    fn step_down(&self, old: &Arc<BackendEntry>, new: &Arc<BackendEntry>, spec: &Spec) {
+        let mut roster = self.roster();
+        if old.is_former() || roster.watched.get(&old.id).is_none_or(|it| it.removed.is_some()) {
+            return;
+        }
+        let Some(watched) = roster.watched.get_mut(&new.id) else { return };
+        watched.removed = None;
+        let _ = watched.commands.send(Command::Lead(Box::new(spec.clone())));
+        self.lead(new);
+        roster.dismiss(old, Dismissal::Address);
+        self.expire_oldest(&roster, new);
+    }
+
+    /// Keeps the addresses that the name of `current` had to a few.
+    pub(super) fn expire_oldest(&self, roster: &Roster, current: &BackendEntry) {
+        let mut formers = self.table.registry.formers_of(current);
+        // One that has just stepped down has no deadline yet, so it is the last.
+        formers.sort_by_key(|it| it.health().drain_deadline_ns.unwrap_or(u64::MAX));
+        let too_many = formers.len().saturating_sub(FORMERS_MAX);
+        for one in &formers[..too_many] {
+            if let Some(watched) = roster.watched.get(&one.id) {
+                let _ = watched.commands.send(Command::Expire);
+            }
+        }
+    }
+
+    /// Makes `entry` what its name means.
+    pub(super) fn lead(&self, entry: &Arc<BackendEntry>) {
+        self.table.registry.lead(entry);
+        forget_metrics(&self.metrics, &entry.frontend.name, &entry.former_label());
+    }
+
+    /// `entry` was to lead, and is not to any more.
+    fn dismiss_former(&self, entry: &Arc<BackendEntry>) {
+        if entry.is_former() {
+            self.roster().dismiss(entry, Dismissal::Address);
+        }
+    }
+
+    /// Watches over entries that were made for flows which came without: those of an earlier process, and other instances'.
+    pub(super) async fn watch_strangers(self: Arc<Self>) {
+        loop {
+            self.table.registry.stranger_came.notified().await;
+            for entry in self.table.registry.take_strangers() {
+                self.watch_stranger(entry);
+            }
+        }
+    }
+
+    fn watch_stranger(self: &Arc<Self>, entry: Arc<BackendEntry>) {
+        let mut roster = self.roster();
+        let Some(address) = entry.address().filter(|_| !roster.watched.contains_key(&entry.id)) else { return };
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let spec = Spec::gone(&config, &entry.frontend.name, &entry.name, address, None);
+        let dismissal = dismissal_of(&entry, &config).unwrap_or(Dismissal::Address);
+        let label = entry.label();
+        tracing::info!(
+            frontend = &*entry.frontend.name,
+            backend = &*label,
+            "flows at an address that is not configured"
+        );
+        // Taken for alive until its first probe: that comes at once, and drains at least.
+        let beginning = Beginning { dismissed: Some(dismissal), ..Beginning::new(Known::Nothing(Arrival::AtStart)) };
+        self.watch(&mut roster, entry.clone(), spec, beginning);
+        roster.watched.entry(entry.id).and_modify(|it| it.removed = Some(dismissal));
+    }
+}
+
+/// Why `config` has no flows for `entry`, if it has none.
+pub(super) fn dismissal_of(entry: &BackendEntry, config: &Config) -> Option<Dismissal> {
+    let Some(frontend) = config.frontends.iter().find(|it| it.name == entry.frontend.name) else {
+        return Some(Dismissal::Frontend);
+    };
+    let Some(_) = frontend.backends.iter().find(|it| it.name == entry.name) else { return Some(Dismissal::Backend) };
+    entry.is_former().then_some(Dismissal::Address)
+}
+
+/// The fixed address of a backend.
+pub(super) fn fixed(target: &Target) -> Option<BackendAddr> {
+    match target {
+        Target::Address(address) => Some(*address),
+        Target::Name { .. } => None,
+    }
+}
+
+/// The order of an operator's that is in force, which was given to the name.
+pub(super) fn order_for(current: &BackendEntry) -> Option<Order> {
+    match current.health().order {
+        Some("drain") => Some(Order::Drain),
+        Some("eject") => Some(Order::Eject),
+        _ => None,
+    }
+}

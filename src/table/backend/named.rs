@@ -1,0 +1,228 @@
+//! A backend's name and the addresses that it has had. Flows belong to an address, not to a name.
+//!
+//! ```text
+//!   name ──▶ the current entry: gets new flows
+//!       └──▶ former entries: keep their flows, are watched and drained, and are forgotten after the last of them
+//! ```
+
+use std::borrow::Cow;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
+
+use arc_swap::{ArcSwap, Guard};
+
+use super::{BackendEntry, FrontendEntry, Registry};
+use crate::addr::BackendAddr;
+use crate::model::balance;
+use crate::model::ids::FrontendId;
+
+/// A backend as the configuration names it, at whichever address it is by now.
+#[derive(Debug)]
+pub struct NamedBackend {
+    pub name: Arc<str>,
+    frontend: FrontendId,
+    current: ArcSwap<BackendEntry>,
+}
+
+impl NamedBackend {
+    /// What new flows go to.
+    pub fn current(&self) -> Guard<Arc<BackendEntry>> {
+        self.current.load()
+    }
+}
+
+impl BackendEntry {
+    /// Not what its name means, or not yet: it gets no new flows.
+    pub fn is_former(&self) -> bool {
+        self.former.load(Relaxed)
+    }
+
+    /// As people are shown it. No two entries of a frontend are called the same.
+    pub fn label(&self) -> Cow<'_, str> {
+        match self.is_former() {
+            false => Cow::Borrowed(&*self.name),
+            true => Cow::Owned(self.former_label()),
+        }
+    }
+
+    /// [`BackendEntry::label`] while it is a former one.
+    pub fn former_label(&self) -> String {
+        match self.address() {
+            Some(address) => format!("{} ({address})", self.name),
+            None => format!("{} (no address)", self.name),
+        }
+    }
+
+    fn is_called(&self, frontend: FrontendId, name: &str) -> bool {
+        self.frontend.id == frontend && *self.name == *name
+    }
+}
+
+impl Registry {
+    /// The backend called `name` of `frontend`, made if need be: untrusted, without address.
+    pub fn named(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<NamedBackend> {
+        let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = self.known_by_name(frontend.id, name) {
+            return known;
+        }
+        let entry = self.make(&mut next_id, frontend, name, balance::hash_name(&frontend.name, name));
+        self.give_name(&entry)
+    }
+
+    /// What new flows to the backend called `name` go to; see [`Registry::named`].
+    pub fn backend(&self, frontend: &Arc<FrontendEntry>, name: &Arc<str>) -> Arc<BackendEntry> {
+        self.named(frontend, name).current.load_full()
+    }
+
+    /// The backend called `name` at `address`, made if need be. It means the name from now on if nothing else did, else only
+    /// after [`Registry::lead`].
+    pub fn backend_at(
+        &self,
+        frontend: &Arc<FrontendEntry>,
+        name: &Arc<str>,
+        address: BackendAddr,
+    ) -> Arc<BackendEntry> {
+        let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = self.known_at(frontend, name, address) {
+            return known;
+        }
+        let entry = self.make(&mut next_id, frontend, name, balance::hash_name(&frontend.name, name));
+        entry.set_address(Some(address));
+        match self.known_by_name(frontend.id, name) {
+            Some(_) => entry.former.store(true, Relaxed),
+            None => drop(self.give_name(&entry)),
+        }
+        entry
+    }
+
+    /// The same for a flow that is there already, which is counted in. `key` is [`BackendEntry::hash_key`] if it must be made;
+    /// then it is among [`Registry::take_strangers`] as well, for somebody has to watch over it.
+    pub fn hold_at(
+        &self,
+        frontend: &Arc<FrontendEntry>,
+        name: &Arc<str>,
+        key: u64,
+        address: BackendAddr,
+    ) -> Arc<BackendEntry> {
+        let mut next_id = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = self.known_at(frontend, name, address) {
+            known.count_in();
+            return known;
+        }
+        let entry = self.make(&mut next_id, frontend, name, key);
+        entry.set_address(Some(address));
+        entry.former.store(true, Relaxed);
+        entry.count_in();
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner).push(entry.clone());
+        self.stranger_came.notify_one();
+        entry
+    }
+
+    /// Entries that nobody watches over yet. [`Registry::stranger_came`] tells when there are some.
+    pub fn take_strangers(&self) -> Vec<Arc<BackendEntry>> {
+        std::mem::take(&mut *self.strangers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `entry` is what its name means from now on; what was that so far becomes a former one.
+    pub fn lead(&self, entry: &Arc<BackendEntry>) {
+        let _guard = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.known_by_name(entry.frontend.id, &entry.name) {
+            Some(named) => {
+                let before = named.current.load_full();
+                if before.id != entry.id {
+                    // Two that are former for a moment are told apart; two that are not would share a name.
+                    before.former.store(true, Relaxed);
+                    named.current.store(entry.clone());
+                }
+            }
+            None => drop(self.give_name(entry)),
+        }
+        entry.former.store(false, Relaxed);
+    }
+
+    /// Entries under the name of `entry` that are former ones.
+    pub fn formers_of(&self, entry: &BackendEntry) -> Vec<Arc<BackendEntry>> {
+        let is_one = |it: &Arc<BackendEntry>| it.is_former() && it.is_called(entry.frontend.id, &entry.name);
+        self.backends().into_iter().filter(is_one).collect()
+    }
+
+    pub(super) fn known_by_name(&self, frontend: FrontendId, name: &str) -> Option<Arc<NamedBackend>> {
+        let lists = self.lists.load();
+        lists.named.iter().find(|it| it.frontend == frontend && *it.name == *name).cloned()
+    }
+
+    /// Gives a backend that has not had an address yet this one.
+    fn known_at(&self, frontend: &FrontendEntry, name: &str, address: BackendAddr) -> Option<Arc<BackendEntry>> {
+        let all = self.backends();
+        let mut same = all.iter().filter(|it| it.is_called(frontend.id, name));
+        if let Some(known) = same.find(|it| it.address() == Some(address)) {
+            return Some(known.clone());
+        }
+        let current = self.known_by_name(frontend.id, name)?.current.load_full();
+        current.address().is_none().then(|| {
+            current.set_address(Some(address));
+            current
+        })
+    }
+
+    fn give_name(&self, entry: &Arc<BackendEntry>) -> Arc<NamedBackend> {
+        let (name, frontend) = (entry.name.clone(), entry.frontend.id);
+        let named = Arc::new(NamedBackend { name, frontend, current: ArcSwap::new(entry.clone()) });
+        self.update(|lists| lists.named.push(named.clone()));
+        named
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addr(text: &str) -> BackendAddr {
+        BackendAddr::new(text.parse().unwrap())
+    }
+
+    #[test]
+    fn an_address_is_an_entry_and_one_that_comes_back_is_the_same_entry() {
+        let registry = Registry::new(1);
+        let frontend = registry.frontend(&"apiserver".into());
+        let name = "cp1".into();
+        let (a, b) = (addr("10.0.0.11:6443"), addr("10.0.0.12:6443"));
+        let first = registry.backend(&frontend, &name);
+        assert_eq!(first.address(), None);
+        assert_eq!(registry.backend_at(&frontend, &name, a).id, first.id, "one without an address gets it");
+        first.lanes[0].bytes_up.add(7);
+
+        let second = registry.backend_at(&frontend, &name, b);
+        assert_eq!(registry.backend(&frontend, &name).id, first.id, "it does not lead yet");
+        assert_eq!([first.label(), second.label()], ["cp1", "cp1 (10.0.0.12:6443)"]);
+        registry.lead(&second);
+        assert_eq!(registry.backend(&frontend, &name).id, second.id);
+        assert_eq!([first.label(), second.label()], ["cp1 (10.0.0.11:6443)", "cp1"]);
+        assert_eq!(second.lanes[0].bytes_up.value(), 7, "what is counted is the name's");
+        assert_eq!(second.hash_key, first.hash_key);
+
+        registry.lead(&registry.backend_at(&frontend, &name, a));
+        assert_eq!(registry.backend(&frontend, &name).id, first.id);
+        assert_eq!(registry.backends().len(), 2);
+        assert!(registry.forget_backend(second.id));
+        assert_eq!(registry.formers_of(&first).len(), 0);
+    }
+
+    #[test]
+    fn a_flow_of_an_unknown_address_makes_an_entry_that_somebody_must_watch_and_that_is_not_forgotten_under_it() {
+        let registry = Registry::new(1);
+        let frontend = registry.frontend(&"apiserver".into());
+        let name: Arc<str> = "cp1".into();
+        let (a, b) = (addr("10.0.0.11:6443"), addr("10.0.0.12:6443"));
+        let first = registry.backend_at(&frontend, &name, a);
+        assert_eq!(registry.hold_at(&frontend, &name, 1, a).id, first.id);
+        assert!(registry.take_strangers().is_empty());
+        let held = registry.hold_at(&frontend, &name, 1, b);
+        assert_eq!(registry.hold_at(&frontend, &name, 1, b).id, held.id);
+        assert_eq!(registry.take_strangers().len(), 1);
+        assert!(held.is_former() && held.load() == 2);
+        assert!(!registry.forget_backend(held.id), "it has flows");
+        (0..2).for_each(|_| held.release());
+        assert!(registry.forget_backend(held.id));
+    }
+}

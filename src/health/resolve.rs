@@ -22,16 +22,20 @@ pub(super) enum ResolveError {
     Empty,
 }
 
-/// The address of `host`: `current` if it is still one of them, so that a rotating answer moves nothing, else the
+/// The address of `host`: the first of `preferred` that is one of them, so that a rotating answer moves nothing, else the
 /// first in the order of RFC 6724.
-pub(super) async fn resolve(host: &str, port: u16, current: Option<BackendAddr>) -> Result<BackendAddr, ResolveError> {
+pub(super) async fn resolve(
+    host: &str,
+    port: u16,
+    preferred: [Option<BackendAddr>; 2],
+) -> Result<BackendAddr, ResolveError> {
     let found = timeout(LIMIT, lookup_host((host, port))).await.map_err(|_| ResolveError::TimedOut)??;
-    choose(found, current).ok_or(ResolveError::Empty)
+    choose(found, preferred).ok_or(ResolveError::Empty)
 }
 
-fn choose(found: impl Iterator<Item = SocketAddr>, current: Option<BackendAddr>) -> Option<BackendAddr> {
+fn choose(found: impl Iterator<Item = SocketAddr>, preferred: [Option<BackendAddr>; 2]) -> Option<BackendAddr> {
     let found: Vec<_> = found.map(BackendAddr::new).collect();
-    current.filter(|current| found.contains(current)).or(found.first().copied())
+    preferred.into_iter().flatten().find(|address| found.contains(address)).or(found.first().copied())
 }
 
 #[cfg(test)]
@@ -42,16 +46,19 @@ mod tests {
     fn a_rotating_answer_does_not_move_the_backend() {
         let found = || ["10.0.0.1:6443", "10.0.0.2:6443"].into_iter().map(|addr| addr.parse().unwrap());
         let addr = |text: &str| BackendAddr::new(text.parse().unwrap());
-        assert_eq!(choose(found(), None), Some(addr("10.0.0.1:6443")));
-        assert_eq!(choose(found(), Some(addr("10.0.0.2:6443"))), Some(addr("10.0.0.2:6443")));
-        assert_eq!(choose(found(), Some(addr("10.0.0.2:443"))), Some(addr("10.0.0.1:6443")));
-        assert_eq!(choose(std::iter::empty(), Some(addr("10.0.0.2:6443"))), None);
+        assert_eq!(choose(found(), [None; 2]), Some(addr("10.0.0.1:6443")));
+        assert_eq!(choose(found(), [None, Some(addr("10.0.0.2:6443"))]), Some(addr("10.0.0.2:6443")));
+        assert_eq!(choose(found(), [None, Some(addr("10.0.0.2:443"))]), Some(addr("10.0.0.1:6443")));
+        let both = [Some(addr("10.0.0.2:6443")), Some(addr("10.0.0.1:6443"))];
+        assert_eq!(choose(found(), both), both[0]);
+        assert_eq!(choose(found(), [Some(addr("10.0.0.9:6443")), both[0]]), both[0]);
+        assert_eq!(choose(std::iter::empty(), [None, Some(addr("10.0.0.2:6443"))]), None);
     }
 
     #[tokio::test]
     async fn localhost_resolves_and_an_invalid_name_says_why() {
-        assert!(resolve("localhost", 6443, None).await.unwrap().ip().is_loopback());
-        let error = resolve("no-such-host.invalid", 6443, None).await.unwrap_err();
+        assert!(resolve("localhost", 6443, [None; 2]).await.unwrap().ip().is_loopback());
+        let error = resolve("no-such-host.invalid", 6443, [None; 2]).await.unwrap_err();
         assert!(matches!(error, ResolveError::Lookup(_)) && !error.to_string().is_empty());
     }
 }

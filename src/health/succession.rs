@@ -158,6 +158,12 @@ impl Shared {
         let beginning = Beginning { dismissed: Some(dismissal), ..Beginning::new(Known::Nothing(Arrival::AtStart)) };
         self.watch(&mut roster, entry.clone(), spec, beginning);
         roster.watched.entry(entry.id).and_modify(|it| it.removed = Some(dismissal));
+        if dismissal == Dismissal::Address {
+            let current = self.table.registry.backend(&entry.frontend, &entry.name);
+            if let Some(watched) = roster.watched.get(&current.id) {
+                let _ = watched.commands.send(Command::Prefer(address));
+            }
+        }
     }
 }
 

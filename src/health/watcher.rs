@@ -38,6 +38,8 @@ pub(super) enum Command {
     /// As that, and its name is its own from now on: it sees to where that leads.
     Lead(Box<Spec>),
     Remove(Dismissal),
+    /// Flows of an earlier process are at this address: its name leads there if it may.
+    Prefer(BackendAddr),
     /// Removed already: its flows have been drained for long enough.
     Expire,
     Order(Order, oneshot::Sender<Ordered>),
@@ -96,6 +98,10 @@ pub(super) struct Watcher {
     /// `None` for a fixed address.
     resolve_at_ns: Option<u64>,
     resolve_fails: bool,
+    /// What the lookup that runs is to choose if it can.
+    preferred: Option<BackendAddr>,
+    /// Where the backend was when that began.
+    lookup_knew: Option<BackendAddr>,
     /// Its name leads elsewhere by now.
     pub(super) successor: Option<Successor>,
     retiring: Option<Retiring>,
@@ -202,6 +208,8 @@ impl Watcher {
             resolving: None,
             resolve_at_ns: None,
             resolve_fails: false,
+            preferred: None,
+            lookup_knew: None,
             successor: None,
             retiring: None,
             shared,
@@ -324,8 +332,9 @@ impl Watcher {
         let known = self.entry.address();
         let resolve_due = self.resolve_at_ns.is_some_and(|due| due <= now) || (probe_due && known.is_none());
         if let (true, None, Target::Name { host, port }) = (resolve_due, &self.resolving, &self.spec.backend.address) {
-            let (host, port) = (host.clone(), *port);
-            self.resolving = Some(Box::pin(async move { resolve(&host, port, known).await }));
+            let (host, port, preferred) = (host.clone(), *port, [self.preferred, known]);
+            self.resolving = Some(Box::pin(async move { resolve(&host, port, preferred).await }));
+            self.lookup_knew = known;
             self.resolve_at_ns = Some(now.saturating_add(ns(self.spec.health.resolve_interval)));
             // Without an address, finding one is the probe.
             if known.is_none() {
@@ -368,6 +377,12 @@ impl Watcher {
 
     fn settle_address(&mut self, resolved: Result<BackendAddr, ResolveError>) {
         let before = self.entry.address();
+        if self.lookup_knew != before {
+            // Flows have shown meanwhile where it is; that may be one of its name's addresses, too.
+            self.resolve_at_ns = Some(now_ns());
+            return;
+        }
+        self.preferred = None;
         match resolved {
             Ok(address) => {
                 if before != Some(address) || self.resolve_fails {
@@ -415,6 +430,10 @@ impl Watcher {
                 self.resolve_at_ns = self.resolve_at_ns.map(|_| next_ns);
             }
             Command::Remove(dismissal) => self.dismiss(dismissal),
+            Command::Prefer(address) => {
+                (self.preferred, self.resolving) = (Some(address), None);
+                self.resolve_at_ns = self.resolve_at_ns.map(|_| now_ns());
+            }
             Command::Expire => self.machine.handle_expired(now_ns()),
             Command::Save(answer) => {
                 self.publish();

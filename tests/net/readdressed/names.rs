@@ -88,6 +88,29 @@ fn proxied_clients_of_an_address_that_a_name_had_are_reset_when_its_host_dies() 
     the_old_host_dies_after_a_change_of_dns(&lab, lab.config(), false, false);
 }
 
+/// The next process need not take the address that is told first.
+#[test]
+fn flows_at_one_of_a_names_addresses_are_not_drained_after_a_crash() {
+    let Some(scene) = Scene::new("readdressed name") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let config = scene.config().only(&["b1", "b2"]);
+    let (_name, baton) = Name::start(lab, &config, &[&lab.b1]);
+    let mut conns = at_b1(lab, &baton, 3, true);
+    baton.process.kill();
+    let (_name, baton) = Name::start(lab, &config, &[&lab.b3, &lab.b1]);
+    baton.wait_graduated(3);
+    eventually(LONG, "b1 is where its flows are", || {
+        address(&baton) == lab.b1.v4(6443).to_string() && baton.flows_of("b1") == 3
+    });
+    assert_eq!(baton.backend("b1").unwrap()["drain_deadline_in_ms"], serde_json::Value::Null);
+    conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
+    baton.wait_standing("b1", "ready", LONG);
+    eventually(LONG, "no other entry is left", || {
+        baton.status()["frontends"][0]["backends"].as_array().unwrap().len() == 2
+    });
+}
+
 /// To and fro, faster than flows are drained: nothing piles up, and an address that comes back has its flows still.
 #[test]
 fn a_name_that_flaps_between_two_addresses_resets_no_flow_and_leaves_no_entries() {

@@ -115,7 +115,7 @@ pub async fn run(table: Arc<Table>) {
     }
 }
 
-/// Whether the connection is still no other one's, and its address here: the next owner answers for it elsewhere.
+/// Whether the connection is still no other one's, and its address here: elsewhere the next owner tells it, if it is a peer.
 fn is_nobodys(table: &Table, Abandoned { from, to, .. }: &Abandoned) -> bool {
     let is_here = netlink::route(from.ip()).is_ok_and(|route| route.is_local);
     let is_carried = || table.graduation.held.carries(&Key { from: *to, to: *from });

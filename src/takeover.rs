@@ -10,6 +10,7 @@
 mod addresses;
 mod control;
 mod firewall;
+mod untold;
 mod wire;
 
 use std::io;

@@ -17,6 +17,7 @@ mod stray;
 pub mod takeover;
 #[cfg(test)]
 pub mod testing;
+mod untold;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub use message::{Change, Hello, Message};
 pub use record::{FlowRecord, Keeping, Passage, Way};
 pub use slice::{Slice, slice};
 pub use stray::{Stray, Then, Unknown};
+pub use untold::Abandoned;
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

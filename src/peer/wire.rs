@@ -111,7 +111,9 @@ pub fn decode(bytes: &[u8], version: Version) -> Result<Message, DecodeError> {
 mod tests {
     use super::*;
     use crate::model::fleet::testing::{passage, record};
-    use crate::model::fleet::{Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping};
+    use crate::model::fleet::{
+        Abandoned, Asked, Change, Epoch, Farewell, FleetId, FlowRecord, Hello, InstanceName, Keeping,
+    };
     use crate::model::ids::FlowId;
 
     /// The largest that each may be.
@@ -151,6 +153,10 @@ mod tests {
             Message::Answer { number: 1, known: true },
             Message::Addresses(vec![packet.from.ip(); 1024]),
             Message::Farewell(Farewell::Succeeded),
+            Message::Untold(vec![
+                Abandoned { from: packet.from, to: packet.to, seqs: [u32::MAX; 2], ack: u32::MAX };
+                256
+            ]),
         ]
     }
 

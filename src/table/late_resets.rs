@@ -3,28 +3,23 @@
 //! listens would wait.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
-/// One such connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abandoned {
-    /// This host's end.
-    pub from: SocketAddr,
-    pub to: SocketAddr,
-    /// Numbers that the far end may expect: what it last acknowledged, and the end of what was sent.
-    pub seqs: [u32; 2],
-    pub ack: u32,
-}
+pub use crate::model::fleet::Abandoned;
+
+/// Beyond, peers hear of no more until they have heard of these.
+const SHARED_MAX: usize = 16_384;
 
 /// From the workers to who tells them.
 #[derive(Debug, Default)]
 pub struct LateResets {
     queue: SegQueue<(Abandoned, Told)>,
     told: Notify,
+    /// For the peers: one of them may get the address.
+    shared: SegQueue<Abandoned>,
     /// It was said that they are not told.
     complained: AtomicBool,
 }
@@ -39,6 +34,9 @@ pub enum Told {
 impl LateResets {
     /// Nobody has told it yet.
     pub fn tell(&self, abandoned: Abandoned) {
+        if self.shared.len() < SHARED_MAX {
+            self.shared.push(abandoned);
+        }
         self.push(abandoned, Told::Never);
     }
 
@@ -57,6 +55,10 @@ impl LateResets {
         if !self.complained.swap(true, Relaxed) {
             tracing::warn!(%error, "far ends that a reset does not reach are not told again: it takes CAP_NET_ADMIN and CAP_NET_RAW");
         }
+    }
+
+    pub fn take_to_share(&self) -> Option<Abandoned> {
+        self.shared.pop()
     }
 
     pub fn take(&self) -> Option<(Abandoned, Told)> {

@@ -12,11 +12,12 @@ use tokio::sync::watch;
 use super::Links;
 use super::addresses::Addresses;
 use super::firewall::{self, MARK};
+use super::untold::Untold;
 use super::wire::{Batch, Wire};
 use crate::config::{Config, TakeoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::takeover::{Action, Note, Settings, Takeover};
-use crate::model::fleet::{Command, HeldRequest};
+use crate::model::fleet::{Command, HeldRequest, Remote};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::{Changed, Watch};
 use crate::table::Table;
@@ -38,6 +39,7 @@ pub struct Control {
     addresses: Addresses,
     watch: AsyncFd<Watch>,
     wire: Wire,
+    untold: Untold,
     tickled: mpsc::UnboundedReceiver<u64>,
     /// Whether addresses are about to leave on purpose.
     keeping: watch::Receiver<bool>,
@@ -74,6 +76,7 @@ impl Control {
             addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip())),
             watch: Watch::open()?.register()?,
             wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
+            untold: Untold::default(),
             tickled,
             keeping: table.fleet.keeping(),
             config,
@@ -97,7 +100,12 @@ impl Control {
                 Heard::Gone => break,
                 Heard::Remotes => {
                     let now_ns = now_ns();
-                    remotes.drain(..).for_each(|remote| self.machine.handle_remote(now_ns, remote));
+                    for remote in remotes.drain(..) {
+                        match remote {
+                            Remote::Untold(all) => self.untold.hear(&self.table, &all, now_ns),
+                            remote => self.machine.handle_remote(now_ns, remote),
+                        }
+                    }
                 }
                 Heard::Answers => {
                     while let Some(answer) = self.table.graduation.held.next_answer() {
@@ -140,7 +148,7 @@ impl Control {
         self.look_at_addresses();
     }
 
-    async fn hear(&mut self, remotes: &mut Vec<crate::model::fleet::Remote>) -> Heard {
+    async fn hear(&mut self, remotes: &mut Vec<Remote>) -> Heard {
         let due =
             self.machine.poll_timeout().map_or(TICK, |at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())));
         let wait = if self.routes_moved { ROUTES_SETTLE } else { TICK };
@@ -174,6 +182,11 @@ impl Control {
         }
         if std::mem::take(&mut self.routes_moved) && self.settings.carries {
             self.table.graduation.ask_held(HeldRequest::RoutesMoved);
+        }
+        let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
+        let untold = self.untold.take_own(&self.table, &vips, now_ns);
+        if !untold.is_empty() {
+            self.backlog.push_back(Command::Untold(untold));
         }
         if !self.told_ready && self.table.fleet.is_ready() {
             self.told_ready = true;
@@ -251,7 +264,7 @@ impl Control {
         }
     }
 
-    fn note(&self, note: Note) {
+    fn note(&mut self, note: Note) {
         let census = &self.table.fleet.census;
         let what = match note {
             Note::TakenOver { from, adopted, reset } => {
@@ -279,6 +292,7 @@ impl Control {
             }
             Note::AddressCame(address) => {
                 tracing::info!(%address, "a frontend's address has come to this host");
+                self.untold.came(&self.table, address, now_ns());
                 What::AddressCame { address }
             }
             Note::AddressWent(address) => {

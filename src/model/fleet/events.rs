@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epoch, FleetId, FlowRecord, InstanceName, Passage, Pulse};
+use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Passage, Pulse};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
@@ -72,6 +72,8 @@ pub enum Remote {
         owner: InstanceName,
         vips: Vec<IpAddr>,
     },
+    /// Flows that are over, and whose clients a peer could not tell: whoever has their address is to.
+    Untold(Vec<Abandoned>),
     /// What `Command::Ask` was answered with.
     Answer {
         ends: Asked,
@@ -99,6 +101,8 @@ pub enum Command {
     Ask(Asked),
     /// Tell all which of the frontends' addresses this host has.
     Addresses(Vec<IpAddr>),
+    /// Tell all of clients that could not be told.
+    Untold(Vec<Abandoned>),
     /// Beat at once, and have every peer answer: a VIP has come.
     Challenge,
 }

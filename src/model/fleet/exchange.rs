@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use super::message::{CLAIM_MAX, Hello, Message};
+use super::message::{CLAIM_MAX, Hello, Message, UNTOLD_MAX};
 use super::mirror::Mirror;
 use super::session::{BEAT_NS, DEAD_NS, Heard, Session, Standing};
 use super::{
@@ -321,6 +321,13 @@ impl Exchange {
                     session.say(Message::Addresses(addresses.clone()));
                 }
                 self.addresses = addresses;
+            }
+            Command::Untold(all) => {
+                for session in self.sessions.values_mut() {
+                    all.chunks(UNTOLD_MAX).for_each(|some| {
+                        session.say(Message::Untold(some.to_vec()));
+                    });
+                }
             }
             Command::Challenge => self.sessions.values_mut().for_each(|session| session.challenge(now_ns)),
         }

@@ -4,10 +4,13 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
+use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
 /// Records of one message, so that none holds up a beat for long: about 16 KiB.
 pub const RECORDS_MAX: usize = 64;
+
+/// Clients that are named at once.
+pub const UNTOLD_MAX: usize = 256;
 
 /// Flows of one claim.
 pub const CLAIM_MAX: usize = 1024;
@@ -61,6 +64,8 @@ pub enum Message {
     Farewell(Farewell),
     /// What the sender's beats beside the link are sealed with.
     BeatKey(BeatKey),
+    /// Whoever has, or gets, their addresses is to tell these clients again.
+    Untold(Vec<Abandoned>),
 }
 
 /// Who speaks.

@@ -12,7 +12,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX};
+use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX};
 use super::mirror::Mirror;
 use super::{Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
 use crate::model::ids::FlowId;
@@ -377,6 +377,12 @@ impl Session {
                 remotes.push_back(Remote::Addresses { owner: owner(), vips });
             }
             Message::BeatKey(key) => self.beat_key = Some(key),
+            Message::Untold(all) => {
+                if all.len() > UNTOLD_MAX {
+                    return Err(Fault::TooLong);
+                }
+                remotes.push_back(Remote::Untold(all));
+            }
             Message::Farewell(farewell) => {
                 self.left_ns = now_ns;
                 if let Some(pulse) = self.set_pulse(Pulse::Left(farewell)) {

@@ -270,6 +270,8 @@ impl Takeover {
             Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
+            // Who tells them is not the takeover.
+            Remote::Untold(_) => {}
             Remote::Answer { ends, said } => self.stray_answered(now_ns, ends, said),
         }
         self.renew_rules(now_ns);

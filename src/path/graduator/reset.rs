@@ -19,6 +19,7 @@ use crate::path::probe::Change;
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
 use crate::table::graduation::{Answer, Progress, Ticket};
+use crate::table::late_resets::Abandoned;
 
 /// From the first round to the second, and from there to the removal of the entries.
 const ROUND: Duration = Duration::from_millis(700);
@@ -29,10 +30,11 @@ const ROUNDS: u8 = 2;
 const CLIENTS_ASKED: usize = 32;
 
 /// Whoever has said nothing by then may be behind a network that is out for a while, and would wait for ever: every living
-/// end that is reset answers the bare ACK, with an RST of its kernel's. It is told again, so often and so many times.
+/// end that is reset answers the bare ACK, with an RST of its kernel's. It is told again after this time, and then by
+/// `late_resets`, which needs no entry.
 const SILENT_ROUND: Duration = Duration::from_secs(5);
 
-const SILENT_ROUNDS: u8 = ROUNDS + 12;
+const SILENT_ROUNDS: u8 = ROUNDS + 1;
 
 /// How long entries outlive a flow that has ended by itself, for what is still on its way.
 const LINGER: Duration = Duration::from_secs(2);
@@ -125,7 +127,18 @@ impl Path {
         // What has no entry any more was heard before.
         let [client, backend] = [&up, &down].map(|look| *look != Look::default() && look.last_ns < *since_ns);
         if is_last || !(client || backend) {
-            return self.remove(id);
+            self.remove(id);
+            let silent = [
+                (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
+                (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
+            ];
+            for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
+                // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
+                let under_way = other.sent.wrapping_sub(look.taken);
+                let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
+                self.table.late_resets.tell(Abandoned { from, to, seqs: [look.acked, last], ack: look.sent });
+            }
+            return;
         }
         match client {
             true => self.tickle(ends.vip.socket_addr(), ends.client.socket_addr(), &up),

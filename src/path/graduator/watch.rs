@@ -17,7 +17,6 @@ use crate::sys::netdev;
 use crate::table::backend::Suspicion;
 use crate::table::graduation::{HeldAnswer, PathView, Ticket};
 use crate::table::journal::What;
-use crate::table::late_resets::Abandoned;
 
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
@@ -259,15 +258,8 @@ impl Path {
             flow.count_silence();
             if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
                 let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
-                let (ends, up, down) = (flow.ends, flow.up, flow.down);
                 self.over(id, reason);
                 self.reset(id);
-                // Its host may be cut off still, and the entries go in a moment.
-                let (from, to, look) = match reason {
-                    EndReason::ClientTimedOut => (ends.vip.socket_addr(), ends.client.socket_addr(), up),
-                    _ => (ends.local.socket_addr(), ends.backend.socket_addr(), down),
-                };
-                self.table.late_resets.tell(Abandoned { from, to, seqs: [look.acked; 2], ack: look.sent });
             }
         }
     }

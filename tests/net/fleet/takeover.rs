@@ -1,6 +1,7 @@
 //! What clients see when an instance dies or lets its address go: for graduated flows nothing, for the others at most a
 //! reset at once.
 
+mod again;
 mod carried;
 mod drills;
 mod handover;

@@ -290,10 +290,10 @@ fn graduated_flows_go_on_when_the_workers_end() {
 }
 
 #[test]
-fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backend_does_not() {
+fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_frontend_does_not() {
     let bench = bench(1, NEVER);
     let entry = bench.table.registry.backends()[0].clone();
-    let found = |id, backend_key| Found {
+    let found = |id, backend_key, vip| Found {
         id: FlowId(id),
         record: Record {
             accepted_at_ns: 77,
@@ -302,8 +302,8 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
             client: ClientAddr::new("10.1.2.3:4".parse().unwrap()),
         },
         connection: ClientAddr::new("10.1.2.3:4".parse().unwrap()),
-        vip: VipAddr::new(bench.vip),
-        backend: BackendAddr::new("10.0.0.11:6443".parse().unwrap()),
+        vip: VipAddr::new(vip),
+        backend: entry.address().expect("it has one"),
         local: LocalAddr::new("10.0.0.100:40000".parse().unwrap()),
         bytes_up: 1,
         bytes_down: 2,
@@ -314,7 +314,7 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
         bench.table.graduation.answer(1, Answer::Found(Box::new(found)));
         bench.table.orders.wake(1);
     };
-    give(found(4000, entry.hash_key));
+    give(found(4000, entry.hash_key, bench.vip));
     let Request::Claim { ticket, .. } = request(&bench) else { panic!() };
     assert_eq!((ticket.id, ticket.worker), (FlowId(4000), 1));
     let flow = flow(&bench);
@@ -328,6 +328,6 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_backe
     let held = || (entry.active.load(active), entry.frontend.active.load(active));
     wait_until("its part of the limits is given back", || held() == (0, 0));
 
-    give(found(4001, 12345));
+    give(found(4001, 12345, "10.9.9.9:6443".parse().unwrap()));
     assert!(matches!(request(&bench), Request::Refuse { id: FlowId(4001), .. }));
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::ends::Key;
+use crate::model::pacing::TokenBucket;
 use crate::model::segment::{Flags, Segment};
 use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
@@ -29,8 +30,8 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
 /// Far ends that are remembered; of more the oldest are forgotten.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// Far ends that are told again in one [`OFTEN`]: all that are remembered within little more than a minute, at some µs each.
-const AGAIN_MAX: usize = 1_000;
+/// Far ends that are told again in a second: all that are remembered within little more than a minute, at some µs each.
+const AGAIN_PER_SECOND: u32 = 1_000;
 
 /// They are looked at together: the sooner one is told, the more often this wakes.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -77,8 +78,7 @@ impl Lines {
 pub async fn run(table: Arc<Table>) {
     let raw = RawSender::open();
     let mut lines = Lines::default();
-    let mut tokens = AGAIN_MAX as f64;
-    let mut filled_ns = now_ns();
+    let mut pace = TokenBucket::new(AGAIN_PER_SECOND, AGAIN_PER_SECOND, now_ns());
     loop {
         match lines.next_ns() {
             None => table.late_resets.told().await,
@@ -100,12 +100,10 @@ pub async fn run(table: Arc<Table>) {
             lines.remember(abandoned, now_ns, now_ns);
         }
         let Ok(raw) = &raw else { continue };
-        tokens += (now_ns - filled_ns) as f64 / OFTEN.as_nanos() as f64 * AGAIN_MAX as f64;
-        (tokens, filled_ns) = (tokens.min(AGAIN_MAX as f64), now_ns);
-        while tokens >= 1.0
+        while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
+            && pace.take(now_ns)
             && let Some(Waiting { abandoned, since_ns, .. }) = lines.take_due(now_ns)
         {
-            tokens -= 1.0;
             if now_ns - since_ns > LONGEST.as_nanos() as u64 || !is_nobodys(&table, &abandoned) {
                 continue;
             }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::plane::{FrontendPlane, Plane};
 use super::sources::{SourceHold, SourceRefusal, Sources};
-use crate::addr::ClientAddr;
-use crate::config::Frontend;
+use crate::addr::{ClientAddr, SourceNetwork};
+use crate::config::{Frontend, Limits};
 use crate::model::end_reason::EndReason;
 use crate::table::Table;
 use crate::table::backend::FrontendEntry;
@@ -18,9 +18,9 @@ pub struct FrontendHold(Arc<FrontendEntry>);
 impl FrontendHold {
     /// Counts a flow that was admitted by another process.
     pub fn count_in(frontend: &FrontendPlane) -> Self {
-        frontend.entry.active.fetch_add(1, Relaxed);
+        let hold = Self::count_again(frontend);
         frontend.entry.elsewhere.arrive();
-        Self(frontend.entry.clone())
+        hold
     }
 
     /// Counts a flow that was counted out before its end; never refuses it.
@@ -63,16 +63,19 @@ pub fn admit_source(
         return Err(EndReason::Denied);
     }
     let limits = &settings.limits;
-    if limits.max_connections_per_source.is_none() && limits.accept_rate_per_source.is_none() {
-        return Ok(None);
-    }
-    let network = limits.source_mask.network(client);
+    let Some(network) = counted_network(limits, client) else { return Ok(None) };
     let (max, rate) = (limits.max_connections_per_source, limits.accept_rate_per_source);
     let admitted = sources.admit(frontend.entry.id, network, max, rate, now_ns);
     admitted.map(Some).map_err(|refusal| match refusal {
         SourceRefusal::Connections => EndReason::LimitSource,
         SourceRefusal::Rate => EndReason::RateSource,
     })
+}
+
+/// The network that a flow of `client` counts for; `None`: flows are not counted by source.
+fn counted_network(limits: &Limits, client: ClientAddr) -> Option<SourceNetwork> {
+    limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
+    Some(limits.source_mask.network(client))
 }
 
 /// Counts a flow that was admitted by another process; never refuses it.
@@ -82,9 +85,8 @@ pub fn count_source(
     client: ClientAddr,
     now_ns: u64,
 ) -> Option<SourceHold> {
-    let limits = &frontend.settings.limits;
-    limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
-    Some(sources.count_in(frontend.entry.id, limits.source_mask.network(client), now_ns))
+    let network = counted_network(&frontend.settings.limits, client)?;
+    Some(sources.count_in(frontend.entry.id, network, now_ns))
 }
 
 /// As [`FrontendHold::count_again`].
@@ -94,9 +96,8 @@ pub fn count_source_again(
     client: ClientAddr,
     now_ns: u64,
 ) -> Option<SourceHold> {
-    let limits = &frontend.settings.limits;
-    limits.max_connections_per_source.or(limits.accept_rate_per_source)?;
-    Some(sources.count_again(frontend.entry.id, limits.source_mask.network(client), now_ns))
+    let network = counted_network(&frontend.settings.limits, client)?;
+    Some(sources.count_again(frontend.entry.id, network, now_ns))
 }
 
 /// Counts a flow that lives already as the frontend's settings now have it, if they had it otherwise before.
@@ -108,10 +109,9 @@ pub fn recount_source(
     hold: &mut Option<SourceHold>,
     now_ns: u64,
 ) {
-    let limits = &frontend.settings.limits;
-    let counts = limits.max_connections_per_source.or(limits.accept_rate_per_source).is_some();
-    if counts && (hold.is_none() || before.limits.source_mask != limits.source_mask) {
-        *hold = Some(sources.count_again(frontend.entry.id, limits.source_mask.network(client), now_ns));
+    let is_counted_so = hold.is_some() && before.limits.source_mask == frontend.settings.limits.source_mask;
+    if !is_counted_so && let Some(anew) = count_source_again(frontend, sources, client, now_ns) {
+        *hold = Some(anew);
     }
 }
 

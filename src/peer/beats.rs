@@ -121,6 +121,11 @@ impl FormerBeats {
         self.beats.as_ref().map(|beats| beats.receive(keys)).unwrap_or_default()
     }
 
+    /// Of the port before, until every peer was heard at the new one.
+    pub fn beats(&self) -> Option<&Beats> {
+        self.beats.as_ref()
+    }
+
     pub fn ports(&self) -> &HashMap<InstanceName, u16> {
         &self.ports
     }

@@ -42,6 +42,9 @@ const MESSAGES_MAX: usize = 8;
 /// Own flows of an earlier process are adopted within this, or are told of one by one.
 const ADOPTION_MAX_NS: u64 = 10_000_000_000;
 
+/// Tries for the beats' port before somebody is told: a process that is replaced has it for a moment longer.
+const BEATS_REFUSED_MAX: u32 = 20;
+
 /// How long goodbyes may take.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
@@ -102,6 +105,7 @@ pub fn start(
         beats: None,
         former_beats: None,
         open_beats_ns: now_ns,
+        beats_refused: 0,
         exchange,
         site,
         settings,
@@ -141,6 +145,8 @@ struct Hub {
     /// Before a reload moved ports; peers may not have been told yet.
     former_beats: Option<FormerBeats>,
     open_beats_ns: u64,
+    /// Tries in a row.
+    beats_refused: u32,
     links: HashMap<InstanceName, Link>,
     next_link: u64,
     remotes: mpsc::Sender<Remote>,
@@ -249,24 +255,43 @@ impl Hub {
             return;
         }
         if self.beats.is_none() && now_ns >= self.open_beats_ns {
-            self.open_beats_ns = now_ns + beats::AGAIN_NS;
-            self.beats = Beats::open(self.settings.listen, self.settings.beat_port()).ok();
+            self.open_beats(now_ns);
         }
         self.former_beats.take_if(|former| former.is_over(now_ns));
-        let Some(beats) = &self.beats else { return };
-        let mut all = beats.receive(self.exchange.beat_keys());
+        let keys = || self.exchange.beat_keys();
+        let mut all = self.beats.as_ref().map(|beats| beats.receive(keys())).unwrap_or_default();
         if let Some(former) = &mut self.former_beats {
             all.iter().for_each(|(from, _)| former.handle_moved(from));
-            all.extend(former.receive(self.exchange.beat_keys()));
+            all.extend(former.receive(keys()));
         }
         for (from, beat) in all {
             self.exchange.handle_beat(&from, beat, now_ns);
         }
+        let former = self.former_beats.as_ref();
+        // Where another process has the new port, beats leave by the one before.
+        let Some(beats) = self.beats.as_ref().or(former.and_then(FormerBeats::beats)) else { return };
         if let Some(beat) = self.exchange.poll_beat(now_ns) {
             let (key, own) = (self.exchange.own_beat_key(), &self.settings.name);
             beats.send(key, own, &beat, &self.settings.beat_ports().collect());
-            if let Some(former) = &self.former_beats {
+            if let Some(former) = former {
                 beats.send(key, own, &beat, former.ports());
+            }
+        }
+    }
+
+    fn open_beats(&mut self, now_ns: u64) {
+        self.open_beats_ns = now_ns + beats::AGAIN_NS;
+        let port = self.settings.beat_port();
+        match Beats::open(self.settings.listen, port) {
+            Ok(beats) => (self.beats, self.beats_refused) = (Some(beats), 0),
+            Err(error) => {
+                self.beats_refused += 1;
+                if self.beats_refused == BEATS_REFUSED_MAX {
+                    tracing::warn!(
+                        port,
+                        "no port for beats: {error}; a peer whose link is cut may take this host for dead"
+                    );
+                }
             }
         }
     }
@@ -413,7 +438,7 @@ impl Hub {
         let beats = moves.then(|| self.beats.take()).flatten();
         let peers = settings.peers.iter().map(|peer| peer.name.clone()).collect();
         self.former_beats = Some(FormerBeats::new(beats, ports, peers, now_ns));
-        self.open_beats_ns = now_ns;
+        (self.open_beats_ns, self.beats_refused) = (now_ns, 0);
     }
 
     async fn leave(&mut self, farewell: Farewell) {

@@ -120,6 +120,28 @@ fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
     assert_eq!(taken_over(&fleet), 0);
 }
 
+#[test]
+fn beats_go_on_at_the_port_before_where_another_process_has_the_new_one() {
+    let test = "beats_go_on_at_the_port_before_where_another_process_has_the_new_one";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let fleet = fleet.spread();
+    fleet.route(&[0, 1]);
+    let mut conns = fleet.clients(10);
+    let held = fleet.all[0].host.enter(|| std::net::UdpSocket::bind("0.0.0.0:9571").unwrap());
+    for instance in &fleet.all {
+        let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
+        let moved = config.replace("[peers]\n", "[peers]\nbeat_port = 9571\n");
+        assert_ne!(config, moved);
+        std::fs::write(&instance.baton.paths.config, moved).unwrap();
+        let reloaded = instance.baton.cli(&["reload"]);
+        assert!(reloaded.status.success(), "{reloaded:?}");
+    }
+    both_live_through(Cause::Link, &fleet, &mut conns);
+    fleet.all[0].baton.wait_log(&["no port for beats", "9571"]);
+    drop(held);
+    both_live_through(Cause::Link, &fleet, &mut conns);
+}
+
 /// What clients send comes to the first, what backends send to the second.
 pub fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Conn>)> {
     let fleet = Fleet::new(test, count, flows, |config| config)?.spread();

@@ -4,6 +4,10 @@
 //! Where more than one number may be expected, the first and the last of them are sent. The latter makes a living end
 //! that expects another answer, and this host's kernel answers that with the exact one (RFC 5961 section 3.2).
 //!
+//! Whose numbers nobody knows, for their owner has died with them, are woken instead, by both kinds of segment that firewalls
+//! let pass (`model::fleet::takeover::bury`), until another connection here has their ends.
+//! That is in vain for those that answered since, and harms no connection that lives: its end repeats what it last said.
+//!
 //! Each wait is the same for all who wait in one line, so that the next is always at the front, however many there are.
 
 use std::collections::VecDeque;
@@ -17,7 +21,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
 use crate::sys::{netlink, sock_diag};
 use crate::table::Table;
-use crate::table::late_resets::{Abandoned, Told};
+use crate::table::late_resets::{Abandoned, Told, Word};
 
 /// How often they are told in the first minute, and after that.
 const OFTEN: Duration = Duration::from_secs(1);
@@ -38,7 +42,7 @@ const TOGETHER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 struct Waiting {
-    abandoned: Abandoned,
+    word: Word,
     since_ns: u64,
     due_ns: u64,
 }
@@ -52,13 +56,13 @@ struct Lines {
 
 impl Lines {
     /// Remembers one that was told just now.
-    fn remember(&mut self, abandoned: Abandoned, since_ns: u64, now_ns: u64) {
+    fn remember(&mut self, word: Word, since_ns: u64, now_ns: u64) {
         if self.often.len() + self.seldom.len() >= REMEMBERED_MAX && self.seldom.pop_front().is_none() {
             self.often.pop_front();
         }
         let is_early = now_ns.saturating_sub(since_ns) < MINUTE.as_nanos() as u64;
         let (line, pause) = if is_early { (&mut self.often, OFTEN) } else { (&mut self.seldom, SELDOM) };
-        line.push_back(Waiting { abandoned, since_ns, due_ns: now_ns + pause.as_nanos() as u64 });
+        line.push_back(Waiting { word, since_ns, due_ns: now_ns + pause.as_nanos() as u64 });
     }
 
     /// One that is to be told again.
@@ -88,44 +92,70 @@ pub async fn run(table: Arc<Table>) {
             }
         }
         let now_ns = now_ns();
-        while let Some((abandoned, told)) = table.late_resets.take() {
+        while let Some((word, told)) = table.late_resets.take() {
             match &raw {
-                Ok(raw) if told == Told::Never => send(raw, &abandoned),
+                Ok(raw) if told == Told::Never => send(raw, &word),
                 Ok(_) => {}
                 Err(error) => {
                     table.late_resets.complain(error);
                     continue;
                 }
             }
-            lines.remember(abandoned, now_ns, now_ns);
+            lines.remember(word, now_ns, now_ns);
         }
         let Ok(raw) = &raw else { continue };
         while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
             && pace.take(now_ns)
-            && let Some(Waiting { abandoned, since_ns, .. }) = lines.take_due(now_ns)
+            && let Some(Waiting { word, since_ns, .. }) = lines.take_due(now_ns)
         {
-            if now_ns - since_ns > LONGEST.as_nanos() as u64 || !is_nobodys(&table, &abandoned) {
+            if now_ns - since_ns > LONGEST.as_nanos() as u64 {
                 continue;
             }
-            send(raw, &abandoned);
-            lines.remember(abandoned, since_ns, now_ns);
+            match place(&table, &word) {
+                Place::Here => send(raw, &word),
+                // Those that the owner's death left have no other list here that has them told when it comes back.
+                Place::Elsewhere if matches!(word, Word::Wake(_)) => {}
+                Place::Elsewhere | Place::Another => continue,
+            }
+            lines.remember(word, since_ns, now_ns);
         }
     }
 }
 
-/// Whether the connection is still no other one's, and its address here: elsewhere the next owner tells it, if it is a peer.
-fn is_nobodys(table: &Table, Abandoned { from, to, .. }: &Abandoned) -> bool {
-    let is_here = netlink::route(from.ip()).is_ok_and(|route| route.is_local);
-    let is_carried = || table.graduation.held.carries(&Key { from: *to, to: *from });
-    is_here && !is_carried() && !sock_diag::has_connection(*from, *to).unwrap_or(true)
+/// Who speaks for a connection that is over.
+enum Place {
+    Here,
+    /// Who has its address: the next owner, who tells it if it is a peer.
+    Elsewhere,
+    /// Another connection has its ends.
+    Another,
 }
 
-fn send(raw: &RawSender, abandoned: &Abandoned) {
-    let Abandoned { from, to, seqs: [first, last], ack } = *abandoned;
-    for seq in [Some(first), (last != first).then_some(last)].into_iter().flatten() {
-        let reset = Segment { from, to, seq, ack, flags: Flags::RstAck, window: 0 };
+fn place(table: &Table, word: &Word) -> Place {
+    let (from, to) = word.ends();
+    let is_carried = || table.graduation.held.carries(&Key { from: to, to: from });
+    if !netlink::route(from.ip()).is_ok_and(|route| route.is_local) {
+        Place::Elsewhere
+    } else if is_carried() || sock_diag::has_connection(from, to).unwrap_or(true) {
+        Place::Another
+    } else {
+        Place::Here
+    }
+}
+
+fn send(raw: &RawSender, word: &Word) {
+    let (from, to) = word.ends();
+    let any = Segment { from, to, seq: fastrand::u32(..), ack: fastrand::u32(..), flags: Flags::SynAck, window: 0 };
+    let segments = match *word {
+        Word::Reset(Abandoned { seqs: [first, last], ack, .. }) => {
+            let reset = |seq| Segment { seq, ack, flags: Flags::RstAck, ..any };
+            [Some(reset(first)), (last != first).then(|| reset(last))]
+        }
+        Word::Wake(_) => [Some(any), Some(Segment { flags: Flags::Ack, ..any })],
+    };
+    for packet in segments.iter().flatten().filter_map(Segment::packet) {
         // Its host may be gone for good: that is no error.
-        let _ = reset.packet().map(|packet| raw.send(&packet, to.ip()));
+        let _ = raw.send(&packet, to.ip());
     }
 }
 
@@ -133,9 +163,9 @@ fn send(raw: &RawSender, abandoned: &Abandoned) {
 mod tests {
     use super::*;
 
-    fn abandoned(port: u16) -> Abandoned {
+    fn abandoned(port: u16) -> Word {
         let [from, to] = [1, port].map(|port| std::net::SocketAddr::from(([10, 0, 0, 1], port)));
-        Abandoned { from, to, seqs: [7; 2], ack: 7 }
+        Word::Reset(Abandoned { from, to, seqs: [7; 2], ack: 7 })
     }
 
     const SECOND_NS: u64 = 1_000_000_000;
@@ -149,14 +179,14 @@ mod tests {
         let now_ns = 2 * SECOND_NS;
         for port in 0..1000 {
             let next = lines.take_due(now_ns).expect("it is due");
-            assert_eq!(next.abandoned, abandoned(port));
-            lines.remember(next.abandoned, next.since_ns, now_ns);
+            assert_eq!(next.word, abandoned(port));
+            lines.remember(next.word, next.since_ns, now_ns);
         }
         assert!(lines.take_due(now_ns).is_none());
         assert_eq!(lines.next_ns(), Some(3 * SECOND_NS));
         let now_ns = 70 * SECOND_NS;
         let old = lines.take_due(now_ns).expect("it is due");
-        lines.remember(old.abandoned, old.since_ns, now_ns);
+        lines.remember(old.word, old.since_ns, now_ns);
         assert_eq!((lines.seldom.len(), lines.seldom[0].due_ns), (1, 80 * SECOND_NS));
     }
 
@@ -170,6 +200,6 @@ mod tests {
         assert_eq!((lines.seldom.len(), lines.often.len()), (0, REMEMBERED_MAX));
         lines.remember(abandoned(3), 62 * SECOND_NS, 62 * SECOND_NS);
         assert_eq!(lines.often.len(), REMEMBERED_MAX);
-        assert_eq!(lines.often.back().map(|last| last.abandoned), Some(abandoned(3)));
+        assert_eq!(lines.often.back().map(|last| last.word), Some(abandoned(3)));
     }
 }

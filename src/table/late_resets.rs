@@ -3,12 +3,14 @@
 //! listens would wait.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
 pub use crate::model::fleet::Abandoned;
+use crate::model::fleet::takeover::Wake;
 
 /// Beyond, peers hear of no more until they have heard of these.
 const SHARED_MAX: usize = 16_384;
@@ -16,12 +18,29 @@ const SHARED_MAX: usize = 16_384;
 /// From the workers to who tells them.
 #[derive(Debug, Default)]
 pub struct LateResets {
-    queue: SegQueue<(Abandoned, Told)>,
+    queue: SegQueue<(Word, Told)>,
     told: Notify,
     /// For the peers: one of them may get the address.
     shared: SegQueue<Abandoned>,
     /// It was said that they are not told.
     complained: AtomicBool,
+}
+
+/// What a far end is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Reset(Abandoned),
+    /// To show its numbers: they get RST as an answer, from whoever answers unknown packets here.
+    Wake(Wake),
+}
+
+impl Word {
+    /// Who seems to speak, and to whom.
+    pub fn ends(&self) -> (SocketAddr, SocketAddr) {
+        match self {
+            Self::Reset(Abandoned { from, to, .. }) | Self::Wake(Wake { from, to }) => (*from, *to),
+        }
+    }
 }
 
 /// Whether the far end was told before.
@@ -37,16 +56,21 @@ impl LateResets {
         if self.shared.len() < SHARED_MAX {
             self.shared.push(abandoned);
         }
-        self.push(abandoned, Told::Never);
+        self.push(Word::Reset(abandoned), Told::Never);
     }
 
     /// The kernel tells it at this moment.
     pub fn repeat(&self, abandoned: Abandoned) {
-        self.push(abandoned, Told::Once);
+        self.push(Word::Reset(abandoned), Told::Once);
     }
 
-    fn push(&self, abandoned: Abandoned, told: Told) {
-        self.queue.push((abandoned, told));
+    /// It has just been woken, and has not answered.
+    pub fn wake(&self, wake: Wake) {
+        self.push(Word::Wake(wake), Told::Once);
+    }
+
+    fn push(&self, word: Word, told: Told) {
+        self.queue.push((word, told));
         self.told.notify_one();
     }
 
@@ -61,7 +85,7 @@ impl LateResets {
         self.shared.pop()
     }
 
-    pub fn take(&self) -> Option<(Abandoned, Told)> {
+    pub fn take(&self) -> Option<(Word, Told)> {
         self.queue.pop()
     }
 

@@ -240,6 +240,7 @@ impl Control {
                 }
                 Action::Announce(ip) => self.wire.announce(ip),
                 Action::Tickle { round, ends } => self.wire.tickle(Batch { round, ends }),
+                Action::WakeOn(all) => all.into_iter().for_each(|wake| self.table.late_resets.wake(wake)),
                 Action::Answer(stray) => {
                     let Key { from, to } = stray.key;
                     tracing::debug!(%from, %to, flags = stray.flags, length = stray.length, "nobody knows this packet's flow: RST");

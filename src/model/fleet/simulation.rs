@@ -30,7 +30,7 @@ use std::net::IpAddr;
 
 use super::exchange::{Exchange, Member, Own};
 use super::handover::{self, Handover};
-use super::takeover::{Action, Note, Settings, Takeover};
+use super::takeover::{Action, Note, Settings, Takeover, Wake};
 use super::testing::passage;
 use super::{
     BeatKey, Command, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local,
@@ -170,6 +170,7 @@ impl World {
         if !self.faults.link_alone {
             self.beat(node);
         }
+        self.wake_late(node);
     }
 
     /// Carries out what the takeover wants.
@@ -210,6 +211,10 @@ impl World {
                     if let Some(process) = &mut self.nodes[node].process {
                         process.takeover.handle_tickled(now_ns, round);
                     }
+                }
+                Action::WakeOn(all) => {
+                    let begun_ns = self.now_ns;
+                    process.late.extend(all.into_iter().map(|wake| (wake, begun_ns)));
                 }
                 Action::Answer(stray) => self.answer(node, &stray),
                 Action::Note(Note::TakenOver { from, adopted, reset }) => {

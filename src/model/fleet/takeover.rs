@@ -43,7 +43,7 @@ use crate::model::ends::{Ends, Key};
 use crate::model::splice::Direction;
 
 use bury::Round;
-pub use bury::Tickle;
+pub use bury::{Tickle, Wake};
 use peer::Peer;
 use timer::{Timer, Timers};
 use untold::Untold;
@@ -80,6 +80,8 @@ pub enum Action {
         round: u64,
         ends: Vec<Tickle>,
     },
+    /// These clients have answered neither round, and their network may be out: wake them again and again.
+    WakeOn(Vec<Wake>),
     /// Answer with RST.
     Answer(Stray),
     /// Other live instances have the same VIP: packets of one flow may come to several of them.

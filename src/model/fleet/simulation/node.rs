@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use super::path::Path;
 use super::{
     BeatKey, Epoch, Exchange, Faults, FlowId, FlowRecord, GUARD_NS, Handover, InstanceName, Key, Local, MS, Member,
-    Own, SECOND_NS, Settings, Takeover, VipAddr,
+    Own, SECOND_NS, Settings, Takeover, VipAddr, Wake,
 };
 
 pub const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -83,6 +83,8 @@ pub struct Process {
     pub handover: Option<Handover>,
     pub let_go: bool,
     pub keeps: bool,
+    /// Who is woken again, and when it was last.
+    pub late: Vec<(Wake, u64)>,
 }
 
 impl Node {
@@ -144,6 +146,7 @@ impl Node {
             handover: None,
             let_go: false,
             keeps: false,
+            late: Vec::new(),
         });
     }
 

@@ -87,7 +87,7 @@ impl World {
         if let Some((number, vip)) = found.map(|client| (client.number, client.vip))
             && (self.nodes[node].isolated || self.place(number, vip, Direction::Up).is_none())
         {
-            // In vain, and it is not tried again.
+            // In vain: it is tried again for as long as this process lives.
             self.clients.entry(number).and_modify(|client| client.tickled_in_vain = true);
         }
         if self.nodes[node].isolated {
@@ -102,6 +102,33 @@ impl World {
             },
         };
         self.packet(&packet);
+    }
+
+    /// As `late_resets` has it: those whose address is here.
+    pub fn wake_late(&mut self, node: usize) {
+        let now_ns = self.now_ns;
+        let holders = &self.net.holders;
+        let mine = (0..holders.len()).filter(|vip| self.has_vip(node, *vip));
+        let vips: Vec<_> = mine.map(|vip| node::vip(vip).ip()).collect();
+        let Some(process) = &mut self.nodes[node].process else { return };
+        let is_due = |(wake, at_ns): &&mut (Wake, u64)| vips.contains(&wake.from.ip()) && now_ns - *at_ns >= SECOND_NS;
+        let due = process.late.iter_mut().filter(is_due).map(|(wake, at_ns)| {
+            *at_ns = now_ns;
+            *wake
+        });
+        for Wake { from, to } in due.collect::<Vec<_>>() {
+            self.tickle(node, from, to);
+        }
+    }
+
+    /// Whether somebody goes on waking the client.
+    pub fn is_woken(&self, client: &Client) -> bool {
+        let to = client.record.ends.client.socket_addr();
+        let wakes = |node: &usize| {
+            let process = self.nodes[*node].process.as_ref().filter(|_| self.has_vip(*node, client.vip));
+            process.is_some_and(|it| it.late.iter().any(|(wake, _)| wake.to == to))
+        };
+        self.running().iter().any(wakes)
     }
 
     pub fn answer(&mut self, node: usize, stray: &Stray) {

@@ -166,7 +166,7 @@ impl World {
                 continue;
             }
             let listed = self.listed_at(client.number);
-            let can_tell = !client.tickled_in_vain
+            let can_tell = (!client.tickled_in_vain || self.is_woken(client))
                 && client.orphaned.as_ref().is_none_or(|orphaned| !orphaned.known_by.is_empty());
             self.demand(!listed.is_empty() || !can_tell, || {
                 format!("client {} was not told that its flow is gone: {client:?}", client.number)

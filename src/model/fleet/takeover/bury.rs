@@ -17,13 +17,21 @@ pub struct Tickle {
     pub with: Flags,
 }
 
+/// A client of a dead connection whose numbers nobody knows, and the address that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wake {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+}
+
 /// Flows of one dead owner that are being told.
 #[derive(Debug)]
 pub struct Round {
     pub from: InstanceName,
     flows: Vec<(FleetId, Ends)>,
     second: bool,
-    silent: usize,
+    /// Whose clients have not answered.
+    silent: HashSet<Key>,
 }
 
 /// Kernels answer once in 500 ms per connection to what is out of their window (tcp_invalid_ratelimit).
@@ -185,7 +193,7 @@ impl Takeover {
         flows.sort_by_cached_key(|(id, ends)| (class(ends), *id));
         let number = self.next_round;
         self.next_round += 1;
-        self.rounds.insert(number, Round { from: owner.clone(), flows, second: false, silent: 0 });
+        self.rounds.insert(number, Round { from: owner.clone(), flows, second: false, silent: HashSet::new() });
         match (self.settings.tickle, self.settings.carries) {
             (false, _) => self.timers.set(0, Timer::Round(number)),
             // What the ends answer must not be sent to the dead owner.
@@ -236,7 +244,7 @@ impl Takeover {
         match round.second || !self.settings.tickle {
             true => {
                 if let Some(round) = self.rounds.get_mut(&number) {
-                    round.silent = round.flows.len();
+                    round.silent = round.flows.iter().map(|(_, ends)| ends.key(Direction::Up)).collect();
                 }
                 self.round_over(now_ns, number);
             }
@@ -249,7 +257,8 @@ impl Takeover {
         let Some(number) = self.finding.pop_front() else { return };
         let Some(round) = self.rounds.get_mut(&number) else { return };
         let is_silent: HashSet<_> = silent.iter().copied().collect();
-        round.silent = round.flows.iter().filter(|(_, ends)| is_silent.contains(&ends.key(Direction::Up))).count();
+        let clients = round.flows.iter().map(|(_, ends)| ends.key(Direction::Up));
+        round.silent = clients.filter(|key| is_silent.contains(key)).collect();
         if silent.is_empty() || round.second {
             return self.round_over(now_ns, number);
         }
@@ -265,14 +274,22 @@ impl Takeover {
 
     fn round_over(&mut self, now_ns: u64, number: u64) {
         let Some(round) = self.rounds.remove(&number) else { return };
-        let answered = round.flows.len() - round.silent;
-        self.actions.push_back(Action::Note(Note::Told { from: round.from, answered, silent: round.silent }));
+        let silent = round.silent.len();
+        let answered = round.flows.len() - silent;
+        self.actions.push_back(Action::Note(Note::Told { from: round.from, answered, silent }));
+        let mut wake_on = Vec::new();
         for (id, ends) in round.flows {
             // Unless its owner lives after all.
             if self.flows.get(&id).is_some_and(|known| known.state == State::Refused) {
                 self.take_out(id);
                 self.timers.set(now_ns + REFUSED_NS, Timer::Forget(id, ends));
+                if round.silent.contains(&ends.key(Direction::Up)) {
+                    wake_on.push(Wake { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
+                }
             }
+        }
+        if self.settings.tickle && !wake_on.is_empty() {
+            self.actions.push_back(Action::WakeOn(wake_on));
         }
     }
 }

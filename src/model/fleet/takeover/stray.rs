@@ -35,7 +35,8 @@ const LENT_UNLINKED_NS: u64 = 60_000_000_000;
 
 /// For so long a packet that nobody could be asked of is dropped whenever it comes: TCP sends it again, and asking may succeed.
 const UNSAID_NS: u64 = 3_000_000_000;
-const UNSAID_FORGET_NS: u64 = 10_000_000_000;
+/// Longer than the pause between two words to who is woken again and again (`late_resets`), and says nothing by itself.
+const UNSAID_FORGET_NS: u64 = 25_000_000_000;
 
 impl Takeover {
     pub(super) fn stray(&mut self, now_ns: u64, stray: Stray) {

@@ -294,6 +294,44 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
 }
 
 #[test]
+fn clients_that_answer_neither_round_are_woken_on_and_no_others() {
+    for (carries, tickle) in [(true, true), (false, true), (true, false), (false, false)] {
+        let mut scene = Scene::with(Settings { carries, tickle, ..settings("b") });
+        let (silent, other) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
+        [&silent, &other].into_iter().for_each(|record| scene.told(record));
+        scene.pulse(Pulse::Silent);
+        scene.addresses(&["10.0.0.22", VIP]);
+        let mut woken = Vec::new();
+        for _ in 0..40 {
+            for action in scene.take() {
+                match action {
+                    Action::Path(HeldRequest::FindUnanswered(_)) => {
+                        let keys = vec![silent.ends.key(Direction::Up)];
+                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(keys));
+                    }
+                    Action::Path(HeldRequest::Report(round)) => {
+                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Reached(round));
+                    }
+                    Action::Tickle { round, .. } => scene.machine.handle_tickled(scene.now_ns, round),
+                    Action::WakeOn(all) => woken.extend(all),
+                    _ => {}
+                }
+            }
+            scene.pass(100);
+        }
+        let wake = |it: &FlowRecord| Wake { from: it.ends.vip.socket_addr(), to: it.ends.client.socket_addr() };
+        // Without a packet path nobody sees who has answered.
+        let expected = match (carries, tickle) {
+            (_, false) => vec![],
+            (true, true) => vec![wake(&silent)],
+            (false, true) => vec![wake(&silent), wake(&other)],
+        };
+        assert_eq!(woken, expected, "carries {carries}, tickle {tickle}");
+        assert_eq!(scene.machine.known(), 0, "they are nobody's flows");
+    }
+}
+
+#[test]
 fn an_owner_that_answers_the_challenge_keeps_its_flows() {
     for answers in [true, false] {
         let mut scene = Scene::new();

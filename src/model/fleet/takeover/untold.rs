@@ -1,10 +1,12 @@
 //! Flows in sockets whose owner died while their address was nowhere, or elsewhere, and came back without them before the
 //! address came here: nobody's, and their clients wait to be told.
 
-use super::bury::REFUSED_NS;
 use super::{Takeover, Timer};
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName};
+
+/// As long as a client's own TCP would go on (tcp_retries2).
+const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 
 /// One of them.
 #[derive(Clone, Debug)]
@@ -20,7 +22,7 @@ impl Takeover {
         self.tell_of_end(owner, here);
         for (id, ends) in elsewhere {
             self.untold.insert(id, Untold { from: owner.clone(), ends });
-            self.timers.set(now_ns + REFUSED_NS, Timer::Untold(id));
+            self.timers.set(now_ns + LONGEST_NS, Timer::Untold(id));
         }
     }
 

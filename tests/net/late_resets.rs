@@ -1,6 +1,9 @@
 //! A host that was cut off for longer than the kernel waits hears of its connections' end when it is back, though it sends
 //! nothing: no kernel sends RST for a connection that has timed out.
 
+use ::baton::sys::bpf::Map;
+
+use crate::graduated::Scene;
 use crate::lab::*;
 
 fn impatient(config: Config) -> Config {
@@ -84,4 +87,28 @@ fn a_backend_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
     let (served, after) = eventually_some(BACK, "the backend hears of the end", of_flow);
     assert_eq!(served.end, End::Rst);
     println!("reset {after:?} after it was back");
+}
+
+/// Whatever ended it: the packet path says so for some seconds, and who is back only after those hears of it, too.
+#[test]
+fn a_client_that_was_cut_off_when_its_graduated_flow_was_killed_is_reset_long_after_the_path_has_forgotten_it() {
+    let Some(scene) = Scene::new("late-graduated") else { return };
+    let lab = &scene.lab;
+    let _server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&["b1"]));
+    let mut conns: Vec<_> = [1, 2].map(|_| lab.client.connect(lab.lb.v4(6443))).into();
+    conns.iter_mut().for_each(|conn| (0..5).for_each(|round| conn.echo(round, 200)));
+    baton.wait_graduated(2);
+    lab.client.link_down();
+    assert!(baton.cli(&["kill", "--all", "--yes"]).status.success());
+    let map = Map::open(&scene.pinned.directory.join("flows")).expect("it is pinned");
+    let room = map.max_entries() as usize;
+    let (mut keys, mut values) = (vec![0; room * map.key_size()], vec![0; room * map.value_size()]);
+    eventually(LONG, "the path has forgotten them", || {
+        map.look_up_batch(None, &mut keys, &mut values).is_ok_and(|(count, _)| count == 0)
+    });
+    conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));
+    lab.client.link_up();
+    conns.iter_mut().for_each(|conn| assert_eq!(conn.end(BACK), End::Rst));
+    baton.rests();
 }

@@ -52,6 +52,19 @@ __function int refuse(struct __sk_buff *skb, const struct packet *packet, const 
 	return forward(skb, packet, &hop);
 }
 
+/* Whether a SYN begins a new connection: its client has heard that the one before is over, or has forgotten it. */
+__function int begins_after(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
+{
+	struct tcp tcp;
+
+	/* Of what is another instance's only that knows what is over. */
+	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_HELD) || packet->tcp > TCP_AT_MAX ||
+	    bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)) || (tcp.flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+		return 0;
+	pass_anew(entry, &packet->key);
+	return 1;
+}
+
 __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct entry *entry;
@@ -72,6 +85,10 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 	case ACTION_GUARD:
 		return drop(GUARDED);
 	case ACTION_RESET:
+		if (begins_after(skb, packet, entry)) {
+			count(REUSED);
+			return NEXT;
+		}
 		entry->last_ns = bpf_ktime_get_coarse_ns();
 		return refuse(skb, packet, entry);
 	case ACTION_WITNESS:

@@ -62,6 +62,15 @@ __inline int finished(const struct entry *entry, const struct entry *other)
 	return entry->fin_ns && (__s32)((__u32)other->acked + other->ack - (__u32)entry->sent) >= 0;
 }
 
+/* From now on packets of its client's pass. */
+__inline void pass_anew(struct entry *entry, const struct key *key)
+{
+	entry->marks |= MARK_REUSED;
+	entry->action = ACTION_PASS;
+	mark(entry);
+	tell(entry, key, EVENT_REUSED);
+}
+
 /*
  * Whether a SYN may begin a new connection: the one that the entry belongs to is over, though its record lives on until
  * user space has read it. From then on packets of its client's pass, and its backend gets RST.
@@ -72,12 +81,9 @@ __function int begins_anew(struct entry *entry, const struct key *key)
 
 	if (!entry->rst_ns && !(other && (other->rst_ns || (finished(entry, other) && finished(other, entry)))))
 		return 0;
-	entry->marks |= MARK_REUSED;
-	entry->action = ACTION_PASS;
 	if (other)
 		other->action = ACTION_RESET;
-	mark(entry);
-	tell(entry, key, EVENT_REUSED);
+	pass_anew(entry, key);
 	return 1;
 }
 

@@ -278,7 +278,9 @@ int amend(struct __sk_buff *skb)
 			entry->flags |= FLAG_LOCAL;
 			break;
 		case CHANGE_RESET:
-			entry->action = ACTION_RESET;
+			/* A new connection has its ends already. */
+			if (!(entry->marks & MARK_REUSED))
+				entry->action = ACTION_RESET;
 			break;
 		case CHANGE_PASS:
 			entry->action = ACTION_PASS;

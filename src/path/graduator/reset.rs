@@ -80,6 +80,17 @@ impl Path {
             self.table.graduation.count_out();
         }
         self.reset_round(id);
+        self.make_way(id);
+    }
+
+    /// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may graduate itself.
+    pub(super) fn make_way(&self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        for (direction, look) in [(Direction::Up, &flow.up), (Direction::Down, &flow.down)] {
+            if look.reused {
+                self.take_out_own(id, direction);
+            }
+        }
     }
 
     /// A flow has ended by itself; its worker is told.
@@ -125,7 +136,8 @@ impl Path {
         let is_last = *rounds > SILENT_ROUNDS;
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
         // What has no entry any more was heard before.
-        let [client, backend] = [&up, &down].map(|look| *look != Look::default() && look.last_ns < *since_ns);
+        let [client, backend] =
+            [&up, &down].map(|look| *look != Look::default() && !look.reused && look.last_ns < *since_ns);
         if is_last || !(client || backend) {
             self.remove(id);
             let silent = [
@@ -200,8 +212,8 @@ impl Path {
 
     /// `look` is at what `to` has sent.
     fn tickle(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
-        if *look == Look::default() {
-            // Its entry was gone before anybody looked: nobody knows a number.
+        // Its entry was gone before anybody looked: nobody knows a number. Or a new connection has its port.
+        if *look == Look::default() || look.reused {
             return;
         }
         let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };

@@ -122,7 +122,7 @@ impl Path {
     pub(super) fn has_moved(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
-            return;
+            return self.make_way(id);
         }
         flow.count_silence();
         match flow.unanswered {

@@ -162,3 +162,59 @@ fn row38_an_outage_of_forty_seconds_during_a_close_leaves_nobody_waiting() {
     outage("the clients' network is out for 40 s", secs(40), true, as_is);
     outage("the backends' network is out for 40 s", secs(40), false, as_is);
 }
+
+/// Connects by the port that `before` had.
+fn once_more(host: &Host, from: std::net::SocketAddr, vip: std::net::SocketAddr) -> Conn {
+    let socket = host.enter(|| {
+        let socket = socket2::Socket::new(socket2::Domain::for_address(vip), socket2::Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&from.into()).unwrap();
+        socket.connect_timeout(&vip.into(), LONG).map(|()| socket)
+    });
+    let mut conn = Conn::new(socket.expect("it is accepted").into());
+    conn.echo(3, 100);
+    conn
+}
+
+/// Found as refused for 1.5 s, and reset after the first word.
+#[test]
+fn a_client_whose_graduated_flow_was_reset_may_use_its_port_again_at_once() {
+    let Some(scene) = Scene::new("port-again") else { return };
+    let lab = &scene.lab;
+    let _server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&["b1"]));
+    let vip = lab.lb.v4(6443);
+    let mut conns: Vec<_> = (0..4).map(|_| lab.client.connect(vip)).collect();
+    let graduate = |conns: &mut Vec<Conn>| {
+        conns.iter_mut().for_each(|conn| (0..5).for_each(|round| conn.echo(round, 200)));
+        baton.wait_graduated(conns.len() as u64);
+    };
+    graduate(&mut conns);
+    // By their own RST: the next SYN comes in the same moment, or when the path is just resetting the other end.
+    let mut ended = 0;
+    let anew = conns.into_iter().enumerate().map(|(number, conn)| {
+        let from = conn.local();
+        conn.reset();
+        ended += 1;
+        if number % 2 == 1 {
+            baton.wait_ended("client_reset", ended);
+        }
+        once_more(&lab.client, from, vip)
+    });
+    let mut conns: Vec<_> = anew.collect();
+    // The path has another word for the ends of the old ones.
+    conns.iter_mut().for_each(|conn| conn.stays_open(ms(400)));
+    graduate(&mut conns);
+    assert!(baton.cli(&["kill", "--all", "--yes"]).status.success());
+    let anew = conns.into_iter().map(|mut conn| {
+        let from = conn.local();
+        assert_eq!(conn.end(LONG), End::Rst);
+        drop(conn);
+        once_more(&lab.client, from, vip)
+    });
+    let mut conns: Vec<_> = anew.collect();
+    conns.iter_mut().for_each(|conn| conn.stays_open(ms(400)));
+    graduate(&mut conns);
+    drop(conns);
+    baton.rests();
+}

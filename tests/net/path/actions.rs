@@ -153,6 +153,36 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
 }
 
 #[test]
+fn a_client_whose_flow_is_being_reset_gets_a_new_connection_and_no_other_syn_does() {
+    let Some(bench) = Bench::load() else { return };
+    let mut rng = Rng::with_seed(3);
+    let mut events = bench.program.events().unwrap();
+    for six in [false, true] {
+        let flow = flow(&mut rng, six);
+        bench.install(&flow);
+        let keys = [Direction::Up, Direction::Down].map(|direction| flow.ends.key(direction));
+        bench.program.change(&keys, Change::Reset).unwrap();
+        let [syn, back] = keys.map(|key| Packet { flags: SYN, ..Packet::new(key) });
+        let syn_ack = Packet { flags: SYN | ACK, ..syn.clone() };
+        for packet in [&syn_ack, &back] {
+            assert_ne!(bench.run(&packet.frame()), (NEXT, packet.frame()));
+        }
+        assert_eq!(bench.run(&syn.frame()), (NEXT, syn.frame()));
+        bench.program.change(&keys, Change::Reset).unwrap();
+        assert_eq!(bench.run(&Packet::new(keys[0]).frame()).0, NEXT, "the new connection's packets pass");
+        let actions = keys.map(|key| bench.program.entry(&key).unwrap().unwrap().action);
+        assert_eq!(actions, [Action::Pass, Action::Reset]);
+        let told: Vec<_> = events.by_ref().filter_map(Told::flow).map(|event| event.what).collect();
+        assert_eq!(told, [What::Reused]);
+        // Of another instance's flow nobody here knows whether it is over.
+        let key = Key { from: ([10, 9, 8, 7], 6).into(), to: ([10, 9, 8, 6], 5).into() };
+        bench.program.refuse(&key).unwrap();
+        let syn = Packet { flags: SYN, ..Packet::new(key) };
+        assert_ne!(bench.run(&syn.frame()), (NEXT, syn.frame()));
+    }
+}
+
+#[test]
 fn a_stray_packet_is_shown_whole_and_a_flood_of_them_is_dropped() {
     let Some(bench) = Bench::load() else { return };
     let mut events = bench.program.events().unwrap();

@@ -69,7 +69,7 @@ impl Worker {
 
     /// Closes both legs as `reason` demands and accounts for the flow.
     pub(super) fn finish(&mut self, mut flow: Box<Flow>, reason: EndReason, errno: i32) {
-        self.tell_ended(&flow);
+        self.tell_ended(&flow, reason);
         self.forget_announced(&flow, reason);
         let key = flow.at.key();
         let slot = self.slot(key);

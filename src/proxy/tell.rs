@@ -3,6 +3,7 @@
 use super::flow::{Flow, Phase};
 use super::worker::Worker;
 use crate::addr::{ClientAddr, VipAddr};
+use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FlowRecord, Keeping, Local};
 use crate::model::ids::FlowId;
@@ -35,10 +36,13 @@ impl Worker {
         });
     }
 
-    /// The flow is over. One that never had a backend was never told of.
-    pub(super) fn tell_ended(&self, flow: &Flow) {
+    /// The flow is over, or another instance's. One that never had a backend was never told of.
+    pub(super) fn tell_ended(&self, flow: &Flow, reason: EndReason) {
         if flow.backend().is_some() {
-            self.table.fleet.tell(|| Local::Ended(flow.id));
+            self.table.fleet.tell(|| match reason {
+                EndReason::Moved => Local::Left(flow.id),
+                _ => Local::Ended(flow.id),
+            });
         }
     }
 

@@ -15,8 +15,10 @@ pub enum Local {
     Established(Box<FlowRecord>),
     /// It goes on without sockets: these are closed, and the entries marked.
     Graduated { id: FlowId, passage: Box<Passage> },
-    /// It is over, or another instance's.
+    /// It is over.
     Ended(FlowId),
+    /// It goes on with another instance, which has claimed it or which it was left to.
+    Left(FlowId),
 }
 
 /// What the peer link tells the takeover.
@@ -97,6 +99,8 @@ pub enum Said {
 pub enum Command {
     /// Tell `owner` that its flows are this instance's from now on.
     Claim { owner: InstanceName, flows: Vec<FleetId> },
+    /// This instance leaves the flow to `to`, who says of it that it is its own: that it ends here is not its end.
+    Leave { to: InstanceName, flow: FleetId },
     /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN_NS`.
     Ask(Asked),
     /// Tell all which of the frontends' addresses this host has.

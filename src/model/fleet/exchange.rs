@@ -315,6 +315,7 @@ impl Exchange {
                     });
                 }
             }
+            Command::Leave { to, flow } => drop(self.mirror.claimed_by(&to, flow, now_ns)),
             Command::Ask(packet) => self.ask(packet, now_ns),
             Command::Addresses(addresses) => {
                 for session in self.sessions.values_mut() {

@@ -62,6 +62,8 @@ struct Made {
 struct Claimed {
     by: InstanceName,
     at_ns: u64,
+    /// It has begun here since, for all that is known: what happened here and what others say come by different ways.
+    is_before: bool,
     /// It is not this instance's any more.
     gone: bool,
 }
@@ -79,7 +81,7 @@ impl Mirror {
         for local in locals {
             let flow = match &local {
                 Local::Established(record) => record.id,
-                Local::Graduated { id, .. } | Local::Ended(id) => *id,
+                Local::Graduated { id, .. } | Local::Ended(id) | Local::Left(id) => *id,
             };
             let before = self.flows.get(&flow).map(FlowRecord::fleet_id);
             if let Some(id) = before {
@@ -95,6 +97,7 @@ impl Mirror {
                 }
                 Local::Graduated { id, passage } => before.filter(|_| self.graduate(id, Keeping::Passage(passage))),
                 Local::Ended(id) => before.filter(|_| self.remove(id)),
+                Local::Left(id) => before.filter(|_| self.leave(id)),
             };
             touched.extend(changed);
         }
@@ -162,10 +165,10 @@ impl Mirror {
 
     /// `by` looks after this flow from now on: when it ends here, it goes on there.
     pub fn claimed_by(&mut self, by: &InstanceName, id: FleetId, now_ns: u64) -> Option<Ends> {
-        let ends = self.get(id).filter(|record| record.keeping != Keeping::Sockets)?.ends;
-        self.claimed.insert(id, Claimed { by: by.clone(), at_ns: now_ns, gone: false });
+        let ends = self.get(id).filter(|record| record.keeping != Keeping::Sockets).map(|record| record.ends);
+        self.claimed.insert(id, Claimed { by: by.clone(), at_ns: now_ns, is_before: ends.is_none(), gone: false });
         self.claims.push_back((now_ns, id));
-        Some(ends)
+        ends
     }
 
     fn forget_claims(&mut self, now_ns: u64) {
@@ -195,7 +198,9 @@ impl Mirror {
             return false;
         }
         self.remove(record.id);
-        self.claimed.remove(&record.fleet_id());
+        if let Some(claimed) = self.claimed.get_mut(&record.fleet_id()) {
+            (claimed.is_before, claimed.gone) = (true, false);
+        }
         self.by_packet.extend(hashes(&record.ends).map(|hash| (hash, record.id)));
         self.graduated += usize::from(matches!(record.keeping, Keeping::Passage(_)));
         self.flows.insert(record.id, record);
@@ -209,11 +214,21 @@ impl Mirror {
         true
     }
 
+    /// As [`Mirror::remove`], though the flow goes on elsewhere: whoever that was said of last has it.
+    fn leave(&mut self, id: FlowId) -> bool {
+        if let Some(record) = self.flows.get(&id)
+            && let Some(claimed) = self.claimed.get_mut(&record.fleet_id())
+        {
+            claimed.is_before = false;
+        }
+        self.remove(id)
+    }
+
     fn remove(&mut self, id: FlowId) -> bool {
         let Some(record) = self.flows.remove(&id) else { return false };
         self.graduated -= usize::from(matches!(record.keeping, Keeping::Passage(_)));
         if let Some(claimed) = self.claimed.get_mut(&record.fleet_id()) {
-            claimed.gone = true;
+            claimed.gone = !claimed.is_before;
         }
         for hash in hashes(&record.ends) {
             // Another flow with the same ends may have come meanwhile.
@@ -309,6 +324,16 @@ mod tests {
             assert!(mirror.knows(&packet));
         }
         assert!(!mirror.knows(&Asked { from: ends.vip.socket_addr(), to: ends.client.socket_addr() }));
+    }
+
+    #[test]
+    fn a_flow_that_was_claimed_while_word_of_its_coming_was_under_way_is_not_said_to_be_over() {
+        let (by, id) = (InstanceName("b".into()), FlowId(1));
+        let mut mirror = Mirror::default();
+        assert_eq!(mirror.claimed_by(&by, record(1).fleet_id(), 1), None);
+        mirror.apply([established(1), Local::Graduated { id, passage: Box::new(passage(9)) }], 2);
+        mirror.apply([Local::Left(id)], 3);
+        assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Moved { id: record(1).fleet_id(), to: by }]);
     }
 
     #[test]

@@ -267,7 +267,7 @@ impl Path {
         for key in BOTH.map(|direction| record.ends.key(direction)) {
             self.entries.entry(key).and_modify(|entry| *entry = Entry::Splice { id, held: true });
         }
-        self.locals.push(Local::Ended(id));
+        self.locals.push(Local::Left(id));
         self.held.insert(name, Held { record, touched: true, confirmed: true });
     }
 

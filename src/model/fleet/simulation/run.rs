@@ -189,6 +189,14 @@ parts! {
     nor_do_two_that_still_look_after_a_flow_of_a_third: 247..248, &[Kind::Isolate];
 }
 
+/// Worlds far from those that showed something once.
+#[test]
+fn nor_does_any_that_once_showed_a_fault() {
+    for (kind, seeds) in [(Kind::Isolate, &[221, 3252, 4709, 4970][..]), (Kind::Stop, &[1391, 2346])] {
+        seeds.iter().for_each(|seed| run(*seed..seed + 1, &[kind]));
+    }
+}
+
 /// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names what does
 /// not hold, how often, and the first seed of each; with one seed, the whole story. `BATON_FAULTS=ids,link,reloads,full` plays old faults.
 #[test]

@@ -61,7 +61,8 @@ impl Takeover {
     /// `owner` has given a flow to `to`, who may have told of it already.
     pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, to: &InstanceName) {
         let Some(known) = self.flows.get(&id) else { return };
-        if known.owner != *owner || known.state != State::Held || known.also.contains(to) {
+        if known.owner != *owner || known.state != State::Held || !known.also.is_empty() {
+            // Others have told of it: who does not have it any more says so, too.
             return self.ended(now_ns, owner, id);
         }
         let ends = known.ends;
@@ -119,14 +120,15 @@ impl Takeover {
             let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
             let verdicts: Vec<_> = others.iter().map(|it| self.prevails_by_address(it, known.ends.vip.ip())).collect();
-            if verdicts.contains(&Some(false)) {
-                self.settle_between(*id, false);
+            if let Some(has_address) = verdicts.iter().position(|verdict| *verdict == Some(false)) {
+                let to = others[has_address].clone();
+                self.leave(to, *id);
             } else if verdicts.contains(&None) {
                 // Most likely a third one has claimed it here, the owner there, and that word comes first.
                 self.contested.insert(*id);
                 self.timers.set(now_ns + CONTESTED_NS, Timer::Contested(*id));
             } else {
-                self.settle_between(*id, true);
+                self.prevail(*id);
             }
         }
     }
@@ -136,16 +138,22 @@ impl Takeover {
             && let Some(known) = self.flows.get(&id).filter(|known| known.state == State::Held)
         {
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
-            let prevails = others.iter().all(|other| self.prevails_over(other, known.ends.vip.ip()));
-            self.settle_between(id, prevails);
+            match others.into_iter().find(|other| !self.prevails_over(other, known.ends.vip.ip())).cloned() {
+                Some(to) => self.leave(to, id),
+                None => self.prevail(id),
+            }
         }
     }
 
-    /// Of a flow that this one looks after, as do one or more others.
-    fn settle_between(&mut self, id: FleetId, prevails: bool) {
-        if !prevails {
-            return self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
-        }
+    /// Of a flow that this one looks after, as does `to`: it goes on there. That it ends here is said as what it is, for each
+    /// of several may leave it to another of them, and who takes that for its end drops it.
+    pub(super) fn leave(&mut self, to: InstanceName, id: FleetId) {
+        self.actions.push_back(Action::Send(Command::Leave { to, flow: id }));
+        self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+    }
+
+    /// Of a flow that this one looks after, as do one or more others: it goes on here.
+    fn prevail(&mut self, id: FleetId) {
         if let Some(Known { owner, ends, also, .. }) = self.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
             let claim = |owner| Action::Send(Command::Claim { owner, flows: vec![id] });

@@ -19,7 +19,7 @@ impl Takeover {
                 return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
             }
             self.mine.remove(&id);
-            self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+            self.leave(owner.clone(), id);
             self.held_for(&owner, id, ends);
         }
         let Some(peer) = self.peers.get_mut(&owner) else { return };

@@ -105,6 +105,9 @@ impl Takeover {
         if !also_gone.is_empty() {
             self.says_no_more(owner, |id| also_gone.contains(id));
         }
+        // What another has given to it, it may not have heard of yet; nor does it name what it has given back.
+        let was_told = |id: &FleetId| self.flows.get(id).is_some_and(|known| known.told);
+        let gone: Vec<_> = gone.into_iter().filter(was_told).collect();
         gone.into_iter().for_each(|id| self.remove(id));
         self.died_unheard(now_ns, owner, untold);
         self.end_stuck(owner);

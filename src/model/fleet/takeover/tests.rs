@@ -457,6 +457,45 @@ fn of_three_that_say_a_flow_is_theirs_none_is_forgotten() {
     assert!(scene.take().contains(&Action::Path(HeldRequest::Release(vec![id]))), "a goes before b");
 }
 
+/// Found as clients that waited for ever: after a cut each of several had left a flow to another one, and all took that for its end.
+#[test]
+fn who_leaves_a_flow_to_another_says_so_before_it_ends_here() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    let id = flow.fleet_id();
+    let leaves = |actions: &[Action]| {
+        let said = place(actions, |action| *action == Action::Send(Command::Leave { to: name("a"), flow: id }));
+        assert!(said < place(actions, |action| *action == Action::Path(HeldRequest::Release(vec![id]))));
+    };
+    // Both look after it, and the other has the address.
+    scene.told(&flow);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![id]));
+    leaves(&scene.take());
+    // It was claimed by this one before the other got the address.
+    let mut scene = Scene::new();
+    scene.told(&flow);
+    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![id]));
+    scene.take();
+    scene.told(&flow);
+    leaves(&scene.take());
+}
+
+#[test]
+fn a_flow_that_is_given_away_stays_with_whoever_has_told_of_it_besides() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    let (id, c) = (flow.fleet_id(), name("c"));
+    scene.remote(Remote::Pulse { owner: c.clone(), pulse: Pulse::Alive });
+    scene.told(&flow);
+    scene.remote(Remote::Flow { owner: c.clone(), record: Box::new(flow) });
+    scene.remote(Remote::Moved { owner: c.clone(), id, to: name("b") });
+    scene.take();
+    scene.remote(Remote::Ended { owner: c, id });
+    assert!(!scene.take().contains(&Action::Path(HeldRequest::Drop(vec![id]))), "a has it");
+    scene.remote(Remote::Ended { owner: name("a"), id });
+    assert!(scene.take().contains(&Action::Path(HeldRequest::Drop(vec![id]))));
+}
+
 #[test]
 fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
     for own in [false, true] {
@@ -562,6 +601,25 @@ fn what_a_new_snapshot_does_not_name_is_gone() {
     assert_eq!(actions[0], Action::Path(HeldRequest::Drop(vec![gone.fleet_id()])));
     assert!(actions[1..].iter().all(rules_only), "{actions:?}");
     assert_eq!(rule(&actions).map(|rule| rule.then), Some(Then::Ask { all_told: true }));
+}
+
+/// Found as clients that waited for ever: two had left a flow to each other, and the snapshot of one did not name it.
+#[test]
+fn a_snapshot_does_not_end_a_flow_that_its_sender_is_only_said_to_have() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    let id = flow.fleet_id();
+    scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow) });
+    scene.remote(Remote::Moved { owner: name("c"), id, to: name("a") });
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.remote(Remote::Synced { owner: name("a") });
+    scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Alive);
+    scene.pass(4000);
+    let actions = scene.take();
+    assert!(!actions.contains(&Action::Path(HeldRequest::Drop(vec![id]))), "{actions:?}");
+    assert!(actions.contains(&Action::Path(HeldRequest::Adopt(vec![id]))), "{actions:?}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod grace;
 mod held;
 mod holding;
 mod note;
+mod quiet;
 mod reset;
 mod room;
 mod routes;
@@ -116,6 +117,7 @@ impl Graduator {
             waiting: HashSet::new(),
             closing: HashMap::new(),
             quiet: BTreeSet::new(),
+            soon: quiet::Soon::default(),
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             refill_at_ns: 0,
@@ -194,6 +196,7 @@ struct Path {
     closing: HashMap<FlowId, u64>,
     /// When it is looked whether flows have been quiet for long, soonest first.
     quiet: BTreeSet<(u64, FlowId)>,
+    soon: quiet::Soon,
     doubts: Doubts,
     scan: Scan,
     refill_at_ns: u64,

@@ -35,6 +35,9 @@ pub enum HeldRequest {
     Unknown { vip: VipAddr, unknown: Option<Unknown> },
     /// Whose backend legs come from which ports.
     Slices(Vec<PeerSlice>),
+    /// An instance to which packets of this one's flows may come is cut off, or is heard again: what it took for a dead one's it
+    /// has reset, at one end. Ask the ends of flows that are quiet, for a while.
+    AskEnds,
     /// Routes or interfaces have changed.
     RoutesMoved,
 }

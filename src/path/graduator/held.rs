@@ -96,6 +96,7 @@ impl Path {
                 self.keep.slices = slices;
                 self.show_slices();
             }
+            HeldRequest::AskEnds => self.ask_ends_soon(),
             HeldRequest::RoutesMoved => self.routes_moved(),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::carried::{Carried, Look, Step, Unanswered};
+use super::carried::{Carried, Step, Unanswered};
 use super::{Path, witness};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
@@ -26,12 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
 const ASK_EVERY: u64 = 8;
-
-/// Where several instances may see a flow, its ends are asked when nothing has come for so many times its patience.
-const QUIET: u64 = 2;
-
-/// Flows that are looked at for that in a turn.
-const QUIET_AT_ONCE: usize = 64;
 
 /// How often the program may ask again for unknown packets.
 const REFILL_EVERY: Duration = Duration::from_millis(100);
@@ -182,56 +176,6 @@ impl Path {
         }
     }
 
-    /// Where a flow's two directions may pass different instances, neither sees all of how it ends, and what is told of it may be
-    /// lost: of one that has been quiet for long both ends are asked. A living one answers, and nothing follows from silence:
-    /// some kernels drop what has no timestamp. Who knows nothing of the connection any more says so by RST.
-    fn ask_quiet(&mut self, now_ns: u64) {
-        for _ in 0..QUIET_AT_ONCE {
-            let Some((at_ns, id)) = self.quiet.first().filter(|(at_ns, _)| *at_ns <= now_ns).copied() else { return };
-            self.quiet.pop_first();
-            let Some(flow) = self.flows.get(&id).filter(|flow| flow.quiet_at_ns == at_ns) else { continue };
-            let between_ns = QUIET * flow.patience_ns;
-            let due_ns = flow.heard_ns() + between_ns;
-            if due_ns > now_ns {
-                self.ask_when_quiet(id, due_ns);
-            } else {
-                if matches!(flow.step, Step::Alone) {
-                    self.ask_both(id, now_ns);
-                }
-                self.ask_when_quiet(id, now_ns + between_ns);
-            }
-        }
-    }
-
-    /// Has it looked at from time to time. Those that come at once are not asked at once.
-    pub(super) fn begin_asking(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
-        let between_ns = QUIET * flow.patience_ns;
-        self.ask_when_quiet(id, now_ns() + fastrand::u64(between_ns / 2..=between_ns));
-    }
-
-    fn ask_when_quiet(&mut self, id: FlowId, at_ns: u64) {
-        if self.table.fleet.is_enabled()
-            && let Some(flow) = self.flows.get_mut(&id)
-        {
-            flow.quiet_at_ns = at_ns;
-            self.quiet.insert((at_ns, id));
-        }
-    }
-
-    fn ask_both(&mut self, id: FlowId, now_ns: u64) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        flow.questioned_ns = now_ns;
-        let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
-        // Its packets may pass another instance: its client has acknowledged what was not seen here.
-        let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
-        let down = Look { sent: if is_further { up.taken } else { down.sent }, ..down };
-        self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
-        // What this host sends itself begins an entry anew.
-        self.untrack.forget(&ends);
-    }
-
     /// Ends flows one side of which has been silent for too long though the other waits for it.
     fn end_silent(&mut self, now_ns: u64) {
         if self.table.fleet.is_shared() {
@@ -379,7 +323,7 @@ impl Carried {
     }
 
     /// When something last came of it, or it came here.
-    fn heard_ns(&self) -> u64 {
+    pub(super) fn heard_ns(&self) -> u64 {
         self.up.last_ns.max(self.down.last_ns).max(self.taken_over_ns)
     }
 

@@ -256,3 +256,61 @@ fn an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset_their_flow
     fleet.owner().baton.wait_ended("client_reset", 10);
     assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
 }
+
+/// Found as a watch that got one beat and then none: its backend's packets came to the instance that took its own for dead, which
+/// answered them with RST, and nobody told its client.
+#[test]
+fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
+    let test = "flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config).map(Fleet::spread) else { return };
+    route(&fleet, 0, 1);
+    let [a, b] = [&fleet.all[0], &fleet.all[1]];
+    // Longer than each is given to say that the address has not come to the other because of its death.
+    let alive = || a.sees("lb-b")["pulse"] == "alive" && b.sees("lb-a")["pulse"] == "alive";
+    wait::throughout(ms(500), "both live", alive);
+    [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));
+    // The other hears of none of them.
+    let mut conns = fleet.clients(10);
+    (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    a.wait_sees("lb-b", "pulse", "dead");
+    b.wait_sees("lb-a", "pulse", "dead");
+    all_go_on(&fleet, &mut conns, 6);
+    fleet.all.iter().for_each(|instance| instance.host.nft_clear());
+    a.wait_synced("lb-b");
+    b.wait_synced("lb-a");
+    all_go_on(&fleet, &mut conns, 7);
+    // Clients come to the other, too, what backends send to neither's own.
+    route(&fleet, 1, 0);
+    all_go_on(&fleet, &mut conns, 8);
+}
+
+/// One knows them by their sockets, and resets what it takes for a dead one's; what it says to the backends reaches the other, which
+/// carries them by now, only as their RSTs, and those are lost.
+#[test]
+fn idle_flows_that_graduate_just_before_another_instance_resets_them_are_reset_at_both_ends() {
+    let test = "idle_flows_that_graduate_just_before_another_instance_resets_them";
+    let fleet = Fleet::new(test, 2, Flows::Graduate, |config| config.path("after_round_trips", 4).path("after", "1h"));
+    let Some(fleet) = fleet.map(Fleet::spread) else { return };
+    route(&fleet, 0, 1);
+    let [a, b] = [&fleet.all[0], &fleet.all[1]];
+    let alive = || a.sees("lb-b")["pulse"] == "alive" && b.sees("lb-a")["pulse"] == "alive";
+    wait::throughout(ms(500), "both live", alive);
+    let mut conns = fleet.clients(10);
+    fleet.wait_known(10, 0);
+    // What the backends say when they are asked a second time, and know nothing any more.
+    let lab = &fleet.scene.lab;
+    [&lab.b1, &lab.b2].iter().for_each(|host| host.drop_packets("output", "tcp flags & rst == rst"));
+    [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));
+    (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
+    let graduated = || a.baton.status()["totals"]["flows"]["graduated"].as_u64();
+    eventually(LONG, "all have graduated", || graduated() == Some(10));
+    eventually(LONG, "the other resets them", || taken_over(&fleet) >= 1);
+    eventually(LONG, "it has told their ends", || !b.baton.events_of("clients_told").is_empty());
+    [&lab.b1, &lab.b2].iter().for_each(|host| host.nft_clear());
+    // user_timeout is 30 s.
+    let watch = Stopwatch::start();
+    for mut conn in conns {
+        assert_eq!(conn.end(secs(10)), End::Rst);
+    }
+    assert!(watch.elapsed() < secs(10), "{:?}", watch.elapsed());
+}

@@ -160,7 +160,7 @@ impl Path {
             }
             HeldRequest::Report(number) => self.answers.push(HeldAnswer::Reached(number)),
             HeldRequest::Slices(slices) => self.slices = slices,
-            HeldRequest::RoutesMoved => {}
+            HeldRequest::AskEnds | HeldRequest::RoutesMoved => {}
         }
     }
 

@@ -18,6 +18,8 @@ pub struct Peer {
     /// It has answered since a frontend's address last came here: so that did not come because of its death.
     pub answered: bool,
     pub synced: bool,
+    /// The frontends' addresses that both hosts have, as far as was heard of it: none that has come here since it last answered.
+    shared: BTreeSet<IpAddr>,
     slot: Option<u8>,
     /// Of the process that was last heard.
     epoch: Option<Epoch>,
@@ -45,6 +47,7 @@ impl Peer {
             challenged_ns: None,
             answered: false,
             synced: false,
+            shared: BTreeSet::new(),
             slot: None,
             epoch: None,
             is_succeeded: false,
@@ -70,6 +73,13 @@ impl Peer {
             Pulse::Unheard | Pulse::Dead | Pulse::Left(Farewell::Stopped) => true,
             Pulse::Unlinked | Pulse::Silent | Pulse::Left(Farewell::Succeeded) => false,
         }
+    }
+
+    /// Whether backend legs from its ports may live. Who is not heard and counts as dead may be cut off from here alone; behind a router
+    /// it goes on getting clients then, and of what begins there nobody is told.
+    fn may_have_legs(&self) -> bool {
+        self.serves()
+            || !self.shared.is_empty() && !matches!(self.pulse, Pulse::Unheard | Pulse::Left(Farewell::Stopped))
     }
 
     fn serves(&self) -> bool {
@@ -139,8 +149,14 @@ impl Takeover {
             Pulse::Left(Farewell::Succeeded) => peer.is_succeeded = true,
             Pulse::Silent | Pulse::Unheard => {}
         }
-        self.show_slices();
         self.see_sharing();
+        self.show_slices();
+        let is_parted = |pulse| matches!(pulse, Pulse::Unlinked | Pulse::Dead);
+        let comes_or_goes = before != pulse && (is_parted(before) || is_parted(pulse));
+        if comes_or_goes && self.settings.carries && self.peers.get(&owner).is_some_and(|peer| !peer.shared.is_empty())
+        {
+            self.actions.push_back(Action::Path(HeldRequest::AskEnds));
+        }
     }
 
     /// It was taken for dead, and is heard of again: what was refused in its name is forwarded again.
@@ -198,7 +214,7 @@ impl Takeover {
         let part = |slot| slice(self.settings.ports.clone(), slot);
         let own = part(self.settings.slot).map(|ports| PeerSlice { ports, at: Vec::new() });
         let peers = self.peers.iter().filter_map(|(name, peer)| {
-            let at = if peer.serves() { self.hops(name) } else { Vec::new() };
+            let at = if peer.may_have_legs() { self.hops(name) } else { Vec::new() };
             Some(PeerSlice { ports: part(peer.slot?)?, at })
         });
         // One that has not been heard yet has any of the others: what goes there may be of a flow that somebody holds.
@@ -262,8 +278,17 @@ impl Takeover {
 
     /// Whether packets of one flow may come to several instances.
     pub(super) fn see_sharing(&mut self) {
+        let here: BTreeSet<_> = self.here.iter().flatten().collect();
+        for peer in self.peers.values_mut() {
+            let both: BTreeSet<_> = peer.addresses.iter().filter(|ip| here.contains(ip)).copied().collect();
+            peer.shared = match peer.serves() && peer.answered {
+                true => both,
+                false => peer.shared.intersection(&both).copied().collect(),
+            };
+        }
         let has = |peer: &Peer| peer.addresses.iter().any(|ip| self.is_here(*ip));
-        let shared = self.peers.values().any(|peer| peer.serves() && has(peer));
+        let may_meet = |peer: &Peer| peer.serves() && has(peer) || peer.may_have_legs() && !peer.shared.is_empty();
+        let shared = self.peers.values().any(may_meet);
         if shared != self.shared {
             self.shared = shared;
             self.actions.push_back(Action::Shared(shared));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
-use crate::model::fleet::{Epoch, FlowRecord, Keeping, Said};
+use crate::model::fleet::{Epoch, Farewell, FlowRecord, Keeping, Said};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 
@@ -918,4 +918,65 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
             if vip.port() == 6443 && matches!(it.then, Then::Ask { .. }) && it.guard_until_ns > 0)
     };
     place(&scene.take(), asks);
+}
+
+/// Found as a watch that got one beat and then none: it had begun at an instance that this one took for dead, and this one answered its
+/// backend with RST.
+#[test]
+fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router() {
+    let owner = |scene: &Scene| {
+        let mut slices = scene.machine.slices.iter().filter(|slice| slice.ports.contains(33_000));
+        slices.next().map(|slice| slice.at.clone())
+    };
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    // It answers: the address has not come because of its death.
+    scene.pulse(Pulse::Alive);
+    for pulse in [Pulse::Silent, Pulse::Dead, Pulse::Unlinked, Pulse::Left(Farewell::Succeeded)] {
+        scene.pulse(pulse);
+        assert_eq!(owner(&scene), Some(vec![ip("10.0.0.21")]), "{pulse:?}");
+    }
+    scene.pulse(Pulse::Left(Farewell::Stopped));
+    assert_eq!(owner(&scene), Some(Vec::new()), "it has said that it stops");
+    // Another address that comes here because of the silence says nothing of the one that both have.
+    const OTHER: &str = "10.0.0.101";
+    let vips = [VIP, OTHER].map(|vip| VipAddr::new((ip(vip), 6443).into()));
+    let mut scene = Scene::with(Settings { vips: vips.to_vec(), ..settings("b") });
+    scene.remote(Remote::Addresses { owner: name("a"), vips: ["10.0.0.21", VIP, OTHER].map(ip).to_vec() });
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Alive);
+    scene.pulse(Pulse::Silent);
+    scene.addresses(&["10.0.0.22", VIP, OTHER]);
+    assert_eq!(owner(&scene), Some(vec![ip("10.0.0.21")]), "two addresses");
+    // An address that only one has at a time has left whoever has died.
+    let mut scene = Scene::new();
+    scene.pulse(Pulse::Silent);
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert_eq!(owner(&scene), Some(Vec::new()));
+    scene.pulse(Pulse::Dead);
+    assert_eq!(owner(&scene), Some(Vec::new()));
+}
+
+#[test]
+fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_when_it_is_heard_again() {
+    let asks = |scene: &mut Scene| scene.take().contains(&Action::Path(HeldRequest::AskEnds));
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    scene.pulse(Pulse::Alive);
+    scene.pulse(Pulse::Silent);
+    assert!(!asks(&mut scene), "it may only be slow");
+    for (pulse, asked) in [
+        (Pulse::Dead, true),
+        (Pulse::Alive, true),
+        (Pulse::Unlinked, true),
+        (Pulse::Alive, true),
+        (Pulse::Alive, false),
+    ] {
+        scene.pulse(pulse);
+        assert_eq!(asks(&mut scene), asked, "{pulse:?}");
+    }
+    // Where only one has the address no flow's packets come to two.
+    let mut scene = Scene::new();
+    scene.pulse(Pulse::Dead);
+    assert!(!asks(&mut scene));
 }

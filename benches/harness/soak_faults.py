@@ -1,5 +1,6 @@
 """`benches/soak --faults`: random faults of all rows on two hosts with Baton, while clients say how long they wait."""
 
+import collections
 import csv
 import json
 import math
@@ -29,6 +30,8 @@ SETTLE_S = 8
 REST_WITHIN_S = 90
 # Ends that may be cut off are told for a minute that they are reset, and packets that no record explains are lent as long.
 EMPTY_WITHIN_S = 120
+# A close that a host sees by halves is tracked for two minutes (FIN_WAIT) from when its ends were last told.
+FORGOTTEN_WITHIN_S = 240
 # Memory of a process that was not started anew, from its first quarter to its last.
 GROWTH_MAX_MB = 6
 
@@ -151,8 +154,17 @@ class Run:
     def tracked(self, name):
         """Connections that the host tracks. Those that it saw the end of go within two minutes, and each probe leaves one: they
         are not counted."""
+        return sum(" TIME_WAIT " not in line and " CLOSE " not in line for line in self.conntrack(name))
+
+    def tracked_states(self, name):
+        """How many there are of each protocol and state."""
+        words = [line.split() for line in self.conntrack(name)]
+        counts = collections.Counter(" ".join([line[2], *(line[5:6] if line[2] == "tcp" else [])]) for line in words)
+        return ", ".join(f"{count} {state}" for state, count in counts.most_common())
+
+    def conntrack(self, name):
         listed = subprocess.run([*self.fleet.enter(name), "cat", "/proc/net/nf_conntrack"], capture_output=True, text=True)
-        return sum(" TIME_WAIT " not in line and " CLOSE " not in line for line in listed.stdout.splitlines())
+        return listed.stdout.splitlines()
 
     def sample(self, second):
         row = {"second": second}
@@ -179,11 +191,16 @@ class Run:
             except Failed:
                 said = f"{left} flows and {self.entries(instance)} entries left"
                 self.failures.append(f"{name} at rest: {said}")
-            end = self.look(name)
             base = self.baseline[name]
+            try:
+                self.fleet.await_true(lambda: self.tracked(name) <= base["tracked"] + 20, "few are tracked", FORGOTTEN_WITHIN_S)
+            except Failed:
+                pass
+            end = self.look(name)
             for key, more in (("descriptors", 8), ("tracked", 20)):
                 if end[key] > base[key] + more:
-                    self.failures.append(f"{name} at rest: {end[key]} {key}, {base[key]} at the start")
+                    states = f" ({self.tracked_states(name)})" if key == "tracked" else ""
+                    self.failures.append(f"{name} at rest: {end[key]} {key}, {base[key]} at the start{states}")
             self.left[name] = f"{said}; {end['descriptors']} descriptors ({base['descriptors']} at the start), " \
                 f"{end['tracked']} tracked connections ({base['tracked']}), {end['rss_mb']:.0f} MB"
             self.growth(name)

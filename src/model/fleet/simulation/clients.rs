@@ -54,6 +54,13 @@ pub struct Orphaned {
     pub known_by: BTreeSet<usize>,
 }
 
+impl Client {
+    /// Somebody knows of it who is to tell it, should its flow be nobody's.
+    pub fn can_be_told(&self) -> bool {
+        self.orphaned.as_ref().is_none_or(|orphaned| !orphaned.known_by.is_empty())
+    }
+}
+
 impl World {
     pub fn bear(&mut self) {
         let vip_number = self.dice.roll(self.net.holders.len() as u64) as usize;
@@ -239,7 +246,9 @@ impl World {
                 None => {}
             },
             Stage::Connecting if self.now_ns - client.since_ns > 3 * SECOND_NS => {
-                self.demand(!self.is_steady(2 * SECOND_NS), || format!("client {number} cannot connect"));
+                // What its backend answers comes to nobody: the hosts are all cut off.
+                let lost = self.place(number, client.vip, Direction::Down).is_none();
+                self.demand(lost || !self.is_steady(2 * SECOND_NS), || format!("client {number} cannot connect"));
                 self.is_over(number);
             }
             Stage::Connecting | Stage::Answering if client.backend_lives => {

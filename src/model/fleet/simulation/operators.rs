@@ -193,7 +193,11 @@ impl World {
             let place = self.place(client.number, client.vip, Direction::Up);
             let carried = place.is_none_or(|place| {
                 let path = &self.nodes[place].path;
-                path.carries_key(&client.record.ends.key(Direction::Up)) || !path.has_room(2) || !path.carries
+                let key = client.record.ends.key(Direction::Up);
+                // One that has only just begun asks the others.
+                let has = |other: usize| other != node && self.nodes[other].path.carries_key(&key);
+                let is_asked = !self.is_ripe(place) && self.running().into_iter().any(has);
+                is_asked || path.carries_key(&key) || !path.has_room(2) || !path.carries
             });
             self.demand(carried || client.may_be_lost, || {
                 format!("{} may be switched off, and has client {}", NAMES[node], client.number)

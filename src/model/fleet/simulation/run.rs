@@ -192,9 +192,12 @@ parts! {
 /// Worlds far from those that showed something once.
 #[test]
 fn nor_does_any_that_once_showed_a_fault() {
-    for (kind, seeds) in [(Kind::Isolate, &[221, 3252, 4709, 4970][..]), (Kind::Stop, &[1391, 2346])] {
+    for (kind, seeds) in
+        [(Kind::Isolate, &[221, 3252, 4084, 4709, 4970][..]), (Kind::Stop, &[1391, 2346]), (Kind::Members, &[199])]
+    {
         seeds.iter().for_each(|seed| run(*seed..seed + 1, &[kind]));
     }
+    run(1768..1769, &WITHSTOOD);
 }
 
 /// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names what does

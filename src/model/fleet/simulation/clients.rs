@@ -246,8 +246,13 @@ impl World {
                 None => {}
             },
             Stage::Connecting if self.now_ns - client.since_ns > 3 * SECOND_NS => {
-                // What its backend answers comes to nobody: the hosts are all cut off.
-                let lost = self.place(number, client.vip, Direction::Down).is_none();
+                // What its backend answers comes to nobody: the hosts are all cut off, or the one that has asked it.
+                let place = self.place(number, client.vip, Direction::Down);
+                let is_begun = |node: &usize| {
+                    self.nodes[*node].process.as_ref().is_some_and(|it| it.connecting.contains_key(&client.record.id))
+                };
+                let away = (0..self.nodes.len()).find(is_begun).is_some_and(|node| self.nodes[node].isolated);
+                let lost = away || place.is_none();
                 self.demand(lost || !self.is_steady(2 * SECOND_NS), || format!("client {number} cannot connect"));
                 self.is_over(number);
             }

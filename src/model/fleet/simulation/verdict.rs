@@ -99,7 +99,9 @@ impl World {
             let comes = |direction| self.place(client.number, client.vip, direction).is_some_and(right);
             let nobody = client.stage == Stage::Passing && (client.tickled_in_vain || !client.can_be_told());
             let owner = self.owner_of(client).filter(|owner| self.nodes[*owner].isolated);
-            let nobody = nobody || owner.is_some() && client.stage == Stage::Passing && !self.place_is_told(client);
+            // What the backend says is sent to its owner, who is not heard.
+            let says_nothing = matches!(client.stage, Stage::Passing | Stage::Answering);
+            let nobody = nobody || owner.is_some() && says_nothing && !self.place_is_told(client);
             let late = self.now_ns - since_ns > WAIT_MAX_NS && !nobody;
             self.demand(!(late && comes(Direction::Up) && comes(Direction::Down)), || {
                 let ms = (self.now_ns - since_ns) / super::MS;

@@ -56,6 +56,14 @@ pub struct Keep {
     asks: HashMap<VipAddr, Unknown>,
 }
 
+/// Why a flow of another instance is not held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotHeld {
+    NoRoom,
+    /// A flow of this instance's has its addresses.
+    Taken,
+}
+
 impl Path {
     /// Does what the takeover asks. While another process takes over, requests wait for it.
     pub(super) fn take_held_requests(&mut self) {
@@ -77,7 +85,7 @@ impl Path {
                 for direction in BOTH {
                     self.keep.crowded.packets.remove(&record.ends.key(direction));
                 }
-                if !self.hold(&record) {
+                if self.hold(&record).is_err() {
                     self.keep.crowded.flows.insert(id, record);
                     self.table.graduation.held.answer(HeldAnswer::NotHeld(vec![id]));
                 }
@@ -157,20 +165,19 @@ impl Path {
         }
     }
 
-    /// False: there is no room for it, or its addresses are taken.
-    pub(super) fn hold(&mut self, record: &FlowRecord) -> bool {
+    pub(super) fn hold(&mut self, record: &FlowRecord) -> Result<(), NotHeld> {
         let (id, ends) = (record.fleet_id(), record.ends);
-        let Keeping::Passage(passage) = &record.keeping else { return true };
+        let Keeping::Passage(passage) = &record.keeping else { return Ok(()) };
         if self.flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
             // Both count it as their own, and the takeover decides who goes on with it.
             self.table.graduation.held.answer(HeldAnswer::Ours(vec![id]));
-            return true;
+            return Ok(());
         }
         if let Some(held) = self.keep.held.get_mut(id) {
             held.confirmed = true;
             // Once packets have come, the entry knows better than its former owner.
             if held.packets > 0 {
-                return true;
+                return Ok(());
             }
         }
         BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
@@ -187,12 +194,12 @@ impl Path {
             if self.is_ours(&key) {
                 tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
                 self.unhold(id, &ends);
-                return false;
+                return Err(NotHeld::Taken);
             }
             if let Err(error) = self.program.hold(&key, &entry) {
                 tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
                 self.unhold(id, &ends);
-                return false;
+                return Err(NotHeld::NoRoom);
             }
             self.keep.diverted.remove(&key);
         }
@@ -204,7 +211,7 @@ impl Path {
         }
         self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
         self.keep.crowded.flows.remove(&id);
-        true
+        Ok(())
     }
 
     /// Half of it is worth nothing, nor is what was forwarded while it had sockets.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Path;
+use super::held::NotHeld;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, FlowRecord};
 use crate::table::graduation::HeldAnswer;
@@ -15,7 +16,7 @@ const AGAIN: usize = 256;
 /// Between two complaints.
 const SAY_EVERY_NS: u64 = 60_000_000_000;
 
-/// What there is no room for.
+/// What there is no room for, and flows whose addresses flows of this instance's have.
 #[derive(Debug, Default)]
 pub struct Crowded {
     /// Flows that were to be held.
@@ -35,15 +36,18 @@ impl Crowded {
 impl Path {
     /// Holds and forwards what there is room for by now. Call it now and then.
     pub(super) fn use_room(&mut self, now_ns: u64) {
-        let before = self.table.fleet.census.not_held.load(Relaxed);
-        let mut held = Vec::new();
+        let (mut held, mut is_full) = (Vec::new(), false);
         for id in self.keep.crowded.flows.keys().copied().take(AGAIN).collect::<Vec<_>>() {
             let Some(record) = self.keep.crowded.flows.remove(&id) else { continue };
-            if !self.hold(&record) {
-                self.keep.crowded.flows.insert(id, record);
+            let Err(why) = self.hold(&record) else {
+                held.push(id);
+                continue;
+            };
+            self.keep.crowded.flows.insert(id, record);
+            if why == NotHeld::NoRoom {
+                is_full = true;
                 break;
             }
-            held.push(id);
         }
         if !held.is_empty() {
             self.table.graduation.held.answer(HeldAnswer::Held(held));
@@ -52,15 +56,16 @@ impl Path {
         for (key, to) in packets {
             self.forward(vec![key], to);
             if self.keep.crowded.packets.contains_key(&key) {
+                is_full = true;
                 break;
             }
         }
         let flows = self.keep.crowded.len() as u64;
         self.table.fleet.census.not_held.store(flows, Relaxed);
-        if flows == 0 && before > 0 {
+        if flows == 0 && self.keep.crowded.said_ns > 0 {
             self.keep.crowded.said_ns = 0;
             tracing::info!("the map has room for all flows of other instances again");
-        } else if flows > 0 && (self.keep.crowded.said_ns == 0 || now_ns - self.keep.crowded.said_ns > SAY_EVERY_NS) {
+        } else if is_full && (self.keep.crowded.said_ns == 0 || now_ns - self.keep.crowded.said_ns > SAY_EVERY_NS) {
             self.keep.crowded.said_ns = now_ns;
             tracing::warn!(
                 flows,

@@ -168,8 +168,9 @@ def rebooted(fleet, state):
     instance.hold_back()
     subprocess.run(["ip", "-n", fleet.spaces[name], "address", "del", f"{PAIR}/32", "dev", "eth0"], capture_output=True)
     subprocess.run(["ip", "-n", fleet.spaces[name], "address", "del", f"{PAIR}/32", "dev", "lo"], capture_output=True)
-    # With nobody there who could still send something about them.
+    # With nobody there who could still send something about them. So with the sockets: a kernel that is no more repeats no FIN.
     instance.remove_pins()
+    fleet.in_space(name, "ss", "-K", "-t", "-a")
 
 
 def booted(fleet, state):

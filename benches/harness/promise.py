@@ -12,6 +12,12 @@ BASE_S = 2.0
 BACKOFF = 2.0
 # What a fault sets off goes on for so long after its end: probes, claims, an address that moves back.
 TAIL_S = 6.0
+# Retransmissions of Linux after the first 0.2 s (TCP_RTO_MIN), each after twice the time before; measured times vary by so much.
+RTO_S, SOONER, LATER = 0.2, 0.9, 1.35
+# A connection that is as young as this when its instance's host dies may be one that no other instance has heard of. Its client is reset
+# at its next packet (README, limits), and one whose request has arrived sends none.
+NEWBORN_S = 0.05
+HOST_DIES = ("instance's host gone", "instance's host reboots")
 # Of the time for which the machine itself stood still, as a thread that only sleeps sees it.
 STALL_FACTOR = 2.0
 
@@ -73,15 +79,37 @@ class Stalls(threading.Thread):
 def allowed(wait, happenings, stalls):
     """For how long this client could have been unserved, in s."""
     relevant = [it for it in happenings if it.began <= wait["until"] and it.ended + TAIL_S >= wait["from"]]
-    return BASE_S + BACKOFF * sum(it.outage for it in relevant) + STALL_FACTOR * stalls.within(wait["from"], wait["until"])
+    once = BASE_S + BACKOFF * sum(it.outage for it in relevant)
+    return max(once, BASE_S + met_again(wait["from"], relevant)) + STALL_FACTOR * stalls.within(wait["from"], wait["until"])
+
+
+def met_again(began, happenings):
+    """After how many s at the latest a segment that was sent at `began` comes at a time that no fault explains, if all before met one: what
+    several faults cost together may be longer than the sum, for who has waited long sends seldom."""
+    windows = [(it.began, it.began + it.outage) for it in happenings if it.outage]
+    # An instance that returns gets its addresses back.
+    windows += [(it.ended, it.ended + it.outage) for it in happenings if it.outage and it.part == "instance" and it.ended < float("inf")]
+    for number in range(10):
+        after = RTO_S * (2**number - 1)
+        latest = after * LATER + RTO_S
+        if not any(since <= began + latest and until >= began + after * SOONER - RTO_S for since, until in windows):
+            return latest
+    return latest
+
+
+def is_newborn(wait, happenings):
+    return wait["age"] < NEWBORN_S and any(it.name in HOST_DIES and abs(wait["from"] - it.began) < 2 * NEWBORN_S for it in happenings)
 
 
 def judge(clients, happenings, stalls):
-    """(wait, what was allowed) of those that waited longer, and bytes that were wrong though no backend was killed."""
-    broken = [(wait, limit) for wait in clients.waits if (limit := allowed(wait, happenings, stalls)) < wait["until"] - wait["from"]
-              or wait["ended"] == "hung"]
+    """(wait, what was allowed) of those that waited longer, the newborn among them apart, and bytes that were wrong though no backend was
+    killed."""
+    over = [(wait, limit) for wait in clients.waits if (limit := allowed(wait, happenings, stalls)) < wait["until"] - wait["from"]
+            or wait["ended"] == "hung"]
+    newborn = [it for it in over if is_newborn(it[0], happenings)]
+    broken = [it for it in over if it not in newborn]
     # A backend that is killed amid an answer ends it with FIN, and so does the kernel for an instance that still had its sockets.
     killers = [it for it in happenings if it.part == "backend" or it.name in ("instance killed", "instance crashes again and again")]
     wrong = [said for said in clients.wrong if not (said["what"] == "FIN before the last byte" and any(
         it.began - 0.5 <= said["when"] and it.ended + TAIL_S >= said["since"] for it in killers))]
-    return broken, wrong
+    return broken, newborn, wrong

@@ -16,7 +16,7 @@ import time
 from . import faults as catalogue
 from .fleet import INSTANCES, NODE_PORT, PAIR, PORT, SPREAD, Fleet
 from .plot import nice, panel
-from .promise import BASE_S, TAIL_S, Clients, Happening, Stalls, allowed, judge
+from .promise import BASE_S, NEWBORN_S, TAIL_S, Clients, Happening, Stalls, allowed, judge
 from .report import DIRECTORY, cpu_model
 from .stage import BATON, LOAD, Failed
 from .svg import Drawing
@@ -228,8 +228,8 @@ class Run:
         if not hasattr(self, "clients"):
             print("\n".join(self.failures))
             return 1
-        broken, wrong = judge(self.clients, self.happenings, self.stalls)
-        lines = self.text(broken, wrong)
+        broken, newborn, wrong = judge(self.clients, self.happenings, self.stalls)
+        lines = self.text(broken, newborn, wrong)
         print("\n".join(lines))
         if not self.arguments.no_write:
             DIRECTORY.mkdir(exist_ok=True)
@@ -241,7 +241,7 @@ class Run:
             plot(self, broken, DIRECTORY / "soak-faults.svg")
         return int(bool(broken or wrong or self.failures))
 
-    def text(self, broken, wrong):
+    def text(self, broken, newborn, wrong):
         clients = self.clients
         count = lambda key: sum(said[key] for said in clients.seconds)
         lines = [
@@ -249,7 +249,8 @@ class Run:
             f"`benches/soak --faults --minutes {self.arguments.minutes:g} --seed {self.arguments.seed}`: {len(self.happenings)} faults in "
             f"{self.seconds / 60:g} minutes, {count('answers'):,} answers, {count('connects'):,} connects, {len(clients.lost):,} connections lost.", "",
             f"Host: {host()}.", "",
-            f"Waits longer than what the faults of that time explain: **{len(broken)}**. Bytes that were not what was sent: **{len(wrong)}**.", "",
+            f"Waits longer than what the faults of that time explain: **{len(broken)}**. Bytes that were not what was sent: **{len(wrong)}**. "
+            f"Connections younger than {NEWBORN_S * 1000:g} ms when their host died, of which no other had heard (README, limits): {len(newborn)}.", "",
             "| fault | rows | times | longest wait that met it | of | allowed then |", "|---|---|---|---|---|---|",
         ]
         for fault in self.faults:
@@ -265,7 +266,8 @@ class Run:
             lines.append(f"| {fault.name} | {fault.rows} | {len(times)} | {figures} |")
         lines += ["", f"What is allowed: {BASE_S:g} s, and twice the time for which each fault up to {TAIL_S:g} s earlier may leave a client unserved, as `baton check` "
                   "computes it from the file's timers (or the fault's own length, where it cuts clients off): a connection that went unanswered for some time "
-                  "sends its next retransmission at most as long after that again. Other faults of the same time count too."]
+                  "sends its next retransmission at most as long after that again. Other faults of the same time count too, and so does one that a "
+                  "retransmission met: the next comes after twice the time."]
         lines += ["", "Left at rest, after the last client has gone:", ""]
         lines += [f"- {name}: {left}" for name, left in self.left.items()]
         for wait, limit in broken[:20]:

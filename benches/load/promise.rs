@@ -191,11 +191,11 @@ impl Client<'_> {
                 self.counts.lost.fetch_add(1, Relaxed);
                 let idle = seconds(now_ns() - link.sent_ns.max(link.heard_ns));
                 say(&json!({ "lost": self.name, "at": at, "when": seconds(now_ns()), "idle": idle,
-                             "how": done.as_ref().err().map(End::name), "port": link.port }));
+                             "how": done.as_ref().err().map(End::name), "port": link.born.port }));
             }
             Err(End::Wrong(what)) => {
                 say(&json!({ "wrong": self.name, "at": at, "when": seconds(now_ns()), "since": seconds(began_ns),
-                             "what": what, "port": link.port }));
+                             "what": what, "port": link.born.port }));
             }
             _ => {}
         }
@@ -212,13 +212,14 @@ impl Client<'_> {
             Err(_) => "refused",
         };
         let port = connected.as_ref().ok().and_then(|stream| stream.local_addr().ok()).map_or(0, |own| own.port());
-        self.waited("connect", from_ns, ended, port);
+        self.waited("connect", from_ns, ended, &Born { port, at_ns: from_ns });
         let stream = connected?;
         self.counts.connects.fetch_add(1, Relaxed);
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LOOK))?;
         stream.set_write_timeout(Some(LOOK))?;
-        Ok(Link { stream, port, sent_ns: from_ns, heard_ns: now_ns() })
+        let born = Born { port, at_ns: now_ns() };
+        Ok(Link { stream, born, sent_ns: from_ns, heard_ns: born.at_ns })
     }
 
     fn talk(&mut self, link: &mut Link) -> Result<(), End> {
@@ -333,12 +334,12 @@ impl Client<'_> {
             match link.stream.write(bytes) {
                 Ok(count) => {
                     bytes = &bytes[count..];
-                    self.waited(what, from_ns, "progress", link.port);
+                    self.waited(what, from_ns, "progress", &link.born);
                     from_ns = now_ns();
                 }
-                Err(error) if net::is_timeout(&error) => self.give_up(what, from_ns, link.port)?,
+                Err(error) if net::is_timeout(&error) => self.give_up(what, from_ns, &link.born)?,
                 Err(error) => {
-                    self.waited(what, from_ns, "reset", link.port);
+                    self.waited(what, from_ns, "reset", &link.born);
                     return Err(error.into());
                 }
             }
@@ -358,17 +359,17 @@ impl Client<'_> {
         loop {
             match link.stream.read(buffer) {
                 Ok(0) => {
-                    self.waited(what, due_ns, "eof", link.port);
+                    self.waited(what, due_ns, "eof", &link.born);
                     return Err(End::Eof);
                 }
                 Ok(count) => {
-                    self.waited(what, due_ns, "answer", link.port);
+                    self.waited(what, due_ns, "answer", &link.born);
                     link.heard_ns = now_ns();
                     return Ok(count);
                 }
-                Err(error) if net::is_timeout(&error) => self.give_up(what, due_ns, link.port)?,
+                Err(error) if net::is_timeout(&error) => self.give_up(what, due_ns, &link.born)?,
                 Err(error) => {
-                    self.waited(what, due_ns, "reset", link.port);
+                    self.waited(what, due_ns, "reset", &link.born);
                     return Err(error.into());
                 }
             }
@@ -389,19 +390,22 @@ impl Client<'_> {
         if now_ns() < self.ends_ns { Ok(()) } else { Err(End::Over) }
     }
 
-    fn give_up(&self, what: &'static str, from_ns: u64, port: u16) -> Result<(), End> {
+    fn give_up(&self, what: &'static str, from_ns: u64, born: &Born) -> Result<(), End> {
         if now_ns().saturating_sub(from_ns) < HUNG.as_nanos() as u64 {
             return Ok(());
         }
-        self.waited(what, from_ns, "hung", port);
+        self.waited(what, from_ns, "hung", born);
         Err(End::Hung)
     }
 
-    fn waited(&self, what: &'static str, from_ns: u64, ended: &'static str, port: u16) {
+    fn waited(&self, what: &'static str, from_ns: u64, ended: &'static str, born: &Born) {
         let until_ns = now_ns();
         if until_ns.saturating_sub(from_ns) > TOLD.as_nanos() as u64 {
-            say(&json!({ "wait": self.name, "for": what, "from": seconds(from_ns), "until": seconds(until_ns),
-                         "ended": ended, "at": self.target.to_string(), "port": port }));
+            let age = seconds(from_ns.saturating_sub(born.at_ns));
+            say(
+                &json!({ "wait": self.name, "for": what, "from": seconds(from_ns), "until": seconds(until_ns), "age": age,
+                         "ended": ended, "at": self.target.to_string(), "port": born.port }),
+            );
         }
     }
 
@@ -417,9 +421,16 @@ impl Client<'_> {
 
 struct Link {
     stream: TcpStream,
-    port: u16,
+    born: Born,
     sent_ns: u64,
     heard_ns: u64,
+}
+
+/// One connection among many.
+#[derive(Clone, Copy)]
+struct Born {
+    port: u16,
+    at_ns: u64,
 }
 
 impl End {

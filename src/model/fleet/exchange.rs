@@ -309,6 +309,7 @@ impl Exchange {
     pub fn handle_command(&mut self, command: Command, now_ns: u64) {
         match command {
             Command::Claim { owner, flows } => {
+                self.mirror.claims(&flows, now_ns);
                 if let Some(session) = self.sessions.get_mut(&owner) {
                     flows.chunks(CLAIM_MAX).for_each(|flows| {
                         session.say(Message::Claim(flows.to_vec()));

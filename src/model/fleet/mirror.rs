@@ -25,6 +25,9 @@ pub struct Mirror {
     /// Flows that other instances have claimed, for a while.
     claimed: HashMap<FleetId, Claimed>,
     claims: VecDeque<(u64, FleetId)>,
+    /// Flows that this instance has claimed, as long: their former owners wait to be told of them.
+    taken: HashMap<FlowId, FleetId>,
+    takings: VecDeque<(u64, FleetId)>,
     log: VecDeque<FleetId>,
     /// Number of the first change in `log`.
     log_start: u64,
@@ -41,6 +44,8 @@ impl Default for Mirror {
             by_packet: HashMap::new(),
             claimed: HashMap::new(),
             claims: VecDeque::new(),
+            taken: HashMap::new(),
+            takings: VecDeque::new(),
             log: VecDeque::new(),
             log_start: 0,
             made: VecDeque::new(),
@@ -72,7 +77,7 @@ struct Claimed {
 const CLAIMED_NS: u64 = 5_000_000_000;
 
 impl Mirror {
-    /// Takes in what has happened. Of a flow that is over before anybody was told of it, nothing is noted.
+    /// Takes in what has happened. Of a flow that is over before anybody was told of it, nothing is noted, unless it was claimed.
     pub fn apply(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
         self.forget_claims(now_ns);
         let mut touched = Vec::new();
@@ -96,7 +101,16 @@ impl Mirror {
                     self.insert(*record).then_some(id)
                 }
                 Local::Graduated { id, passage } => before.filter(|_| self.graduate(id, Keeping::Passage(passage))),
-                Local::Ended(id) => before.filter(|_| self.remove(id)),
+                Local::Ended(id) => {
+                    let taken = self.taken.remove(&id);
+                    let ended = before.filter(|_| self.remove(id)).or(taken);
+                    if let Some(id) = taken {
+                        // Its former owner waits for word of it, and no claim from before explains its end.
+                        known.insert(id, true);
+                        self.claimed.remove(&id);
+                    }
+                    ended
+                }
                 Local::Left(id) => before.filter(|_| self.leave(id)),
             };
             touched.extend(changed);
@@ -171,7 +185,19 @@ impl Mirror {
         ends
     }
 
+    /// This instance looks after these flows from now on, which others have told of: they are told how they go on, even if that is
+    /// not at all.
+    pub fn claims(&mut self, flows: &[FleetId], now_ns: u64) {
+        self.taken.extend(flows.iter().map(|id| (id.flow, *id)));
+        self.takings.extend(flows.iter().map(|id| (now_ns, *id)));
+    }
+
     fn forget_claims(&mut self, now_ns: u64) {
+        while let Some((_, id)) = self.takings.pop_front_if(|(at_ns, _)| now_ns - *at_ns >= CLAIMED_NS) {
+            if self.taken.get(&id.flow) == Some(&id) {
+                self.taken.remove(&id.flow);
+            }
+        }
         while let Some((at_ns, id)) = self.claims.front().copied().filter(|(at_ns, _)| now_ns - at_ns >= CLAIMED_NS) {
             self.claims.pop_front();
             if self.claimed.get(&id).is_some_and(|claimed| claimed.at_ns == at_ns) {
@@ -334,6 +360,28 @@ mod tests {
         mirror.apply([established(1), Local::Graduated { id, passage: Box::new(passage(9)) }], 2);
         mirror.apply([Local::Left(id)], 3);
         assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Moved { id: record(1).fleet_id(), to: by }]);
+    }
+
+    /// Found as a flow that two instances gave each other for ever: its client's RST came to one that only held it, which claimed it and
+    /// noted its end before anybody was told of it. Its former owner waited to be told, and took it back.
+    #[test]
+    fn of_a_flow_that_was_claimed_here_the_end_is_told_however_soon_it_comes() {
+        let id = FlowId(1);
+        for locals in [vec![established(1), Local::Ended(id)], vec![Local::Ended(id)]] {
+            let mut mirror = Mirror::default();
+            mirror.claimed_by(&InstanceName("b".into()), record(1).fleet_id(), 0);
+            mirror.claims(&[record(1).fleet_id()], 1);
+            mirror.apply(locals, 2);
+            assert_eq!(mirror.changes(0, 10), [Change::Ended(record(1).fleet_id())]);
+            // Once, and not of another flow by this id.
+            mirror.apply([Local::Ended(id), established(1), Local::Ended(id)], 3);
+            assert_eq!(mirror.end(), 1);
+        }
+        let mut mirror = Mirror::default();
+        mirror.claims(&[record(1).fleet_id()], 1);
+        mirror.apply([established(1), Local::Ended(id)], 1 + CLAIMED_NS);
+        assert_eq!(mirror.end(), 0);
+        assert!(mirror.taken.is_empty() && mirror.takings.is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use super::adopt::{Pair, carried};
 use super::carried::{Carried, Step};
 use super::holding::{Held, Holding};
-use super::room::Crowded;
+use super::room::{Crowded, NotHeld};
 use super::{Path, note};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
@@ -54,14 +54,6 @@ pub struct Keep {
     pub(super) crowded: Crowded,
     /// Rules whose packets are shown to the takeover.
     asks: HashMap<VipAddr, Unknown>,
-}
-
-/// Why a flow of another instance is not held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotHeld {
-    NoRoom,
-    /// A flow of this instance's has its addresses.
-    Taken,
 }
 
 impl Path {

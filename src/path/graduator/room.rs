@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Path;
-use super::held::NotHeld;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, FlowRecord};
 use crate::table::graduation::HeldAnswer;
@@ -24,6 +23,14 @@ pub struct Crowded {
     /// Packets that were to be forwarded, and where to.
     pub packets: HashMap<Key, IpAddr>,
     said_ns: u64,
+}
+
+/// Why a flow of another instance is not held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotHeld {
+    NoRoom,
+    /// A flow of this instance's has its addresses.
+    Taken,
 }
 
 impl Crowded {

@@ -407,26 +407,22 @@ impl Session {
                 }
                 remotes.push_back(Remote::Flow { owner, record });
             }
-            // One that was never told of: it ended before its turn came.
+            // Of one that it has claimed the end may be all that it tells.
             Change::Ended(id) => {
-                if self.forget(id) {
-                    remotes.push_back(Remote::Ended { owner, id });
-                }
+                self.forget(id);
+                remotes.push_back(Remote::Ended { owner, id });
             }
             Change::Moved { id, to } => {
-                if self.forget(id) {
-                    remotes.push_back(Remote::Moved { owner, id, to });
-                }
+                self.forget(id);
+                remotes.push_back(Remote::Moved { owner, id, to });
             }
         }
         Ok(())
     }
 
-    /// Whether it had told of it.
-    fn forget(&mut self, id: FleetId) -> bool {
+    fn forget(&mut self, id: FleetId) {
         let graduated = self.flows.remove(&id);
         self.graduated -= usize::from(graduated == Some(true));
-        graduated.is_some()
     }
 
     /// The next thing to say to it. `whole`: the own flows are all in `mirror`.

@@ -385,6 +385,20 @@ fn a_claim_comes_to_the_former_owner() {
     assert_eq!(claimed, flows.iter().map(|id| (*id, None)).collect::<Vec<_>>());
 }
 
+/// Found as flows that two instances gave each other again and again: whoever had claimed one that was over did not say so.
+#[test]
+fn the_former_owner_hears_of_the_end_of_a_claimed_flow_after_the_claim_though_it_was_told_of_nothing_else() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let flow = record(1).fleet_id();
+    fleet.instances[0].handle_command(Command::Claim { owner: name("b"), flows: vec![flow] }, fleet.now_ns);
+    fleet.instances[0].handle_local([Local::Established(Box::new(record(1))), Local::Ended(FlowId(1))], fleet.now_ns);
+    fleet.talk();
+    let place = |what: &dyn Fn(&Remote) -> bool| fleet.told[1].iter().position(what);
+    let claimed = place(&|remote| matches!(remote, Remote::Claimed { .. }));
+    let ended = place(&|remote| matches!(remote, Remote::Ended { id, .. } if *id == flow));
+    assert!(claimed.is_some() && claimed < ended, "{claimed:?}, {ended:?}");
+}
+
 #[test]
 fn a_peer_that_tells_nonsense_is_dropped() {
     let nonsense = [

@@ -66,11 +66,6 @@ impl Watcher {
         if active == 0 {
             return;
         }
-        // Again only for flows that the order before did not meet.
-        let flows = if again { self.unordered() } else { active };
-        if flows == 0 {
-            return;
-        }
         let selector = match (reason, self.doubt.is_deaf()) {
             // Another instance may carry on what has no sockets; what has some is lost to it anyway.
             (EndReason::BackendEjected, true) if self.shared.table.fleet.is_enabled() => {
@@ -80,14 +75,21 @@ impl Watcher {
             (EndReason::BackendEjected, true) => return,
             _ => Selector::Backend(self.entry.id),
         };
+        let with_sockets = matches!(selector, Selector::SocketsOf(_));
+        // Again only for flows that the order before did not meet.
+        let flows = if again || with_sockets { self.unordered(with_sockets) } else { active };
+        if flows == 0 {
+            return;
+        }
         self.shared.table.orders.end(EndOrder { selector, reason, pace: self.spec.reset_pace, only_idle_for: None });
         let (frontend, backend) = self.entry.full_name();
         tracing::warn!(frontend, backend, flows, reason = reason.label(), "resetting the flows of a backend");
         self.shared.table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason });
     }
 
-    fn unordered(&self) -> usize {
+    fn unordered(&self, with_sockets: bool) -> usize {
         let mine = self.shared.table.flows.iter().filter(|flow| flow.backend == Some(self.entry.id));
-        mine.filter(|flow| flow.state != FlowState::Ending).count()
+        let is_met = |state| state != FlowState::Ending && !(with_sockets && state == FlowState::Graduated);
+        mine.filter(|flow| is_met(flow.state)).count()
     }
 }

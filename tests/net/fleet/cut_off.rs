@@ -36,6 +36,7 @@ fn graduated_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_we
     conns.iter_mut().for_each(|conn| conn.echo(6, 300));
     fleet.heir().baton.wait_graduated(40);
     wait_ejected(&owner.baton);
+    assert_eq!(owner.baton.events_of("flows_ordered"), Vec::<Value>::new(), "nor is it said that they are");
     assert_eq!(owner.baton.flow_count(), 40);
     fleet.let_go(owner);
     owner.host.link_up();

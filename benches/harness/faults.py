@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from .fleet import ADDRESSES, BACKENDS, INSTANCES, PAIR, PEERS_PORT, PORT, SPREAD
+from .stage import Failed
 
 # What `baton check` computes, without the time between two heartbeats; the harness reads it from there.
 COMPUTED = ("apiserver killed", "apiserver hung", "apiserver's host gone", "Baton killed", "Baton hung", "Baton's host gone",
@@ -211,16 +212,23 @@ def reloads(change, count=1):
     return begin, end
 
 
-def strangers(fleet, _):
+def added(fleet, state):
+    """A member that is not there yet, as where a fleet grows."""
     for instance in fleet.instances.values():
-        instance.write_config(peer=False)
-        instance.command("reload")
+        instance.write_config(newcomer=True)
+        reloaded(instance)
 
 
-def friends(fleet, _):
+def taken_out(fleet, _):
     for instance in fleet.instances.values():
         instance.write_config()
-        instance.command("reload")
+        reloaded(instance)
+
+
+def reloaded(instance):
+    done = instance.command("reload")
+    if done.returncode != 0:
+        raise Failed(f"{instance.name} refuses a reload: {done.stderr or done.stdout}")
 
 
 def other_key(fleet, state):
@@ -368,7 +376,7 @@ def faults():
         Fault("peer link cut", "23, 42", "instance", (3, 8), none, *cut_off(to=f"tcp dport {PEERS_PORT}", both=True)),
         Fault("peer link cut one way", "42", "instance", (3, 8), none, *cut_off(to=f"tcp sport {PEERS_PORT}", both=False)),
         Fault("another key on one host", "42", "instance", (3, 8), none, other_key, same_key),
-        Fault("members change", "40", "instance", (2, 5), none, strangers, friends),
+        Fault("members change", "40", "instance", (2, 5), none, added, taken_out),
         Fault("bad file, reloaded", "25", "config", (1, 2), none, *reloads(lambda text, _: text.replace('balance = "least_conn"', 'balanse = 1'))),
         Fault("reloads", "26", "config", (1, 2), none,
               *reloads(lambda text, n: text.replace("least_conn", ("round_robin", "random_two")[n % 2]), 20)),

@@ -212,7 +212,7 @@ def reloads(change, count=1):
     return begin, end
 
 
-def added(fleet, state):
+def added(fleet, _):
     """A member that is not there yet, as where a fleet grows."""
     for instance in fleet.instances.values():
         instance.write_config(newcomer=True)

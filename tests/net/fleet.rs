@@ -131,6 +131,23 @@ impl Instance {
         self.wait_sees(peer, "synced", true);
     }
 
+    #[track_caller]
+    pub fn reload(&self) {
+        let reloaded = self.baton.cli(&["reload"]);
+        assert!(reloaded.status.success(), "{reloaded:?}");
+    }
+
+    /// Has it take over its file with `from` replaced by `to`.
+    #[track_caller]
+    pub fn reload_with(&self, from: &str, to: &str) {
+        let file = &self.baton.paths.config;
+        let before = std::fs::read_to_string(file).unwrap();
+        let changed = before.replace(from, to);
+        assert_ne!(before, changed);
+        std::fs::write(file, changed).unwrap();
+        self.reload();
+    }
+
     pub fn listens_at(&self) -> SocketAddr {
         self.host.v4(6443)
     }

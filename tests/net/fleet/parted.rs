@@ -41,12 +41,8 @@ impl Cause {
             Self::Key => {
                 let instance = &fleet.all[0];
                 let key = fleet.scene.write_key("other.key", 9);
-                let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
                 let old = fleet.scene.lab.directory().join("peers.key");
-                let config = config.replace(old.to_str().unwrap(), key.to_str().unwrap());
-                std::fs::write(&instance.baton.paths.config, config).unwrap();
-                let reloaded = instance.baton.cli(&["reload"]);
-                assert!(reloaded.status.success(), "{reloaded:?}");
+                instance.reload_with(old.to_str().unwrap(), key.to_str().unwrap());
             }
         }
     }
@@ -56,12 +52,8 @@ impl Cause {
             Self::Key => {
                 let instance = &fleet.all[0];
                 let key = fleet.scene.lab.directory().join("other.key");
-                let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
                 let old = fleet.scene.lab.directory().join("peers.key");
-                let config = config.replace(key.to_str().unwrap(), old.to_str().unwrap());
-                std::fs::write(&instance.baton.paths.config, config).unwrap();
-                let reloaded = instance.baton.cli(&["reload"]);
-                assert!(reloaded.status.success(), "{reloaded:?}");
+                instance.reload_with(key.to_str().unwrap(), old.to_str().unwrap());
             }
             _ => fleet.all.iter().for_each(|instance| instance.host.nft_clear()),
         }
@@ -102,12 +94,7 @@ fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
     fleet.route(&[0, 1]);
     let mut conns = fleet.clients(20);
     for instance in &fleet.all {
-        let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
-        let moved = config.replace(&format!(":{PORT}\""), ":9571\"");
-        assert_ne!(config, moved);
-        std::fs::write(&instance.baton.paths.config, moved).unwrap();
-        let reloaded = instance.baton.cli(&["reload"]);
-        assert!(reloaded.status.success(), "{reloaded:?}");
+        instance.reload_with(&format!(":{PORT}\""), ":9571\"");
         // Longer than it takes to bury whoever is not heard.
         let watch = Stopwatch::start();
         while watch.elapsed() < secs(3) {
@@ -129,12 +116,7 @@ fn beats_go_on_at_the_port_before_where_another_process_has_the_new_one() {
     let mut conns = fleet.clients(10);
     let held = fleet.all[0].host.enter(|| std::net::UdpSocket::bind("0.0.0.0:9571").unwrap());
     for instance in &fleet.all {
-        let config = std::fs::read_to_string(&instance.baton.paths.config).unwrap();
-        let moved = config.replace("[peers]\n", "[peers]\nbeat_port = 9571\n");
-        assert_ne!(config, moved);
-        std::fs::write(&instance.baton.paths.config, moved).unwrap();
-        let reloaded = instance.baton.cli(&["reload"]);
-        assert!(reloaded.status.success(), "{reloaded:?}");
+        instance.reload_with("[peers]\n", "[peers]\nbeat_port = 9571\n");
     }
     both_live_through(Cause::Link, &fleet, &mut conns);
     fleet.all[0].baton.wait_log(&["no port for beats", "9571"]);

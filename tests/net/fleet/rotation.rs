@@ -6,11 +6,6 @@ use super::takeover::{Fleet, Flows};
 use super::*;
 use crate::lab::baton::BINARY;
 
-fn reload(instance: &Instance) {
-    let reloaded = instance.baton.cli(&["reload"]);
-    assert!(reloaded.status.success(), "{reloaded:?}");
-}
-
 /// What `baton check` says of its file.
 fn check(instance: &Instance) -> String {
     let config = instance.baton.paths.config.to_str().unwrap();
@@ -52,7 +47,7 @@ fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
             }
         };
         for instance in &fleet.all {
-            reload(instance);
+            instance.reload();
             all_linked();
         }
         let checked = check(&fleet.all[0]);
@@ -61,7 +56,7 @@ fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
         let checked = check(&fleet.all[0]);
         assert!(!checked.contains("counts as well"), "{checked}");
         for instance in &fleet.all {
-            reload(instance);
+            instance.reload();
             all_linked();
         }
         over.store(true, Ordering::Relaxed);
@@ -77,6 +72,6 @@ fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
     // The old one counts no more.
     let old = fleet.scene.write_key("peers.key", 7);
     assert_eq!(old, key);
-    reload(&fleet.all[0]);
+    fleet.all[0].reload();
     eventually(LONG, "the one with the old key has no link", || fleet.all[1].sees("lb-a")["pulse"] == "unlinked");
 }

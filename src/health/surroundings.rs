@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::watcher::Watcher;
-use crate::model::fleet::Pulse;
+use crate::model::fleet::{MemberView, Pulse};
 use crate::model::health::Cause;
-use crate::model::health::doubt::Surroundings;
+use crate::model::health::doubt::{Silence, Surroundings};
 use crate::model::health::machine::Outcome;
 use crate::sys::clock::now_ns;
-use crate::sys::{netdev, netlink};
+use crate::sys::netdev;
+use crate::sys::netlink::{self, Route};
 use crate::table::Table;
 use crate::table::backend::{BackendEntry, Suspicion};
 
@@ -19,12 +20,32 @@ const LOOK_EVERY_NS: u64 = 50_000_000;
 
 const LOOPBACK: &str = "lo";
 
+/// The interface by which a backend is reached.
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    /// Its index, and how often its carrier has come or gone.
+    known: Option<(u32, u32)>,
+    /// When either was last seen to have changed; 0: never.
+    back_ns: u64,
+}
+
+impl Wire {
+    fn look(&mut self, interface: u32, now_ns: u64) {
+        let Ok(changes) = netlink::carrier_changes(interface) else { return };
+        let before = self.known.replace((interface, changes));
+        if before.is_some_and(|before| before != (interface, changes)) {
+            self.back_ns = now_ns;
+        }
+    }
+}
+
 impl Watcher {
-    /// Takes note of how a probe ended. True: it says nothing, and what was counted before does not count either.
-    pub(super) fn hear(&mut self, outcome: &Outcome, flows_moved: bool, began_ns: u64) -> bool {
+    /// Takes note of how a probe ended, and says what its silence does, if it was silent.
+    pub(super) fn hear(&mut self, outcome: &Outcome, flows_moved: bool, began_ns: u64) -> Silence {
         let was_deaf = self.doubt.is_deaf();
-        let anew = match outcome {
-            Outcome::Inconclusive { .. } => false,
+        self.look_at_wire();
+        let silence = match outcome {
+            Outcome::Inconclusive { .. } => Silence::Counts,
             Outcome::Failed(Cause::TimedOut { .. } | Cause::Unreachable { .. }) if !flows_moved => {
                 let around = self.surroundings();
                 if around.are_dark {
@@ -32,11 +53,11 @@ impl Watcher {
                 }
                 self.doubt.handle_silence(began_ns, around)
             }
-            Outcome::Failed(Cause::Unresolved { .. }) => false,
+            Outcome::Failed(Cause::Unresolved { .. }) => Silence::Counts,
             _ => {
                 self.entry.answered_ns.store(now_ns(), Relaxed);
                 self.doubt.handle_answer();
-                false
+                Silence::Counts
             }
         };
         if self.doubt.is_deaf() && !was_deaf {
@@ -46,7 +67,11 @@ impl Watcher {
                 "nobody is heard, so its silence may be this host's fault: its flows are left alone"
             );
         }
-        anew
+        if silence == Silence::Nothing {
+            let backend = &*self.entry.name;
+            tracing::info!(backend, "this host's network was away a moment ago: silence does not count yet");
+        }
+        silence
     }
 
     /// While nobody is heard: looks whether somebody is by now.
@@ -57,34 +82,43 @@ impl Watcher {
         }
         self.shared.table.hearing.is_deaf(now);
         self.look_at_ns = now + LOOK_EVERY_NS;
+        self.look_at_wire();
         if self.doubt.look(self.surroundings()) {
             tracing::info!(backend = &*self.entry.name, "others are heard: counting begins anew");
             self.begin_anew();
         }
     }
 
-    fn surroundings(&self) -> Surroundings {
-        let to = self.target();
-        Surroundings { are_dark: to.is_some_and(|to| self.are_dark(to)), heard_ns: self.heard_ns(to) }
+    /// Whether it has changed since the last time.
+    fn look_at_wire(&mut self) {
+        match self.target().map(netlink::route) {
+            Some(Ok(route)) if !route.is_local => self.wire.look(route.interface, now_ns()),
+            _ => {}
+        }
     }
 
-    fn are_dark(&self, to: IpAddr) -> bool {
-        let route = netlink::route(to);
-        if route.as_ref().is_ok_and(|route| route.is_local) {
-            return false;
-        }
+    fn surroundings(&self) -> Surroundings {
+        let to = self.target();
+        let route = to.map(netlink::route);
+        // Between the two is no network, or none that is known yet.
+        let is_near = route.as_ref().is_none_or(|route| route.as_ref().is_ok_and(|route| route.is_local));
+        let are_dark = !is_near && self.are_dark(route.and_then(Result::ok));
+        let back_ns = if is_near { 0 } else { self.wire.back_ns.max(self.shared.table.fleet.heard_since_ns()) };
+        Surroundings { are_dark, heard_ns: self.heard_ns(to), back_ns }
+    }
+
+    fn are_dark(&self, route: Option<Route>) -> bool {
         let members = self.shared.table.fleet.members();
-        let is_heard = |pulse, synced| (pulse == Pulse::Alive && synced) || pulse == Pulse::Unlinked;
         // Whoever said goodbye, or never said anything, is no evidence.
         let mut awaited = members
             .iter()
             .filter(|it| matches!(it.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent | Pulse::Dead));
         match awaited.next() {
-            Some(_) => !members.iter().any(|member| is_heard(member.pulse, member.synced)),
+            Some(_) => !members.iter().any(MemberView::is_heard),
             // Alone, only the wire tells: if nothing can come by it, no client waits for an RST either.
             None => {
-                let name = route.and_then(|route| netdev::name(route.interface));
-                !name.is_ok_and(|name| has_carrier(&name)) && !self.clients_can_come()
+                let name = route.and_then(|route| netdev::name(route.interface).ok());
+                !name.is_some_and(|name| has_carrier(&name)) && !self.clients_can_come()
             }
         }
     }

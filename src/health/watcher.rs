@@ -12,13 +12,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::probe::Manner;
 use super::resolve::{ResolveError, resolve};
 use super::succession::{Successor, probed};
+use super::surroundings::Wire;
 use super::votes::{Vote, Votes};
 use super::{Ordered, Shared};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::model::health::Cause;
-use crate::model::health::doubt::Doubt;
+use crate::model::health::doubt::{Doubt, Silence};
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Outcome, Policy};
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
@@ -85,6 +86,7 @@ pub(super) struct Watcher {
     pub(super) machine: Machine,
     pub(super) vote: Vote,
     pub(super) doubt: Doubt,
+    pub(super) wire: Wire,
     /// When others are looked for again, while nobody is heard.
     pub(super) look_at_ns: u64,
     /// In words, and in µs.
@@ -201,6 +203,7 @@ impl Watcher {
             manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
             vote: Vote::new(votes),
             doubt: Doubt::default(),
+            wire: Wire::default(),
             look_at_ns: 0,
             last_probe: None,
             last_probe_us: 0,
@@ -369,8 +372,11 @@ impl Watcher {
             tracing::warn!(backend = labels.backend, error, "this host cannot probe");
         }
         match self.hear(&report.outcome, report.flows_moved, report.began_ns) {
-            true => self.begin_anew(),
-            false => self.machine.handle_outcome(now_ns(), report.outcome, report.flows_moved, fastrand::u64(..)),
+            Silence::Anew => self.begin_anew(),
+            Silence::Nothing => self.machine.handle_unsettled(now_ns(), fastrand::u64(..)),
+            Silence::Counts => {
+                self.machine.handle_outcome(now_ns(), report.outcome, report.flows_moved, fastrand::u64(..))
+            }
         }
         self.first_probed.send_replace(true);
     }

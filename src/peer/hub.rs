@@ -245,7 +245,7 @@ impl Hub {
         fleet.set_ready(self.exchange.is_ready());
         if now_ns >= self.show_at_ns {
             self.show_at_ns = now_ns + SHOW_EVERY_NS;
-            fleet.show_members(self.exchange.members(now_ns));
+            fleet.show_members(self.exchange.members(now_ns), now_ns);
         }
     }
 

@@ -9,7 +9,7 @@ mod watch;
 pub mod xfrm;
 
 pub use address::{add_to_loopback, added_to_loopback, remove_from_loopback};
-pub use link::merging;
+pub use link::{carrier_changes, merging};
 pub use route::{Route, leaves_by, neighbour, route};
 pub use translated::is_translated;
 pub use watch::{Changed, Watch};

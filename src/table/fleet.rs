@@ -27,6 +27,8 @@ pub struct Fleet {
     enabled: AtomicBool,
     local: SegQueue<Local>,
     members: ArcSwap<Vec<MemberView>>,
+    /// Since when one of them at least is heard, monotonic; 0: never.
+    heard_since_ns: AtomicU64,
     /// How often the process before this one told each peer everything anew.
     resyncs_before: ArcSwap<BTreeMap<String, u64>>,
     /// Every peer is synced, or the deadline for that has passed with nobody to be reached.
@@ -121,10 +123,24 @@ impl Fleet {
         self.members.load_full()
     }
 
-    pub fn show_members(&self, mut members: Vec<MemberView>) {
+    /// As they are at `now_ns`.
+    pub fn show_members(&self, mut members: Vec<MemberView>, now_ns: u64) {
+        if !self.hears_one() && members.iter().any(MemberView::is_heard) {
+            self.heard_since_ns.store(now_ns, Relaxed);
+        }
         let before = self.resyncs_before.load();
         members.iter_mut().for_each(|it| it.resyncs += before.get(&*it.name.0).copied().unwrap_or(0));
         self.members.store(Arc::new(members));
+    }
+
+    /// Whether one of the other instances is heard.
+    pub fn hears_one(&self) -> bool {
+        self.members.load().iter().any(MemberView::is_heard)
+    }
+
+    /// Since when that is so, or last was, in monotonic ns; 0: never.
+    pub fn heard_since_ns(&self) -> u64 {
+        self.heard_since_ns.load(Relaxed)
     }
 
     /// How often each peer was told everything anew, earlier processes included.

@@ -209,7 +209,7 @@ mod tests {
         old.workers[0].ended_unlogged.add(5);
         old.log_skipped.add(6);
         old.fleet.carry_resyncs([("b".to_owned(), 5)].into());
-        old.fleet.show_members(vec![resynced("b", 2)]);
+        old.fleet.show_members(vec![resynced("b", 2)], 0);
         for _ in 0..2 {
             Totals::of_table(&old).carry_into_table(&new);
         }
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(workers.map(|it| it.ended_unlogged.value()), [5, 0]);
         assert_eq!(new.log_skipped.value(), 6);
         assert_eq!(Totals::of_table(&new).resyncs["b"], 7, "before the first word of a peer");
-        new.fleet.show_members(vec![resynced("b", 1)]);
+        new.fleet.show_members(vec![resynced("b", 1)], 0);
         assert_eq!(Totals::of_table(&new).resyncs["b"], 8);
     }
 

@@ -151,6 +151,13 @@ pub struct MemberView {
     pub why_not: Option<String>,
 }
 
+impl MemberView {
+    /// It is heard now, and not for the first moments, in which its flows are still being told.
+    pub fn is_heard(&self) -> bool {
+        self.pulse == Pulse::Alive && self.synced || self.pulse == Pulse::Unlinked
+    }
+}
+
 impl Asked {
     /// A packet of a client's.
     pub fn up(ends: &Ends) -> Self {

@@ -309,6 +309,13 @@ impl Machine {
         self.refresh(now_ns);
     }
 
+    /// The probe ended while this host's network had not settled: neither it nor what was counted is evidence.
+    pub fn handle_unsettled(&mut self, now_ns: u64, random: u64) {
+        self.streak = Streak::default();
+        self.plan_next(now_ns, false, random);
+        self.refresh(now_ns);
+    }
+
     pub fn handle_policy(&mut self, now_ns: u64, policy: Policy) {
         self.policy = policy;
         if let Some(started_ns) = self.probe.started_ns.filter(|_| !self.probe.running) {

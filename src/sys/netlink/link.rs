@@ -9,6 +9,7 @@ use crate::sys::netdev;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
+const IFLA_CARRIER_CHANGES: u16 = 35;
 /// The interface of IFLA_LINK is in another network namespace.
 const IFLA_LINK_NETNSID: u16 = 37;
 
@@ -29,6 +30,20 @@ pub fn merging() -> io::Result<HashSet<u32>> {
     let links = links()?;
     // What does not know the question merges nothing.
     Ok(standing_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
+}
+
+/// How often the carrier of an interface has come or gone since it was made.
+pub fn carrier_changes(index: u32) -> io::Result<u32> {
+    // struct ifinfomsg: family, padding, type, index, flags, change.
+    let mut body = [0; 16];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    let mut changes = None;
+    ask(RTM_GETLINK, 0, &body, |message| {
+        let mut all = attributes(message.get(16..).unwrap_or_default());
+        let value = all.find(|(kind, _)| *kind == IFLA_CARRIER_CHANGES).and_then(|(_, value)| value.try_into().ok());
+        changes = value.map(u32::from_ne_bytes);
+    })?;
+    changes.ok_or(io::ErrorKind::InvalidData.into())
 }
 
 fn links() -> io::Result<Vec<Link>> {

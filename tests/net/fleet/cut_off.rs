@@ -150,3 +150,49 @@ fn when_all_backends_and_the_peer_die_idle_clients_are_reset_because_they_can_st
     println!("all reset after {:?}", watch.elapsed());
     fleet.owner().baton.wait_ended("backend_ejected", 20);
 }
+
+/// Probes that end well before a neighbour is asked for again, which it is once in a second.
+fn hasty(config: Config) -> Config {
+    [("interval", "400ms"), ("timeout", "300ms"), ("fast_interval", "50ms")]
+        .iter()
+        .fold(config, |config, (key, value)| config.health(key, *value))
+}
+
+/// Takes the link away for moments, within which probes begin and after which they end.
+fn blink(host: &Host, baton: &Baton, down: std::time::Duration) {
+    for _ in 0..3 {
+        host.link_down();
+        std::thread::sleep(down);
+        host.link_up();
+        wait::throughout(ms(1200), "no flow is given up", || !baton.ended().contains_key("backend_ejected"));
+    }
+    for backend in ["b1", "b2"] {
+        let was = baton.standings(backend);
+        assert!(
+            !was.contains(&"ejected".to_owned()),
+            "{backend} was {was:?}: what was asked in the dark is no evidence"
+        );
+    }
+}
+
+#[test]
+fn a_host_that_hears_its_peer_again_takes_no_backend_for_dead_that_it_asked_in_the_dark() {
+    let test = "a_host_that_hears_its_peer_again_takes_no_backend_for_dead";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, hasty) else { return };
+    let fleet = fleet.with_owner();
+    let mut conns = fleet.graduated_clients(20);
+    blink(&fleet.owner().host, &fleet.owner().baton, ms(400));
+    conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
+}
+
+#[test]
+fn a_lone_instance_takes_no_backend_for_dead_because_its_link_was_down_for_a_moment() {
+    let test = "a_lone_instance_takes_no_backend_for_dead_because_its_link_was_down";
+    let Some(lab) = Lab::new(test) else { return };
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&hasty(lab.config().only(&["b1", "b2"])));
+    let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.iter_mut().for_each(|conn| conn.echo(5, 200));
+    blink(&lab.lb, &baton, ms(200));
+    conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
+}

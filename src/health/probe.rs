@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::addr::BackendAddr;
 use crate::config::{Backend, Health, ProbeKind, Target};
@@ -22,6 +22,10 @@ use crate::sys::socket;
 /// would find a healthy backend silent. So while there is no answer more follow, in parallel, at each fifth of the
 /// timeout; the first that ends decides.
 const ATTEMPTS: u32 = 4;
+
+/// Parts of the timeout. One that ends late by as much again, while this process did not run or was kept from it, is waited for
+/// anew: the answer may lie in the socket. So many times at most.
+const PARTS: u32 = 10;
 
 /// How one backend is probed.
 #[derive(Debug)]
@@ -69,9 +73,10 @@ impl Manner {
     /// Probes `to` once. The timeout covers everything from the SYN to the answer.
     pub(super) async fn probe(self: Arc<Self>, to: BackendAddr) -> Outcome {
         let timeout = self.timeout;
-        match tokio::time::timeout(timeout, self.first_of_several(to)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Outcome::Failed(Cause::TimedOut { after_ms: timeout.as_millis() as u64 }),
+        tokio::select! {
+            biased;
+            outcome = self.first_of_several(to) => outcome,
+            () = run_out(timeout) => Outcome::Failed(Cause::TimedOut { after_ms: timeout.as_millis() as u64 }),
         }
     }
 
@@ -112,6 +117,22 @@ impl Manner {
                 Err(error) => fault::of_io(&error),
             },
         }
+    }
+}
+
+/// Returns after `timeout`, of which only time counts in which this process ran.
+async fn run_out(timeout: Duration) {
+    let part = (timeout / PARTS).max(Duration::from_millis(1));
+    let (mut left, mut anew) = (timeout, PARTS);
+    while !left.is_zero() {
+        let began = Instant::now();
+        sleep(part.min(left)).await;
+        let took = began.elapsed();
+        if took > 2 * part && anew > 0 {
+            anew -= 1;
+            continue;
+        }
+        left = left.saturating_sub(took);
     }
 }
 

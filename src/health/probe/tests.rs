@@ -326,3 +326,39 @@ async fn probes_leave_no_time_wait() {
     let left = sockets.lines().filter(|line| line.split_whitespace().nth(2) == Some(&remote));
     assert_eq!(left.collect::<Vec<_>>(), Vec::<&str>::new());
 }
+
+/// Answers each request from a thread of its own, a moment later.
+fn answering_apart() -> BackendAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = BackendAddr::new(listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = std::io::Read::read(&mut stream, &mut [0; 1000]);
+            std::thread::sleep(TIMEOUT / 10);
+            let _ = std::io::Write::write_all(&mut stream, OK.as_bytes());
+        }
+    });
+    addr
+}
+
+/// As by SIGSTOP, a pause of the virtual machine, or other processes that leave it no time.
+#[tokio::test]
+async fn a_backend_is_not_silent_while_this_process_does_not_run() {
+    let to = answering_apart();
+    let probe = tokio::spawn(async move { probe(&health(ProbeKind::Http), to).await });
+    tokio::task::yield_now().await;
+    std::thread::sleep(2 * TIMEOUT);
+    assert_eq!(probe.await.unwrap(), Outcome::Passed);
+}
+
+#[tokio::test]
+async fn a_process_that_hardly_runs_gives_up_in_the_end() {
+    let silent = Server::start(hold).await;
+    let probe = tokio::spawn(async move { probe(&health(ProbeKind::Http), silent.addr).await });
+    for _ in 0..40 {
+        tokio::task::yield_now().await;
+        std::thread::sleep(TIMEOUT / 4);
+    }
+    assert!(probe.is_finished());
+    assert_eq!(probe.await.unwrap(), Outcome::Failed(Cause::TimedOut { after_ms: 500 }));
+}

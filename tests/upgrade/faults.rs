@@ -21,6 +21,16 @@ const FLOWS: usize = 150;
 /// Flows of the first batch, which is whole when the messages of the second are met, and of the second.
 const BATCH: usize = 64;
 
+/// How long a process that was stopped stays so.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    None,
+    /// Long enough for the other to notice.
+    Moment,
+    /// Until the other waits no longer.
+    TooLong,
+}
+
 /// What was seen after one plan.
 struct Seen {
     plan: Plan,
@@ -36,7 +46,7 @@ struct Seen {
 
 #[test]
 fn a_process_killed_at_any_step_leaves_each_flow_whole_or_ended() {
-    for seen in all(Plan::all(false), 5, |_| Duration::ZERO) {
+    for seen in all(Plan::all(false), 5, Pause::None) {
         assert!(survivors(seen.plan).contains(&seen.whole), "{:?}: {} are whole", seen.plan, seen.whole);
     }
 }
@@ -49,12 +59,12 @@ fn a_process_killed_at_any_moment_leaves_no_flow_to_hang() {
         let later = Duration::from_micros(random.u64(1..150_000));
         Plan { at: Kind::Hello, victim, stop: false, later }
     };
-    all((0..30).map(&mut plan).collect(), 5, |_| Duration::ZERO);
+    all((0..30).map(&mut plan).collect(), 5, Pause::None);
 }
 
 #[test]
 fn a_process_stopped_at_any_step_costs_no_flow() {
-    for seen in all(Plan::all(true), 5, |_| Duration::from_millis(500)) {
+    for seen in all(Plan::all(true), 5, Pause::Moment) {
         assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
     }
 }
@@ -62,7 +72,7 @@ fn a_process_stopped_at_any_step_costs_no_flow() {
 /// Longer than the other one waits, which goes on without it, until it wakes up and finds that it is too late.
 #[test]
 fn a_process_that_hangs_for_too_long_costs_no_flow() {
-    for seen in all(Plan::all(true), 13, longer_than_the_other_waits) {
+    for seen in all(Plan::all(true), 13, Pause::TooLong) {
         assert_eq!(seen.whole, FLOWS, "{:?}", seen.plan);
         let over = match seen.plan.victim {
             Victim::New => seen.plan.at == Kind::Finished,
@@ -89,17 +99,8 @@ fn survivors(plan: Plan) -> RangeInclusive<usize> {
     }
 }
 
-fn longer_than_the_other_waits(plan: Plan) -> Duration {
-    let seconds = match (plan.victim, plan.at) {
-        (Victim::Old, _) => 17,
-        (Victim::New, Kind::Hello | Kind::Welcome | Kind::Doors | Kind::State) => 12,
-        (Victim::New, _) => 5,
-    };
-    Duration::from_secs(seconds)
-}
-
 /// Carries out the plans, some at a time, and prints the table.
-fn all(plans: Vec<Plan>, at_once: usize, pause: impl Fn(Plan) -> Duration + Sync) -> Vec<Seen> {
+fn all(plans: Vec<Plan>, at_once: usize, pause: Pause) -> Vec<Seen> {
     baton::sys::process::raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let backends: Vec<SocketAddr> = (0..2).map(|_| runtime.block_on(backend::serve())).collect();
@@ -108,7 +109,7 @@ fn all(plans: Vec<Plan>, at_once: usize, pause: impl Fn(Plan) -> Duration + Sync
         for _ in 0..at_once {
             scope.spawn(|| {
                 while let Some(plan) = plans.get(next.fetch_add(1, Relaxed)) {
-                    let seen = carry_out(*plan, &backends, pause(*plan));
+                    let seen = carry_out(*plan, &backends, pause);
                     all.lock().unwrap().push(seen);
                 }
             });
@@ -131,19 +132,29 @@ fn all(plans: Vec<Plan>, at_once: usize, pause: impl Fn(Plan) -> Duration + Sync
     all
 }
 
-fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Duration) -> Seen {
+fn carry_out(plan: Plan, backends: &[SocketAddr], pause: Pause) -> Seen {
     // One worker, so that the batches are what they are; then two, so that flows are spread again.
     let mut instance = Instance::start(backends, 1);
     instance.configure(backends, 2, "");
     let directory = instance.directory.path().to_owned();
     let mut flows: Vec<_> = (0..FLOWS).map(|_| open(instance.frontend).unwrap()).collect();
     let old = instance.first_pid();
-    let asking = ask(&directory, relay::script(&directory, plan));
+    let mut asking = ask(&directory, relay::script(&directory, plan));
     wait_for("the strike", || relay::has_struck(&directory));
     let new = relay::new_pid(&directory).unwrap();
     if plan.stop {
-        // Long enough for the other to notice; then it goes on where it was.
-        std::thread::sleep(pause);
+        match (pause, plan.victim) {
+            (Pause::None, _) => {}
+            (Pause::Moment, _) => std::thread::sleep(Duration::from_millis(500)),
+            (Pause::TooLong, Victim::Old) => {
+                wait_for(&format!("an end of patience, {plan:?}"), || relay::is_over(&directory));
+            }
+            // Whoever asked is told by the old one.
+            (Pause::TooLong, Victim::New) => {
+                wait_for(&format!("an answer, {plan:?}"), || asking.try_wait().unwrap().is_some());
+            }
+        }
+        // It goes on where it was.
         let victim = if plan.victim == Victim::Old { old } else { new };
         signal(victim, Signal::CONT);
     }

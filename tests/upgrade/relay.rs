@@ -75,6 +75,11 @@ pub fn new_pid(directory: &Path) -> Option<u32> {
     std::fs::read_to_string(directory.join("new_pid")).ok()?.parse().ok()
 }
 
+/// Whether one of the two has said that it gives up, or has ended the conversation.
+pub fn is_over(directory: &Path) -> bool {
+    directory.join("over").exists()
+}
+
 /// Whether the plan was carried out.
 pub fn has_struck(directory: &Path) -> bool {
     directory.join("struck").exists()
@@ -98,6 +103,7 @@ fn between_the_two() {
     std::fs::write(directory.join("new_pid"), new_pid.to_string()).unwrap();
     let new = End::new(near);
     let later = Duration::from_micros(std::env::var("RELAY_LATER_US").unwrap().parse().unwrap());
+    let at_end = directory.clone();
     let strike = move || {
         let victim = if std::env::var("RELAY_VICTIM").unwrap() == "Old" { old_pid } else { new_pid };
         let stop = std::env::var("RELAY_STOP").unwrap() == "true";
@@ -108,7 +114,7 @@ fn between_the_two() {
         wait_for("the strike to be felt", || if stop { is_stopped(victim) } else { !lives(victim) });
     };
     let striking = Cell::new(None);
-    pass_on(old, new, || match later.is_zero() {
+    let strike = || match later.is_zero() {
         true => strike(),
         false => {
             let strike = strike.clone();
@@ -117,7 +123,11 @@ fn between_the_two() {
                 strike();
             })));
         }
-    });
+    };
+    // The test may have ended by now, and the directory with it.
+    let over = || drop(std::fs::write(at_end.join("over"), ""));
+    pass_on(old, new, strike, over);
+    over();
     if let Some(striking) = striking.take() {
         striking.join().unwrap();
     }
@@ -141,8 +151,8 @@ impl End {
     }
 }
 
-/// Passes on what either says, until one has ended; then the other's conversation ends too.
-fn pass_on(old: End, new: End, strike: impl Fn()) {
+/// Passes on what either says, until one has ended; then the other's conversation ends too. `over`: one gives up.
+fn pass_on(old: End, new: End, strike: impl Fn(), over: impl Fn()) {
     let at = std::env::var("RELAY_AT").unwrap();
     let wanted = if ["batch", "received", "commit", "adopted"].contains(&at.as_str()) { 2 } else { 1 };
     let mut seen = 0;
@@ -165,6 +175,9 @@ fn pass_on(old: End, new: End, strike: impl Fn()) {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             // What it said last is still to be read if it has ended.
             let _ = to.channel.send(&message, &fds, FOREVER);
+            if Kind::ALL.iter().any(|kind| kind.breaks_off() && kind.name() == message.name()) {
+                over();
+            }
         }
     }
 }

@@ -28,6 +28,7 @@ mod sources;
 mod tell;
 mod timers;
 mod token;
+mod unheard;
 mod widen;
 mod worker;
 

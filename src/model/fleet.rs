@@ -33,7 +33,7 @@ pub use message::{Change, Hello, Message};
 pub use record::{FlowRecord, Keeping, Passage, Way};
 pub use slice::{Slice, slice};
 pub use stray::{Stray, Then, Unknown};
-pub use untold::Abandoned;
+pub use untold::{Abandoned, Remembered};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

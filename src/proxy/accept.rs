@@ -278,6 +278,7 @@ impl Worker {
 
     /// Resets a connection that may not have a flow.
     fn turn_away(&mut self, client: OwnedFd, frontend: &FrontendPlane, origin: FlowOrigin, reason: EndReason) {
+        self.unheard.note_refused(&client, origin.vip, origin.client);
         socket::reset(client);
         frontend.entry.lanes[self.number].ended[reason as usize].add(1);
         let id = self.writer.take_id(&self.table.flows);
@@ -312,10 +313,13 @@ impl Worker {
         for listener in self.listeners.all.iter().flatten() {
             for _ in 0..SHED_BURST {
                 let Ok((client, client_addr)) = socket::accept(&listener.socket) else { break };
+                self.unheard.note_refused(&client, listener.address, client_addr);
                 socket::reset(client);
                 shed.push((listener.frontend.clone(), client_addr, listener.address));
             }
         }
+        // To ask where an address is takes a descriptor.
+        self.tell_unheard();
         self.listeners.spare = EventFd::new().ok();
         for (frontend, client, vip) in shed {
             self.state().accept_shed.add(1);

@@ -1,13 +1,13 @@
 //! How flows end: each with one reason, seen by both sides for what it is.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::{Connecting, Flow, PendingEnd, Phase, Side};
 use super::timers::Due;
+use super::unheard::Otherwise;
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
-use crate::sys::standing::{Standing, standing};
+use crate::sys::standing::standing;
 use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
 use crate::table::graduation::{Request, Ticket};
@@ -136,8 +136,15 @@ impl Worker {
 
     /// Has each end told that is to learn of the end by RST: one alone may be lost, and of what the kernel has given up in
     /// silence, or closes after FIN, there is none. False: it cannot be done.
-    fn tell_late(&self, flow: &Flow, reason: EndReason) -> bool {
-        let Phase::Relaying(relaying) = &flow.phase else { return true };
+    fn tell_late(&mut self, flow: &Flow, reason: EndReason) -> bool {
+        let relaying = match &flow.phase {
+            Phase::Relaying(relaying) => relaying,
+            _ => {
+                let client = flow.client().filter(|_| reason.client_saw() == ClientSaw::Rst);
+                client.into_iter().for_each(|client| self.unheard.note_unserved(client));
+                return true;
+            }
+        };
         let port = self.slot(flow.at.key()).word(Field::LocalPort as usize) as u16;
         let client_hears = reason.client_saw() == ClientSaw::Rst || reason == EndReason::ClientTimedOut;
         let legs = [
@@ -155,13 +162,16 @@ impl Worker {
                 continue;
             }
             match standing(leg) {
-                Ok(Standing { local, remote, acked, sent, received }) => {
+                Ok(standing) => {
                     // The port of a closed socket is free already, and its socket does not know it any more.
-                    let from = if is_closed { SocketAddr::new(local.ip(), port) } else { local };
-                    let abandoned = Abandoned { from, to: remote, seqs: [acked, sent], ack: received };
-                    match is_closed || relaying.closing.is_some() {
-                        true => self.table.late_resets.tell(abandoned),
-                        false => self.table.late_resets.repeat(abandoned),
+                    let mut abandoned = Abandoned::from(standing);
+                    if is_closed {
+                        abandoned.from.set_port(port);
+                    }
+                    match side {
+                        _ if is_closed || relaying.closing.is_some() => self.table.late_resets.tell(abandoned),
+                        Side::Client => self.unheard.note(abandoned, Otherwise::Repeat),
+                        Side::Backend => self.table.late_resets.repeat(abandoned),
                     }
                 }
                 Err(error) => {

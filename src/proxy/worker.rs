@@ -22,6 +22,7 @@ use super::plane::{FrontendPlane, Plane};
 use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
+use super::unheard::Unheard;
 use crate::model::balance::{Candidate, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FrontendId;
@@ -100,6 +101,8 @@ pub struct Worker {
     pub(super) again: Vec<FlowRef>,
     /// Events that say that a socket ends, which wait for their turn; oldest first.
     endings: VecDeque<Ready>,
+    /// Clients that were reset in this turn.
+    pub(super) unheard: Unheard,
     pub(super) candidates: Vec<Candidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
     pub(super) random: fastrand::Rng,
@@ -150,6 +153,7 @@ impl Worker {
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
             endings: VecDeque::new(),
+            unheard: Unheard::default(),
             candidates: Vec::new(),
             turns: HashMap::new(),
             random: fastrand::Rng::new(),
@@ -180,6 +184,7 @@ impl Worker {
             self.end_all(EndReason::Internal);
         }
         self.end_all(EndReason::Shutdown);
+        self.tell_unheard();
         state.mark_waiting();
         state.mark_alive(false);
     }
@@ -207,6 +212,7 @@ impl Worker {
                 self.dispatch(event);
             }
             self.fire_deadlines();
+            self.tell_unheard();
             state.pipes_in_use.store(self.tools.pipes.lent() as u64, Relaxed);
             let began_ns = std::mem::replace(&mut self.now_ns, now_ns());
             state.turn.record(Duration::from_nanos(self.now_ns.saturating_sub(began_ns)));

@@ -28,21 +28,29 @@ pub struct Standing {
 /// Reads it from a socket that is, or was, connected. The connection goes on.
 pub fn standing(fd: impl AsFd) -> io::Result<Standing> {
     let fd = fd.as_fd();
-    set(&fd, libc::TCP_REPAIR, 1)?;
-    let read = read(fd);
-    // Without the window probe that turning it off sends otherwise; while it is on, closing is silent.
-    set(&fd, libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
-    read
-}
-
-fn read(fd: BorrowedFd<'_>) -> io::Result<Standing> {
-    set(&fd, libc::TCP_REPAIR_QUEUE, RECEIVED)?;
-    let received = queue_seq(&fd)?;
-    set(&fd, libc::TCP_REPAIR_QUEUE, WRITTEN)?;
-    let written = queue_seq(&fd)?;
+    let (written, received) = numbers(fd)?;
     let acked = written.wrapping_sub(unacknowledged(fd)? as u32);
     let sent = written.wrapping_sub(tcp_info::unsent(fd)?);
     Ok(Standing { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
+}
+
+/// As [`standing`], for half the calls: of a connection with these ends by which nothing was sent yet.
+pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<Standing> {
+    let (sent, received) = numbers(fd.as_fd())?;
+    Ok(Standing { local, remote, acked: sent, sent, received })
+}
+
+/// The ends of what was written and of what was received.
+fn numbers(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    set(&fd, libc::TCP_REPAIR, 1)?;
+    let read = |queue| {
+        set(&fd, libc::TCP_REPAIR_QUEUE, queue)?;
+        queue_seq(&fd)
+    };
+    let numbers = read(WRITTEN).and_then(|written| Ok((written, read(RECEIVED)?)));
+    // Without the window probe that turning it off sends otherwise; while it is on, closing is silent.
+    set(&fd, libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
+    numbers
 }
 
 fn set(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
@@ -116,6 +124,11 @@ mod tests {
             let listener = TcpListener::bind(ip).unwrap();
             let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (mut far, _) = listener.accept().unwrap();
+            let [local, remote] = [far.local_addr().unwrap(), far.peer_addr().unwrap()];
+            match (beginning(&far, local, remote), standing(&far)) {
+                (Err(error), _) if error.kind() == io::ErrorKind::PermissionDenied => return,
+                (beginning, standing) => assert_eq!(beginning.unwrap(), standing.unwrap()),
+            }
             for round in 0..3 {
                 near.write_all(b"four").unwrap();
                 far.read_exact(&mut [0; 4]).unwrap();

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 pub use crate::model::fleet::Abandoned;
 use crate::model::fleet::takeover::Wake;
+use crate::sys::standing::Standing;
 
 /// Beyond, peers hear of no more until they have heard of these.
 const SHARED_MAX: usize = 16_384;
@@ -48,6 +49,12 @@ impl Word {
 pub enum Told {
     Never,
     Once,
+}
+
+impl From<Standing> for Abandoned {
+    fn from(Standing { local, remote, acked, sent, received }: Standing) -> Self {
+        Self { from: local, to: remote, seqs: [acked, sent], ack: received }
+    }
 }
 
 impl LateResets {

@@ -14,6 +14,7 @@ mod reboot;
 mod returns;
 mod rotation;
 mod split;
+mod stopped;
 mod takeover;
 
 use std::net::SocketAddr;

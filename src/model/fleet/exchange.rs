@@ -12,12 +12,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use super::message::{CLAIM_MAX, Hello, Message, UNTOLD_MAX};
+use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
 use super::session::{BEAT_NS, DEAD_NS, Heard, Session, Standing};
 use super::{
-    Asked, Beat, BeatKey, BeatTo, Command, Epoch, Farewell, HeardOf, InstanceName, Local, MemberView, Pulse, Remote,
-    Said,
+    Asked, Beat, BeatKey, BeatTo, Command, Epoch, Farewell, HeardOf, InstanceName, Local, MemberView, Pulse,
+    Remembered, Remote, Said,
 };
 
 /// What a question may take while whoever is asked is heard: a loaded host, or one behind a slow link, answers after
@@ -109,6 +109,8 @@ pub struct Exchange {
     remotes: VecDeque<Remote>,
     notices: VecDeque<Notice>,
     queries: VecDeque<Query>,
+    /// Own ones that peers were told of: who was not linked then, or not at all yet, hears of them later.
+    untold: Remembered,
     drops: VecDeque<(InstanceName, String)>,
     /// When this was last told the time.
     looked_ns: u64,
@@ -140,6 +142,7 @@ impl Exchange {
             remotes: VecDeque::new(),
             notices: VecDeque::new(),
             queries: VecDeque::new(),
+            untold: Remembered::default(),
             drops: VecDeque::new(),
             looked_ns: now_ns,
             own_ids_told: 0,
@@ -239,6 +242,8 @@ impl Exchange {
         let pulse = session.linked(hello, wait, now_ns);
         session.say(Message::BeatKey(self.own.beat_key.clone()));
         session.say(Message::Addresses(addresses));
+        let untold: Vec<_> = self.untold.all(now_ns).collect();
+        session.say_untold(&untold);
         let peer = hello.name.clone();
         self.notices.push_back(Notice::Linked { peer: peer.clone(), version: hello.version.clone() });
         pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
@@ -325,11 +330,10 @@ impl Exchange {
                 self.addresses = addresses;
             }
             Command::Untold(all) => {
-                for session in self.sessions.values_mut() {
-                    all.chunks(UNTOLD_MAX).for_each(|some| {
-                        session.say(Message::Untold(some.to_vec()));
-                    });
-                }
+                self.sessions.values_mut().for_each(|session| session.say_untold(&all));
+                all.into_iter().for_each(|one| {
+                    self.untold.remember(one, now_ns);
+                });
             }
             Command::Challenge => self.sessions.values_mut().for_each(|session| session.challenge(now_ns)),
         }

@@ -14,7 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX};
 use super::mirror::Mirror;
-use super::{Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote};
+use super::{
+    Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote,
+};
 use crate::model::ids::FlowId;
 
 /// Between two beats.
@@ -491,6 +493,13 @@ impl Session {
             outbox.push_back(message);
             true
         })
+    }
+
+    /// Tells of clients that may not have heard of their end.
+    pub fn say_untold(&mut self, all: &[Abandoned]) {
+        all.chunks(UNTOLD_MAX).for_each(|some| {
+            self.say(Message::Untold(some.to_vec()));
+        });
     }
 
     /// Has it beat, and asks for an answer.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::fleet::testing::{passage, record};
-use crate::model::fleet::{Change, FlowRecord, Keeping};
+use crate::model::fleet::{Abandoned, Change, FlowRecord, Keeping};
 use crate::model::ids::FlowId;
 
 const MS: u64 = 1_000_000;
@@ -488,4 +488,31 @@ fn beats_that_come_again_and_those_of_an_earlier_process_keep_nobody_alive() {
     let hello = Hello { epoch: Epoch(2), ..fleet.instances[1].hello() };
     fleet.instances[0].handle_link(&hello, fleet.now_ns).unwrap();
     assert_eq!(fleet.instances[0].beat_keys().count(), 0, "the next process has a secret of its own");
+}
+
+#[test]
+fn who_may_not_have_heard_of_its_end_is_told_of_to_a_peer_that_was_not_linked_then() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let one = |port| Abandoned {
+        from: "10.0.0.100:6443".parse().unwrap(),
+        to: ([10, 0, 0, 9], port).into(),
+        seqs: [1, 2],
+        ack: 3,
+    };
+    let heard = |fleet: &mut Fleet| {
+        fleet.talk();
+        let told = std::mem::take(&mut fleet.told[1]).into_iter();
+        told.filter_map(|remote| if let Remote::Untold(all) = remote { Some(all) } else { None })
+            .flatten()
+            .collect::<Vec<_>>()
+    };
+    fleet.instances[0].handle_command(Command::Untold(vec![one(1)]), fleet.now_ns);
+    assert_eq!(heard(&mut fleet), [one(1)]);
+    for (at, of) in [(0, "b"), (1, "a")] {
+        fleet.instances[at].handle_loss(&name(of), "it was cut", fleet.now_ns);
+    }
+    fleet.instances[0].handle_command(Command::Untold(vec![one(2)]), fleet.now_ns);
+    assert_eq!(heard(&mut fleet), []);
+    fleet.link(0, 1);
+    assert_eq!(heard(&mut fleet), [one(1), one(2)]);
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::SystemTime;
 
 use super::Scene;
 use crate::lab::*;
@@ -24,12 +25,28 @@ struct Shared {
     outcomes: Mutex<BTreeMap<Outcome, u64>>,
     /// Clients' addresses of flows that were graduated right before some kill.
     graduated: Mutex<HashSet<String>>,
+    /// Those of them that have ended all the same, how, and when.
+    noticed: Mutex<Vec<(String, Outcome, SystemTime)>>,
+}
+
+impl Shared {
+    /// Panics with what all processes so far have logged of the first flow that noticed a kill.
+    #[track_caller]
+    fn none_noticed(&self, baton: &Baton) {
+        let noticed = self.noticed.lock().unwrap().clone();
+        let Some((client, how, at)) = noticed.first() else { return };
+        let log = baton.process.log_text();
+        let tells = |line: &&str| ["WARN", "ERROR", "adopted", client].iter().any(|part| line.contains(part));
+        let lines = log.lines().filter(tells).collect::<Vec<_>>().join("\n");
+        let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+        panic!("{client} was graduated and noticed a kill: {how:?} at {at:.3}; of {} so\n{lines}", noticed.len());
+    }
 }
 
 /// A client that asks and checks the answers until told to stop, and says what became of each connection. What is
 /// unanswered for longer than any outage is a hung flow, and fails the test.
 fn client(lab: &Lab, number: u64, shared: &Shared) {
-    let Shared { stop, outcomes, graduated } = shared;
+    let Shared { stop, outcomes, graduated, noticed } = shared;
     let note = |outcome| *outcomes.lock().unwrap().entry(outcome).or_default() += 1;
     let mut seed = number * 1_000_000;
     while !stop.load(SeqCst) {
@@ -53,7 +70,9 @@ fn client(lab: &Lab, number: u64, shared: &Shared) {
             }
         };
         let was_graduated = graduated.lock().unwrap().contains(&local);
-        assert!(ended == Outcome::WentOn || !was_graduated, "{local} was graduated and noticed a kill: {ended:?}");
+        if ended != Outcome::WentOn && was_graduated {
+            noticed.lock().unwrap().push((local, ended, SystemTime::now()));
+        }
         note(ended);
     }
 }
@@ -65,11 +84,11 @@ fn kill_at_random(kills: u32) {
     let config = scene.config().path("after_round_trips", 1);
     let baton = lab.baton(&config);
     let shared = Shared::default();
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
     println!("row 33: the seed is {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut adopted = 0;
-    std::thread::scope(|scope| {
+    let baton = std::thread::scope(|scope| {
         for number in 0..CLIENTS as u64 {
             let shared = &shared;
             scope.spawn(move || client(lab, number, shared));
@@ -86,9 +105,12 @@ fn kill_at_random(kills: u32) {
             shared.graduated.lock().unwrap().extend(clients);
             baton.process.kill();
             baton = lab.baton(&config);
+            shared.none_noticed(&baton);
         }
         shared.stop.store(true, SeqCst);
+        baton
     });
+    shared.none_noticed(&baton);
     println!("row 33: {kills} kills: {:?}; {adopted} flows were adopted", shared.outcomes.lock().unwrap());
     assert!(adopted > u64::from(kills), "{adopted} flows adopted over {kills} kills");
 }

@@ -3,6 +3,8 @@
 //! A flow in sockets needs its VIP to be local: packets that the new owner forwards would be nobody's otherwise. So while
 //! such flows live, an address that leaves its interface stays on `lo`. That must not answer ARP, or the address would be
 //! here and there: arp_ignore = 1 and arp_announce = 2 (Documentation/networking/ip-sysctl.rst).
+//!
+//! Such a flow may begin after the address has left: a process that hung finds connections in its backlog.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -16,6 +18,10 @@ use crate::table::flows::FlowState;
 
 const LOOPBACK: &str = "lo";
 
+/// How long after it was seen that an address has left the backlogs may hold connections to it: they are emptied within
+/// milliseconds, or a second where there are no descriptors, but the host may be busy.
+const BACKLOGS_LAST_NS: u64 = 10_000_000_000;
+
 /// What this host has, and what it only keeps.
 #[derive(Debug, Default)]
 pub struct Addresses {
@@ -24,6 +30,8 @@ pub struct Addresses {
     kept: BTreeSet<IpAddr>,
     /// The interface that each VIP was last seen on.
     last_on: HashMap<IpAddr, String>,
+    /// The interface that each VIP has left lately, and until when (monotonic ns) it is looked whether a flow needs it.
+    left: HashMap<IpAddr, (String, u64)>,
     /// They are kept before they leave, and until this is taken back: packets of flows must never find them missing.
     ahead: bool,
 }
@@ -53,7 +61,7 @@ impl Addresses {
     }
 
     /// Looks at what is there, and keeps what flows need.
-    pub fn look(&mut self, table: &Table) -> io::Result<Seen> {
+    pub fn look(&mut self, table: &Table, now_ns: u64) -> io::Result<Seen> {
         let there = netdev::addresses()?;
         let mut seen = Seen::default();
         let mut now_on = HashMap::new();
@@ -66,12 +74,23 @@ impl Addresses {
                 now_on.insert(ip, interface);
             }
         }
-        let left = self.last_on.iter().filter(|(ip, _)| !seen.all.contains(*ip) && has_sockets(table, **ip));
-        let leaving = now_on.iter().filter(|_| self.ahead);
-        for (ip, interface) in left.chain(leaving) {
-            if !self.kept.contains(ip) && keep(*ip, interface) {
-                self.kept.insert(*ip);
-                seen.newly_kept.push(*ip);
+        let until_ns = now_ns + BACKLOGS_LAST_NS;
+        self.left.extend(self.last_on.drain().map(|(ip, interface)| (ip, (interface, until_ns))));
+        self.left.retain(|ip, (_, until_ns)| !seen.all.contains(ip) && now_ns < *until_ns);
+        let left = self.left.iter().filter(|(ip, _)| has_sockets(table, **ip));
+        let left = left.map(|(ip, (interface, _))| (*ip, interface.clone()));
+        let leaving = now_on.iter().filter(|_| self.ahead).map(|(ip, interface)| (*ip, interface.clone()));
+        for (ip, interface) in left.chain(leaving).collect::<Vec<_>>() {
+            if self.kept.contains(&ip) {
+                continue;
+            }
+            match keep(ip, &interface) {
+                true => {
+                    self.kept.insert(ip);
+                    seen.newly_kept.push(ip);
+                }
+                // It would fail again.
+                false => drop(self.left.remove(&ip)),
             }
         }
         // Back on an interface: the other is not needed, and would outlive the next leave.
@@ -91,6 +110,14 @@ impl Addresses {
     /// Whether addresses are kept before they leave. Look again after this.
     pub fn keep_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
+    }
+
+    /// Whether a flow needs an address that has left and is not kept. Look again then.
+    pub fn lacks_one(&self, table: &Table, now_ns: u64) -> bool {
+        let lacks = |(ip, (_, until_ns)): (&IpAddr, &(_, u64))| {
+            now_ns < *until_ns && !self.kept.contains(ip) && has_sockets(table, *ip)
+        };
+        self.left.iter().any(lacks)
     }
 
     /// Gives up what no flow needs any more; returns that.

@@ -49,6 +49,10 @@ pub struct Control {
     backlog: VecDeque<Command>,
     routes_moved: bool,
     told_ready: bool,
+    /// The last look at the addresses failed.
+    unseen: bool,
+    /// When it is looked again at what nobody tells of, in monotonic ns.
+    look_at_ns: u64,
 }
 
 enum Heard {
@@ -84,6 +88,8 @@ impl Control {
             backlog: VecDeque::new(),
             routes_moved: false,
             told_ready: false,
+            unseen: false,
+            look_at_ns: 0,
             settings,
             table,
         })
@@ -120,6 +126,10 @@ impl Control {
                 }
                 Heard::Reloaded => self.follow().await,
                 Heard::Time => self.tick(),
+            }
+            // With busy peers there is always something else to hear.
+            if now_ns() >= self.look_at_ns {
+                self.tick();
             }
             self.act();
         }
@@ -177,6 +187,7 @@ impl Control {
 
     fn tick(&mut self) {
         let now_ns = now_ns();
+        self.look_at_ns = now_ns + TICK.as_nanos() as u64;
         if self.machine.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
             self.machine.handle_timeout(now_ns);
         }
@@ -191,6 +202,9 @@ impl Control {
         if !self.told_ready && self.table.fleet.is_ready() {
             self.told_ready = true;
             self.machine.handle_ready();
+        }
+        if self.unseen || self.addresses.lacks_one(&self.table, now_ns) {
+            self.look_at_addresses();
         }
         for ip in self.addresses.tidy(&self.table) {
             tracing::info!(%ip, "no flow needs the address any more that moved away; it is not kept any longer");
@@ -218,7 +232,9 @@ impl Control {
     }
 
     fn look_at_addresses(&mut self) {
-        match self.addresses.look(&self.table) {
+        let looked = self.addresses.look(&self.table, now_ns());
+        let failed_before = std::mem::replace(&mut self.unseen, looked.is_err());
+        match looked {
             Ok(seen) => {
                 for ip in &seen.newly_kept {
                     tracing::info!(%ip, "an address has left, or is about to; it is kept on lo for the flows that it still has");
@@ -226,7 +242,8 @@ impl Control {
                 self.table.fleet.show_places(seen.places);
                 self.machine.handle_addresses(now_ns(), &seen.all);
             }
-            Err(error) => tracing::error!(%error, "the addresses of this host cannot be read"),
+            Err(_) if failed_before => {}
+            Err(error) => tracing::error!(%error, "the addresses of this host cannot be read; tried again"),
         }
     }
 

@@ -37,7 +37,7 @@ pub use server::{Behaviour, Server};
 pub use server_process::ServerProcess;
 pub use stand_in::{Certificates, Kubelet, StandIn};
 pub use systemd::Systemd;
-pub use tracer::{Call, Tracer};
+pub use tracer::{Call, Halted, Tracer};
 pub use wait::{Stopwatch, eventually, eventually_some};
 
 use std::time::Duration;

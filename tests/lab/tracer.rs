@@ -2,7 +2,7 @@
 //! a kill, then happens exactly there.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -80,6 +80,39 @@ impl Drop for Tracer {
         {
             let _ = thread.join();
         }
+    }
+}
+
+/// Threads that run on only when this is dropped, while the others of their process do all the time.
+#[derive(Debug)]
+pub struct Halted {
+    release: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Halted {
+    /// Halts those threads of `pid` that are called one of `names`.
+    #[track_caller]
+    pub fn start(pid: Pid, names: &'static [&'static str]) -> Self {
+        let (release, released) = channel::<()>();
+        let (attaches, attached) = channel();
+        let thread = std::thread::spawn(move || {
+            let threads = threads_called(pid, names);
+            let all = threads.len();
+            let halted = threads.into_iter().try_for_each(seize).map(|()| (0..all).filter_map(|_| next_stop()).count());
+            attaches.send(halted.map(|halted| halted == names.len())).expect("somebody waits");
+            // They go on when the thread that attached ends (ptrace(2)).
+            let _ = released.recv();
+        });
+        assert!(attached.recv().expect("the thread answers").expect("they are halted"), "not all are there");
+        Self { release: Some(release), thread: Some(thread) }
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        drop(self.release.take());
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

@@ -88,14 +88,25 @@ fn clients_that_a_hung_owner_ends_before_they_have_a_backend_are_reset_when_its_
     all_are_reset(clients_of_a_hung_owner(&fleet, headed));
 }
 
-/// They are served by who has their sockets.
-fn all_are_served(vip: &str) {
+/// Their flows begin after the address has left, `halted`: and after that was seen.
+fn all_are_served(vip: &str, halted: bool) {
     let test = "clients_that_a_hung_owner_takes_when_its_address_has_moved";
-    let Some(fleet) = Fleet::at(vip, test, 2, Flows::Proxied, |config| config) else { return };
+    let Some(fleet) = Fleet::at(vip, test, 2, Flows::Proxied, |config| config.process("workers", 2)) else { return };
     let fleet = fleet.with_owner();
     let client = &fleet.scene.lab.client;
     let from = if fleet.vip.is_ipv6() { client.v6.into() } else { client.v4.into() };
-    let conns = clients_of_a_hung_owner(&fleet, from);
+    let conns = match halted {
+        false => clients_of_a_hung_owner(&fleet, from),
+        true => {
+            let owner = fleet.owner();
+            let conns = clients_of_one_that_hangs(&fleet, from);
+            let halted = Halted::start(owner.baton.process.pid(), &["worker-0", "worker-1"]);
+            owner.baton.process.go_on();
+            owner.baton.wait_log(&["a frontend's address has left this host"]);
+            drop(halted);
+            conns
+        }
+    };
     let watch = Stopwatch::start();
     let (mut answered, mut reset) = (0, 0);
     for mut conn in conns {
@@ -113,10 +124,15 @@ fn all_are_served(vip: &str) {
 
 #[test]
 fn clients_that_a_hung_owner_takes_when_its_address_has_moved_are_served_or_reset() {
-    all_are_served(VIP);
+    all_are_served(VIP, false);
 }
 
 #[test]
 fn clients_that_a_hung_owner_takes_when_its_address_has_moved_are_served_or_reset_by_ipv6() {
-    all_are_served(VIP6);
+    all_are_served(VIP6, false);
+}
+
+#[test]
+fn clients_that_a_hung_owner_takes_when_it_has_seen_its_address_leave_are_served_or_reset() {
+    [VIP, VIP6].into_iter().for_each(|vip| all_are_served(vip, true));
 }

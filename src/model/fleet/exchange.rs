@@ -149,12 +149,14 @@ impl Exchange {
             beat_due_ns: now_ns,
             beats: 0,
         };
-        exchange.set_members(members, now_ns);
+        exchange.join(members, Standing::Awaited { since_ns: now_ns });
         exchange
     }
 
     /// The fleet is these and this one. Whoever goes is forgotten with its flows.
     pub fn set_members(&mut self, members: &[Member], now_ns: u64) {
+        // A reload reaches all instances: were none ready until a new one is there, or has been waited for, nobody would serve.
+        let standing = if self.is_ready() { Standing::Settled } else { Standing::Awaited { since_ns: now_ns } };
         let gone: Vec<_> = self
             .sessions
             .values()
@@ -174,6 +176,10 @@ impl Exchange {
             }
             self.remotes.push_back(Remote::Gone { owner: name });
         }
+        self.join(members, standing);
+    }
+
+    fn join(&mut self, members: &[Member], standing: Standing) {
         for Member { name, address } in members.iter().filter(|member| member.name != self.own.name) {
             let why_not = match self.dials(name) {
                 true => "not reached yet",
@@ -185,7 +191,7 @@ impl Exchange {
             } else {
                 // Before anything else that is said of it.
                 self.remotes.push_back(Remote::Joined { owner: name.clone(), link: address.ip() });
-                self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, now_ns));
+                self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, standing));
             }
         }
     }

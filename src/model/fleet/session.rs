@@ -138,7 +138,7 @@ pub enum Heard {
 }
 
 impl Session {
-    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, now_ns: u64) -> Self {
+    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, standing: Standing) -> Self {
         Self {
             name,
             address,
@@ -160,7 +160,7 @@ impl Session {
             round_trip_us: 0,
             vips: Vec::new(),
             why_not: Some(why_not.to_owned()),
-            standing: Standing::Awaited { since_ns: now_ns },
+            standing,
         }
     }
 

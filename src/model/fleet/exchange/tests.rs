@@ -281,6 +281,18 @@ fn readiness_waits_for_peers_that_can_be_reached_and_gives_up_others() {
 }
 
 #[test]
+fn an_instance_stays_ready_when_a_reload_adds_a_member_that_is_not_there_yet() {
+    let mut fleet = Fleet::linked(&["a", "b"]);
+    let member = |text| Member { name: name(text), address: "10.0.0.1:9471".parse().unwrap() };
+    fleet.instances[0].set_members(&[member("b"), member("c")], fleet.now_ns);
+    assert!(fleet.instances[0].is_ready() && fleet.view(0, "c").pulse == Pulse::Unheard);
+    // One that has just begun is not ready before it knows the flows of all, whichever file names them.
+    let mut begins = Fleet::of(&["a", "b"]);
+    begins.instances[0].set_members(&[member("c")], begins.now_ns);
+    assert!(!begins.instances[0].is_ready());
+}
+
+#[test]
 fn an_instance_with_the_vip_stays_ready_when_a_dead_one_returns() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     fleet.instances[0].handle_command(

@@ -21,6 +21,7 @@ mod holding;
 mod note;
 mod quiet;
 mod reset;
+mod retold;
 mod room;
 mod routes;
 mod scan;

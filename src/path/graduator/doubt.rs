@@ -6,12 +6,15 @@
 //! asked with. Only where the positions may be old, and an end that was asked has said nothing that fits in, its next segment is
 //! believed: if another instance has told of them, one that lies as far ahead as they may be behind; if another sees the flow's
 //! other direction, one that lies within the windows.
+//!
+//! Of a flow that another instance lists, an end that is gone may answer that one's question here, with a number that is known only
+//! there. It is asked from here as well: what it answers then has the number that is known here, and ends the flow.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::Path;
-use super::carried::Step;
-use crate::model::ends::Key;
+use super::carried::{Look, Step};
+use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, Stray};
 use crate::model::ids::FlowId;
 use crate::model::splice::Direction;
@@ -46,6 +49,8 @@ pub struct Doubts {
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
     id: FlowId,
+    /// Of a flow that another instance lists.
+    held: Option<Ends>,
     direction: Direction,
     began_ns: u64,
     asked: u8,
@@ -60,19 +65,25 @@ impl Path {
         if entry.action != Action::Splice {
             return None;
         }
-        if entry.held {
-            let may_be = entry.direction == Direction::Up && is_ahead(&entry, told);
-            let held = self.keep.held.by_packet(entry.id, Direction::Up, &told.key);
-            return held.filter(|_| may_be);
-        }
-        let is_alone = self.flows.get(&entry.id).is_some_and(|flow| matches!(flow.step, Step::Alone));
+        let is_rst = told.flags & TCP_RST != 0;
+        let (id, direction) = (entry.id, entry.direction);
+        let new = Doubt { id, held: None, direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
         let has_room = self.doubts.of.len() < DOUBTS_MAX || self.doubts.of.contains_key(&told.key);
+        if entry.held {
+            let held = self.keep.held.by_packet(id, direction, &told.key)?;
+            if is_rst && has_room {
+                let ends = self.keep.held.get(held).map(|held| held.ends);
+                self.doubts.of.entry(told.key).or_insert(Doubt { held: ends, ..new });
+            }
+            let may_be = !is_rst && direction == Direction::Up && is_ahead(&entry, told);
+            return may_be.then_some(held);
+        }
+        let is_alone = self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone));
         if is_alone && has_room {
-            let new = Doubt { id: entry.id, direction: entry.direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
             self.doubts.of.entry(told.key).or_insert(new);
-            if let Some(flow) = self.flows.get_mut(&entry.id).filter(|_| told.flags & TCP_RST != 0) {
+            if let Some(flow) = self.flows.get_mut(&id).filter(|_| is_rst) {
                 // Should it be over, then by this one, whoever says so first.
-                flow.first_rst.get_or_insert(entry.direction);
+                flow.first_rst.get_or_insert(direction);
             }
         }
         None
@@ -85,7 +96,8 @@ impl Path {
                 self.doubts.of.insert(key, doubt);
             } else if doubt.asked == ASKED_MAX || self.is_settled(&key, &doubt) {
                 // The next one is heard of, and none is believed.
-                if let Some(flow) = self.flows.get_mut(&doubt.id).filter(|flow| flow.ended().is_none()) {
+                let own = self.flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
+                if let Some(flow) = own.filter(|flow| flow.ended().is_none()) {
                     flow.first_rst = None;
                 }
                 self.doubts.silenced.push_back(key);
@@ -121,6 +133,9 @@ impl Path {
 
     /// How the direction may catch up.
     fn what_to_take(&mut self, doubt: &Doubt) -> Option<Change> {
+        if doubt.held.is_some() {
+            return None;
+        }
         self.look(doubt.id);
         let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
         match may_be_old {
@@ -130,12 +145,21 @@ impl Path {
     }
 
     fn ask_whom_it_seems(&mut self, doubt: &Doubt) {
-        self.look(doubt.id);
-        let Some(flow) = self.flows.get(&doubt.id) else { return };
-        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        let (ends, look) = match doubt.held {
+            Some(ends) => {
+                let entry = self.program.entry(&ends.key(doubt.direction)).ok().flatten();
+                let Some(entry) = entry.filter(|entry| entry.id == doubt.id) else { return };
+                (ends, Look::at(&entry))
+            }
+            None => {
+                self.look(doubt.id);
+                let Some(flow) = self.flows.get(&doubt.id) else { return };
+                (flow.ends, if doubt.direction == Direction::Up { flow.up } else { flow.down })
+            }
+        };
         match doubt.direction {
-            Direction::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
-            Direction::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
+            Direction::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
+            Direction::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
         }
         self.untrack.forget(&ends);
     }

@@ -189,6 +189,9 @@ impl Path {
                 self.unhold(id, &ends);
                 return Err(NotHeld::Taken);
             }
+            if self.is_as_told(&key, id, &entry) {
+                continue;
+            }
             if let Err(error) = self.program.hold(&key, &entry) {
                 tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
                 self.unhold(id, &ends);
@@ -205,6 +208,18 @@ impl Path {
         self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
         self.keep.crowded.flows.remove(&id);
         Ok(())
+    }
+
+    /// Whether this direction is held already, and its packets pass here: then its entry knows all that was `told`, and perhaps a FIN
+    /// that its owner has not seen.
+    fn is_as_told(&self, key: &Key, id: FleetId, told: &Entry) -> bool {
+        let known = self.program.entry(key).ok().flatten();
+        let known = known.filter(|known| known.held && known.action == Action::Splice && known.seen.packets > 0);
+        let is_ahead = |told: u64, known: u64| (told as u32).wrapping_sub(known as u32) as i32 > 0;
+        known.is_some_and(|known| {
+            let is_behind = is_ahead(told.seen.sent, known.seen.sent) || is_ahead(told.seen.acked, known.seen.acked);
+            FleetId::of(known.id, &known.ends(*key)) == id && !is_behind
+        })
     }
 
     /// Half of it is worth nothing, nor is what was forwarded while it had sockets.

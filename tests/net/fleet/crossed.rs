@@ -16,6 +16,11 @@ fn crossed(test: &str, count: u64) -> Option<(Fleet, Vec<Conn>)> {
         config.frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s")
     };
     let fleet = Fleet::new(test, 2, Flows::Graduate, short)?.spread();
+    let lab = &fleet.scene.lab;
+    for host in fleet.all.iter().map(|it| &it.host).chain([&lab.client, &lab.b1, &lab.b2]) {
+        // Else no flow gets as far as beyond a window soon.
+        host.sysctl("net/ipv4/tcp_rmem", "4096 131072 262144");
+    }
     super::parted::route(&fleet, 0, 1);
     let mut conns = fleet.clients(count);
     (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
@@ -49,6 +54,65 @@ fn flows_whose_directions_pass_different_instances_are_over_when_both_ends_have_
         conn.half_close();
         assert_eq!(conn.end(LONG), End::Fin);
     }
+    wait_rest(&fleet);
+}
+
+/// Both ends of each close, and both kernels know nothing of it any more, but say so to nobody.
+#[track_caller]
+fn end_unheard(fleet: &Fleet, conns: Vec<Conn>) {
+    let lab = &fleet.scene.lab;
+    for host in [&lab.client, &lab.b1, &lab.b2] {
+        host.sysctl("net/ipv4/tcp_max_tw_buckets", "0");
+        host.drop_packets("output", "tcp flags & rst == rst");
+    }
+    for mut conn in conns {
+        conn.half_close();
+        assert_eq!(conn.end(LONG), End::Fin);
+    }
+    let is_its = |line: &String| line.contains(&format!(":{:04X}", fleet.vip.port()));
+    let left = || [&lab.client, &lab.b1, &lab.b2].iter().any(|host| host.tcp_sockets().iter().any(is_its));
+    eventually(LONG, "both ends have closed", || !left());
+}
+
+/// Routers send all to the second instance, and what ends answer is heard again.
+fn route_all_elsewhere(fleet: &Fleet) {
+    let lab = &fleet.scene.lab;
+    super::parted::route(fleet, 1, 1);
+    [&lab.client, &lab.b1, &lab.b2].iter().for_each(|host| host.nft_clear());
+}
+
+/// Found as flows that were listed for ever after reloads that made the link anew: with it all flows are told anew, and who had seen
+/// a FIN of them forgot it.
+#[test]
+fn flows_that_ended_by_halves_go_when_the_link_is_made_anew_and_the_router_chooses_again() {
+    let test = "flows_that_ended_by_halves_go_when_the_link_is_made_anew";
+    let Some((fleet, conns)) = crossed(test, 10) else { return };
+    end_unheard(&fleet, conns);
+    let [a, b] = [&fleet.all[0], &fleet.all[1]];
+    let refuse = format!("tcp dport {PORT} reject with tcp reset");
+    b.host.nft(&format!("table inet lab {{\nchain input {{\ntype filter hook input priority 0;\n{refuse}\n}}\n}}\n"));
+    eventually(LONG, "the link is down", || a.sees("lb-b")["pulse"] != "alive" && b.sees("lb-a")["pulse"] != "alive");
+    b.host.nft_clear();
+    a.wait_synced("lb-b");
+    b.wait_synced("lb-a");
+    assert_eq!(a.baton.flow_count(), 10);
+    route_all_elsewhere(&fleet);
+    wait_rest(&fleet);
+}
+
+/// As above, but the second instance never knew how far they had come: an end that is gone answers with a number that is known only
+/// to the first.
+#[test]
+fn flows_whose_ends_are_gone_go_though_they_answer_where_nobody_knows_how_far_they_had_come() {
+    let test = "flows_whose_ends_are_gone_go_though_they_answer_where_nobody_knows";
+    let Some((fleet, mut conns)) = crossed(test, 3) else { return };
+    super::parted::route(&fleet, 0, 0);
+    // More than any window.
+    conns.iter_mut().for_each(|conn| conn.echo(7, 20_000_000));
+    super::parted::route(&fleet, 0, 1);
+    end_unheard(&fleet, conns);
+    assert_eq!(fleet.all[0].baton.flow_count(), 3);
+    route_all_elsewhere(&fleet);
     wait_rest(&fleet);
 }
 

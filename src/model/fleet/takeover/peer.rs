@@ -119,6 +119,9 @@ impl Takeover {
         let was_told = |id: &FleetId| self.flows.get(id).is_some_and(|known| known.told);
         let gone: Vec<_> = gone.into_iter().filter(was_told).collect();
         gone.into_iter().for_each(|id| self.remove(id));
+        // All that it has is known by now: of another flow a client may begin a new connection by the same port, and its SYN must not
+        // go to a host that has not the address.
+        self.lend_no_more(owner);
         self.died_unheard(now_ns, owner, untold);
         self.end_stuck(owner);
         self.settle();

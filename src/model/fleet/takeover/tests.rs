@@ -672,6 +672,31 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     assert_eq!(scene.take(), [Action::Answer(stray)]);
 }
 
+/// Found as a client that waited 69 s for a connect: its port had been another connection's while the peer could not be asked, and
+/// for a minute all that came by that port went there.
+#[test]
+fn what_was_sent_to_a_peer_that_could_not_be_asked_stays_here_once_all_of_its_flows_are_known() {
+    let mut scene = Scene::new();
+    let (its, nobodys) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
+    scene.pulse(Pulse::Unlinked);
+    scene.pass(3000);
+    for flow in [&its, &nobodys] {
+        scene.stray(flow);
+        scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
+    }
+    scene.pulse(Pulse::Alive);
+    scene.told(&its);
+    scene.take();
+    scene.remote(Remote::Synced { owner: name("a") });
+    let forget = |flow: &FlowRecord| Action::Path(HeldRequest::Forget(vec![flow.ends.key(Direction::Up)]));
+    let done = scene.take();
+    place(&done, |action| *action == forget(&nobodys));
+    assert!(!done.contains(&forget(&its)), "{done:?}");
+    // It is asked for again, as if it had never been sent there.
+    scene.stray(&nobodys);
+    assert_eq!(scene.take(), [Action::Send(Command::Ask(Asked::up(&nobodys.ends)))]);
+}
+
 /// Found on a busy machine: routers spread flows over two that had had the address for seconds, and one had no CPU for a moment.
 #[test]
 fn a_moment_of_silence_is_no_death_for_a_peer_that_has_answered_since_the_address_came() {

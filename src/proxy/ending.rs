@@ -174,6 +174,8 @@ impl Worker {
                         Side::Backend => self.table.late_resets.repeat(abandoned),
                     }
                 }
+                // It has just been reset, too.
+                Err(_) if reason != silent && tcp_info::is_closed(leg).unwrap_or(true) => {}
                 Err(error) => {
                     self.table.late_resets.complain(&error);
                     return false;

@@ -179,7 +179,7 @@ fn row14_a_client_that_vanished_during_a_pause_is_reaped_and_its_backend_leg_fre
     let watch = Stopwatch::start();
     eventually(LONG, "the backend saw RST", || server.ended().iter().any(|s| s.sent > 1_000_000 && s.end == End::Rst));
     println!("row 14: a client that vanished during a pause was reaped after {:?}", watch.elapsed());
-    assert!(watch.unstalled() < secs(5), "{:?}", watch.elapsed());
+    assert!(watch.unstalled() < secs(8), "{:?}", watch.elapsed());
     baton.wait_ended("client_timed_out", 1);
     baton.rests();
 }

@@ -199,7 +199,7 @@ async fn the_command_ends_in_a_summary_and_its_exit_code_judges_the_gap() {
         let run = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"))
             .args(["kubelet", "--server", &stand_in.address().to_string(), "--ca"])
             .arg(&scene.ca)
-            .args(["--name", "node-9", "--renew-every", "50ms", "--for", "400ms", "--max-gap", max_gap, "--json"])
+            .args(["--name", "node-9", "--renew-every", "50ms", "--for", "2s", "--max-gap", max_gap, "--json"])
             .output();
         let output = run.await.unwrap();
         assert_eq!(output.status.code(), Some(code));

@@ -9,13 +9,11 @@
 
 mod changes;
 mod control;
-mod giver;
-mod handover;
-mod path;
+mod evacuate;
+mod offload;
 mod peers;
 mod reload;
 mod stop;
-mod takeover;
 mod upgrade;
 mod watch;
 
@@ -36,18 +34,16 @@ use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::{flow_log, watchdog};
-use crate::config::{Config, Graduate};
+use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, Phase};
 use crate::essential;
-use crate::handoff::channel::Channel;
-use crate::handoff::destination::{self, NoOffer, Offer, Outcome};
-use crate::handoff::message::{Hello, PathReader, State};
+use crate::failover;
 use crate::health::Checker;
 use crate::late_resets;
 use crate::metrics::Metrics;
 use crate::model::fleet::Farewell;
 use crate::model::ids::FlowId;
-use crate::path::program::LAYOUT;
+use crate::offload::program::LAYOUT;
 use crate::proxy::{Bindings, Proxy, ProxyError};
 use crate::rebalance;
 use crate::sys::clock::{now_ns, unix_ns};
@@ -55,12 +51,14 @@ use crate::sys::process;
 use crate::table::Table;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
-use crate::takeover as fleet_takeover;
+use crate::upgrade::channel::Channel;
+use crate::upgrade::destination::{self, NoOffer, Offer, Outcome};
+use crate::upgrade::message::{Hello, ProgramReader, State};
 use crate::vips;
 use control::Wiring;
-use takeover::Newcomer;
+use upgrade::new::StartingInstance;
 
-pub use path::NoPath;
+pub use offload::NoOffload;
 pub use reload::{ReloadError, Reloader};
 pub use upgrade::{Replacement, Succession, Upgrader};
 
@@ -76,8 +74,8 @@ pub enum StartError {
     Proxy(#[from] ProxyError),
     #[error(transparent)]
     Door(#[from] OpenDoorError),
-    #[error("flows cannot graduate, as path.graduate = \"require\" wants: {0}")]
-    Path(#[source] path::NoPath),
+    #[error("flows cannot be offloaded, as offload.mode = \"require\" wants: {0}")]
+    Path(#[source] offload::NoOffload),
     #[error("cannot take over: {0}")]
     NoOffer(#[from] NoOffer),
 }
@@ -91,8 +89,8 @@ pub struct Bound {
     core: Arc<Core>,
     reloader: Arc<Reloader>,
     upgrader: Arc<Upgrader>,
-    /// What becomes of the handoff that this process began with.
-    takeover: Option<latest::Receiver<Option<Outcome>>>,
+    /// What becomes of the upgrade that this process began with.
+    outcome: Option<latest::Receiver<Option<Outcome>>>,
     tasks: JoinSet<()>,
     flow_log: JoinHandle<()>,
     end_flow_log: oneshot::Sender<()>,
@@ -101,9 +99,9 @@ pub struct Bound {
 /// The parts of a running instance.
 pub struct Core {
     table: Arc<Table>,
-    path: path::Path,
+    offload: offload::Path,
     peers: peers::Peers,
-    handover: handover::Desk,
+    evacuation: evacuate::Desk,
     proxy: Proxy,
     checker: Checker,
     config: Arc<ArcSwap<Config>>,
@@ -132,15 +130,15 @@ struct Parts {
 /// Starts an instance with `config`, which was read from `path`, on `inherited` listeners where it has any. Needs a
 /// tokio runtime; the data plane has threads of its own.
 pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bound, StartError> {
-    handover::begin_anew(&config);
+    evacuate::begin_anew(&config);
     let parts = assemble(config, path, inherited, State::default(), false)?;
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
-    parts.reloader.adopt_doors(doors);
-    parts.core.path.adopt();
+    parts.reloader.import_doors(doors);
+    parts.core.offload.recover();
     parts.core.link_up();
-    if parts.config.path.graduate != Graduate::Off {
-        parts.core.path.serve();
+    if parts.config.offload.mode != OffloadMode::Off {
+        parts.core.offload.serve();
     }
     parts.core.proxy.reconfigure(&parts.config, parts.bindings);
     let core = parts.core.clone();
@@ -151,13 +149,13 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
 
 /// Starts an instance that takes over from the process at the other end of `channel`. It serves when that one is done;
 /// see [`Bound::dismissed`].
-pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
-    let hello = Hello::here().reading(PathReader { layout: LAYOUT, pins: Some(config.path.pins.clone()) });
-    let met = move || (destination::meet(&channel, hello, takeover::PATIENCE), channel);
+pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Result<Bound, StartError> {
+    let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: Some(config.offload.pins.clone()) });
+    let met = move || (destination::meet(&channel, hello, upgrade::new::PATIENCE), channel);
     let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
     let Offer { welcome, doors, state } = offer?;
     let old = process::Other::open(welcome.pid).ok();
-    let (listeners, lent) = takeover::sort(doors);
+    let (listeners, lent) = upgrade::new::sort(doors);
     let carried = state.carried.clone();
     let assembled = assemble(config, path, listeners, state, true).inspect(|parts| {
         parts.core.proxy.recall(&parts.config, &carried);
@@ -169,12 +167,12 @@ pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<
     let (waiting, parts) = match ready {
         Ok(ready) => ready,
         Err(error) => {
-            destination::refuse(&channel, vec![error.to_string()], takeover::PATIENCE);
+            destination::refuse(&channel, vec![error.to_string()], upgrade::new::PATIENCE);
             return Err(error);
         }
     };
     let (http, socket) = (waiting.http_address(), waiting.socket_path().to_owned());
-    let newcomer = Newcomer {
+    let starting = StartingInstance {
         core: parts.core.clone(),
         config: parts.config,
         reloader: parts.reloader.clone(),
@@ -184,12 +182,12 @@ pub async fn take_over(config: Config, path: &Path, channel: Channel) -> Result<
         waiting: Some(waiting),
         runtime: Handle::current(),
         welcome,
-        adopted: 0,
+        imported: 0,
         old,
     };
-    let takeover = newcomer.take(channel);
+    let outcome = starting.take(channel);
     let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
-    bound.takeover = Some(takeover);
+    bound.outcome = Some(outcome);
     Ok(bound)
 }
 
@@ -212,18 +210,18 @@ fn assemble(
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
     let left_by = match taking_over {
-        true => path::LeftBy::Living { graduated: state.graduated },
-        false => path::LeftBy::Dead,
+        true => offload::LeftBy::Living { offloaded: state.offloaded },
+        false => offload::LeftBy::Dead,
     };
-    let graduated = path::Path::open(&config, &table, left_by)?;
+    let offloaded = offload::Path::open(&config, &table, left_by)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
     state.totals.carry_into_table(&table);
     let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),
-        path: graduated,
+        offload: offloaded,
         peers: peers::Peers::default(),
-        handover: handover::Desk::default(),
+        evacuation: evacuate::Desk::default(),
         proxy,
         checker,
         config: Arc::new(ArcSwap::new(config.clone())),
@@ -271,7 +269,7 @@ impl Bound {
         tasks.spawn(essential::task("vips", once_serving(core.drain.watch(), vips)));
         tasks.spawn(essential::task("sweep", sweep(core.clone())));
         let workers = core.proxy.workers();
-        Self { http, socket, workers, core, reloader, upgrader, takeover: None, tasks, flow_log, end_flow_log }
+        Self { http, socket, workers, core, reloader, upgrader, outcome: None, tasks, flow_log, end_flow_log }
     }
 
     /// What replaces this process.
@@ -302,7 +300,7 @@ impl Bound {
 
     /// Returns if the process that this one was to take over from goes on; its listeners are closed here then.
     pub async fn dismissed(&self) {
-        let Some(mut outcome) = self.takeover.clone() else { return std::future::pending().await };
+        let Some(mut outcome) = self.outcome.clone() else { return std::future::pending().await };
         let stepped_back = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::SteppedBack { .. }));
         if outcome.wait_for(stepped_back).await.is_err() {
             std::future::pending().await
@@ -328,7 +326,7 @@ impl Bound {
         // Joining threads may take a moment, which is not this runtime's to wait.
         let exit = move || {
             core.proxy.exit();
-            core.path.stop();
+            core.offload.stop();
         };
         let _ = tokio::task::spawn_blocking(exit).await;
         let _ = self.end_flow_log.send(());
@@ -371,10 +369,10 @@ impl Bound {
 }
 
 impl Core {
-    /// Links up with the peers, if there are any. Own flows must be on their way to be adopted. Needs a tokio runtime.
+    /// Links up with the peers, if there are any. Own flows must be on their way to be imported. Needs a tokio runtime.
     fn link_up(&self) {
         let Some(links) = self.peers.start(&self.table, self.latest.subscribe()) else { return };
-        if let Err(error) = fleet_takeover::start(self.table.clone(), self.latest.subscribe(), links) {
+        if let Err(error) = failover::start(self.table.clone(), self.latest.subscribe(), links) {
             tracing::error!(%error, "flows of instances that die will not be taken over");
         }
     }
@@ -396,6 +394,6 @@ async fn sweep(core: Arc<Core>) {
     loop {
         ticks.tick().await;
         core.proxy.sweep_sources();
-        core.path.keep_lock();
+        core.offload.keep_lock();
     }
 }

@@ -6,19 +6,19 @@ pub mod check;
 pub mod demo;
 mod drill;
 mod duration;
+mod evacuate;
 mod events;
 mod flows;
 mod follow;
 mod genkey;
 mod grid;
-mod handover;
 mod kill;
 pub mod kubelet;
 mod lease;
 pub mod logging;
+mod offload;
 mod orders;
 mod output;
-mod path;
 mod peers;
 mod ready;
 mod reload;
@@ -71,7 +71,7 @@ enum Command {
     Run {
         /// Takes over from the process at the other end of standard input, which started this one.
         #[arg(long, hide = true)]
-        take_over: bool,
+        upgrade: bool,
     },
     /// Says everything that is wrong with a configuration file.
     Check(check::CheckArguments),
@@ -119,22 +119,22 @@ enum Command {
     /// Replaces the process, by another version of it if you like, without a flow noticing. -c FILE: with that file.
     Upgrade(upgrade::UpgradeArguments),
     /// Empties this host before it is switched off: another instance gets the VIP, and no client notices.
-    Handover(handover::HandoverArguments),
+    Evacuate(evacuate::EvacuationArguments),
     /// Moves idle flows from backends that have more than their share.
     Rebalance {
         /// Only says what would be moved.
         #[arg(long)]
         dry_run: bool,
     },
-    /// What is pinned in the kernel for graduated flows; needs no running instance.
-    Path(path::PathArguments),
+    /// What is pinned in the kernel for offloaded flows; needs no running instance.
+    Offload(offload::OffloadArguments),
     /// Prints a new secret for the instances of a fleet: baton genkey > peers.key, mode 600, the same on each.
     Genkey(genkey::GenkeyArguments),
     /// The versions of this command and of the instance.
     Version,
-    /// Which versions of the handoff this binary speaks.
+    /// Which versions of the upgrade this binary speaks.
     #[command(hide = true)]
-    HandoffVersion,
+    UpgradeVersion,
     /// Prints completions for a shell: source them, or put them where the shell looks for them.
     Completion { shell: clap_complete::Shell },
     /// Prints the man page.
@@ -212,8 +212,8 @@ pub fn main() -> ExitCode {
     };
     let config = || arguments.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
     match arguments.command {
-        Command::Run { take_over } => run::run(&config(), take_over),
-        Command::HandoffVersion => upgrade::handoff_version(),
+        Command::Run { upgrade } => run::run(&config(), upgrade),
+        Command::UpgradeVersion => upgrade::upgrade_version(),
         Command::Check(check) => check::run(&config(), &check, arguments.json),
         Command::Demo(demo) => demo::command::run(demo),
         Command::Drill(drill) => drill::run(&drill, arguments.json),
@@ -225,9 +225,9 @@ pub fn main() -> ExitCode {
             let output = Output::new(arguments.json);
             genkey::genkey(&genkey, &output).unwrap_or_else(|error| output.fail(&error))
         }
-        Command::Path(path) => {
+        Command::Offload(command) => {
             let output = Output::new(arguments.json);
-            path::run(path, arguments.config.as_deref(), &output).unwrap_or_else(|error| output.fail(&error))
+            offload::run(command, arguments.config.as_deref(), &output).unwrap_or_else(|error| output.fail(&error))
         }
         command => {
             let output = Output::new(arguments.json);
@@ -269,12 +269,12 @@ fn talk(
         Command::Kill(arguments) => kill::kill(&mut client, arguments, output),
         Command::Reload => reload::reload(&mut client, output),
         Command::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
-        Command::Handover(arguments) => handover::handover(&mut client, arguments, output),
+        Command::Evacuate(arguments) => evacuate::run(&mut client, arguments, output),
         Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
         Command::Run { .. }
-        | Command::HandoffVersion
+        | Command::UpgradeVersion
         | Command::Check(_)
-        | Command::Path(_)
+        | Command::Offload(_)
         | Command::Genkey(_)
         | Command::Demo(_)
         | Command::Drill(_)

@@ -12,17 +12,17 @@ mod cluster;
 mod diagnostic;
 mod document;
 mod duration;
+mod failover;
 mod file;
 mod frontend;
-mod graduation;
 mod health;
 mod kind;
 mod load;
+mod offload;
 mod peers;
 mod process;
 mod section;
 mod spelling;
-mod takeover;
 mod tls;
 
 pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
@@ -48,12 +48,12 @@ pub struct Config {
     pub admin: Admin,
     pub process: Process,
     pub log: Log,
-    pub path: PathSettings,
+    pub offload: OffloadSettings,
     pub cluster: Cluster,
     pub instance: Instance,
     /// `None`: this instance is alone.
     pub peers: Option<Peers>,
-    pub takeover: TakeoverSettings,
+    pub failover: FailoverSettings,
     /// At least one; names are unique.
     pub frontends: Vec<Arc<Frontend>>,
 }
@@ -140,11 +140,11 @@ pub struct Peers {
     pub peers: Vec<Peer>,
 }
 
-/// `[takeover]`: what becomes of the flows of an instance that is dead or out of reach.
+/// `[failover]`: what becomes of the flows of an instance that is dead or out of reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TakeoverSettings {
+pub struct FailoverSettings {
     /// Idle clients whose flow died with its owner are reset at once.
-    pub tickle: bool,
+    pub challenge: bool,
     /// Segments that are sent for that.
     pub resets_per_second: u32,
     /// How long unknown packets are dropped rather than reset while records are still on their way.
@@ -205,15 +205,15 @@ pub enum FlowLog {
     Off,
 }
 
-/// `[path]`: flows that leave the proxy for the kernel's packet path.
+/// `[offload]`: flows that leave the proxy for the kernel's packet path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathSettings {
-    pub graduate: Graduate,
+pub struct OffloadSettings {
+    pub mode: OffloadMode,
     /// Interfaces whose packets are looked at. Empty: those that hold the frontends' and the backends' routes.
     pub interfaces: Vec<Arc<str>>,
-    /// Graduated flows at once. What is pinned keeps its size until it is removed.
+    /// Offloaded flows at once. What is pinned keeps its size until it is removed.
     pub max_flows: u32,
-    /// Requests that were answered before a flow may graduate ...
+    /// Requests that were answered before a flow may be offloaded ...
     pub after_round_trips: u32,
     /// ... unless it has reached this age.
     pub after: Duration,
@@ -221,9 +221,9 @@ pub struct PathSettings {
     pub pins: PathBuf,
 }
 
-/// Whether flows graduate.
+/// Whether flows are offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Graduate {
+pub enum OffloadMode {
     /// Where the host allows it; else they stay proxied.
     Auto,
     Off,
@@ -234,7 +234,7 @@ pub enum Graduate {
 /// `[[frontend]] source`: the source address of a backend leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The address that the client asked for, where flows may graduate; else the route's.
+    /// The address that the client asked for, where flows may be offloaded; else the route's.
     Auto,
     /// The kernel chooses by the route to the backend.
     Route,

@@ -1,5 +1,5 @@
 //! Tasks and threads that a process cannot do without. One that panics ends the process: the supervisor starts Baton anew,
-//! and what has graduated goes on meanwhile. Without it the process would live on, look well, and leave its part undone.
+//! and what has been offloaded goes on meanwhile. Without it the process would live on, look well, and leave its part undone.
 //!
 //! `tests/layers.rs` lets nothing be spawned in another way, but for what it lists.
 

@@ -5,7 +5,7 @@
 //! that expects another answer, and this host's kernel answers that with the exact one (RFC 5961 section 3.2).
 //!
 //! Whose numbers nobody knows, for their owner has died with them, are woken instead, by both kinds of segment that firewalls
-//! let pass (`model::fleet::takeover::bury`), until another connection here has their ends.
+//! let pass (`model::fleet::failover::bury`), until another connection here has their ends.
 //! That is in vain for those that answered since, and harms no connection that lives: its end repeats what it last said.
 //!
 //! Each wait is the same for all who wait in one line, so that the next is always at the front, however many there are.
@@ -114,8 +114,8 @@ pub async fn run(table: Arc<Table>) {
             match place(&table, &word) {
                 Place::Here => send(raw, &word),
                 // Those that the owner's death left have no other list here that has them told when it comes back.
-                Place::Elsewhere if matches!(word, Word::Wake(_)) => {}
-                Place::Elsewhere | Place::Another => continue,
+                Place::OtherProcess if matches!(word, Word::Wake(_)) => {}
+                Place::OtherProcess | Place::Another => continue,
             }
             lines.remember(word, since_ns, now_ns);
         }
@@ -126,16 +126,16 @@ pub async fn run(table: Arc<Table>) {
 enum Place {
     Here,
     /// Who has its address: the next owner, who tells it if it is a peer.
-    Elsewhere,
+    OtherProcess,
     /// Another connection has its ends.
     Another,
 }
 
 fn place(table: &Table, word: &Word) -> Place {
     let (from, to) = word.ends();
-    let is_carried = || table.graduation.held.carries(&Key { from: to, to: from });
+    let is_carried = || table.offload.held.carries(&Key { from: to, to: from });
     if !netlink::route(from.ip()).is_ok_and(|route| route.is_local) {
-        Place::Elsewhere
+        Place::OtherProcess
     } else if is_carried() || sock_diag::has_connection(from, to).unwrap_or(true) {
         Place::Another
     } else {

@@ -28,16 +28,16 @@ pub struct ProbeLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct HandoffLabels {
-    /// `took_over` or `inherited` by this process, `failed` from this process.
+pub struct UpgradeLabels {
+    /// `finished` or `inherited` by this process, `failed` from this process.
     pub outcome: &'static str,
 }
 
-/// Of handoffs. The process that hands everything over is gone before it can be asked, so the other one tells.
+/// Of upgrades. The process that hands everything over is gone before it can be asked, so the other one tells.
 #[derive(Debug, Default)]
-pub struct Handoffs {
-    pub outcomes: Family<HandoffLabels, Counter>,
-    pub flows_adopted: Counter,
+pub struct Upgrades {
+    pub outcomes: Family<UpgradeLabels, Counter>,
+    pub flows_imported: Counter,
     pub flows_not_moved: Counter,
     pub held_bytes: Counter,
     pub longest_pause_seconds: Gauge<f64, AtomicU64>,
@@ -63,7 +63,7 @@ pub struct Metrics {
     pub last_reload_successful: Gauge,
     /// Unix seconds.
     pub last_reload_success_time: Gauge,
-    pub handoffs: Handoffs,
+    pub upgrades: Upgrades,
     /// 1 while another host has this address as well.
     pub vip_duplicate: Family<AddressLabels, Gauge>,
     /// 1 while this address is here and keepalived, which brought it, is gone.
@@ -82,7 +82,7 @@ impl Default for Metrics {
             reloads: Family::default(),
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
-            handoffs: Handoffs::default(),
+            upgrades: Upgrades::default(),
             vip_duplicate: Family::default(),
             vip_left_behind: Family::default(),
             registry: Mutex::new(Registry::with_prefix("baton")),
@@ -90,7 +90,7 @@ impl Default for Metrics {
         };
         // Shown as 0 before the first one: an increase from nothing is none that an alert could see.
         drop(metrics.reloads.get_or_create(&ReloadLabels { outcome: "failure" }));
-        drop(metrics.handoffs.outcomes.get_or_create(&HandoffLabels { outcome: "failed" }));
+        drop(metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }));
         metrics.with_registry(|registry| {
             registry.register_with_unit("probe_duration", "Health probes", Unit::Seconds, metrics.probe.clone());
             registry.register("config_reloads", "Reloads of the configuration", metrics.reloads.clone());
@@ -103,7 +103,7 @@ impl Default for Metrics {
                 Unit::Seconds,
                 time,
             );
-            metrics.handoffs.register(registry);
+            metrics.upgrades.register(registry);
             let (duplicate, left) = (metrics.vip_duplicate.clone(), metrics.vip_left_behind.clone());
             registry.register("vip_duplicate", "1 while another host has this address as well", duplicate);
             let help = "1 while this address is here though keepalived, which brought it, is gone";
@@ -113,21 +113,21 @@ impl Default for Metrics {
     }
 }
 
-impl Handoffs {
+impl Upgrades {
     fn register(&self, registry: &mut Registry) {
-        registry.register("handoffs", "Upgrades of this process, or to it, by outcome", self.outcomes.clone());
-        let adopted = self.flows_adopted.clone();
-        registry.register("handoff_flows_adopted", "Flows taken over from another process", adopted);
+        registry.register("upgrades", "Upgrades of this process, or to it, by outcome", self.outcomes.clone());
+        let imported = self.flows_imported.clone();
+        registry.register("upgrade_flows_imported", "Flows taken over from another process", imported);
         let not_moved = self.flows_not_moved.clone();
-        registry.register("handoff_flows_not_moved", "Flows that an upgrade could not move", not_moved);
+        registry.register("upgrade_flows_not_moved", "Flows that an upgrade could not move", not_moved);
         let held = self.held_bytes.clone();
-        registry.register_with_unit("handoff_held", "Undelivered bytes that came with flows", Unit::Bytes, held);
+        registry.register_with_unit("upgrade_held", "Undelivered bytes that came with flows", Unit::Bytes, held);
         let pause = self.longest_pause_seconds.clone();
         let help = "The longest that a flow was with neither process in the last upgrade to this one";
-        registry.register_with_unit("handoff_longest_pause", help, Unit::Seconds, pause);
+        registry.register_with_unit("upgrade_longest_pause", help, Unit::Seconds, pause);
         let took = self.duration_seconds.clone();
         registry.register_with_unit(
-            "handoff_duration",
+            "upgrade_duration",
             "What the last upgrade to this process took",
             Unit::Seconds,
             took,

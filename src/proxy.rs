@@ -5,7 +5,6 @@
 
 mod accept;
 mod admission;
-mod adopt;
 mod carried;
 mod closing;
 mod connect;
@@ -15,9 +14,9 @@ mod evidence;
 mod export;
 mod flow;
 mod found;
-mod graduate;
-mod handover;
+mod import;
 mod legs;
+mod offload;
 mod pipes;
 mod plane;
 mod ports;
@@ -29,6 +28,7 @@ mod tell;
 mod timers;
 mod token;
 mod unheard;
+mod upgrade;
 mod widen;
 mod worker;
 
@@ -46,7 +46,7 @@ use plane::Plane;
 use sources::Sources;
 use worker::{Message, Worker};
 
-pub use handover::{AdoptError, Arriving, Departure, Parcel, StuckWorker};
+pub use upgrade::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};
 
 use crate::addr::VipAddr;
 use crate::config::Config;
@@ -149,9 +149,9 @@ impl Proxy {
         self.tell_all(|| Message::TurnAway);
     }
 
-    /// Has flows graduate as soon as they can, or (`false`) as the configuration says.
+    /// Has flows be offloaded as soon as they can, or (`false`) as the configuration says.
     pub fn hurry(&self, hurried: bool) {
-        self.table.graduation.set_hurried(hurried);
+        self.table.offload.set_hurried(hurried);
         if hurried {
             self.tell_all(|| Message::Hurry);
         }

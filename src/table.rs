@@ -7,15 +7,15 @@ pub mod backend;
 pub mod beats;
 pub mod carried;
 pub mod count;
-pub mod elsewhere;
 pub mod fleet;
+pub mod flow_transfer;
 pub mod flows;
-pub mod graduation;
 pub mod hearing;
 pub mod journal;
 pub mod late_resets;
+pub mod offload;
 pub mod orders;
-pub mod passport;
+pub mod other_process;
 pub mod slot;
 pub mod totals;
 pub mod worker;
@@ -31,10 +31,10 @@ use beats::Beats;
 use count::Tally;
 use fleet::Fleet;
 use flows::FlowTable;
-use graduation::Graduation;
 use hearing::Hearing;
 use journal::Journal;
 use late_resets::LateResets;
+use offload::Offload;
 use orders::Orders;
 use worker::WorkerState;
 
@@ -44,7 +44,7 @@ pub struct Table {
     pub flows: FlowTable,
     pub registry: Registry,
     pub orders: Orders,
-    pub graduation: Graduation,
+    pub offload: Offload,
     pub fleet: Fleet,
     pub hearing: Hearing,
     pub journal: Journal,
@@ -59,7 +59,7 @@ pub struct Table {
 impl Table {
     /// Flows that end with this process: all but those that the path carries.
     pub fn flows_with_sockets(&self) -> usize {
-        self.flows.len().saturating_sub(self.graduation.without_sockets())
+        self.flows.len().saturating_sub(self.offload.without_sockets())
     }
 
     /// An empty table for `workers` worker threads.
@@ -68,7 +68,7 @@ impl Table {
             flows: FlowTable::new(workers),
             registry: Registry::new(workers),
             orders: Orders::new(workers)?,
-            graduation: Graduation::new(workers)?,
+            offload: Offload::new(workers)?,
             fleet: Fleet::default(),
             hearing: Hearing::default(),
             journal: Journal::default(),

@@ -135,12 +135,12 @@ fn unwise_settings_are_warned_of_and_taken() {
         ("", "deny = [\"::/0\"]", "", "frontend[0].deny[0]: read \"::/0\""),
         ("[process]\nstop_timeout = \"0s\"", "", "", "process.stop_timeout: read 0s"),
         ("[admin]\nhttp = \"0.0.0.0:9470\"", "", "", "admin.http: read \"0.0.0.0:9470\""),
-        ("[path]\ngraduate = \"off\"\nafter = \"1s\"", "", "", "path.after: read after with graduate = \"off\""),
+        ("[offload]\nmode = \"off\"\nafter = \"1s\"", "", "", "offload.after: read after with mode = \"off\""),
         (
-            "[process]\nmax_connections = 100\n[path]\nmax_flows = 99",
+            "[process]\nmax_connections = 100\n[offload]\nmax_flows = 99",
             "",
             "",
-            "path.max_flows: read 99 with process.max_connections = 100",
+            "offload.max_flows: read 99 with process.max_connections = 100",
         ),
         ("", "source = \"2001:db8::1\"", "", "frontend[0].source: read \"2001:db8::1\", with backend \"cp1\""),
         (
@@ -218,13 +218,13 @@ fn a_map_that_is_too_small_for_the_fleet_is_warned_of() {
              [[peers.peer]]\nname = \"c\"\naddress = \"10.0.0.3:9471\""
         );
         let loaded = config::parse(&file(&top, "", ""), &path).unwrap();
-        loaded.warnings.iter().map(ToString::to_string).find(|warning| warning.contains("path.max_flows"))
+        loaded.warnings.iter().map(ToString::to_string).find(|warning| warning.contains("offload.max_flows"))
     };
-    let read = "path.max_flows: read 65536 with process.max_connections = 30000 and 3 instances in [peers]";
+    let read = "offload.max_flows: read 65536 with process.max_connections = 30000 and 3 instances in [peers]";
     let warning = said(30_000, "").expect("the default is too small");
     assert!(warning.contains(read) && warning.contains("90000"), "{warning}");
-    assert_eq!(said(30_000, "[path]\nmax_flows = 90000"), None);
-    assert_eq!(said(30_000, "[path]\ngraduate = \"off\""), None);
+    assert_eq!(said(30_000, "[offload]\nmax_flows = 90000"), None);
+    assert_eq!(said(30_000, "[offload]\nmode = \"off\""), None);
     assert_eq!(said(20_000, ""), None);
 }
 

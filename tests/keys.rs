@@ -12,7 +12,7 @@ const DOORS: &str = "tests/net/reloads/process the_doors_move_with_a_reload";
 const LOG: &str = "tests/net/reloads/process the_log_follows_a_reload";
 const PACE: &str = "tests/net/reloads/process the_pace_of_resets_follows_a_reload";
 const STOP: &str = "tests/net/reloads/process the_times_of_a_stop_follow_a_reload";
-const GRADUATION: &str = "tests/net/reloads/process whether_and_when_flows_graduate_follows_a_reload";
+const OFFLOAD: &str = "tests/net/reloads/process whether_and_when_flows_are_offloaded_follows_a_reload";
 const PROBES: &str = "tests/net/reloads/health probes_follow_a_reload";
 const CERTIFICATES: &str = "tests/net/reloads/health the_certificates_of_probes_follow_a_reload";
 const CLIENT_CERTIFICATE: &str = "tests/config tls_settings_are_equal_only_while_the_files_are";
@@ -22,12 +22,12 @@ const RESOLVE: &str = "src/health/tests a_shorter_resolve_interval_counts_at_onc
 const FRONTENDS: &str = "tests/net/faults_reload a_removed_frontend_accepts_no_more_and_an_added_one_listens";
 const BACKENDS: &str = "tests/net/faults_reload a_removed_backend_drains_and_an_added_one_serves";
 const REFUSED: &str =
-    "tests/net/fleet/takeover/reload what_a_reload_cannot_change_is_refused_and_the_command_named_that_can";
+    "tests/net/fleet/failover/reload what_a_reload_cannot_change_is_refused_and_the_command_named_that_can";
 const MEMBERS: &str =
-    "tests/net/fleet/takeover/reload a_reload_adds_an_instance_and_an_address_and_flows_outlive_the_move_to_it";
-const TAKEOVER_PACE: &str = "tests/net/fleet/takeover/reload the_pace_of_a_takeover_follows_a_reload";
-const TAKEOVER: &str = "src/model/fleet/takeover/tests settings_of_a_reload_count_from_the_next_move_on";
-const AWAY: &str = "tests/net/fleet/takeover/handover a_host_is_emptied_by_real_keepalived_and_no_client_notices";
+    "tests/net/fleet/failover/reload a_reload_adds_an_instance_and_an_address_and_flows_outlive_the_move_to_it";
+const FAILOVER_PACE: &str = "tests/net/fleet/failover/reload the_pace_of_a_failover_follows_a_reload";
+const FAILOVER: &str = "src/model/fleet/failover/tests settings_of_a_reload_count_from_the_next_move_on";
+const AWAY: &str = "tests/net/fleet/failover/evacuate a_host_is_emptied_by_real_keepalived_and_no_client_notices";
 const LINK: &str = "tests/net/fleet/link a_link_moves_to_another_port_and_is_waited_for_as_long_as_a_reload_says";
 const KEYS: &str = "tests/net/fleet/rotation a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody";
 /// A running instance has no use for these: `baton check` computes from the file.
@@ -38,8 +38,8 @@ const PROOFS: [(&str, &str); 27] = [
     (STOP, "process.shutdown_delay process.stop_timeout"),
     (PACE, "process.reset_within process.reset_rate"),
     (LOG, "log.format log.level log.flows log.flows_per_second"),
-    (GRADUATION, "path.graduate path.after_round_trips path.after"),
-    (REFUSED, "process.workers path.interfaces path.max_flows path.pins instance.name instance.slot"),
+    (OFFLOAD, "offload.mode offload.after_round_trips offload.after"),
+    (REFUSED, "process.workers offload.interfaces offload.max_flows offload.pins instance.name instance.slot"),
     (
         CHECK,
         "cluster.profile cluster.node_monitor_grace_period cluster.lease_renew cluster.vrrp_advert_interval \
@@ -48,9 +48,9 @@ const PROOFS: [(&str, &str); 27] = [
     (LINK, "peers.listen peers.beat_port peers.sync_deadline peers.peer.address"),
     (KEYS, "peers.key_file peers.key_file_previous"),
     (MEMBERS, "peers.peer.name"),
-    (TAKEOVER, "takeover.tickle takeover.guard takeover.priority"),
-    (TAKEOVER_PACE, "takeover.resets_per_second"),
-    (AWAY, "takeover.track_file"),
+    (FAILOVER, "failover.challenge failover.guard failover.priority"),
+    (FAILOVER_PACE, "failover.resets_per_second"),
+    (AWAY, "failover.track_file"),
     (FRONTENDS, "frontend.name frontend.listen"),
     (
         CHOICE,

@@ -13,7 +13,7 @@ use baton::model::end_reason::EndReason;
 use baton::model::ids::FlowId;
 use baton::sys::clock::now_ns;
 use baton::table::flows::{FlowState, FlowView};
-use baton::table::graduation::{Answer, Candidate, Found, Progress, Record, Request, Sockets, Stays, Ticket};
+use baton::table::offload::{Answer, Candidate, Found, Progress, Record, Request, Sockets, Stays, Ticket};
 use baton::table::orders::{EndOrder, Pace, Selector};
 
 use plane::*;
@@ -24,9 +24,9 @@ const NEVER: Duration = Duration::from_secs(3600);
 fn bench(round_trips: u32, after: Duration) -> Bench {
     let bench = Bench::new(&[server("127.0.0.1", echo)]);
     let mut config = bench.config.clone();
-    (config.path.after_round_trips, config.path.after) = (round_trips, after);
+    (config.offload.after_round_trips, config.offload.after) = (round_trips, after);
     bench.reconfigure(&config);
-    bench.table.graduation.set_open(true);
+    bench.table.offload.set_open(true);
     bench
 }
 
@@ -34,7 +34,7 @@ fn bench(round_trips: u32, after: Duration) -> Bench {
 fn request(bench: &Bench) -> Request {
     let started = std::time::SystemTime::now();
     loop {
-        if let Some(request) = bench.table.graduation.next_request() {
+        if let Some(request) = bench.table.offload.next_request() {
             return request;
         }
         assert!(started.elapsed().unwrap() < DEADLINE, "no request in time");
@@ -46,7 +46,7 @@ fn request(bench: &Bench) -> Request {
 fn candidate(bench: &Bench) -> Candidate {
     loop {
         match request(bench) {
-            Request::Graduate(candidate) => return *candidate,
+            Request::Offload(candidate) => return *candidate,
             Request::Witness { .. } => {}
             other => panic!("{other:?}"),
         }
@@ -54,14 +54,14 @@ fn candidate(bench: &Bench) -> Candidate {
 }
 
 fn answer(bench: &Bench, ticket: Ticket, answer: Answer) {
-    bench.table.graduation.answer(ticket.worker, answer);
+    bench.table.offload.answer(ticket.worker, answer);
     bench.table.orders.wake(ticket.worker);
 }
 
-fn graduate(bench: &Bench, candidate: Candidate) -> (Ticket, Sockets) {
+fn offload(bench: &Bench, candidate: Candidate) -> (Ticket, Sockets) {
     let Candidate { ticket, sockets, .. } = candidate;
-    answer(bench, ticket, Answer::Graduated(ticket));
-    wait_until("the flow is shown as graduated", || flow(bench).state == FlowState::Graduated);
+    answer(bench, ticket, Answer::Offloaded(ticket));
+    wait_until("the flow is shown as offloaded", || flow(bench).state == FlowState::Offloaded);
     (ticket, sockets)
 }
 
@@ -95,11 +95,11 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     let bench = bench(2, NEVER);
     let mut client = bench.connect();
     ping(&mut client);
-    assert!(bench.table.graduation.next_request().is_none(), "no round trip is not enough");
+    assert!(bench.table.offload.next_request().is_none(), "no round trip is not enough");
     ping(&mut client);
     let Request::Witness { id, ends } = request(&bench) else { panic!() };
     assert_eq!((id, ends.client.socket_addr()), (flow(&bench).id, client.local_addr().unwrap()));
-    assert!(bench.table.graduation.next_request().is_none(), "one round trip is not enough");
+    assert!(bench.table.offload.next_request().is_none(), "one round trip is not enough");
     client.write_all(b"third").unwrap();
     let Candidate { ticket, sockets, record, bytes_up, bytes_down, .. } = candidate(&bench);
     assert_eq!((&sockets.held_up[..], &sockets.held_down[..]), (&b"third"[..], &b""[..]));
@@ -112,7 +112,7 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     for _ in 0..20 {
         ping(&mut client);
     }
-    assert!(bench.table.graduation.next_request().is_none(), "it stays for good");
+    assert!(bench.table.offload.next_request().is_none(), "it stays for good");
     assert_eq!(flow(&bench).bytes_up, 8 + 5 + 80);
     drop(client);
     assert_eq!(bench.next_ended().reason, EndReason::ClientClosed);
@@ -146,18 +146,18 @@ fn a_flow_that_ends_before_it_leaves_is_not_looked_at_any_more() {
     ping(&mut client);
     drop(client);
     assert_eq!([bench.next_ended().reason, bench.next_ended().reason], [EndReason::ClientClosed; 2]);
-    assert!(bench.table.graduation.next_request().is_none());
+    assert!(bench.table.offload.next_request().is_none());
 }
 
 #[test]
 fn nothing_leaves_while_the_path_is_shut() {
     let bench = bench(1, Duration::ZERO);
-    bench.table.graduation.set_open(false);
+    bench.table.offload.set_open(false);
     let mut client = bench.connect();
     for _ in 0..5 {
         ping(&mut client);
     }
-    assert!(bench.table.graduation.next_request().is_none());
+    assert!(bench.table.offload.next_request().is_none());
 }
 
 #[test]
@@ -168,9 +168,9 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
     });
     let bench = Bench::new(&[source]);
     let mut config = bench.config.clone();
-    config.path.after = NEVER;
+    config.offload.after = NEVER;
     bench.reconfigure(&config);
-    bench.table.graduation.set_open(true);
+    bench.table.offload.set_open(true);
     let mut client = bench.connect();
     // The client's window is full, and the rest is with its kernel's peer.
     wait_until("the download stalls", || {
@@ -180,21 +180,21 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
         before > 0 && before == bytes()
     });
     // Only now: before its first byte it has nothing under way, and may leave.
-    config.path.after = Duration::from_millis(5);
+    config.offload.after = Duration::from_millis(5);
     bench.reconfigure(&config);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(bench.table.graduation.next_request().is_none());
+    assert!(bench.table.offload.next_request().is_none());
     client.read_exact(&mut vec![0; 8 << 20]).unwrap();
     assert_eq!(candidate(&bench).bytes_down, 8 << 20);
 }
 
 #[test]
-fn a_graduated_flow_counts_shows_and_ends_as_any_other() {
+fn an_offloaded_flow_counts_shows_and_ends_as_any_other() {
     let bench = bench(1, NEVER);
     let mut client = bench.connect();
     ping(&mut client);
     client.write_all(b"next").unwrap();
-    let (ticket, sockets) = graduate(&bench, candidate(&bench));
+    let (ticket, sockets) = offload(&bench, candidate(&bench));
     assert_eq!((bench.table.flows.len(), bench.table.flows_with_sockets()), (1, 0));
     answer(&bench, ticket, Answer::Progress(vec![progress(ticket, 1000)]));
     wait_until("its bytes are counted", || flow(&bench).bytes_up == 1000 && flow(&bench).bytes_down == 1001);
@@ -210,8 +210,8 @@ fn a_graduated_flow_counts_shows_and_ends_as_any_other() {
     let ended = bench.next_ended();
     assert_eq!((ended.reason, ended.bytes_up, ended.bytes_down), (EndReason::Killed, 1500, 1501));
     assert_eq!(ended.backend_addr, bench.table.registry.backends()[0].address().map(BackendAddr::socket_addr));
-    assert!(bench.table.graduation.next_request().is_none(), "it was asked twice");
-    assert!(bench.table.flows.is_empty() && bench.table.graduation.without_sockets() == 0);
+    assert!(bench.table.offload.next_request().is_none(), "it was asked twice");
+    assert!(bench.table.flows.is_empty() && bench.table.offload.without_sockets() == 0);
     drop(sockets);
 }
 
@@ -221,7 +221,7 @@ fn the_path_says_who_closed_a_flow() {
     let mut client = bench.connect();
     ping(&mut client);
     client.write_all(b"next").unwrap();
-    let (ticket, _sockets) = graduate(&bench, candidate(&bench));
+    let (ticket, _sockets) = offload(&bench, candidate(&bench));
     answer(&bench, ticket, Answer::Ended { last: progress(ticket, 9), reason: Some(EndReason::BackendReset) });
     assert_eq!(bench.next_ended().reason, EndReason::BackendReset);
 }
@@ -232,7 +232,7 @@ fn an_idle_order_is_called_off_when_the_flow_moves_and_a_kill_after_it_is_not() 
     let mut client = bench.connect();
     ping(&mut client);
     client.write_all(b"next").unwrap();
-    let (ticket, _sockets) = graduate(&bench, candidate(&bench));
+    let (ticket, _sockets) = offload(&bench, candidate(&bench));
     let asked_ns = now_ns();
     wait_until("it is idle in the table", || {
         kill(&bench, Some(Duration::from_millis(1)));
@@ -241,7 +241,7 @@ fn an_idle_order_is_called_off_when_the_flow_moves_and_a_kill_after_it_is_not() 
     let Request::End { unless_moved_since_ns: Some(since_ns), .. } = request(&bench) else { panic!() };
     assert!(since_ns + 1_000_000 > asked_ns);
     answer(&bench, ticket, Answer::Moves(progress(ticket, 50)));
-    wait_until("the order is called off", || flow(&bench).state == FlowState::Graduated);
+    wait_until("the order is called off", || flow(&bench).state == FlowState::Offloaded);
     assert_eq!(flow(&bench).bytes_up, 50);
 
     wait_until("it is idle again", || {
@@ -277,12 +277,12 @@ fn a_flow_that_is_killed_while_it_is_lent_ends_when_it_comes_back() {
 }
 
 #[test]
-fn graduated_flows_go_on_when_the_workers_end() {
+fn offloaded_flows_go_on_when_the_workers_end() {
     let bench = bench(1, NEVER);
     let mut client = bench.connect();
     ping(&mut client);
     client.write_all(b"next").unwrap();
-    let (_, sockets) = graduate(&bench, candidate(&bench));
+    let (_, sockets) = offload(&bench, candidate(&bench));
     bench.proxy.exit();
     assert!(bench.table.workers.iter().all(|worker| worker.next_ended().is_none()));
     stream(sockets.client).write_all(b"still").unwrap();
@@ -311,14 +311,14 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_front
         last_down_ns: 90,
     };
     let give = |found: Found| {
-        bench.table.graduation.answer(1, Answer::Found(Box::new(found)));
+        bench.table.offload.answer(1, Answer::Found(Box::new(found)));
         bench.table.orders.wake(1);
     };
     give(found(4000, entry.hash_key, bench.vip));
     let Request::Claim { ticket, .. } = request(&bench) else { panic!() };
     assert_eq!((ticket.id, ticket.worker), (FlowId(4000), 1));
     let flow = flow(&bench);
-    assert_eq!((flow.id, flow.state, flow.backend), (FlowId(4000), FlowState::Graduated, Some(entry.id)));
+    assert_eq!((flow.id, flow.state, flow.backend), (FlowId(4000), FlowState::Offloaded, Some(entry.id)));
     assert_eq!((flow.bytes_up, flow.bytes_down, flow.connect_us, flow.last_byte_ns()), (1, 2, 88, 90));
     assert_eq!(flow.origin.client.to_string(), "10.1.2.3:4");
     let active = std::sync::atomic::Ordering::Relaxed;

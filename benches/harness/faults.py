@@ -184,11 +184,11 @@ def booted(fleet, state):
 
 def evacuated(fleet, state):
     instance = fleet.instances[each(INSTANCES, state)]
-    state["said"] = instance.command("handover", "--deadline", "5s", within_s=40)
+    state["said"] = instance.command("evacuate", "--deadline", "5s", within_s=40)
 
 
 def cancelled(fleet, state):
-    fleet.instances[state["which"]].command("handover", "--cancel")
+    fleet.instances[state["which"]].command("evacuate", "--cancel")
 
 
 def upgraded(fleet, state):

@@ -258,7 +258,7 @@ http = "127.0.0.1:9470"
 socket = "{self.socket}"
 [log]
 flows = "errors"
-[path]
+[offload]
 pins = "{self.pins}"
 [instance]
 name = "{self.name}"
@@ -268,7 +268,7 @@ listen = "{ADDRESSES[self.name]}:{PEERS_PORT}"
 key_file = "{self.key}"
 sync_deadline = "3s"
 {told}
-[takeover]
+[failover]
 track_file = "{self.away}"
 {frontends}"""
         self.config.write_text(change(text))
@@ -330,7 +330,7 @@ track_file = "{self.away}"
         self.fleet.await_true(self.is_ready, f"{self.name} is ready")
 
     def remove_pins(self):
-        subprocess.run([BATON, "path", "--pins", self.pins, "remove", "--yes"], capture_output=True, timeout=60)
+        subprocess.run([BATON, "offload", "--pins", self.pins, "remove", "--yes"], capture_output=True, timeout=60)
 
     def hold_back(self, how=signal.SIGKILL):
         if self.keepalived and self.fleet.over.is_set():

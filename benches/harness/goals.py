@@ -48,23 +48,23 @@ def judge(results):
 
 
 def path(results, goals):
-    """Graduated flows beside the kernel's own DNAT and the best proxy, Baton as a proxy among them."""
+    """Offloaded flows beside the kernel's own DNAT and the best proxy, Baton as a proxy among them."""
     def beside(work, row, key, other, bound):
-        reached = results.ratio(row, key, "baton-graduated", other)
+        reached = results.ratio(row, key, "baton-offloaded", other)
         if reached is not None:
             goals.append((work, f"≤ {bound:.2f} × {PEERS[other].label}", f"{reached:.3f}", reached <= bound))
 
     row = "path-requests-64-c64"
-    beside("graduated, requests 64 B, C=64: CPU of everything", row, "machine_us_each", "dnat", 1.05)
-    ratios = {other: results.ratio(row, "machine_us_each", "baton-graduated", other) for other in PROXIES}
+    beside("offloaded, requests 64 B, C=64: CPU of everything", row, "machine_us_each", "dnat", 1.05)
+    ratios = {other: results.ratio(row, "machine_us_each", "baton-offloaded", other) for other in PROXIES}
     ratios = {other: ratio for other, ratio in ratios.items() if ratio is not None}
     if ratios:
         best = max(ratios, key=ratios.get)
-        goals.append(("graduated, requests 64 B, C=64: CPU of everything", f"≤ 0.62 × the best proxy ({PEERS[best].label})",
+        goals.append(("offloaded, requests 64 B, C=64: CPU of everything", f"≤ 0.62 × the best proxy ({PEERS[best].label})",
                       f"{ratios[best]:.3f}", ratios[best] <= 0.62))
     for way in ("up", "down"):
-        beside(f"graduated, bulk {way}, 8 flows: CPU of everything", f"path-bulk-{way}-8", "machine_s_per_gb", "dnat", 1.05)
-    beside("graduated, 20,000 requests a second: p99", "path-rate-20k", "p99_us_of_seconds", "dnat", 1.20)
+        beside(f"offloaded, bulk {way}, 8 flows: CPU of everything", f"path-bulk-{way}-8", "machine_s_per_gb", "dnat", 1.05)
+    beside("offloaded, 20,000 requests a second: p99", "path-rate-20k", "p99_us_of_seconds", "dnat", 1.20)
 
 
 def tail(results, goals, work, row):

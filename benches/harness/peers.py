@@ -217,22 +217,22 @@ class Before(Baton):
     key, label = "before", "Baton before"
 
 
-class Graduated(Baton):
+class Offloaded(Baton):
     """Baton whose flows leave it. ip(8) gives it a /sys of its own, and what it pins there goes with it; the lock of what is
     pinned goes by its name, and is the whole machine's."""
 
-    key, label = "baton-graduated", "Baton graduated"
+    key, label = "baton-offloaded", "Baton offloaded"
 
     def start(self, stage):
         config = stage.directory / "baton.toml"
-        config.write_text(baton_config(stage, path=f'graduate = "require"\npins = "{self.pins(stage)}"'))
+        config.write_text(baton_config(stage, path=f'mode = "require"\npins = "{self.pins(stage)}"'))
         return stage.start(stage.proxy, self.binary, "run", "-c", config, aside=True)
 
     def pins(self, stage):
         return f"/sys/fs/bpf/{stage.directory.name}"
 
     def check(self, stage, report):
-        status = run("nsenter", "--target", stage.processes[-1].pid, "--net", "--mount", self.binary, "--json", "path",
+        status = run("nsenter", "--target", stage.processes[-1].pid, "--net", "--mount", self.binary, "--json", "offload",
                      "--pins", self.pins(stage), "status")
         report["spliced"] = json.loads(status)["counters"]["spliced"]
         # Segments of bulk are up to 64 KiB long.
@@ -273,10 +273,10 @@ class Routed(Direct):
         run("ip", "-n", stage.client, "route", "add", "10.77.1.0/24", "via", "10.77.0.1")
 
 
-def baton_config(stage, http="127.0.0.1:9470", path='graduate = "off"'):
+def baton_config(stage, http="127.0.0.1:9470", path='mode = "off"'):
     """Baton as it would be run: table, probes, metrics and the flow log are on."""
     return f"""
-[path]
+[offload]
 {path}
 [admin]
 http = "{http}"
@@ -301,7 +301,7 @@ interval = "1s"
 """
 
 
-PEERS = {peer.key: peer for peer in (Direct(), Routed(), Dnat(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton(), Graduated())}
+PEERS = {peer.key: peer for peer in (Direct(), Routed(), Dnat(), Haproxy(), HaproxySplice(), Nginx(), Envoy(), Baton(), Offloaded())}
 
 
 def family(process):

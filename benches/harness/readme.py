@@ -23,17 +23,17 @@ LINES = (
 )
 OTHERS = ("haproxy", "haproxy-splice", "nginx", "envoy")
 
-# Of graduated flows, with the CPU of everything on the machine: their packets are passed on in interrupts.
-GRADUATED_LINES = (
+# Of offloaded flows, with the CPU of everything on the machine: their packets are passed on in interrupts.
+OFFLOADED_LINES = (
     ("CPU of a request, 64 B, 64 connections", "path-requests-64-c64", "machine_us_each"),
     ("CPU of a GB up, 8 flows", "path-bulk-up-8", "machine_s_per_gb"),
     ("CPU of a GB down, 8 flows", "path-bulk-down-8", "machine_s_per_gb"),
     ("Latency at 20,000 requests a second, p99", "path-rate-20k", "p99_us_of_seconds"),
 )
-GRADUATED_OTHERS = ("dnat", "haproxy-splice", "nginx", "baton")
+OFFLOADED_OTHERS = ("dnat", "haproxy-splice", "nginx", "baton")
 
 BETWEEN = """
-Flows that have [graduated](#flows-that-outlive-it), between three network namespaces, beside the same proxies, Baton without graduation, and DNAT
+Flows that have [offloaded](#flows-that-outlive-it), between three network namespaces, beside the same proxies, Baton without offload, and DNAT
 by the kernel, which tracks connections and checks no backend. CPU is that of everything on the machine, clients and backends too:
 
 """
@@ -42,8 +42,8 @@ by the kernel, which tracks connections and checks no backend. CPU is that of ev
 def update(results, judged):
     """Writes the table anew, if the README has its marks."""
     proxied = table(results, "baton", OTHERS, LINES)
-    graduated = table(results, "baton-graduated", GRADUATED_OTHERS, GRADUATED_LINES)
-    replace_between(README, BEGIN, END, proxied + BETWEEN + graduated + met(judged))
+    offloaded = table(results, "baton-offloaded", OFFLOADED_OTHERS, OFFLOADED_LINES)
+    replace_between(README, BEGIN, END, proxied + BETWEEN + offloaded + met(judged))
 
 
 def replace_between(path, begin, end, words):

@@ -35,8 +35,8 @@ class Row:
 
 
 # Those that are measured from namespace to namespace, by what everything together uses.
-OFF_LOOPBACK = ("routed", "dnat", "baton-graduated")
-PATH = ("routed", "dnat", "haproxy", "haproxy-splice", "nginx", "baton", "baton-graduated")
+OFF_LOOPBACK = ("routed", "dnat", "baton-offloaded")
+PATH = ("routed", "dnat", "haproxy", "haproxy-splice", "nginx", "baton", "baton-offloaded")
 PROXIES = ("haproxy", "haproxy-splice", "nginx", "baton")
 
 CPU_REQUEST = ("cpu_us_each", "CPU per request", "µs", 1, "lower")
@@ -66,7 +66,7 @@ def _bulk(way, flows):
 
 
 def _path(name, title, load, *values, realtime=False):
-    # The time before the window is for graduation, too.
+    # The time before the window is for offload, too.
     return Row(f"path-{name}", f"Between namespaces: {title}", load, hosts=3, only=PATH, warmup=1.0, values=values,
                realtime=realtime)
 

@@ -9,10 +9,10 @@ use baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use baton::model::balance::hash_name;
 use baton::model::ids::FlowId;
 use baton::model::splice::{Direction, Terms};
-use baton::path::entry::{Egress, Ends, Identity, Splice, Start};
-use baton::path::probe::Change;
-use baton::path::program::{Cursor, Program};
-use baton::path::settings::PathSettings;
+use baton::offload::entry::{Egress, Ends, Identity, Splice, Start};
+use baton::offload::probe::Change;
+use baton::offload::program::{Cursor, Program};
+use baton::offload::settings::OffloadSettings;
 use baton::sys::clock::now_ns;
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ fn backend(word: &str) -> Result<(String, SocketAddr), String> {
 
 /// Enters the flows and marks them as whole.
 pub fn run(asked: &Entries) -> io::Result<Value> {
-    let settings = PathSettings {
+    let settings = OffloadSettings {
         directory: asked.pins.clone(),
         interfaces: Vec::new(),
         flows_max: asked.flows + asked.flows / 4,

@@ -138,9 +138,9 @@ enum Mode {
         #[command(flatten)]
         death: Death,
     },
-    /// Fills a map of graduated flows with flows that nobody has.
+    /// Fills a map of offloaded flows with flows that nobody has.
     Entries(entries::Entries),
-    /// Watches two instances' maps while flows graduate at one of them.
+    /// Watches two instances' maps while flows are offloaded at one of them.
     Records(records::Records),
     /// Clients that say how long they waited, and for what, a line each.
     Promise(promise::Promise),

@@ -1,4 +1,4 @@
-//! How soon the map of another instance holds what has graduated, told from the two maps themselves.
+//! How soon the map of another instance holds what has been offloaded, told from the two maps themselves.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton::model::ids::FlowId;
-use baton::path::entry::{Action, ENTRY_SIZE, Entry, KEY_SIZE};
+use baton::offload::entry::{Action, ENTRY_SIZE, Entry, KEY_SIZE};
 use baton::sys::bpf::Map;
 use baton::sys::clock::now_ns;
 use serde_json::{Value, json};
 
 #[derive(clap::Args)]
 pub struct Records {
-    /// Where the instance pins that flows graduate at.
+    /// Where the instance pins that flows are offloaded at.
     #[arg(long)]
     owner: PathBuf,
     /// Where the one pins that is told of them.

@@ -12,7 +12,7 @@ use prometheus_client::registry::Unit;
 
 use super::census::Census;
 use super::watchdog;
-use crate::config::{Config, Graduate};
+use crate::config::{Config, OffloadMode};
 use crate::metrics::Metrics;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Pulse;
@@ -24,7 +24,7 @@ use crate::table::Table;
 use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Service};
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
-use crate::table::graduation::Stays;
+use crate::table::offload::Stays;
 use crate::table::worker::WorkerState;
 
 /// Makes `metrics` show what `table` counts, and how much of it `config` allows. Call it once for each pair.
@@ -48,7 +48,7 @@ impl Collector for TableCollector {
         self.encode_backends(&mut families)?;
         self.encode_limits(&mut families)?;
         self.encode_path(&mut families)?;
-        self.encode_takeover(&mut families)?;
+        self.encode_failover(&mut families)?;
         self.encode_peers(&mut families)?;
         self.encode_workers(&mut families)
     }
@@ -189,23 +189,27 @@ impl TableCollector {
     }
 
     fn encode_path(&self, families: &mut Families<'_>) -> fmt::Result {
-        let census = &self.table.graduation.census;
+        let census = &self.table.offload.census;
         let view = census.view();
         let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
-        let wanted = self.config.load().path.graduate != Graduate::Off;
-        gauge("path_wanted", "1 unless the configuration keeps every flow proxied", wanted.into())?;
-        gauge("path_open", "1 if flows may graduate", view.why_not.is_none().into())?;
-        let help = "1 while no flow graduates, because those that did were reset right after";
-        gauge("path_stopped", help, self.table.graduation.is_stopped().into())?;
-        gauge("path_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
-        gauge("path_flows_max", "Flows that the path's map can hold", view.flows_max)?;
+        let wanted = self.config.load().offload.mode != OffloadMode::Off;
+        gauge("offload_wanted", "1 unless the configuration keeps every flow proxied", wanted.into())?;
+        gauge("offload_open", "1 if flows may be offloaded", view.why_not.is_none().into())?;
+        let help = "1 while no flow is offloaded, because those that did were reset right after";
+        gauge("offload_stopped", help, self.table.offload.is_stopped().into())?;
+        gauge("offload_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
+        gauge("offload_flows_max", "Flows that the path's map can hold", view.flows_max)?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("flows_graduated", "Flows that left the proxy", census.graduated.value())?;
-        counter("flows_adopted", "Graduated flows of an earlier process that were adopted", census.adopted.value())?;
+        counter("flows_offloaded", "Flows that left the proxy", census.offloaded.value())?;
+        counter(
+            "flows_recovered",
+            "Offloaded flows of an earlier process that were recovered",
+            census.recovered.value(),
+        )?;
         let help = "Times that the program had been detached by somebody else, and was attached again";
-        counter("path_reattached", help, census.reattached.value())?;
+        counter("offload_reattached", help, census.reattached.value())?;
         let help =
-            "Connections of graduated flows that connection tracking of this host was to forget; failed must stay 0";
+            "Connections of offloaded flows that connection tracking of this host was to forget; failed must stay 0";
         let mut family = families.counter("conntrack_removals", help, None)?;
         for (outcome, count) in [("removed", &census.untracked), ("failed", &census.still_tracked)] {
             family.encode_family(&[("outcome", outcome)])?.counter(count.value())?;
@@ -224,8 +228,8 @@ impl TableCollector {
         for why in Stays::ALL {
             family.encode_family(&[("reason", why.label())])?.counter(census.stayed(*why))?;
         }
-        let help = "Packets of graduated flows, by what was done with them";
-        let mut family = families.counter("path_packets", help, None)?;
+        let help = "Packets of offloaded flows, by what was done with them";
+        let mut family = families.counter("offload_packets", help, None)?;
         for (what, count) in &view.packets {
             family.encode_family(&[("action", *what)])?.counter(*count)?;
         }
@@ -246,7 +250,7 @@ impl TableCollector {
         gauge("peer_unlinked", help, &|it| f64::from(it.pulse == Pulse::Unlinked))?;
         gauge("peer_synced", "1 if all flows of a peer are known here", &|it| f64::from(it.synced))?;
         gauge("peer_flows", "Flows of a peer that are known here", &|it| it.flows as f64)?;
-        gauge("peer_graduated", "Of them, those without sockets", &|it| it.graduated as f64)?;
+        gauge("peer_offloaded", "Of them, those without sockets", &|it| it.offloaded as f64)?;
         gauge("peer_changes_behind", "Changes of own flows that a peer has not acknowledged", &|it| it.behind as f64)?;
         gauge("peer_lag_seconds", "How long the oldest of them has waited", &|it| it.lag_ms as f64 / 1e3)?;
         gauge("peer_round_trip_seconds", "Round trip on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
@@ -255,12 +259,12 @@ impl TableCollector {
     }
 
     /// Of packets that came for flows of other instances, and of instances that died.
-    fn encode_takeover(&self, families: &mut Families<'_>) -> fmt::Result {
+    fn encode_failover(&self, families: &mut Families<'_>) -> fmt::Result {
         if !self.table.fleet.is_enabled() {
             return Ok(());
         }
         let census = &self.table.fleet.census;
-        let view = self.table.graduation.census.view();
+        let view = self.table.offload.census.view();
         let packets = |wanted: &[&str]| -> u64 {
             view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
         };
@@ -269,7 +273,7 @@ impl TableCollector {
         for (outcome, count) in [
             ("forwarded", packets(&["forwarded", "sliced"])),
             ("reset", packets(&["reset"]) + census.reset.value()),
-            ("adopted", census.adopted.value()),
+            ("inherited", census.inherited.value()),
             ("dropped", census.dropped.value()),
         ] {
             family.encode_family(&[("outcome", outcome)])?.counter(count)?;
@@ -277,9 +281,9 @@ impl TableCollector {
         let help = "Flows of peers that this host's map has no room for: they are reset if their owner dies";
         families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.not_held.load(Relaxed) as i64))?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("takeovers", "Instances whose flows were taken over", census.takeovers.value())?;
+        counter("failovers", "Instances whose flows were taken over", census.failovers.value())?;
         let help = "Segments that made idle ends of dead flows show themselves";
-        counter("takeover_tickled", help, census.tickled.value())
+        counter("failover_challenged", help, census.challenged.value())
     }
 
     fn encode_workers(&self, families: &mut Families<'_>) -> fmt::Result {

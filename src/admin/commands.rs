@@ -1,8 +1,8 @@
 //! What each command of the admin socket does.
 
+mod evacuate;
 mod events;
 mod flows;
-mod handover;
 mod kill;
 mod names;
 mod upgrade;
@@ -49,10 +49,10 @@ pub async fn execute(
         }
         Command::Upgrade(asked) => upgrade::upgrade(admin, asked, replies).await?,
         Command::Peers {} => Ok(json(&peers_report(admin))),
-        Command::Handover(asked) => handover::hand_over(admin, asked, replies).await?,
-        Command::CancelHandover {} => handover::take_back(admin).await,
-        Command::CheckHandover(asked) => {
-            Ok(json(&admin.aside(move |admin| admin.control.check_handover(&asked)).await))
+        Command::Evacuate(asked) => evacuate::evacuate(admin, asked, replies).await?,
+        Command::CancelEvacuation {} => evacuate::take_back(admin).await,
+        Command::CheckEvacuation(asked) => {
+            Ok(json(&admin.aside(move |admin| admin.control.check_evacuation(&asked)).await))
         }
         Command::CheckUpgrade(asked) => Ok(json(&admin.control.check_upgrade(asked).await)),
     })

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::handover::{Handing, HandoverCheck, HandoverFailed, HandoverRequest};
+use super::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::model::health::Order;
 use crate::model::ids::BackendId;
@@ -41,13 +41,13 @@ pub trait Control: Send + Sync + 'static {
     fn check_upgrade(&self, asked: UpgradeRequest) -> Checking;
 
     /// Begins to give this host's VIP and flows to another instance, or shows that it is under way or done.
-    fn hand_over(&self, asked: HandoverRequest) -> Result<Handing, HandoverFailed>;
+    fn evacuate(&self, asked: EvacuationRequest) -> Result<Evacuating, EvacuationFailed>;
 
     /// Lets this host have the VIP again; what was under way ends.
-    fn take_back(&self) -> Result<Handing, HandoverFailed>;
+    fn take_back(&self) -> Result<Evacuating, EvacuationFailed>;
 
-    /// What a handover would do; changes nothing. It looks at every flow.
-    fn check_handover(&self, asked: &HandoverRequest) -> HandoverCheck;
+    /// What an evacuation would do; changes nothing. It looks at every flow.
+    fn check_evacuation(&self, asked: &EvacuationRequest) -> EvacuationCheck;
 }
 
 /// An order on its way. It is carried out even if this is dropped.

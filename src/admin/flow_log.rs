@@ -315,11 +315,11 @@ mod tests {
                 reset_rate: 1,
             },
             log: log(FlowLog::Off, 1),
-            path: crate::config::PathSettings::default(),
+            offload: crate::config::OffloadSettings::default(),
             cluster: crate::config::Cluster::default(),
             instance: Default::default(),
             peers: None,
-            takeover: crate::config::TakeoverSettings::default(),
+            failover: crate::config::FailoverSettings::default(),
             frontends: Vec::new(),
         };
         let config = Arc::new(ArcSwap::from_pointee(config));

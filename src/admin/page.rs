@@ -99,8 +99,8 @@ fn troubles(page: &mut String, status: &Status) {
     }
     trouble("bad", "Not live", &instance.not_live);
     trouble(if instance.phase == "serving" { "bad" } else { "notice" }, "Not ready", &instance.not_ready);
-    if status.path.stopped {
-        trouble("bad", "Graduation has stopped", &[words::STOPPED.to_owned()]);
+    if status.offload.stopped {
+        trouble("bad", "Offload has stopped", &[words::STOPPED.to_owned()]);
     }
     if let LastReload::Refused { at_unix_ms, errors } = &instance.config.last_reload {
         let (date, time) = date_and_time(*at_unix_ms);
@@ -211,7 +211,7 @@ fn peers(page: &mut String, fleet: &PeersReport) {
     write(page, format_args!("<section>\n<h2>Peers of {}<span class=\"facts\">{ready}</span></h2>\n", Escaped(name)));
     page.push_str(
         "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Peer</th><th class=\"why\">Has the VIP</th>\
-         <th class=\"r\">Its flows</th><th class=\"r\">Graduated</th><th>Synced</th><th class=\"r\">Behind</th>\
+         <th class=\"r\">Its flows</th><th class=\"r\">Offloaded</th><th>Synced</th><th class=\"r\">Behind</th>\
          <th class=\"r\">Lag</th><th class=\"r\">Round trip</th></tr></thead>\n<tbody>\n",
     );
     fleet.peers.iter().for_each(|it| peer(page, it));
@@ -233,7 +233,7 @@ fn peer(page: &mut String, it: &MemberView) {
             if vips.is_empty() { "–".to_owned() } else { vips.join(" ") },
             Escaped(it.why_not.as_deref().unwrap_or("")),
             count(it.flows as u64),
-            count(it.graduated as u64),
+            count(it.offloaded as u64),
             if it.synced { Pill("good", "yes") } else { Pill("bad", "no") },
             count(it.behind as u64),
             duration_ms(it.lag_ms),

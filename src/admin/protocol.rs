@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::control::PlannedMove;
-use super::handover::{HandoverFailed, HandoverRequest};
+use super::evacuate::{EvacuationFailed, EvacuationRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
 use crate::model::ids::FlowId;
@@ -64,12 +64,12 @@ pub enum Command {
     Peers {},
     /// [`super::upgrade::UpgradeCheck`].
     CheckUpgrade(UpgradeRequest),
-    /// Items: [`super::handover::HandoverProgress`]; ok: [`super::handover::HandoverReport`].
-    Handover(HandoverRequest),
-    /// [`super::handover::HandoverReport`] of the handover that was called off.
-    CancelHandover {},
-    /// [`super::handover::HandoverCheck`].
-    CheckHandover(HandoverRequest),
+    /// Items: [`super::evacuate::EvacuationProgress`]; ok: [`super::evacuate::EvacuationReport`].
+    Evacuate(EvacuationRequest),
+    /// [`super::evacuate::EvacuationReport`] of the evacuation that was called off.
+    CancelEvacuation {},
+    /// [`super::evacuate::EvacuationCheck`].
+    CheckEvacuation(EvacuationRequest),
 }
 
 /// Which flows to list; what is left out excludes nothing.
@@ -143,7 +143,7 @@ pub struct FlowRow {
     pub bytes_down: u64,
     /// 0 until connected.
     pub connect_us: u64,
-    /// Why it is not graduated, when that was last tried; see the README.
+    /// Why it is not offloaded, when that was last tried; see the README.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
     pub worker: usize,
@@ -214,7 +214,7 @@ pub enum Refusal {
     #[error(transparent)]
     Upgrade(UpgradeFailed),
     #[error(transparent)]
-    Handover(HandoverFailed),
+    Evacuate(EvacuationFailed),
     #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
     Reload { errors: Vec<String> },
 }

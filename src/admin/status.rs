@@ -26,7 +26,7 @@ pub struct Status {
     pub instance: Instance,
     pub totals: Totals,
     #[serde(default)]
-    pub path: PathStatus,
+    pub offload: OffloadStatus,
     #[serde(default)]
     pub fleet: PeersReport,
     /// In the order of the configuration; removed ones that still have flows come last.
@@ -91,12 +91,12 @@ pub struct Totals {
     pub rates: Rate,
 }
 
-/// How flows graduate.
+/// How flows are offloaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathStatus {
-    /// Why flows stay proxied; `None`: they graduate.
+pub struct OffloadStatus {
+    /// Why flows stay proxied; `None`: they are offloaded.
     pub why_not: Option<String>,
-    /// None graduates, because those that did were reset right after.
+    /// None is offloaded, because those that did were reset right after.
     #[serde(default)]
     pub stopped: bool,
     /// Whose packets the program looks at.
@@ -104,9 +104,9 @@ pub struct PathStatus {
     /// Flows that the map holds, those included that ended a moment ago, and can hold.
     pub flows_held: u64,
     pub flows_max: u64,
-    pub graduated_total: u64,
-    /// Flows of an earlier process that were adopted.
-    pub adopted_total: u64,
+    pub offloaded_total: u64,
+    /// Flows of an earlier process that were recovered.
+    pub recovered_total: u64,
     /// Times that a flow was tried and stayed proxied, by reason; those that never occurred are left out.
     pub stayed_total: BTreeMap<String, u64>,
     /// Packets by what was done with them, since the program was loaded.
@@ -136,7 +136,7 @@ pub struct FlowCounts {
     pub proxied: u64,
     /// Their packets pass the proxy by.
     #[serde(default)]
-    pub graduated: u64,
+    pub offloaded: u64,
     pub ending: u64,
 }
 
@@ -214,7 +214,7 @@ pub struct BackendStatus {
 
 impl FlowCounts {
     pub fn sum(&self) -> u64 {
-        self.accepted + self.connecting + self.proxied + self.graduated + self.ending
+        self.accepted + self.connecting + self.proxied + self.offloaded + self.ending
     }
 
     pub fn add(&mut self, state: FlowState) {
@@ -226,7 +226,7 @@ impl FlowCounts {
             FlowState::Accepted => self.accepted,
             FlowState::Connecting => self.connecting,
             FlowState::Proxied => self.proxied,
-            FlowState::Graduated => self.graduated,
+            FlowState::Offloaded => self.offloaded,
             FlowState::Ending => self.ending,
         }
     }
@@ -236,7 +236,7 @@ impl FlowCounts {
             FlowState::Accepted => &mut self.accepted,
             FlowState::Connecting => &mut self.connecting,
             FlowState::Proxied => &mut self.proxied,
-            FlowState::Graduated => &mut self.graduated,
+            FlowState::Offloaded => &mut self.offloaded,
             FlowState::Ending => &mut self.ending,
         }
     }

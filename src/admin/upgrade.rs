@@ -70,7 +70,7 @@ pub struct NotMoved {
 #[error("this process goes on: {why}{}", with_others(*.moved))]
 pub struct UpgradeFailed {
     pub why: String,
-    /// Flows that the new process had adopted; they stay with it as long as it lives.
+    /// Flows that the new process had imported; they stay with it as long as it lives.
     pub moved: u64,
 }
 

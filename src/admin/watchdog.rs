@@ -120,11 +120,11 @@ mod tests {
     #[test]
     fn livez_names_a_loop_that_hangs_until_it_has_ended() {
         let table = Table::new(0).unwrap();
-        let beat = table.beats.begin("path");
+        let beat = table.beats.begin("offload");
         let now = now_ns();
         assert_eq!(complaints(&table, Phase::Serving, now), Vec::<String>::new());
         let stuck = complaints(&table, Phase::Starting, now + 8 * S);
-        assert!(matches!(&stuck[..], [one] if one.starts_with("the path has been stuck for ")), "{stuck:?}");
+        assert!(matches!(&stuck[..], [one] if one.starts_with("the offload has been stuck for ")), "{stuck:?}");
         drop(beat);
         assert_eq!(complaints(&table, Phase::Serving, now + 8 * S), Vec::<String>::new());
     }

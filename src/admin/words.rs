@@ -70,7 +70,7 @@ pub fn event(what: &What) -> String {
         What::UpgradeFailed { why, moved } => {
             format!("upgrade failed, this process goes on; {} stay with the new one: {why}", plural(*moved, "flow"))
         }
-        What::TookOver { from_version, from_pid, flows, not_moved, held_bytes, longest_pause_us, took_us } => {
+        What::UpgradeFinished { from_version, from_pid, flows, not_moved, held_bytes, longest_pause_us, took_us } => {
             let mut text = format!(
                 "took over {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest pause {}",
                 plural(*flows, "flow"),
@@ -86,23 +86,23 @@ pub fn event(what: &What) -> String {
         What::Inherited { from_pid, flows } => {
             format!("process {from_pid} died while it handed over; {} had come", plural(*flows, "flow"))
         }
-        What::PathOpened { interfaces } if interfaces.is_empty() => "flows may graduate".to_owned(),
-        What::PathOpened { interfaces } => format!("flows may graduate, by {}", interfaces.join(", ")),
-        What::PathShut { why } => format!("flows stay proxied: {why}"),
-        What::PathAdopted { flows, reset: 0 } => {
-            format!("adopted {} that an earlier process had graduated", plural(*flows, "flow"))
+        What::OffloadOpened { interfaces } if interfaces.is_empty() => "flows may be offloaded".to_owned(),
+        What::OffloadOpened { interfaces } => format!("flows may be offloaded, by {}", interfaces.join(", ")),
+        What::OffloadShut { why } => format!("flows stay proxied: {why}"),
+        What::OffloadRecovered { flows, reset: 0 } => {
+            format!("recovered {} that an earlier process had been offloaded", plural(*flows, "flow"))
         }
-        What::PathAdopted { flows, reset } => {
+        What::OffloadRecovered { flows, reset } => {
             let flows = plural(*flows, "flow");
-            format!("adopted {flows} that an earlier process had graduated; reset {reset} that it was about to")
+            format!("recovered {flows} that an earlier process had been offloaded; reset {reset} that it was about to")
         }
-        What::GraduationStopped { reset, of } => {
+        What::OffloadStopped { reset, of } => {
             format!(
-                "no flow graduates any more: {reset} of the last {of} that did were reset right after, others were not"
+                "no flow is offloaded any more: {reset} of the last {of} that did were reset right after, others were not"
             )
         }
-        What::GraduationResumed {} => "flows that graduate live: all may again".to_owned(),
-        What::PathMended { interfaces } => {
+        What::OffloadResumed {} => "flows that offload live: all may again".to_owned(),
+        What::ProgramReattached { interfaces } => {
             format!("somebody had detached the path from {}; it is attached again", interfaces.join(", "))
         }
         What::PeerLinked { peer, version } => format!("linked with {peer} (Baton {version})"),
@@ -111,9 +111,9 @@ pub fn event(what: &What) -> String {
         What::PeerSynced { peer, flows } => format!("all of {peer} is known: {}", plural(*flows, "flow")),
         What::PeerGap { peer } => format!("a change of {peer}'s flows is missing; it tells all of them again"),
         What::PeerPulse { peer, pulse } => format!("{peer} is {}", pulse_in_words(*pulse)),
-        What::TookOverFrom { instance, adopted, reset } => {
-            let adopted = plural(*adopted as u64, "flow");
-            format!("{instance} is dead: {adopted} of it without sockets go on here, {reset} others are reset")
+        What::FailedOver { instance, inherited, reset } => {
+            let inherited = plural(*inherited as u64, "flow");
+            format!("{instance} is dead: {inherited} of it without sockets go on here, {reset} others are reset")
         }
         What::ClientsTold { instance, answered, silent } => {
             let answered = plural(*answered as u64, "client");
@@ -127,19 +127,19 @@ pub fn event(what: &What) -> String {
         }
         What::AddressCame { address } => format!("{address} has come to this host"),
         What::AddressWent { address } => format!("{address} has left this host"),
-        What::HandoverBegun { to, flows } => {
+        What::EvacuationBegun { to, flows } => {
             let to = to.as_ref().map_or("another instance".to_owned(), ToString::to_string);
             format!("handing over to {to}: {} here", plural(*flows as u64, "flow"))
         }
-        What::HandedOver { flows_reset: 0, took_ms } => {
+        What::Evacuated { flows_reset: 0, took_ms } => {
             format!("handed over in {}; no flow was reset: this host may be switched off", duration_ms(*took_ms))
         }
-        What::HandedOver { flows_reset, took_ms } => {
+        What::Evacuated { flows_reset, took_ms } => {
             let (flows, took) = (plural(*flows_reset, "flow"), duration_ms(*took_ms));
             format!("handed over in {took}; {flows} had to be reset: this host may be switched off")
         }
-        What::HandoverTakenBack { why: None } => "this host may have the VIP again, as an operator wanted".to_owned(),
-        What::HandoverTakenBack { why: Some(why) } => format!("this host may have the VIP again: {why}"),
+        What::EvacuationTakenBack { why: None } => "this host may have the VIP again, as an operator wanted".to_owned(),
+        What::EvacuationTakenBack { why: Some(why) } => format!("this host may have the VIP again: {why}"),
         What::FlowEnded {
             flow,
             frontend,
@@ -171,8 +171,8 @@ pub fn event(what: &What) -> String {
     }
 }
 
-/// Of graduation.
-pub const STOPPED: &str = "flows that graduated were reset right after, so the others stay proxied; one is tried again now and then, and \
+/// Of offload.
+pub const STOPPED: &str = "flows that offloaded were reset right after, so the others stay proxied; one is tried again now and then, and \
                            after each `baton reload`";
 
 pub fn weight(what: &What) -> Weight {
@@ -184,24 +184,24 @@ pub fn weight(what: &What) -> Weight {
         What::UpgradeFailed { .. } | What::Inherited { .. } => Weight::Bad,
         What::VipShared { .. } | What::VipLeftBehind { .. } => Weight::Bad,
         What::VipAlone { .. } => Weight::Good,
-        What::TookOver { not_moved, .. } if *not_moved > 0 => Weight::Notice,
-        What::TookOver { .. } => Weight::Good,
-        What::PathMended { .. } | What::GraduationStopped { .. } => Weight::Bad,
-        What::PathShut { .. } => Weight::Notice,
-        What::PathOpened { .. } | What::GraduationResumed {} => Weight::Good,
-        What::PathAdopted { reset, .. } if *reset > 0 => Weight::Notice,
-        What::PathAdopted { .. } => Weight::Good,
-        What::TookOverFrom { .. } => Weight::Bad,
+        What::UpgradeFinished { not_moved, .. } if *not_moved > 0 => Weight::Notice,
+        What::UpgradeFinished { .. } => Weight::Good,
+        What::ProgramReattached { .. } | What::OffloadStopped { .. } => Weight::Bad,
+        What::OffloadShut { .. } => Weight::Notice,
+        What::OffloadOpened { .. } | What::OffloadResumed {} => Weight::Good,
+        What::OffloadRecovered { reset, .. } if *reset > 0 => Weight::Notice,
+        What::OffloadRecovered { .. } => Weight::Good,
+        What::FailedOver { .. } => Weight::Bad,
         What::ClientsTold { .. }
         | What::FlowsClaimed { .. }
         | What::FlowsReleased { .. }
         | What::AddressCame { .. }
         | What::AddressWent { .. }
-        | What::HandoverBegun { .. }
-        | What::HandoverTakenBack { why: None } => Weight::Notice,
-        What::HandoverTakenBack { why: Some(_) } => Weight::Bad,
-        What::HandedOver { flows_reset: 0, .. } => Weight::Good,
-        What::HandedOver { .. } => Weight::Notice,
+        | What::EvacuationBegun { .. }
+        | What::EvacuationTakenBack { why: None } => Weight::Notice,
+        What::EvacuationTakenBack { why: Some(_) } => Weight::Bad,
+        What::Evacuated { flows_reset: 0, .. } => Weight::Good,
+        What::Evacuated { .. } => Weight::Notice,
         What::PeerLinked { .. } | What::PeerSynced { .. } => Weight::Good,
         What::PeerLost { .. } | What::PeerGap { .. } => Weight::Notice,
         What::PeerUnreachable { .. } => Weight::Bad,

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::config::{Backend, Config, Frontend, Graduate, Target};
+use crate::config::{Backend, Config, Frontend, OffloadMode, Target};
 
 /// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind. `has_path`: whether flows
-/// could graduate in this process.
+/// could be offloaded in this process.
 pub fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
     const UPGRADE: &str = "`baton upgrade` starts a process with it, which takes over all flows";
-    const ANEW: &str = "it needs a new start: `baton handover` first, then `systemctl restart baton`";
+    const ANEW: &str = "it needs a new start: `baton evacuate` first, then `systemctl restart baton`";
     const KEEP: &str = "it is this instance's place among the names, which has changed; set it to what `baton peers` says, \
-                        or start anew: `baton handover`, then `systemctl restart baton`";
-    const EMPTY: &str = "it needs an empty map: `baton handover`, stop Baton, `baton path remove`, start it";
+                        or start anew: `baton evacuate`, then `systemctl restart baton`";
+    const EMPTY: &str = "it needs an empty map: `baton evacuate`, stop Baton, `baton offload remove`, start it";
     let places = |config: &Config| config.peers.as_ref().map(|peers| (peers.name.clone(), peers.slot));
     let (before, after) = (places(old), places(new));
     let [renamed, moved] = match (&before, &after) {
@@ -21,13 +21,13 @@ pub fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
     let keys = [
         ("process.workers", old.process.workers != new.process.workers, UPGRADE),
         (
-            "path.graduate",
-            old.path.graduate == Graduate::Off && new.path.graduate != Graduate::Off && !has_path,
+            "offload.mode",
+            old.offload.mode == OffloadMode::Off && new.offload.mode != OffloadMode::Off && !has_path,
             UPGRADE,
         ),
-        ("path.interfaces", old.path.interfaces != new.path.interfaces, UPGRADE),
-        ("path.max_flows", old.path.max_flows != new.path.max_flows, EMPTY),
-        ("path.pins", old.path.pins != new.path.pins, EMPTY),
+        ("offload.interfaces", old.offload.interfaces != new.offload.interfaces, UPGRADE),
+        ("offload.max_flows", old.offload.max_flows != new.offload.max_flows, EMPTY),
+        ("offload.pins", old.offload.pins != new.offload.pins, EMPTY),
         ("instance.name", renamed, ANEW),
         ("instance.slot", moved, if new.instance.slot.is_some() { ANEW } else { KEEP }),
         ("[peers]", before.is_some() != after.is_some(), UPGRADE),
@@ -45,14 +45,14 @@ pub fn between(old: &Config, new: &Config) -> Vec<String> {
     if old.log != new.log {
         changes.push("log settings changed".to_owned());
     }
-    if old.path != new.path {
-        changes.push("path settings changed: they count for flows that are tried from now on".to_owned());
+    if old.offload != new.offload {
+        changes.push("offload settings changed: they count for flows that are tried from now on".to_owned());
     }
     if old.peers != new.peers {
         changes.push("peers changed".to_owned());
     }
-    if old.takeover != new.takeover {
-        changes.push("takeover settings changed: track_file counts from the next handover on".to_owned());
+    if old.failover != new.failover {
+        changes.push("failover settings changed: track_file counts from the next evacuation on".to_owned());
     }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());

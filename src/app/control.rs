@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::Core;
-use super::handover;
+use super::evacuate;
 use super::reload::{ReloadError, Reloader};
 use super::upgrade::Upgrader;
 use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, Reloading};
-use crate::admin::handover::{Handing, HandoverCheck, HandoverFailed, HandoverRequest};
+use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::Phase;
 use crate::model::health::{Cause, Order};
@@ -29,17 +29,17 @@ impl Wiring {
 impl Control for Wiring {
     fn not_ready(&self) -> Vec<String> {
         let fleet = &self.core.table.fleet;
-        let handed_over = self.core.handover.not_ready().into_iter();
+        let evacuated = self.core.evacuation.not_ready().into_iter();
         if fleet.is_ready() {
-            return handed_over.collect();
+            return evacuated.collect();
         }
         let members = fleet.members();
         let missing: Vec<_> = members.iter().filter(|it| !it.synced).map(|it| it.name.to_string()).collect();
-        handed_over.chain([format!("the flows of its peers are not known yet: {}", missing.join(", "))]).collect()
+        evacuated.chain([format!("the flows of its peers are not known yet: {}", missing.join(", "))]).collect()
     }
 
     fn not_live(&self) -> Vec<String> {
-        self.core.path.unwatched().into_iter().collect()
+        self.core.offload.unwatched().into_iter().collect()
     }
 
     fn order(&self, backend: BackendId, order: Order) -> Ordering {
@@ -88,16 +88,16 @@ impl Control for Wiring {
         self.upgrader.check(asked)
     }
 
-    fn hand_over(&self, asked: HandoverRequest) -> Result<Handing, HandoverFailed> {
-        handover::begin(&self.core, &asked)
+    fn evacuate(&self, asked: EvacuationRequest) -> Result<Evacuating, EvacuationFailed> {
+        evacuate::begin(&self.core, &asked)
     }
 
-    fn take_back(&self) -> Result<Handing, HandoverFailed> {
-        handover::take_back(&self.core)
+    fn take_back(&self) -> Result<Evacuating, EvacuationFailed> {
+        evacuate::take_back(&self.core)
     }
 
-    fn check_handover(&self, asked: &HandoverRequest) -> HandoverCheck {
-        handover::check(&self.core, asked)
+    fn check_evacuation(&self, asked: &EvacuationRequest) -> EvacuationCheck {
+        evacuate::check(&self.core, asked)
     }
 }
 

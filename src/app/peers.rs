@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
+use crate::failover;
 use crate::model::fleet::{Farewell, slice};
 use crate::peer;
 use crate::sys::source;
 use crate::table::Table;
-use crate::takeover;
 
-/// Events for the takeover on their way, and its commands.
+/// Events for the failover on their way, and its commands.
 const REMOTES_MAX: usize = 16_384;
 const COMMANDS_MAX: usize = 1024;
 
@@ -36,12 +36,12 @@ impl Peers {
     }
 
     /// Listens and connects. `None`: there are no peers. Needs a tokio runtime.
-    pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<takeover::Links> {
+    pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<failover::Links> {
         let (remotes_sender, remotes) = mpsc::channel(REMOTES_MAX);
         let (commands, commands_receiver) = mpsc::channel(COMMANDS_MAX);
         let running = peer::start(table.clone(), config, remotes_sender, commands_receiver)?;
         let _ = self.running.set(running);
-        Some(takeover::Links { remotes, commands })
+        Some(failover::Links { remotes, commands })
     }
 
     /// Says goodbye: returns when all peers have been told, or soon after.

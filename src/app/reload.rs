@@ -83,7 +83,7 @@ impl Reloader {
     }
 
     /// Hands over the admin doors, which a reload may move.
-    pub fn adopt_doors(&self, doors: Doors) {
+    pub fn import_doors(&self, doors: Doors) {
         self.inner().doors = Some(doors);
     }
 
@@ -133,7 +133,7 @@ impl Reloader {
     ///
     /// # Errors
     /// [`ReloadError`]. While another process takes over, that is said at once: an answer that waited for the end of the
-    /// handoff would come from a process that is about to exit.
+    /// upgrade would come from a process that is about to exit.
     pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, ReloadError> {
         if self.core.is_upgrading() {
             return Err(ReloadError::Upgrading);
@@ -154,7 +154,7 @@ impl Reloader {
             Ok(changes) => {
                 tracing::info!(path = %self.path.display(), ?changes, "reloaded");
                 self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
-                self.core.table.graduation.want_retry();
+                self.core.table.offload.want_retry();
                 self.metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
                 self.inner().last = LastReload::Taken { at_unix_ms: unix_ms(), changes: changes.clone() };
             }
@@ -191,7 +191,7 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let (old, new) = (self.core.config.load_full(), Arc::new(loaded.config));
-        let refused = changes::refused(&old, &new, self.core.path.is_there());
+        let refused = changes::refused(&old, &new, self.core.offload.is_there());
         if !refused.is_empty() {
             return Err(ReloadError::NotByReload(refused));
         }
@@ -210,7 +210,7 @@ impl Reloader {
             tokio::time::sleep(FOLLOW_CHECK_EVERY).await;
         }
         self.core.checker.reconfigure(&new);
-        self.core.path.follow(old.path.graduate, new.path.graduate);
+        self.core.offload.follow(old.offload.mode, new.offload.mode);
         self.core.config.store(new.clone());
         self.core.latest.send_replace(new);
         if let (Some(prepared), Some(doors)) = (prepared, &mut self.inner().doors) {

@@ -1,5 +1,8 @@
 //! Replaces this process: starts the new one, hands everything to it, and sees to what follows.
 
+pub(super) mod new;
+mod old;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,20 +12,20 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use self::old::{IDS_KEPT, RunningInstance, kill};
 use super::Core;
-use super::giver::{IDS_KEPT, InstanceGiver, kill};
 use super::reload::Reloader;
 use crate::admin::upgrade::{
     Checking, NotMoved, Told, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
 };
 use crate::drain::Phase;
 use crate::essential;
-use crate::handoff::channel::Channel;
-use crate::handoff::message::Hello;
-use crate::handoff::source::{self, Deadlines, Failure, Other, Progress, Step};
-use crate::metrics::{HandoffLabels, Metrics};
+use crate::metrics::{Metrics, UpgradeLabels};
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
+use crate::upgrade::channel::Channel;
+use crate::upgrade::message::Hello;
+use crate::upgrade::source::{self, Deadlines, Failure, Other, Progress, Step};
 
 /// A new process that has flows and does not answer is killed after this: its clients must not wait for it for ever.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
@@ -76,8 +79,8 @@ impl Upgrader {
             Phase::Starting => return Err(refused("it is still starting")),
             _ => return Err(refused("it is stopping")),
         }
-        if self.core.handover.is_busy() {
-            return Err(refused("its VIP is handed over, or about to be; `baton handover --cancel` ends that"));
+        if self.core.evacuation.is_busy() {
+            return Err(refused("its VIP is handed over, or about to be; `baton evacuate --cancel` ends that"));
         }
         let (binary, config) = self.places(asked)?;
         let begun = |succession: &mut Succession| {
@@ -129,19 +132,19 @@ impl Upgrader {
         // Or an address would be given up that is kept for flows which are another process's by then.
         self.core.table.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
-        let handed = tokio::task::spawn_blocking(move || upgrader.hand_over(&binary, &config, runtime, progress)).await;
+        let handed = tokio::task::spawn_blocking(move || upgrader.evacuate(&binary, &config, runtime, progress)).await;
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
                 self.core.table.fleet.set_succeeded(false);
-                self.core.path.resume();
+                self.core.offload.resume();
                 self.core.peers.come_back().await;
                 tracing::error!(
                     moved = failed.moved,
                     "the upgrade came to nothing, this process goes on: {}",
                     failed.why
                 );
-                self.metrics.handoffs.outcomes.get_or_create(&HandoffLabels { outcome: "failed" }).inc();
+                self.metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }).inc();
                 let (why, moved) = (failed.why.clone(), failed.moved);
                 self.core.table.journal.record(What::UpgradeFailed { why, moved });
                 // Before the turn goes to a reload that waits for it.
@@ -151,7 +154,7 @@ impl Upgrader {
         }
     }
 
-    fn hand_over(
+    fn evacuate(
         &self,
         binary: &Path,
         config: &Path,
@@ -162,22 +165,22 @@ impl Upgrader {
             |error: io::Error| UpgradeFailed { why: format!("cannot start {}: {error}", binary.display()), moved: 0 };
         let (near, far) = Channel::pair().map_err(failed)?;
         let child = start(binary, config, far).map_err(failed)?;
-        let mut giver = InstanceGiver::new(self.core.clone(), self.reloader.clone(), child, runtime, progress);
+        let mut old_process = RunningInstance::new(self.core.clone(), self.reloader.clone(), child, runtime, progress);
         let channel = match Channel::new(near) {
             Ok(channel) => channel,
             Err(error) => {
-                kill(&mut giver.child);
+                kill(&mut old_process.child);
                 return Err(UpgradeFailed { why: error.to_string(), moved: 0 });
             }
         };
-        match source::give(&channel, &mut giver, &Deadlines::default()) {
-            Ok(progress) => Ok((giver.child.id(), progress)),
+        match source::give(&channel, &mut old_process, &Deadlines::default()) {
+            Ok(progress) => Ok((old_process.child.id(), progress)),
             Err(failure) => {
                 let Failure { progress, other, .. } = &*failure;
-                let (moved, why) = (progress.moved, explain(&failure, &mut giver.child));
+                let (moved, why) = (progress.moved, explain(&failure, &mut old_process.child));
                 self.core.go_on_alone(failure.step >= Step::Begin);
                 if *other != Other::Dead {
-                    attend(channel, giver.child, *other);
+                    attend(channel, old_process.child, *other);
                 }
                 Err(UpgradeFailed { why, moved })
             }
@@ -219,9 +222,9 @@ impl Upgrader {
 }
 
 impl Core {
-    /// After a handoff that came to nothing. `begun`: the new process may have given ids to flows that it serves.
+    /// After an upgrade that came to nothing. `begun`: the new process may have given ids to flows that it serves.
     fn go_on_alone(&self, begun: bool) {
-        self.proxy.forget_elsewhere();
+        self.proxy.forget_other_process();
         let flows = &self.table.flows;
         if begun {
             flows.begin_ids_at(flows.next_id() + 2 * IDS_KEPT);
@@ -235,10 +238,10 @@ impl Core {
     }
 }
 
-/// Starts the new process. Its standard input is its end of the handoff: that needs no name which others could find.
+/// Starts the new process. Its standard input is its end of the upgrade: that needs no name which others could find.
 fn start(binary: &Path, config: &Path, far: std::os::fd::OwnedFd) -> io::Result<Child> {
     // The command is dropped here, and with it our copy of the other end: only so is the child's end noticed.
-    Command::new(binary).args(["run", "--take-over", "-c"]).arg(config).stdin(Stdio::from(far)).spawn()
+    Command::new(binary).args(["run", "--upgrade", "-c"]).arg(config).stdin(Stdio::from(far)).spawn()
 }
 
 /// In words, with how the new process ended if it has.
@@ -273,17 +276,21 @@ fn attend(channel: Channel, mut child: Child, other: Other) {
 async fn check(core: &Core, binary: PathBuf, config: PathBuf) -> UpgradeCheck {
     let mut obstacles = Vec::new();
     let mut version = None;
-    match output(tokio::process::Command::new(&binary).arg("handoff-version")).await {
+    match output(tokio::process::Command::new(&binary).arg("upgrade-version")).await {
         Ok(output) => match serde_json::from_slice::<Hello>(&output.stdout) {
             Ok(hello) => {
                 if hello.common_protocol().is_none() {
                     let (min, max) = (hello.protocol_min, hello.protocol_max);
                     obstacles.push(source::Why::Protocol { version: hello.version.clone(), min, max }.to_string());
                 }
-                obstacles.extend(core.path.obstacle(hello.path.as_ref()));
+                obstacles.extend(core.offload.obstacle(hello.path.as_ref()));
                 version = Some(hello.version);
             }
-            Err(_) => obstacles.push(format!("{} knows no handoff: {}", binary.display(), last_line(&output.stderr))),
+            Err(_) => obstacles.push(format!(
+                "{} cannot take part in an upgrade: {}",
+                binary.display(),
+                last_line(&output.stderr)
+            )),
         },
         Err(error) => obstacles.push(format!("cannot run {}: {error}", binary.display())),
     }

@@ -13,7 +13,7 @@ use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckArguments {
-    /// Says as well whether this host can carry graduated flows and a VIP, and what to mend.
+    /// Says as well whether this host can carry offloaded flows and a VIP, and what to mend.
     #[arg(long)]
     host: bool,
     /// keepalived's configuration [default: /etc/keepalived/keepalived.conf, if it is there].
@@ -26,7 +26,7 @@ pub struct CheckArguments {
 }
 
 /// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
-/// With `--host`, this host is looked at too. What hinders graduation is no error, for flows stay proxied then; what may
+/// With `--host`, this host is looked at too. What hinders offload is no error, for flows stay proxied then; what may
 /// leave clients waiting is one.
 pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
     let report = report(path, &mut io::stdout().lock(), &mut io::stderr().lock());

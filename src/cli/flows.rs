@@ -65,7 +65,7 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
     ]);
     for row in rows {
         let weight = match row.state {
-            FlowState::Proxied | FlowState::Graduated => Weight::Plain,
+            FlowState::Proxied | FlowState::Offloaded => Weight::Plain,
             FlowState::Accepted | FlowState::Connecting => Weight::Notice,
             FlowState::Ending => Weight::Bad,
         };

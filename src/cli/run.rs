@@ -18,9 +18,9 @@ use crate::app::{self, Bound, Replacement, Succession};
 use crate::config::{self, Config};
 use crate::drain::Phase;
 use crate::essential;
-use crate::handoff::channel::Channel;
-use crate::handoff::destination;
 use crate::sys::{inherited, process};
+use crate::upgrade::channel::Channel;
+use crate::upgrade::destination;
 
 /// Threads for control work: probes, doors, logs. Two, so that one long task does not hold up the probes.
 const CONTROL_THREADS: usize = 2;
@@ -39,15 +39,15 @@ enum Origin {
     /// From the service manager, if it kept any.
     Fresh(Vec<(VipAddr, OwnedFd)>),
     /// From the process before it.
-    TakeOver(Channel),
+    Upgrade(Channel),
 }
 
 /// Runs until stopped by a signal, or replaced.
-pub fn run(path: &Path, take_over: bool) -> ExitCode {
-    let origin = match take_over {
+pub fn run(path: &Path, upgrade: bool) -> ExitCode {
+    let origin = match upgrade {
         false => Origin::Fresh(service::passed_listeners()),
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {
-            Ok(channel) => Origin::TakeOver(channel),
+            Ok(channel) => Origin::Upgrade(channel),
             Err(error) => {
                 eprintln!("not started: cannot speak with the old process: {error}");
                 return ExitCode::FAILURE;
@@ -60,7 +60,7 @@ pub fn run(path: &Path, take_over: bool) -> ExitCode {
             for finding in rejected.errors.iter().chain(&rejected.warnings) {
                 eprintln!("{finding}");
             }
-            if let Origin::TakeOver(channel) = &origin {
+            if let Origin::Upgrade(channel) = &origin {
                 let reasons = rejected.errors.iter().map(ToString::to_string).collect();
                 destination::refuse(channel, reasons, REFUSE_MAX);
             }
@@ -110,7 +110,7 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
     };
     let built = match origin {
         Origin::Fresh(listeners) => app::build(config, path, listeners).await,
-        Origin::TakeOver(channel) => app::take_over(config, path, channel).await,
+        Origin::Upgrade(channel) => app::upgrade_from(config, path, channel).await,
     };
     let bound = match built {
         Ok(bound) => bound,
@@ -151,7 +151,7 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
 }
 
 async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
-    // In the middle of a handoff there is no telling whose flows would be stopped.
+    // In the middle of an upgrade there is no telling whose flows would be stopped.
     if let Succession::Done { pid } = bound.upgrader().settled().await {
         // A service manager tells all its processes by itself.
         if !manager.is_there() {
@@ -175,7 +175,7 @@ async fn stop(bound: Bound, mut stops: Stops, manager: Arc<ServiceManager>) {
 /// A new process has everything.
 async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManager>) {
     let Replacement { pid, told } = replacement;
-    let known = tokio::task::spawn_blocking(move || manager.hand_over(pid));
+    let known = tokio::task::spawn_blocking(move || manager.evacuate(pid));
     let _ = tokio::time::timeout(TELL_MAX, told).await;
     let _ = known.await;
     bound.leave().await;

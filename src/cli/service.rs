@@ -82,7 +82,7 @@ impl ServiceManager {
 
     /// Process `pid` is the main one from now on. Returns when the manager knows: had this process ended before, it
     /// would take that for the end of the service. Blocks.
-    pub fn hand_over(&self, pid: u32) {
+    pub fn evacuate(&self, pid: u32) {
         if !self.is_there() {
             return;
         }

@@ -8,7 +8,7 @@ use crate::admin::client::Client;
 use crate::admin::control::LastReload;
 use crate::admin::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::admin::protocol::{BackendName, Command};
-use crate::admin::status::{BackendStatus, FrontendStatus, PathStatus, PeersReport, Status, WorkerCondition};
+use crate::admin::status::{BackendStatus, FrontendStatus, OffloadStatus, PeersReport, Status, WorkerCondition};
 use crate::admin::words::{self, Weight};
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
@@ -82,7 +82,7 @@ fn in_words(status: &Status, output: &Output) -> String {
         bytes(totals.rates.bytes_down_per_s),
         count(totals.accepted_total),
     );
-    text += &path(&status.path, totals.flows.graduated);
+    text += &offload(&status.offload, totals.flows.offloaded);
     text += &fleet(&status.fleet, output);
     for frontend in &status.frontends {
         text += "\n";
@@ -118,15 +118,15 @@ fn fleet(fleet: &PeersReport, output: &Output) -> String {
     }
 }
 
-fn path(path: &PathStatus, graduated: u64) -> String {
-    match &path.why_not {
+fn offload(offload: &OffloadStatus, offloaded: u64) -> String {
+    match &offload.why_not {
         Some(why) => format!("Flows stay proxied: {why}\n"),
-        None if path.stopped => format!("{} graduated; {}\n", plural(graduated, "flow"), words::STOPPED),
+        None if offload.stopped => format!("{} offloaded; {}\n", plural(offloaded, "flow"), words::STOPPED),
         None => format!(
-            "{} graduated, room for {}; by {}\n",
-            plural(graduated, "flow"),
-            count(path.flows_max),
-            if path.interfaces.is_empty() { "no interface yet".to_owned() } else { path.interfaces.join(", ") },
+            "{} offloaded, room for {}; by {}\n",
+            plural(offloaded, "flow"),
+            count(offload.flows_max),
+            if offload.interfaces.is_empty() { "no interface yet".to_owned() } else { offload.interfaces.join(", ") },
         ),
     }
 }

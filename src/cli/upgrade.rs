@@ -12,8 +12,8 @@ use crate::admin::humane::{bytes, count, duration_us, plural};
 use crate::admin::protocol::Command;
 use crate::admin::upgrade::{NotMoved, UpgradeCheck, UpgradeProgress, UpgradeRequest, Upgraded};
 use crate::admin::words::Weight;
-use crate::handoff::message::{Hello, PathReader};
-use crate::path::program::LAYOUT;
+use crate::offload::program::LAYOUT;
+use crate::upgrade::message::{Hello, ProgramReader};
 
 #[derive(Debug, Args)]
 pub struct UpgradeArguments {
@@ -38,18 +38,18 @@ pub fn upgrade(
     };
     match arguments.check {
         true => check(client, asked, output),
-        false => hand_over(client, asked, output),
+        false => begin(client, asked, output),
     }
 }
 
 /// What `baton upgrade --check` of another release asks this binary.
-pub fn handoff_version() -> ExitCode {
-    let hello = Hello::here().reading(PathReader { layout: LAYOUT, pins: None });
+pub fn upgrade_version() -> ExitCode {
+    let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: None });
     println!("{}", serde_json::to_string(&hello).expect("it is plain data"));
     ExitCode::SUCCESS
 }
 
-fn hand_over(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<ExitCode, CliError> {
+fn begin(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<ExitCode, CliError> {
     let mut last_step = String::new();
     let show = |progress: UpgradeProgress| show(&progress, &mut last_step, output);
     let upgraded: Upgraded = follow(client, &Command::Upgrade(asked), output, show)?;

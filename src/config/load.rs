@@ -8,8 +8,7 @@ use std::sync::Arc;
 use super::document::Document;
 use super::section::{Element, Section};
 use super::{
-    Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, file, frontend, graduation, peers, process,
-    takeover,
+    Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend, offload, peers, process,
 };
 use crate::addr::VipAddr;
 
@@ -47,13 +46,13 @@ fn read(document: &Document) -> Option<Config> {
     let admin = process::admin(&root.table("admin"));
     let process = process::process(&root.table("process"));
     let log = process::log(&root.table("log"));
-    let path = graduation::read(&root.table("path"), process.max_connections);
+    let offload = offload::read(&root.table("offload"), process.max_connections);
     let cluster = cluster::read(&root.table("cluster"));
-    let takeover = takeover::read(&root.table("takeover"), root.has("peers"));
+    let failover = failover::read(&root.table("failover"), root.has("peers"));
     let (instance, peers) = peers::read(&root.table("instance"), &root.table("peers"), root.has("peers"));
     if let Some(peers) = &peers {
         let instances = 1 + peers.peers.len();
-        graduation::warn_of_fleet(&root.table("path"), &path, process.max_connections, instances);
+        offload::warn_of_fleet(&root.table("offload"), &offload, process.max_connections, instances);
     }
     let mut names = HashMap::new();
     let mut listen = Vec::new();
@@ -71,7 +70,7 @@ fn read(document: &Document) -> Option<Config> {
     }
     refuse_twice(document, &listen, admin.http);
     root.refuse_unknown_keys();
-    Some(Config { admin, process, log, path, cluster, instance, peers, takeover, frontends })
+    Some(Config { admin, process, log, offload, cluster, instance, peers, failover, frontends })
 }
 
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.

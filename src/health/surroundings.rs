@@ -148,7 +148,7 @@ impl Watcher {
     fn ask_around(&self) {
         let table = &self.shared.table;
         table.hearing.want_clients();
-        table.graduation.wake();
+        table.offload.wake();
         others(table, self.target()).for_each(|(entry, _)| entry.suspicion.raise(Suspicion::OTHERS_SILENT));
     }
 

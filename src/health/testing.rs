@@ -79,11 +79,11 @@ pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
             reset_rate: 5000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
-        path: PathSettings::default(),
+        offload: OffloadSettings::default(),
         cluster: crate::config::Cluster::default(),
         instance: Default::default(),
         peers: None,
-        takeover: crate::config::TakeoverSettings::default(),
+        failover: crate::config::FailoverSettings::default(),
         frontends: frontends.into_iter().map(Arc::new).collect(),
     })
 }

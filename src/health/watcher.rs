@@ -522,7 +522,7 @@ async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: Back
 /// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of
 /// milliseconds, which must not hold up this runtime.
 async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
-    // Of graduated flows the table learns later.
+    // Of offloaded flows the table learns later.
     if table.registry.find_backend(id).is_some_and(|it| it.spoke_ns.load(Relaxed) >= since_ns) {
         return true;
     }

@@ -1,7 +1,7 @@
-//! Whether flows may go on graduating, judged by what becomes of those that do.
+//! Whether flows may go on offloading, judged by what becomes of those that do.
 //!
 //! ```text
-//!            many are reset right after          those that graduate are, those held back are not
+//!            many are reset right after          those that offload are, those held back are not
 //!   Closed ────────────────────────────▶ Trial ──────────────────────────────────────────────────▶ Open
 //!     ▲                                    │ either lives, or both are reset                       │ ▲
 //!     ├────────────────────────────────────┘                              after a while, or a reload │ it is reset
@@ -9,20 +9,20 @@
 //!                                                                              it lives
 //! ```
 //! A backend that dies resets many once, but not those of the trial; clients that always end so do it in their sockets, too. What
-//! opens it is only what the graduation itself does, twice. Times are nanoseconds on one clock, which is passed in.
+//! opens it is only what the offload itself does, twice. Times are nanoseconds on one clock, which is passed in.
 
 use crate::model::ids::FlowId;
 
-/// A flow that is reset within this time after it graduated was reset right after; one that is not, lives.
+/// A flow that is reset within this time after it was offloaded was reset right after; one that is not, lives.
 pub const SOON_NS: u64 = 1_000_000_000;
 
-/// So many must be reset right after, and one in so many of those that graduated, in the time of all buckets.
+/// So many must be reset right after, and one in so many of those that offloaded, in the time of all buckets.
 const SUSPECT_MIN: u32 = 5;
 const SUSPECT_ONE_IN: u32 = 5;
 const BUCKETS: usize = 12;
 const BUCKET_NS: u64 = 10_000_000_000;
 
-/// Flows that graduate in a trial; half of them speak against the graduation.
+/// Flows that offload in a trial; half of them speak against the offload.
 const TRIAL: u32 = 6;
 
 /// From one of these to the next: what resets many at a time is over by then.
@@ -33,7 +33,7 @@ const TRIAL_STEP_NS: u64 = 500_000_000;
 const HELD: [(u64, u32); 4] = [(0, 24), (10_000_000_000, 8), (60_000_000_000, 3), (TRIAL_NS, 0)];
 const HELD_MAX: usize = 64;
 
-/// Of those held back one in so many may be reset as of those that graduated.
+/// Of those held back one in so many may be reset as of those that offloaded.
 const HELD_ONE_IN: u64 = 8;
 
 /// A trial that decides nothing ends after this.
@@ -47,20 +47,20 @@ const MUTE_ALONE_NS: u64 = 30_000_000_000;
 const OPEN_NS: u64 = 300_000_000_000;
 const OPEN_NS_MAX: u64 = 3_600_000_000_000;
 
-/// After a trial has found nothing against the graduation, and after one in which all ended so, they may for so long.
+/// After a trial has found nothing against the offload, and after one in which all ended so, they may for so long.
 const CLEARED_NS: u64 = 60_000_000_000;
 const EXCUSED_NS: u64 = 600_000_000_000;
 
-/// What may happen to a flow that could graduate.
+/// What may happen to a flow that could be offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    Graduate,
+    Offload,
     /// It stays for now, and what becomes of it is to be told by [`Breaker::handle_fate`].
     Observe,
     Stay,
 }
 
-/// What became of a flow that graduated, or was held back.
+/// What became of a flow that offloaded, or was held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// One of its ends has reset it right after.
@@ -73,7 +73,7 @@ pub enum Fate {
 /// What is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Graduation stops: so many of so many that graduated were reset right after, at last.
+    /// Offload stops: so many of so many that offloaded were reset right after, at last.
     Opened { reset: u32, of: u32 },
     /// It goes on after it had stopped.
     Closed,
@@ -85,9 +85,9 @@ enum State {
     Closed,
     Trial {
         since_ns: u64,
-        /// When the next one may graduate.
+        /// When the next one may be offloaded.
         next_ns: u64,
-        graduated: Arm,
+        offloaded: Arm,
         held: Arm,
     },
     Open {
@@ -108,7 +108,7 @@ struct Arm {
 #[derive(Debug, Default)]
 pub struct Breaker {
     state: State,
-    /// Graduated and reset, by the bucket's time modulo [`BUCKETS`].
+    /// Offloaded and reset, by the bucket's time modulo [`BUCKETS`].
     buckets: [(u64, u32, u32); BUCKETS],
     trusted_until_ns: u64,
     /// Openings, and when the last one ended.
@@ -121,23 +121,23 @@ impl Breaker {
         matches!(self.state, State::Closed)
     }
 
-    /// Nothing graduates, or one flow to see whether that still ends so.
+    /// Nothing is offloaded, or one flow to see whether that still ends so.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open { .. } | State::Probe(_))
     }
 
-    /// Asks for a flow that could graduate. If it may and does not after all, that is [`Fate::Gone`].
+    /// Asks for a flow that could be offloaded. If it may and does not after all, that is [`Fate::Gone`].
     pub fn admit(&mut self, id: FlowId, now_ns: u64) -> Admission {
         let admission = match &mut self.state {
-            State::Closed => Admission::Graduate,
+            State::Closed => Admission::Offload,
             State::Trial { held, .. } if held.watches(id) => Admission::Stay,
             // In turn, so that neither has what the other lacks.
-            State::Trial { next_ns, graduated, held, .. }
-                if graduated.all() < TRIAL && graduated.all() <= held.all() && now_ns >= *next_ns =>
+            State::Trial { next_ns, offloaded, held, .. }
+                if offloaded.all() < TRIAL && offloaded.all() <= held.all() && now_ns >= *next_ns =>
             {
                 *next_ns = now_ns + TRIAL_STEP_NS;
-                graduated.watched.push((id, now_ns));
-                Admission::Graduate
+                offloaded.watched.push((id, now_ns));
+                Admission::Offload
             }
             State::Trial { held, .. } if held.watched.len() < HELD_MAX => {
                 held.watched.push((id, now_ns));
@@ -145,27 +145,27 @@ impl Breaker {
             }
             State::Probe(arm) if arm.all() == 0 => {
                 arm.watched.push((id, now_ns));
-                Admission::Graduate
+                Admission::Offload
             }
             State::Trial { .. } | State::Probe(_) | State::Open { .. } => Admission::Stay,
         };
-        if admission == Admission::Graduate {
+        if admission == Admission::Offload {
             self.bucket(now_ns).1 += 1;
         }
         admission
     }
 
-    /// Flows that have graduated, or (not `graduated`) were held back, of which it is to be told what becomes of them.
-    pub fn watched(&self, graduated: bool) -> impl Iterator<Item = FlowId> + '_ {
+    /// Flows that have been offloaded, or (not `offloaded`) were held back, of which it is to be told what becomes of them.
+    pub fn watched(&self, offloaded: bool) -> impl Iterator<Item = FlowId> + '_ {
         let arm = match &self.state {
-            State::Trial { graduated: arm, .. } | State::Probe(arm) if graduated => Some(arm),
-            State::Trial { held, .. } if !graduated => Some(held),
+            State::Trial { offloaded: arm, .. } | State::Probe(arm) if offloaded => Some(arm),
+            State::Trial { held, .. } if !offloaded => Some(held),
             _ => None,
         };
         arm.into_iter().flat_map(|arm| arm.watched.iter().map(|(id, _)| *id))
     }
 
-    /// Of flows that have graduated each reset is told; else only what became of those that are watched.
+    /// Of flows that have been offloaded each reset is told; else only what became of those that are watched.
     pub fn handle_fate(&mut self, id: FlowId, fate: Fate, now_ns: u64) {
         if let State::Trial { held, .. } = &mut self.state
             && held.settle(id, fate)
@@ -177,7 +177,7 @@ impl Breaker {
         }
         match &mut self.state {
             State::Closed if fate == Fate::Reset && now_ns >= self.trusted_until_ns => self.suspect(now_ns),
-            State::Trial { graduated: arm, .. } | State::Probe(arm) => drop(arm.settle(id, fate)),
+            State::Trial { offloaded: arm, .. } | State::Probe(arm) => drop(arm.settle(id, fate)),
             State::Closed | State::Open { .. } => {}
         }
     }
@@ -193,24 +193,24 @@ impl Breaker {
     pub fn poll(&mut self, now_ns: u64) -> Option<Change> {
         match &mut self.state {
             State::Closed => None,
-            State::Trial { since_ns, graduated, held, .. } => {
-                graduated.expire(now_ns, MUTE_NS);
+            State::Trial { since_ns, offloaded, held, .. } => {
+                offloaded.expire(now_ns, MUTE_NS);
                 held.expire(now_ns, 2 * MUTE_NS);
                 let age_ns = now_ns.saturating_sub(*since_ns);
-                if 2 * graduated.lived > TRIAL {
+                if 2 * offloaded.lived > TRIAL {
                     return self.close(now_ns, CLEARED_NS);
                 }
-                if 2 * graduated.reset < TRIAL {
+                if 2 * offloaded.reset < TRIAL {
                     return if age_ns < TRIAL_NS { None } else { self.close(now_ns, CLEARED_NS) };
                 }
                 if !HELD.iter().any(|(after_ns, least)| age_ns >= *after_ns && held.known() >= *least) {
                     return None;
                 }
-                let often = HELD_ONE_IN * u64::from(held.reset) * u64::from(graduated.known());
-                match often > u64::from(held.known()) * u64::from(graduated.reset) {
+                let often = HELD_ONE_IN * u64::from(held.reset) * u64::from(offloaded.known());
+                match often > u64::from(held.known()) * u64::from(offloaded.reset) {
                     true => self.close(now_ns, EXCUSED_NS),
                     false => {
-                        let (reset, of) = (graduated.reset, graduated.known());
+                        let (reset, of) = (offloaded.reset, offloaded.known());
                         self.open(now_ns);
                         Some(Change::Opened { reset, of })
                     }
@@ -239,8 +239,8 @@ impl Breaker {
         let recent = self.buckets.iter().filter(|(of, ..)| at.saturating_sub(*of) < BUCKETS as u64);
         let (of, reset) = recent.fold((0, 0), |(of, reset), bucket| (of + bucket.1, reset + bucket.2));
         if reset >= SUSPECT_MIN && reset * SUSPECT_ONE_IN >= of {
-            let (graduated, held) = (Arm::default(), Arm::default());
-            self.state = State::Trial { since_ns: now_ns, next_ns: now_ns, graduated, held };
+            let (offloaded, held) = (Arm::default(), Arm::default());
+            self.state = State::Trial { since_ns: now_ns, next_ns: now_ns, offloaded, held };
         }
     }
 
@@ -315,8 +315,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Flows that could graduate, one every 20 ms for so many seconds; `resets` says whether a flow is reset 100 ms after it
-    /// could, by its number and by whether it has graduated. Returns what was told, and how many were reset after they had.
+    /// Flows that could be offloaded, one every 20 ms for so many seconds; `resets` says whether a flow is reset 100 ms after it
+    /// could, by its number and by whether it has been offloaded. Returns what was told, and how many were reset after they had.
     fn play(
         breaker: &mut Breaker,
         from_ns: u64,
@@ -335,10 +335,10 @@ mod tests {
             }
             let id = FlowId(from_ns + step);
             let admission = breaker.admit(id, now_ns);
-            let graduated = admission == Admission::Graduate;
-            let (fate, after) = if resets(step, graduated) { (Fate::Reset, 100) } else { (Fate::Lives, 1000) };
-            harmed += u32::from(graduated && fate == Fate::Reset);
-            if admission != Admission::Stay && (fate == Fate::Reset || breaker.watched(graduated).any(|its| its == id))
+            let offloaded = admission == Admission::Offload;
+            let (fate, after) = if resets(step, offloaded) { (Fate::Reset, 100) } else { (Fate::Lives, 1000) };
+            harmed += u32::from(offloaded && fate == Fate::Reset);
+            if admission != Admission::Stay && (fate == Fate::Reset || breaker.watched(offloaded).any(|its| its == id))
             {
                 due.insert((now_ns + after * MS, id), fate);
             }
@@ -352,13 +352,13 @@ mod tests {
     }
 
     #[test]
-    fn what_graduation_breaks_stops_it_after_a_few_and_a_reload_tries_again_with_one() {
+    fn what_offload_breaks_stops_it_after_a_few_and_a_reload_tries_again_with_one() {
         let mut breaker = Breaker::default();
-        let (told, harmed) = play(&mut breaker, MS, 30, |_, graduated| graduated);
+        let (told, harmed) = play(&mut breaker, MS, 30, |_, offloaded| offloaded);
         assert!(matches!(told[..], [Change::Opened { .. }]), "{told:?}");
         assert!(harmed <= 20, "{harmed}");
         breaker.handle_reload();
-        let (told, harmed) = play(&mut breaker, 100_000 * MS, 30, |_, graduated| graduated);
+        let (told, harmed) = play(&mut breaker, 100_000 * MS, 30, |_, offloaded| offloaded);
         assert_eq!((told, harmed), (vec![], 1));
         breaker.handle_reload();
         let (told, harmed) = play(&mut breaker, 200_000 * MS, 30, |_, _| false);
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn it_is_tried_again_after_a_while_and_ever_more_rarely() {
         let mut breaker = Breaker::default();
-        let (told, harmed) = play(&mut breaker, MS, 2 * 3600, |_, graduated| graduated);
+        let (told, harmed) = play(&mut breaker, MS, 2 * 3600, |_, offloaded| offloaded);
         assert_eq!(opened(&told), 1, "{told:?}");
         assert!(harmed <= 25, "{harmed}");
     }
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn a_backend_that_dies_once_does_not_stop_it() {
         let mut breaker = Breaker::default();
-        let (told, _) = play(&mut breaker, MS, 60, |number, graduated| graduated && (100..150).contains(&number));
+        let (told, _) = play(&mut breaker, MS, 60, |number, offloaded| offloaded && (100..150).contains(&number));
         assert_eq!((told, breaker.is_closed()), (vec![], true));
     }
 
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn a_part_of_the_flows_that_it_breaks_is_enough() {
         let mut breaker = Breaker::default();
-        let (told, _) = play(&mut breaker, MS, 120, |number, graduated| graduated && number % 10 < 6);
+        let (told, _) = play(&mut breaker, MS, 120, |number, offloaded| offloaded && number % 10 < 6);
         assert!(opened(&told) > 0, "{told:?}");
     }
 
@@ -405,11 +405,11 @@ mod tests {
             now_ns += 5_000 * MS;
             let admission = breaker.admit(FlowId(number), now_ns);
             match admission {
-                Admission::Graduate => breaker.handle_fate(FlowId(number), Fate::Reset, now_ns + MS),
+                Admission::Offload => breaker.handle_fate(FlowId(number), Fate::Reset, now_ns + MS),
                 Admission::Observe => breaker.handle_fate(FlowId(number), Fate::Lives, now_ns + 1000 * MS),
                 Admission::Stay => {}
             }
-            harmed += u32::from(admission == Admission::Graduate);
+            harmed += u32::from(admission == Admission::Offload);
             breaker.poll(now_ns + 1000 * MS);
         }
         assert!(breaker.is_open() && harmed <= 15, "{harmed}");
@@ -420,7 +420,7 @@ mod tests {
         let mut breaker = Breaker::default();
         (0..5).for_each(|number| breaker.handle_fate(FlowId(number), Fate::Reset, MS));
         for number in 5..10 {
-            if breaker.admit(FlowId(number), MS) == Admission::Graduate {
+            if breaker.admit(FlowId(number), MS) == Admission::Offload {
                 breaker.handle_fate(FlowId(number), Fate::Gone, MS);
             }
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 const PING_GIVES_UP: Duration = Duration::from_secs(45);
 
 /// A backup takes over after three advertisements and a skew below one (RFC 9568 section 6.1).
-const ADVERTS_UNTIL_TAKEOVER: u32 = 4;
+const ADVERTS_UNTIL_FAILOVER: u32 = 4;
 
 /// Whoever gives the VIP up says so (priority 0), and only the skew is waited for.
 const ADVERTS_WHEN_TOLD: u32 = 1;
@@ -88,7 +88,7 @@ impl Fault {
 
 /// The longest time between two renewals if `fault` happens once. `None`: the timers do not tell.
 ///
-/// Graduated flows that another instance holds as well do better than this in all faults of an instance: what is computed
+/// Offloaded flows that another instance holds as well do better than this in all faults of an instance: what is computed
 /// is what a flow costs that must be made anew.
 pub fn longest_gap(fault: Fault, timers: &Timers) -> Option<Duration> {
     let until_told = match fault {
@@ -99,12 +99,12 @@ pub fn longest_gap(fault: Fault, timers: &Timers) -> Option<Duration> {
         Fault::InstanceKilled | Fault::InstanceHung | Fault::HostDies | Fault::PlannedFailover => {
             let Vrrp { advert_interval, track_time } = timers.vrrp?;
             let outage = match fault {
-                Fault::HostDies => advert_interval * ADVERTS_UNTIL_TAKEOVER,
+                Fault::HostDies => advert_interval * ADVERTS_UNTIL_FAILOVER,
                 Fault::PlannedFailover => advert_interval * ADVERTS_WHEN_TOLD,
                 _ => track_time + advert_interval * ADVERTS_WHEN_TOLD,
             };
             // A segment that is sent again, and a renewal that is tried again, both come after pauses that double: the one
-            // that meets the new owner comes at most as long after the takeover as the outage was.
+            // that meets the new owner comes at most as long after the failover as the outage was.
             outage * 2 + RETRY_MIN
         }
     };

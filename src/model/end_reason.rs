@@ -89,11 +89,11 @@ end_reasons! {
     OutOfPorts "out_of_ports" Baton Rst "No local port was left towards any usable backend.";
     BadProxyHeader "bad_proxy_header" Client Rst "The PROXY protocol header was malformed or did not come in time.";
     FrontendRemoved "frontend_removed" Operator Rst "A reload removed its frontend and drain_timeout passed.";
-    NotHandedOver "not_handed_over" Baton Rst "An upgrade could not hand it over, and the process that had it has gone.";
+    NotUpgraded "not_upgraded" Baton Rst "An upgrade could not hand it over, and the process that had it has gone.";
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
     Moved "moved" Baton Nothing "Another instance looks after it from now on; it goes on.";
-    HandoverDeadline "handover_deadline" Baton Rst "Its instance handed the VIP over, and the deadline of that passed.";
-    Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it graduated.";
+    EvacuationDeadline "evacuation_deadline" Baton Rst "Its instance handed the VIP over, and the deadline of that passed.";
+    Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it was offloaded.";
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub enum Verdict {
     Good,
     /// All works, but something may be slower or other than expected.
     Advice,
-    /// No flow can graduate, or none that this is about; they stay proxied.
+    /// No flow can be offloaded, or none that this is about; they stay proxied.
     Hindrance,
     /// Clients may be left waiting, or find nobody at a VIP.
     Fault,

@@ -1,10 +1,11 @@
 //! Several instances that act as one: what they tell each other of their flows.
 
 mod beat;
+pub mod evacuate;
 mod events;
 mod exchange;
+pub mod failover;
 mod fleet_id;
-pub mod handover;
 mod held;
 mod message;
 mod mirror;
@@ -14,7 +15,6 @@ mod session;
 mod simulation;
 mod slice;
 mod stray;
-pub mod takeover;
 #[cfg(test)]
 pub mod testing;
 mod untold;
@@ -80,7 +80,7 @@ pub enum Pulse {
 pub enum Farewell {
     /// Another process of the same host goes on with all its flows, and will be heard soon.
     Succeeded,
-    /// It stopped: its proxied flows are closed, its graduated ones are whoever's gets their packets.
+    /// It stopped: its proxied flows are closed, its offloaded ones are whoever's gets their packets.
     Stopped,
 }
 

@@ -159,9 +159,9 @@ mod tests {
             for _ in 0..homeless {
                 let room = |load: &&mut Load| takes_part(load) && load.max_connections.is_none_or(|max| load.flows < max);
                 let per_weight = |load: &&mut Load| u64::from(load.flows + 1) * 60 / u64::from(load.weight);
-                let taker = loads.iter_mut().filter(room).min_by_key(per_weight);
-                prop_assert!(taker.is_some(), "a moved flow found no room");
-                taker.unwrap().flows += 1;
+                let new_process = loads.iter_mut().filter(room).min_by_key(per_weight);
+                prop_assert!(new_process.is_some(), "a moved flow found no room");
+                new_process.unwrap().flows += 1;
             }
             prop_assert_eq!(plan(&loads, tolerance_percent), []);
         }

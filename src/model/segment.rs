@@ -1,4 +1,4 @@
-//! A TCP segment, whole with its IP header: what resets or tickles a connection that has no socket here, or tells a socket
+//! A TCP segment, whole with its IP header: what resets or challenges a connection that has no socket here, or tells a socket
 //! what its far end would have.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The arithmetic of a graduated flow: how a packet of one leg becomes a packet of the other.
+//! The arithmetic of an offloaded flow: how a packet of one leg becomes a packet of the other.
 //!
 //! A relay never alters a byte, so a byte's position in one leg's stream differs from its position in the other's by
 //! a constant, which holds from the moment on in which both legs are at rest. The same goes for acknowledgements, for
@@ -62,7 +62,7 @@ pub struct Held {
     pub down: u32,
 }
 
-/// Works out the terms of a flow whose legs were probed, or what stands against its graduation at this moment.
+/// Works out the terms of a flow whose legs were probed, or what stands against its offload at this moment.
 pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms, Obstacle> {
     obstacle::find(client, backend, held)?;
     let seq_up = backend.write_seq.wrapping_sub(client.copied_seq.wrapping_sub(held.up));

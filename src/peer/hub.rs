@@ -34,13 +34,13 @@ const SHOW_EVERY_NS: u64 = 100_000_000;
 const LOCALS_MAX: usize = 4096;
 const INPUTS_MAX: usize = 256;
 const INPUTS_ROUND: usize = 64;
-/// Events for the takeover that wait: beyond, nothing more is read from the peers.
+/// Events for the failover that wait: beyond, nothing more is read from the peers.
 const REMOTES_MAX: usize = 4096;
 /// Messages that wait for one link's socket.
 const MESSAGES_MAX: usize = 8;
 
-/// Own flows of an earlier process are adopted within this, or are told of one by one.
-const ADOPTION_MAX_NS: u64 = 10_000_000_000;
+/// Own flows of an earlier process are recovered within this, or are told of one by one.
+const RECOVERY_MAX_NS: u64 = 10_000_000_000;
 
 /// Tries for the beats' port before somebody is told: a process that is replaced has it for a moment longer.
 const BEATS_REFUSED_MAX: u32 = 20;
@@ -307,7 +307,7 @@ impl Hub {
                 break;
             }
         }
-        if fleet.is_whole() || now_ns.saturating_sub(self.started_ns) > ADOPTION_MAX_NS {
+        if fleet.is_whole() || now_ns.saturating_sub(self.started_ns) > RECOVERY_MAX_NS {
             self.exchange.set_whole();
         }
     }
@@ -388,7 +388,7 @@ impl Hub {
     /// Whether such a packet finds its way from here: into a socket, or through the path, whoever looks after its flow.
     fn is_here(&self, query: &Query) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
-        self.table.graduation.held.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
+        self.table.offload.held.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
     }
 
     fn answer_queries(&mut self) {

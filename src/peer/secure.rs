@@ -118,10 +118,10 @@ async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<(Versions, Ver
 fn handshake(
     key: &PeerKey,
     maker: [u8; PREAMBLE_BYTES],
-    taker: [u8; PREAMBLE_BYTES],
+    new_process: [u8; PREAMBLE_BYTES],
     makes: bool,
 ) -> Result<HandshakeState, LinkError> {
-    let prologue = [maker, taker].concat();
+    let prologue = [maker, new_process].concat();
     let params = PATTERN.parse().map_err(|_| LinkError::Seal)?;
     let builder = Builder::new(params).psk(0, &key.0).and_then(|builder| builder.prologue(&prologue));
     let built = builder.and_then(|builder| if makes { builder.build_initiator() } else { builder.build_responder() });

@@ -130,7 +130,7 @@ mod tests {
         for way in [&mut largest.up, &mut largest.down] {
             (way.sent, way.acked, way.bytes) = (u64::MAX, u64::MAX, u64::MAX);
         }
-        let graduated = FlowRecord { keeping: Keeping::Passage(Box::new(largest)), ..flow };
+        let offloaded = FlowRecord { keeping: Keeping::Passage(Box::new(largest)), ..flow };
         let packet = Asked { from: six(1), to: six(2) };
         vec![
             Message::Hello(Hello {
@@ -141,8 +141,8 @@ mod tests {
             }),
             Message::Refuse("no".to_owned()),
             Message::Begin { next: u64::MAX },
-            Message::Records(vec![graduated.clone(); 64]),
-            Message::Changes { first: u64::MAX, changes: vec![Change::Flow(Box::new(graduated)); 64] },
+            Message::Records(vec![offloaded.clone(); 64]),
+            Message::Changes { first: u64::MAX, changes: vec![Change::Flow(Box::new(offloaded)); 64] },
             Message::Whole,
             Message::Ack { next: 5 },
             Message::Again,

@@ -101,7 +101,7 @@ fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Fin
         ));
     }
     // With loose tracking a connection's first packet that comes here makes it a new one; without, it is invalid. What a
-    // client answers to a tickle is invalid either way.
+    // client answers to a challenge is invalid either way.
     let certain = loose == Some(0);
     for towards in [Towards::Service, Towards::Client] {
         let Some(culprit) = culprit(rules, packet(towards, "invalid")) else { continue };

@@ -12,7 +12,7 @@ use super::kernel::Setting;
 use super::limits::local_ports;
 use super::node_ports::{self, BEYOND};
 use super::place::Place;
-use crate::config::{Config, Graduate, Peer, Peers};
+use crate::config::{Config, OffloadMode, Peer, Peers};
 use crate::model::finding::Finding;
 use crate::model::fleet::{SLOTS, slice};
 use crate::sys::netdev;
@@ -198,7 +198,7 @@ fn size(range: &RangeInclusive<u16>, slot: u8) -> u32 {
 
 /// Without a packet path, a table of its own keeps the VIP's ports from being tracked.
 fn nft(config: &Config) -> Option<Finding> {
-    let wanted = config.path.graduate == Graduate::Off;
+    let wanted = config.offload.mode == OffloadMode::Off;
     let there = Command::new("nft").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     match there {
         _ if !wanted => None,

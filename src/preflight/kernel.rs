@@ -63,7 +63,7 @@ impl Looked<'_> {
         });
     }
 
-    /// Packets of flows that graduated or are another instance's never need the kernel's own forwarding; where it is on, it
+    /// Packets of flows that offloaded or are another instance's never need the kernel's own forwarding; where it is on, it
     /// must not tell clients of shortcuts.
     fn forwarding(&mut self) {
         if self.place.vips.iter().all(|vip| vip.is_ipv6()) {
@@ -72,7 +72,7 @@ impl Looked<'_> {
         let forwards = read(FORWARD).unwrap_or(0) != 0;
         self.findings.push(match forwards {
             true => Finding::good("ip_forward", "1"),
-            false => Finding::good("ip_forward", "0: neither graduated nor forwarded flows need it"),
+            false => Finding::good("ip_forward", "0: neither offloaded nor forwarded flows need it"),
         });
         if !forwards {
             return;
@@ -239,7 +239,7 @@ const RP_FILTER_PEERS: &str = "packets that a peer forwards come by the link to 
                                the client is by another interface, the strict check drops them in silence";
 const LOOSE_WHY: &str = "connections that began before this host had the VIP are invalid to its firewall: what drops those \
                          leaves their clients waiting";
-const LIBERAL_WHY: &str = "conntrack does not see the packets of graduated flows, so what it then sees of one is out of its \
+const LIBERAL_WHY: &str = "conntrack does not see the packets of offloaded flows, so what it then sees of one is out of its \
                            window and invalid";
 const RETRIES_WHY: &str = "a control-plane component or kubelet on this host hangs that long on an apiserver that went \
                            silent, where it has no timeout of its own";

@@ -45,7 +45,7 @@ fn why_it_stays(vip: IpAddr, track_file: Option<&Path>, read: &[Keepalived], oth
             format!("{} cannot be read: whether it moves {vip} is not known", names())
         }
         all if all.contains(&Follows::Nothing) => format!(
-            "keepalived has {vip}, but by {} it follows neither `baton ready` (track_script) nor takeover.track_file",
+            "keepalived has {vip}, but by {} it follows neither `baton ready` (track_script) nor failover.track_file",
             names()
         ),
         _ => format!("keepalived runs here, but {} has no {vip}", names()),

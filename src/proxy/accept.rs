@@ -74,7 +74,7 @@ impl Worker {
         self.accept_up_to(index, BURST);
     }
 
-    /// Adopts `open`, gives the others their new settings, closes those that the plane no longer has.
+    /// Recovers `open`, gives the others their new settings, closes those that the plane no longer has.
     pub(super) fn update_listeners(&mut self, open: Vec<Listener>) {
         let plane = self.plane.clone();
         for listener in self.listeners.all.iter_mut().flatten() {

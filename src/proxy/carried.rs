@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Proxy;
-use super::handover::{Message, StuckWorker};
+use super::upgrade::{Message, StuckWorker};
 use super::worker::Worker;
 use crate::addr::ClientAddr;
 use crate::config::{Config, Frontend};
@@ -60,10 +60,10 @@ impl Proxy {
         }
     }
 
-    /// The handoff is over, or came to nothing: no flow of the other process counts here any more.
-    pub fn forget_elsewhere(&self) {
-        self.table.registry.forget_elsewhere();
-        self.shared.sources.forget_elsewhere();
+    /// The upgrade is over, or came to nothing: no flow of the other process counts here any more.
+    pub fn forget_other_process(&self) {
+        self.table.registry.forget_other_process();
+        self.shared.sources.forget_other_process();
     }
 
     fn recall_source(&self, frontend: &Frontend, saved: &SavedSource, expect: bool) {

@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::flow::{Flow, Phase};
-use super::graduate::patience_ns;
+use super::offload::patience_ns;
 use super::token::FlowRef;
 use super::worker::Worker;
 use crate::sys::socket;

@@ -10,8 +10,8 @@ use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::standing::standing;
 use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
-use crate::table::graduation::{Request, Ticket};
 use crate::table::late_resets::Abandoned;
+use crate::table::offload::{Request, Ticket};
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::worker::EndedFlow;
 
@@ -111,7 +111,7 @@ impl Worker {
                     true => {
                         drop(relaying.backend);
                         let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
-                        if waits && !self.table.graduation.keeps_ports() {
+                        if waits && !self.table.offload.keeps_ports() {
                             self.legs.waiting.give(relaying.backend_addr, relaying.source_port, self.now_ns);
                         }
                     }
@@ -119,7 +119,7 @@ impl Worker {
                 }
                 Some(relaying.client)
             }
-            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => {
+            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => {
                 ended.backend_addr = Some(lent.backend_addr.socket_addr());
                 None
             }
@@ -198,7 +198,7 @@ impl Worker {
         if let Some(id) = self.table.flows.id_at(&self.writer, key) {
             self.tell_lost(id);
             let ticket = Ticket { worker: self.number, key, id };
-            self.table.graduation.ask(Request::End { ticket, unless_moved_since_ns: None });
+            self.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None });
         }
         self.vacate(key);
     }
@@ -218,8 +218,8 @@ impl Worker {
             Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
             Phase::Connecting(_) => (FlowState::Connecting, None),
             Phase::Relaying(relaying) => (FlowState::Proxied, relaying.backend_used()),
-            Phase::Graduating(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
-            Phase::Graduated { lent, .. } => (FlowState::Graduated, Some(lent.place.0.id)),
+            Phase::Offloading(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
+            Phase::Offloaded { lent, .. } => (FlowState::Offloaded, Some(lent.place.0.id)),
         };
         self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
     }

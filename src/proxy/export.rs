@@ -3,36 +3,36 @@
 use std::mem;
 
 use super::flow::{Flow, Phase, Relaying, Side};
-use super::handover::{Departure, Parcel};
 use super::relay::Tools;
 use super::sources::SourceHold;
 use super::token::{FlowRef, Token};
+use super::upgrade::{Departure, MovingFlow};
 use super::worker::{Verdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::socket;
+use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::Field;
-use crate::table::passport::{FirstFin, Passport, Relayed, Stage};
 use crate::table::slot::Slot;
 
 impl Worker {
     /// Takes flows out of service, going on where the last call stopped.
     pub(super) fn take_flows(&mut self, flows_max: usize, bytes_max: usize) -> Departure {
-        let mut parcels = Vec::new();
+        let mut moving = Vec::new();
         let mut bytes = 0;
         while self.departing < self.places.len() {
-            if parcels.len() == flows_max || bytes >= bytes_max {
-                return Departure { parcels, whole_round: false };
+            if moving.len() == flows_max || bytes >= bytes_max {
+                return Departure { moving, whole_round: false };
             }
             let place = &mut self.places[self.departing];
             self.departing += 1;
             if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none() && !flow.is_lent()) {
-                let parcel = self.pack(flow);
-                bytes += parcel.as_ref().map_or(0, |parcel| parcel.passport.held_bytes());
-                parcels.extend(parcel);
+                let moving_flow = self.pack(flow);
+                bytes += moving_flow.as_ref().map_or(0, |moving_flow| moving_flow.transfer.held_bytes());
+                moving.extend(moving_flow);
             }
         }
         self.departing = 0;
-        Departure { parcels, whole_round: true }
+        Departure { moving, whole_round: true }
     }
 
     /// Serves a flow again that was taken.
@@ -55,7 +55,7 @@ impl Worker {
     /// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
     pub(super) fn let_go(&mut self, flow: Box<Flow>) {
         if self.keeps_place_of(flow.at) {
-            // It counts towards limits still, until the handoff is over.
+            // It counts towards limits still, until the upgrade is over.
             flow.frontend.entry.elsewhere.leave();
             flow.holds.source.iter().for_each(SourceHold::leave);
             flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
@@ -93,7 +93,7 @@ impl Worker {
                 self.ripen_later(flow);
                 self.close_if_done(flow)
             }
-            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => Verdict::Keep,
         }
     }
 
@@ -109,15 +109,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes a parcel of a flow; ends it if that fails.
-    fn pack(&mut self, mut flow: Box<Flow>) -> Option<Parcel> {
+    /// Makes a moving_flow of a flow; ends it if that fails.
+    fn pack(&mut self, mut flow: Box<Flow>) -> Option<MovingFlow> {
         // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
         let _ = flow.client().map(|client| self.epoll.forget(client));
         self.count_again(&mut flow);
         let slot = self.table.flows.slot(&self.writer, flow.at.key());
         let stage = match &mut flow.phase {
             Phase::Header(_) => Stage::Header,
-            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => return None,
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => return None,
             Phase::Connecting(connecting) => {
                 mem::take(&mut connecting.attempts).into_iter().for_each(|attempt| socket::reset(attempt.socket));
                 Stage::Connecting
@@ -134,7 +134,7 @@ impl Worker {
                 }
             }
         };
-        let passport = Passport {
+        let transfer = FlowTransfer {
             id: flow.id,
             frontend: flow.frontend.entry.name.to_string(),
             client: flow.client_addr,
@@ -142,7 +142,7 @@ impl Worker {
             accepted_at_ns: flow.accepted_at_ns,
             stage,
         };
-        Some(Parcel { passport, worker: self.number, flow })
+        Some(MovingFlow { transfer, worker: self.number, flow })
     }
 
     /// False after a panic, which gives up the places of flows that are away.
@@ -179,6 +179,6 @@ fn reset_both(flow: Flow) {
         Phase::Header(client) => socket::reset(client),
         Phase::Connecting(connecting) => socket::reset(connecting.client),
         Phase::Relaying(Relaying { client, backend, .. }) => [client, backend].into_iter().for_each(socket::reset),
-        Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => {}
+        Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => {}
     }
 }

@@ -6,9 +6,9 @@
 //!      │                               │                            │
 //!      ├───────────────────────────────┴────────────────────────────┤
 //!      │                              the sockets stay    the path asks for them
-//!      │                                  Relaying ◀─── Graduating ◀┘
+//!      │                                  Relaying ◀─── Offloading ◀┘
 //!      │                                                    │ the sockets are gone
-//!      ├──────────────────────────────────────── Graduated ◀┘
+//!      ├──────────────────────────────────────── Offloaded ◀┘
 //!      ▼
 //!                  ended, with one EndReason
 //! ```
@@ -28,7 +28,7 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::table::backend::{BackendEntry, ConnectFailure};
-use crate::table::graduation::SocketlessHold;
+use crate::table::offload::SocketlessHold;
 
 #[derive(Debug)]
 pub struct Flow {
@@ -76,9 +76,9 @@ pub enum Phase {
     Connecting(Box<Connecting>),
     Relaying(Relaying),
     /// The path has both sockets and has not answered yet.
-    Graduating(Lent),
+    Offloading(Lent),
     /// The path carries its packets; there are no sockets.
-    Graduated {
+    Offloaded {
         lent: Lent,
         _hold: SocketlessHold,
     },
@@ -207,7 +207,7 @@ pub struct Asked {
     pub only_if_idle: bool,
 }
 
-/// When a flow may graduate.
+/// When a flow may be offloaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Leaving {
     /// Requests of the client's that were answered.
@@ -268,7 +268,7 @@ impl Flow {
             Phase::Header(client) => Some(client.as_fd()),
             Phase::Connecting(connecting) => Some(connecting.client.as_fd()),
             Phase::Relaying(relaying) => Some(relaying.client.as_fd()),
-            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => None,
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => None,
         }
     }
 
@@ -276,7 +276,7 @@ impl Flow {
     pub fn backend(&self) -> Option<&Arc<BackendEntry>> {
         match &self.phase {
             Phase::Relaying(relaying) => Some(&relaying.place.0),
-            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => Some(&lent.place.0),
+            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => Some(&lent.place.0),
             _ => None,
         }
     }
@@ -295,13 +295,13 @@ impl Flow {
             Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
             Phase::Relaying(relaying) => relaying.backend_used() == Some(id),
-            Phase::Graduating(lent) | Phase::Graduated { lent, .. } => lent.place.0.id == id,
+            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.place.0.id == id,
         }
     }
 
     /// The path has its sockets, or has closed them.
     pub fn is_lent(&self) -> bool {
-        matches!(self.phase, Phase::Graduating(_) | Phase::Graduated { .. })
+        matches!(self.phase, Phase::Offloading(_) | Phase::Offloaded { .. })
     }
 
     /// FIN was passed on both ways, and not all is acknowledged.

@@ -1,23 +1,23 @@
-//! Graduated flows of an earlier process, which the path still carries.
+//! Offloaded flows of an earlier process, which the path still carries.
 
 use std::sync::Arc;
 
 use super::admission::{FrontendHold, count_source};
 use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase};
-use super::graduate::patience_ns;
+use super::offload::patience_ns;
 use super::plane::FrontendPlane;
 use super::worker::Worker;
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
-use crate::table::graduation::{Found, Request, SocketlessHold};
+use crate::table::offload::{Found, Request, SocketlessHold};
 
 impl Worker {
     /// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
-    pub(super) fn adopt_found(&mut self, found: Found) {
+    pub(super) fn recover_found(&mut self, found: Found) {
         let id = found.id;
         let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
         let Some((frontend, name)) = self.known_by_key(&found) else {
             let unknown = refuse("neither its backend nor its frontend is in the configuration any more");
-            return self.table.graduation.ask(unknown);
+            return self.table.offload.ask(unknown);
         };
         let key = found.record.backend_key;
         let backend = BackendHold::new(self.table.registry.hold_at(&frontend.entry, &name, key, found.backend));
@@ -29,12 +29,12 @@ impl Worker {
             frontend: frontend.entry.id,
         };
         let Some(key) = self.writer.insert_known(&self.table.flows, id, &origin) else {
-            return self.table.graduation.ask(refuse("the flow table is full"));
+            return self.table.offload.ask(refuse("the flow table is full"));
         };
         let at = self.occupy_place(key);
         let slot = self.slot(key);
         let words = [
-            (Field::Place, pack_place(FlowState::Graduated, Some(backend.0.id))),
+            (Field::Place, pack_place(FlowState::Offloaded, Some(backend.0.id))),
             (Field::BytesUp, found.bytes_up),
             (Field::BytesDown, found.bytes_down),
             (Field::LastUpNs, found.last_up_ns),
@@ -54,7 +54,7 @@ impl Worker {
         let flow = Flow::new(Arrival {
             id,
             at,
-            phase: Phase::Graduated { lent, _hold: SocketlessHold::count_in(&self.table) },
+            phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(&self.table) },
             client_addr: record.client,
             vip,
             now_ns: record.accepted_at_ns,
@@ -66,7 +66,7 @@ impl Worker {
         let ticket = self.ticket(&flow);
         self.places[at.index as usize].flow = Some(flow);
         let patience_ns = self.places[at.index as usize].flow.as_deref().map_or(0, patience_ns);
-        self.table.graduation.ask(Request::Claim { ticket, patience_ns });
+        self.table.offload.ask(Request::Claim { ticket, patience_ns });
     }
 
     /// Whose it is by the names that it was given, wherever the backend is by now; else by the address that its client came to.

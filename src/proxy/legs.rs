@@ -1,6 +1,6 @@
 //! Where backend legs come from: which source address, and which port.
 //!
-//! While flows may graduate, ports are chosen here and not by the kernel: it would give the port of a graduated flow,
+//! While flows may be offloaded, ports are chosen here and not by the kernel: it would give the port of an offloaded flow,
 //! which has no socket, to another connection with the same backend. Each worker goes round through ports of its own,
 //! so that a port rests for long before it is used again; then it may take over its own TIME_WAIT, as `ports` says.
 
@@ -18,7 +18,7 @@ use crate::config::Source;
 use crate::model::fleet::Slice;
 use crate::sys::socket::{self, From, NoStart};
 use crate::sys::source;
-use crate::table::graduation::Graduation;
+use crate::table::offload::Offload;
 
 /// Ports that are tried for one connection.
 const TRIES: usize = 512;
@@ -60,7 +60,7 @@ impl Legs {
     }
 
     /// The next port from `ip` towards `backend` that no flow without sockets has. `start` is where a new round begins.
-    fn next(&mut self, ip: IpAddr, backend: BackendAddr, start: usize, taken: &Graduation) -> Option<u16> {
+    fn next(&mut self, ip: IpAddr, backend: BackendAddr, start: usize, taken: &Offload) -> Option<u16> {
         let count = self.own.len();
         let cursor = self.cursors.entry((ip, backend)).or_insert(start);
         for _ in 0..count {
@@ -78,7 +78,7 @@ impl Worker {
     /// Begins a connection to `address` for `flow`.
     pub(super) fn open_leg(&mut self, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
         let ip = self.source_for(flow, address);
-        let leg = if self.table.graduation.keeps_ports() || self.table.fleet.is_enabled() {
+        let leg = if self.table.offload.keeps_ports() || self.table.fleet.is_enabled() {
             self.open_from_own_port(flow, address, ip)
         } else {
             self.open_from_any_port(address, ip)
@@ -98,7 +98,7 @@ impl Worker {
         let ip = match flow.frontend.settings.source {
             Source::Route => return None,
             Source::Address(ip) => ip,
-            Source::Auto if !self.table.graduation.is_open() && !self.table.fleet.is_enabled() => return None,
+            Source::Auto if !self.table.offload.is_open() && !self.table.fleet.is_enabled() => return None,
             Source::Auto => {
                 let asked = socket::local_addr(flow.client()?).ok()?.ip();
                 Some(asked).filter(|ip| !ip.is_loopback() && *ip != address.ip())?
@@ -125,12 +125,12 @@ impl Worker {
             Some(ip) => ip,
             None => self.route_to(address).map_err(NoStart::Other)?,
         };
-        // The backend must not be told of longer segments than the client takes, or the flow could not graduate.
+        // The backend must not be told of longer segments than the client takes, or the flow could not be offloaded.
         let mss = flow.client().and_then(|client| socket::segment_max(client).ok());
         let start = self.random.usize(..);
         let mut last = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
         for _ in 0..TRIES.min(self.legs.own.len()) {
-            let Some(port) = self.legs.next(ip, address, start, &self.table.graduation) else { break };
+            let Some(port) = self.legs.next(ip, address, start, &self.table.offload) else { break };
             match socket::connect_from(address, From { ip: Some(ip), port: Some(port), mss }) {
                 Ok(socket) => return Ok(Leg { socket, source_port: port }),
                 Err(NoStart::Port(error)) => last = error,
@@ -158,8 +158,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_go_round_and_those_of_graduated_flows_are_left_out() {
-        let taken = Graduation::new(1).unwrap();
+    fn ports_go_round_and_those_of_offloaded_flows_are_left_out() {
+        let taken = Offload::new(1).unwrap();
         let ip: IpAddr = "10.0.0.100".parse().unwrap();
         let backend = BackendAddr::new("10.0.0.11:6443".parse().unwrap());
         let mut legs = Legs { own: vec![40, 42, 44, 46], ..Legs::default() };

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::graduate::LeavePolicy;
+use super::offload::OffloadPolicy;
 use crate::addr::VipAddr;
-use crate::config::{self, Config, Frontend, Graduate, Keepalive, Target};
+use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
 use crate::sys::process::file_limit;
 use crate::sys::socket::Liveness;
 use crate::table::Table;
@@ -24,7 +24,7 @@ pub struct Plane {
     /// Flows with sockets at once, as many as the process may have descriptors for.
     pub carried: usize,
     /// `None`: every flow stays proxied.
-    pub leave: Option<LeavePolicy>,
+    pub leave: Option<OffloadPolicy>,
 }
 
 /// One frontend: what its flows need to know.
@@ -59,9 +59,9 @@ impl Plane {
                 entry,
             })
         });
-        let leave = (config.path.graduate != Graduate::Off).then_some(LeavePolicy {
-            round_trips: config.path.after_round_trips,
-            after_ns: config.path.after.as_nanos() as u64,
+        let leave = (config.offload.mode != OffloadMode::Off).then_some(OffloadPolicy {
+            round_trips: config.offload.after_round_trips,
+            after_ns: config.offload.after.as_nanos() as u64,
         });
         Self { frontends: frontends.collect(), version, max_connections, carried, leave }
     }

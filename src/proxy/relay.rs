@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::pipes::PipePool;
 use crate::sys::pipe::Pipe;
 use crate::sys::socket;
-use crate::table::passport::{HalfWay, Progress};
+use crate::table::flow_transfer::{HalfWay, Progress};
 
 /// Bytes, and turns of read and write, before other flows get theirs.
 const FAIR_BYTES: u64 = 1 << 20;

@@ -1,10 +1,10 @@
 //! Timers of another configuration for flows that live already.
 
 use super::flow::{Flow, Phase};
-use super::graduate::patience_ns;
+use super::offload::patience_ns;
 use super::worker::{Verdict, Worker};
 use crate::sys::socket;
-use crate::table::graduation::Request;
+use crate::table::offload::Request;
 
 impl Worker {
     /// Gives a flow the timers that its frontend has now. What is opened or lent later has them anyway.
@@ -20,9 +20,9 @@ impl Worker {
                 let _ = set(&relaying.client, liveness);
                 let _ = set(&relaying.backend, liveness);
             }
-            Phase::Graduating(_) | Phase::Graduated { .. } => {
+            Phase::Offloading(_) | Phase::Offloaded { .. } => {
                 let (ticket, patience_ns) = (self.ticket(flow), patience_ns(flow));
-                self.table.graduation.ask(Request::Patience { ticket, patience_ns });
+                self.table.offload.ask(Request::Patience { ticket, patience_ns });
             }
             Phase::Between => {}
         }

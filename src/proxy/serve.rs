@@ -42,13 +42,13 @@ impl Worker {
                 }
             }
             // What it has is the path's to see.
-            Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => Verdict::Keep,
         }
     }
 
     pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> Verdict {
         match &mut flow.phase {
-            Phase::Header(_) | Phase::Graduating(_) | Phase::Graduated { .. } | Phase::Between => Verdict::Keep,
+            Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => Verdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
             Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),

@@ -11,7 +11,7 @@ use crate::addr::SourceNetwork;
 use crate::model::ids::FrontendId;
 use crate::model::pacing::TokenBucket;
 use crate::table::carried::{SavedBucket, SavedSource};
-use crate::table::elsewhere::Elsewhere;
+use crate::table::other_process::OtherProcess;
 
 /// Marks an entry that was swept out of the map; nobody may count on it any more.
 const SWEPT: u32 = u32::MAX;
@@ -25,7 +25,7 @@ pub struct Sources {
 #[derive(Debug)]
 struct Source {
     flows: AtomicU32,
-    elsewhere: Elsewhere,
+    elsewhere: OtherProcess,
     accepts: Mutex<Option<TokenBucket>>,
 }
 
@@ -126,7 +126,7 @@ impl Sources {
     }
 
     /// No flow of another process counts here any more.
-    pub fn forget_elsewhere(&self) {
+    pub fn forget_other_process(&self) {
         self.map.pin().values().for_each(|source| source.elsewhere.forget());
     }
 
@@ -144,7 +144,7 @@ impl Sources {
 
     fn source(&self, frontend: FrontendId, source: SourceNetwork) -> Arc<Source> {
         let fresh = || {
-            let (flows, elsewhere) = (AtomicU32::new(0), Elsewhere::default());
+            let (flows, elsewhere) = (AtomicU32::new(0), OtherProcess::default());
             Arc::new(Source { flows, elsewhere, accepts: Mutex::new(None) })
         };
         self.map.pin().get_or_insert_with((frontend, source), fresh).clone()
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_another_process_count_until_they_come_or_the_handoff_is_over() {
+    fn flows_of_another_process_count_until_they_come_or_the_upgrade_is_over() {
         let sources = Sources::default();
         let here = network("10.0.0.1");
         sources.expect(FrontendId(0), here, 2);
@@ -219,7 +219,7 @@ mod tests {
         second.leave();
         drop(second);
         assert_eq!(admit().unwrap_err(), SourceRefusal::Connections, "it counts where it is");
-        sources.forget_elsewhere();
+        sources.forget_other_process();
         admit().unwrap();
         drop(came);
         assert_eq!(sources.sweep(2), 0);

@@ -8,7 +8,7 @@ use crate::model::ends::Ends;
 use crate::model::fleet::{FlowRecord, Keeping, Local};
 use crate::model::ids::FlowId;
 use crate::sys::{clock, socket};
-use crate::table::graduation::Found;
+use crate::table::offload::Found;
 
 impl Worker {
     /// Both legs are established, here or in the process that the flow comes from.

@@ -19,7 +19,7 @@ pub enum Due {
     End(FlowRef),
     /// Flows that wait for an answer should be looked at.
     Evidence,
-    /// A flow should be tried again to graduate.
+    /// A flow should be tried again to be offloaded.
     Leave(FlowRef),
     /// Paused listeners may try again.
     Accept,

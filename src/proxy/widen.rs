@@ -1,4 +1,4 @@
-//! Listening sockets for workers that share one, as they do after a handoff from a process with fewer workers.
+//! Listening sockets for workers that share one, as they do after an upgrade from a process with fewer workers.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 
 use super::Proxy;
 use super::accept::Listener;
-use super::handover::Message;
 use super::plane::liveness;
+use super::upgrade::Message;
 use super::worker::Worker;
 use crate::addr::VipAddr;
 use crate::config::Config;

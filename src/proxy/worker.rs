@@ -15,7 +15,6 @@ use super::accept::Listeners;
 use super::admission::recount_source;
 use super::deliveries::Deliveries;
 use super::flow::{Flow, Phase};
-use super::handover;
 use super::legs::Legs;
 use super::pipes::PipePool;
 use super::plane::{FrontendPlane, Plane};
@@ -23,6 +22,7 @@ use super::relay::Tools;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
 use super::unheard::Unheard;
+use super::upgrade;
 use crate::model::balance::{Candidate, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FrontendId;
@@ -61,8 +61,8 @@ pub enum Message {
     /// Take what the listeners hold, then reset whoever comes: somebody else keeps the sockets open.
     TurnAway,
     /// Flows leave for another process, or come from one.
-    Handover(handover::Message),
-    /// Try all flows again that may graduate now.
+    Upgrade(upgrade::Message),
+    /// Try all flows again that may be offloaded now.
     Hurry,
     /// Leave the loop.
     Exit,
@@ -89,7 +89,7 @@ pub struct Worker {
     pub(super) legs: Legs,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
-    /// Flows too young to graduate, oldest first, with the time when they are looked at.
+    /// Flows too young to be offloaded, oldest first, with the time when they are looked at.
     pub(super) ripening: VecDeque<(u64, FlowRef)>,
     /// Flows whose bytes to the backend were not answered yet.
     pub(super) unanswered: Vec<FlowRef>,
@@ -110,7 +110,7 @@ pub struct Worker {
     pub(super) now_ns: u64,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
-    /// Frontends of adopted flows that the configuration no longer has.
+    /// Frontends of imported flows that the configuration no longer has.
     pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
     /// A walk for idle flows is among the deadlines.
     idle_walk_set: bool,
@@ -254,7 +254,7 @@ impl Worker {
                     self.accepts = false;
                     self.turn_all_away();
                 }
-                Message::Handover(message) => self.hand_over(message),
+                Message::Upgrade(message) => self.handle_upgrade(message),
                 Message::Hurry => self.try_all_again(),
                 Message::Exit => self.exiting = true,
             }

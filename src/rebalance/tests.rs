@@ -147,11 +147,11 @@ fn config(frontend: Frontend) -> Arc<Config> {
             reset_rate: 1000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
-        path: PathSettings::default(),
+        offload: OffloadSettings::default(),
         cluster: crate::config::Cluster::default(),
         instance: Default::default(),
         peers: None,
-        takeover: crate::config::TakeoverSettings::default(),
+        failover: crate::config::FailoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     })
 }

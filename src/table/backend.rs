@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::count::Count;
-use super::elsewhere::Elsewhere;
+use super::other_process::OtherProcess;
 use crate::addr::BackendAddr;
 use crate::model::balance::{self, Preference};
 use crate::model::end_reason::EndReason;
@@ -98,7 +98,7 @@ pub struct FrontendEntry {
     pub name: Arc<str>,
     /// Flows now.
     pub active: AtomicU32,
-    pub elsewhere: Elsewhere,
+    pub elsewhere: OtherProcess,
     service: ServiceMemory,
     /// One per worker, and a last one for what an earlier process counted.
     pub lanes: Box<[FrontendLane]>,
@@ -126,8 +126,8 @@ pub struct BackendEntry {
     health: ArcSwap<HealthView>,
     /// Flows now, connecting ones included.
     pub active: AtomicU32,
-    pub elsewhere: Elsewhere,
-    /// Monotonic ns of the last packet that came from it to a graduated flow; 0: none.
+    pub elsewhere: OtherProcess,
+    /// Monotonic ns of the last packet that came from it to an offloaded flow; 0: none.
     pub heard_ns: AtomicU64,
     /// Monotonic ns of the last one with bytes, as a process sends them, not its kernel alone; 0: none.
     pub spoke_ns: AtomicU64,
@@ -329,7 +329,7 @@ impl Registry {
             id: FrontendId(*next_id),
             name: name.clone(),
             active: AtomicU32::new(0),
-            elsewhere: Elsewhere::default(),
+            elsewhere: OtherProcess::default(),
             service: ServiceMemory::default(),
             lanes: (0..=self.workers).map(|_| FrontendLane::default()).collect(),
         });
@@ -364,7 +364,7 @@ impl Registry {
                 drain_deadline_ns: None,
             }),
             active: AtomicU32::new(0),
-            elsewhere: Elsewhere::default(),
+            elsewhere: OtherProcess::default(),
             heard_ns: AtomicU64::new(0),
             spoke_ns: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
@@ -413,7 +413,7 @@ impl Registry {
     }
 
     /// No flow of another process counts here any more.
-    pub fn forget_elsewhere(&self) {
+    pub fn forget_other_process(&self) {
         let lists = self.lists.load();
         lists.frontends.iter().for_each(|entry| entry.elsewhere.forget());
         lists.backends.iter().for_each(|entry| entry.elsewhere.forget());

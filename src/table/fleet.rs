@@ -1,10 +1,10 @@
 //! Where the parts that make a fleet meet: workers and path tell of this instance's flows, the peer link tells of the others',
-//! and the takeover decides what becomes of them.
+//! and the failover decides what becomes of them.
 //!
 //! ```text
 //!   workers, path ──Local──▶ │ peer │ ══ link ══▶ other instances
-//!                            │ link │ ──Remote──▶ takeover ──Request──▶ path
-//!                            │      │ ◀──Command─ takeover
+//!                            │ link │ ──Remote──▶ failover ──Request──▶ path
+//!                            │      │ ◀──Command─ failover
 //! ```
 //! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
 
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::count::Tally;
 use crate::model::fleet::Slice;
-use crate::model::fleet::handover::Places;
+use crate::model::fleet::evacuate::Places;
 pub use crate::model::fleet::{Asked, Command, Local, MemberView, Remote};
 
 /// The shared state of a fleet. Without peers nothing of it is used.
@@ -33,7 +33,7 @@ pub struct Fleet {
     resyncs_before: ArcSwap<BTreeMap<String, u64>>,
     /// Every peer is synced, or the deadline for that has passed with nobody to be reached.
     ready: AtomicBool,
-    /// What an earlier process left has been adopted.
+    /// What an earlier process left has been inherited.
     whole: AtomicBool,
     /// Packets of one flow may come to several instances.
     shared: AtomicBool,
@@ -54,10 +54,10 @@ pub struct FleetCensus {
     /// `baton_untracked_packets_total` by outcome: packets of flows that were not this instance's.
     pub forwarded: Tally,
     pub reset: Tally,
-    pub adopted: Tally,
+    pub inherited: Tally,
     pub dropped: Tally,
-    pub tickled: Tally,
-    pub takeovers: Tally,
+    pub challenged: Tally,
+    pub failovers: Tally,
     /// Peers' flows that this host's map has no room for, now.
     pub not_held: AtomicU64,
 }
@@ -65,14 +65,14 @@ pub struct FleetCensus {
 impl FleetCensus {
     /// All of them by name, for an upgrade.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
-        let Self { forwarded, reset, adopted, dropped, tickled, takeovers, not_held: _ } = self;
+        let Self { forwarded, reset, inherited, dropped, challenged, failovers, not_held: _ } = self;
         let all = [
             ("forwarded", forwarded),
             ("reset", reset),
-            ("adopted", adopted),
+            ("inherited", inherited),
             ("dropped", dropped),
-            ("tickled", tickled),
-            ("takeovers", takeovers),
+            ("challenged", challenged),
+            ("failovers", failovers),
         ];
         all.into_iter().map(|(name, tally)| (format!("fleet {name}"), tally)).collect()
     }
@@ -195,7 +195,7 @@ impl Fleet {
         self.whole.load(Relaxed)
     }
 
-    /// What an earlier process left has been adopted, or there is nothing of the kind. Peers are told no flow before.
+    /// What an earlier process left has been inherited, or there is nothing of the kind. Peers are told no flow before.
     pub fn set_whole(&self) {
         self.whole.store(true, Release);
     }

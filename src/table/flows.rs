@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use serde::{Deserialize, Serialize};
 
-use super::graduation::Stays;
+use super::offload::Stays;
 use super::slot::{Copied, IDENTITY_WORDS, LIVE_WORDS, Slot};
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::ids::{BackendId, FlowId, FrontendId};
@@ -41,27 +41,27 @@ pub enum FlowState {
     /// Both legs are established.
     Proxied,
     /// Both legs are established, and its packets pass the proxy by.
-    Graduated,
+    Offloaded,
     /// Chosen to be reset; waits for its turn in the pace.
     Ending,
 }
 
 impl FlowState {
-    pub const ALL: [FlowState; 5] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Graduated, Self::Ending];
+    pub const ALL: [FlowState; 5] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Offloaded, Self::Ending];
 
     pub fn label(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
             Self::Connecting => "connecting",
             Self::Proxied => "proxied",
-            Self::Graduated => "graduated",
+            Self::Offloaded => "offloaded",
             Self::Ending => "ending",
         }
     }
 
     /// Both legs are established, and nobody has ordered its end.
     pub fn is_served(self) -> bool {
-        matches!(self, Self::Proxied | Self::Graduated)
+        matches!(self, Self::Proxied | Self::Offloaded)
     }
 }
 
@@ -93,7 +93,7 @@ pub enum Field {
     ConnectUs,
     /// Source port of the backend leg (low 16 bits); 0 until connected.
     LocalPort,
-    /// Why it was not graduated when that was last tried; see [`Stays::pack`].
+    /// Why it was not offloaded when that was last tried; see [`Stays::pack`].
     Stays,
 }
 
@@ -112,7 +112,7 @@ pub struct FlowView {
     pub last_up_ns: u64,
     pub last_down_ns: u64,
     pub connect_us: u64,
-    /// Why it was not graduated when that was last tried.
+    /// Why it was not offloaded when that was last tried.
     pub stays: Option<Stays>,
 }
 

@@ -16,7 +16,7 @@ impl Hearing {
         self.client_ns.fetch_max(at_ns, Relaxed);
     }
 
-    /// When a client of a graduated flow was last heard, as far as anybody has looked.
+    /// When a client of an offloaded flow was last heard, as far as anybody has looked.
     pub fn client_ns(&self) -> u64 {
         self.client_ns.load(Relaxed)
     }

@@ -110,11 +110,11 @@ pub enum What {
     /// This process goes on.
     UpgradeFailed {
         why: String,
-        /// Flows that the new process had adopted.
+        /// Flows that the new process had recovered.
         moved: u64,
     },
     /// This process took over from another.
-    TookOver {
+    UpgradeFinished {
         from_version: String,
         from_pid: u32,
         flows: u64,
@@ -128,28 +128,28 @@ pub enum What {
         from_pid: u32,
         flows: u64,
     },
-    /// Flows may graduate from now on.
-    PathOpened {
+    /// Flows may be offloaded from now on.
+    OffloadOpened {
         interfaces: Vec<String>,
     },
     /// Flows stay proxied.
-    PathShut {
+    OffloadShut {
         why: String,
     },
-    /// Flows of an earlier process go on here; those that it was about to graduate were reset.
-    PathAdopted {
+    /// Flows of an earlier process go on here; those that it was about to be offloaded were reset.
+    OffloadRecovered {
         flows: u64,
         reset: u64,
     },
-    /// No flow graduates any more: so many of so many were reset right after, at last.
-    GraduationStopped {
+    /// No flow is offloaded any more: so many of so many were reset right after, at last.
+    OffloadStopped {
         reset: u32,
         of: u32,
     },
-    /// Flows that graduate live again.
-    GraduationResumed {},
+    /// Flows that offload live again.
+    OffloadResumed {},
     /// Somebody had detached the program from these.
-    PathMended {
+    ProgramReattached {
         interfaces: Vec<String>,
     },
     PeerLinked {
@@ -180,9 +180,9 @@ pub enum What {
         pulse: Pulse,
     },
     /// An instance is dead: its flows without sockets go on here, the others are reset.
-    TookOverFrom {
+    FailedOver {
         instance: InstanceName,
-        adopted: usize,
+        inherited: usize,
         reset: usize,
     },
     /// Of those that were reset, so many have answered to it.
@@ -209,17 +209,17 @@ pub enum What {
         address: IpAddr,
     },
     /// An operator gives this host's VIP to another instance.
-    HandoverBegun {
+    EvacuationBegun {
         to: Option<InstanceName>,
         flows: usize,
     },
     /// It is away: this host may be switched off.
-    HandedOver {
+    Evacuated {
         flows_reset: u64,
         took_ms: u64,
     },
     /// This host may have the VIP again; `None`: as an operator wanted.
-    HandoverTakenBack {
+    EvacuationTakenBack {
         why: Option<String>,
     },
     FlowEnded {

@@ -10,7 +10,7 @@ use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
 pub use crate::model::fleet::Abandoned;
-use crate::model::fleet::takeover::Wake;
+use crate::model::fleet::failover::Wake;
 use crate::sys::standing::Standing;
 
 /// Beyond, peers hear of no more until they have heard of these.

@@ -15,7 +15,7 @@ use crate::model::end_reason::EndReason;
 pub struct Totals {
     pub frontends: Vec<FrontendTotals>,
     pub backends: Vec<BackendTotals>,
-    /// Of graduation, the fleet, the workers and the log, by name. Absent from a release that did not carry them.
+    /// Of offload, the fleet, the workers and the log, by name. Absent from a release that did not carry them.
     pub tallies: BTreeMap<String, u64>,
     /// By peer. Absent from a release that did not carry them.
     pub resyncs: BTreeMap<String, u64>,
@@ -108,8 +108,8 @@ fn tallies(table: &Table) -> Vec<(String, &Tally)> {
         all.map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
     });
     let log = [("log skipped".to_owned(), &table.log_skipped)];
-    let (graduation, fleet) = (table.graduation.census.tallies(), table.fleet.census.tallies());
-    graduation.into_iter().chain(fleet).chain(workers).chain(log).collect()
+    let (offload, fleet) = (table.offload.census.tallies(), table.fleet.census.tallies());
+    offload.into_iter().chain(fleet).chain(workers).chain(log).collect()
 }
 
 /// Between a tally's name and its worker's number.
@@ -235,7 +235,7 @@ mod tests {
             synced: true,
             told: true,
             flows: 0,
-            graduated: 0,
+            offloaded: 0,
             behind: 0,
             lag_ms: 0,
             resyncs,

@@ -11,7 +11,7 @@ use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::Admin;
 use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, Reloading};
 use baton::admin::doors::Doors;
-use baton::admin::handover::{Handing, HandoverCheck, HandoverFailed, HandoverRequest};
+use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::config::{self, Config};
 use baton::drain::{Drain, Phase};
@@ -98,15 +98,15 @@ impl Control for FakeControl {
         unreachable!("no test asks for it")
     }
 
-    fn hand_over(&self, _: HandoverRequest) -> Result<Handing, HandoverFailed> {
-        Err(HandoverFailed { why: "there is no [peers] in its configuration".to_owned() })
+    fn evacuate(&self, _: EvacuationRequest) -> Result<Evacuating, EvacuationFailed> {
+        Err(EvacuationFailed { why: "there is no [peers] in its configuration".to_owned() })
     }
 
-    fn take_back(&self) -> Result<Handing, HandoverFailed> {
-        Err(HandoverFailed { why: "nothing was handed over".to_owned() })
+    fn take_back(&self) -> Result<Evacuating, EvacuationFailed> {
+        Err(EvacuationFailed { why: "nothing was handed over".to_owned() })
     }
 
-    fn check_handover(&self, _: &HandoverRequest) -> HandoverCheck {
+    fn check_evacuation(&self, _: &EvacuationRequest) -> EvacuationCheck {
         unreachable!("no test asks for it")
     }
 }
@@ -301,11 +301,11 @@ fn config(directory: &Path) -> Config {
             flows: config::FlowLog::All,
             flows_per_second: 100,
         },
-        path: config::PathSettings::default(),
+        offload: config::OffloadSettings::default(),
         cluster: config::Cluster::default(),
         instance: Default::default(),
         peers: None,
-        takeover: baton::config::TakeoverSettings::default(),
+        failover: baton::config::FailoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

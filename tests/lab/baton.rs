@@ -198,17 +198,17 @@ impl Baton {
         let client = conn.local().to_string();
         let look = || {
             let flow = self.flows().into_iter().find(|flow| flow["client"] == *client)?;
-            let served = flow["state"] == "proxied" || flow["state"] == "graduated";
+            let served = flow["state"] == "proxied" || flow["state"] == "offloaded";
             served.then(|| flow["backend"].as_str().map(str::to_owned))?
         };
         eventually_some(LONG, &format!("the flow of {client} has a backend"), look).0
     }
 
-    /// Waits until so many flows are graduated, and none is about to be.
+    /// Waits until so many flows are offloaded, and none is about to be.
     #[track_caller]
-    pub fn wait_graduated(&self, count: u64) {
-        eventually(LONG, &format!("{count} flows are graduated"), || {
-            self.status()["totals"]["flows"]["graduated"] == count
+    pub fn wait_offloaded(&self, count: u64) {
+        eventually(LONG, &format!("{count} flows are offloaded"), || {
+            self.status()["totals"]["flows"]["offloaded"] == count
         });
     }
 

@@ -16,7 +16,7 @@ pub struct Config {
     path: Table,
     instance: Table,
     peers: Table,
-    takeover: Table,
+    failover: Table,
     frontend: Table,
     health: Table,
     backends: Vec<Table>,
@@ -30,10 +30,10 @@ impl Config {
             process: Table::new(),
             log: Table::new(),
             // Proxied, unless a test says otherwise.
-            path: with(Table::new(), "graduate", "off"),
+            path: with(Table::new(), "mode", "off"),
             instance: Table::new(),
             peers: Table::new(),
-            takeover: Table::new(),
+            failover: Table::new(),
             frontend: Table::new(),
             health: Table::new(),
             backends: Vec::new(),
@@ -57,13 +57,13 @@ impl Config {
         Self { log: with(self.log, key, value), ..self }
     }
 
-    pub fn path(self, key: &str, value: impl Into<Value>) -> Self {
+    pub fn offload(self, key: &str, value: impl Into<Value>) -> Self {
         Self { path: with(self.path, key, value), ..self }
     }
 
-    /// Flows graduate, with what is pinned in `directory`.
-    pub fn graduating(self, directory: &Path) -> Self {
-        self.path("graduate", "require").path("pins", directory.to_str().expect("UTF-8")).path("max_flows", 20_000)
+    /// Flows are offloaded, with what is pinned in `directory`.
+    pub fn offloading(self, directory: &Path) -> Self {
+        self.offload("mode", "require").offload("pins", directory.to_str().expect("UTF-8")).offload("max_flows", 20_000)
     }
 
     pub fn instance(self, key: &str, value: impl Into<Value>) -> Self {
@@ -83,8 +83,8 @@ impl Config {
         self.peers.is_empty()
     }
 
-    pub fn takeover(self, key: &str, value: impl Into<Value>) -> Self {
-        Self { takeover: with(self.takeover, key, value), ..self }
+    pub fn failover(self, key: &str, value: impl Into<Value>) -> Self {
+        Self { failover: with(self.failover, key, value), ..self }
     }
 
     /// One more `[[peers.peer]]`.
@@ -157,8 +157,8 @@ impl Config {
         file.insert("admin".to_owned(), admin.into());
         file.insert("process".to_owned(), self.process.clone().into());
         file.insert("log".to_owned(), self.log.clone().into());
-        file.insert("path".to_owned(), self.path.clone().into());
-        for (name, table) in [("instance", &self.instance), ("peers", &self.peers), ("takeover", &self.takeover)] {
+        file.insert("offload".to_owned(), self.path.clone().into());
+        for (name, table) in [("instance", &self.instance), ("peers", &self.peers), ("failover", &self.failover)] {
             if !table.is_empty() {
                 file.insert(name.to_owned(), table.clone().into());
             }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use baton::path::program::{self, OpenError, Program};
-use baton::path::settings::PathSettings;
+use baton::offload::program::{self, OpenError, Program};
+use baton::offload::settings::OffloadSettings;
 
 const PREFIX: &str = "baton-test-";
 
@@ -24,9 +24,9 @@ impl Pinned {
         Self { directory: Path::new("/sys/fs/bpf").join(name) }
     }
 
-    pub fn settings(&self, interfaces: &[&str]) -> PathSettings {
+    pub fn settings(&self, interfaces: &[&str]) -> OffloadSettings {
         let interfaces = interfaces.iter().map(ToString::to_string).collect();
-        PathSettings { directory: self.directory.clone(), interfaces, flows_max: 1000 }
+        OffloadSettings { directory: self.directory.clone(), interfaces, flows_max: 1000 }
     }
 
     /// A fresh path on `interfaces`; `None` where this process may not load programs: `test` is then skipped.

@@ -152,8 +152,8 @@ impl Systemd {
     }
 
     #[track_caller]
-    pub fn wait_graduated(&self, flows: u64) {
-        eventually(LONG, "flows graduate", || self.status()["totals"]["flows"]["graduated"] == flows);
+    pub fn wait_offloaded(&self, flows: u64) {
+        eventually(LONG, "flows are offloaded", || self.status()["totals"]["flows"]["offloaded"] == flows);
     }
 
     fn said(&self) -> String {

@@ -112,9 +112,9 @@ fn the_alerts_ask_for_nothing_that_the_metrics_page_of_a_fleet_lacks() {
     }
     let listen = vec!["10.77.0.100:6443"];
     let config =
-        scene.config(0).graduating(&pinned.directory).frontend("max_connections", 500).frontend("listen", listen);
+        scene.config(0).offloading(&pinned.directory).frontend("max_connections", 500).frontend("listen", listen);
     let config = config.process("max_connections", 1000).of_backend("b1", "max_connections", 400);
-    ::baton::path::program::remove(&pinned.directory).unwrap();
+    ::baton::offload::program::remove(&pinned.directory).unwrap();
     let instances = [scene.launch(0, &config), scene.launch(1, &scene.config(1))];
     instances.iter().for_each(|it| it.baton.wait_until_ready());
     instances[0].wait_synced("lb-b");

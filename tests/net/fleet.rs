@@ -2,6 +2,7 @@
 
 mod crossed;
 mod cut_off;
+mod failover;
 mod faults;
 mod flood;
 mod kubeadm;
@@ -15,7 +16,6 @@ mod returns;
 mod rotation;
 mod split;
 mod stopped;
-mod takeover;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;

@@ -3,8 +3,8 @@
 
 use ::baton::sys::bpf::Map;
 
-use crate::graduated::Scene;
 use crate::lab::*;
+use crate::offloaded::Scene;
 
 fn impatient(config: Config) -> Config {
     let config = config.frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s");
@@ -91,14 +91,14 @@ fn a_backend_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
 
 /// Whatever ended it: the packet path says so for some seconds, and who is back only after those hears of it, too.
 #[test]
-fn a_client_that_was_cut_off_when_its_graduated_flow_was_killed_is_reset_long_after_the_path_has_forgotten_it() {
-    let Some(scene) = Scene::new("late-graduated") else { return };
+fn a_client_that_was_cut_off_when_its_offloaded_flow_was_killed_is_reset_long_after_the_path_has_forgotten_it() {
+    let Some(scene) = Scene::new("late-offloaded") else { return };
     let lab = &scene.lab;
     let _server = lab.b1.serve(Behaviour::Echo);
     let baton = lab.start(&scene.config().only(&["b1"]));
     let mut conns: Vec<_> = [1, 2].map(|_| lab.client.connect(lab.lb.v4(6443))).into();
     conns.iter_mut().for_each(|conn| (0..5).for_each(|round| conn.echo(round, 200)));
-    baton.wait_graduated(2);
+    baton.wait_offloaded(2);
     lab.client.link_down();
     assert!(baton.cli(&["kill", "--all", "--yes"]).status.success());
     let map = Map::open(&scene.pinned.directory.join("flows")).expect("it is pinned");

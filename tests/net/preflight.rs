@@ -255,7 +255,7 @@ fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_mende
     let Some(lab) = Lab::new("preflight nat") else { return };
     let host = &lab.lb;
     let path = lab.directory().join("check.toml");
-    let config = lab.config().path("graduate", "auto");
+    let config = lab.config().offload("mode", "auto");
     std::fs::write(&path, config.text(&lab.directory().join("admin.sock"))).unwrap();
     assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good);
     // What is for others' networks only.

@@ -6,9 +6,9 @@ mod restarted;
 
 use std::time::Duration;
 
-use crate::graduated::Scene;
 use crate::lab::wait::throughout;
 use crate::lab::*;
+use crate::offloaded::Scene;
 
 /// As for any silent backend: the promise is 2.5 s at the defaults, the rest is room for a machine under load.
 const SILENT_BACKEND: Duration = secs(4);
@@ -18,12 +18,12 @@ fn old_b1(lab: &Lab) -> String {
     format!("b1 ({})", lab.b1.v4(6443))
 }
 
-/// So many connections to b1 that have moved bytes; `graduated`: and have left the proxy.
-fn at_b1(lab: &Lab, baton: &Baton, count: u64, graduated: bool) -> Vec<Conn> {
+/// So many connections to b1 that have moved bytes; `offloaded`: and have left the proxy.
+fn at_b1(lab: &Lab, baton: &Baton, count: u64, offloaded: bool) -> Vec<Conn> {
     let mut conns: Vec<_> = (0..count).map(|_| baton.connect_to(&lab.client, "b1")).collect();
     conns.iter_mut().for_each(|conn| (0..4).for_each(|round| conn.echo(round, 100)));
-    if graduated {
-        baton.wait_graduated(count);
+    if offloaded {
+        baton.wait_offloaded(count);
     }
     conns
 }
@@ -37,11 +37,11 @@ fn all_are_reset(conns: &mut [Conn], watch: Stopwatch) {
     assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
 }
 
-fn the_old_host_dies_after_a_reload(lab: &Lab, config: &Config, graduated: bool) {
+fn the_old_host_dies_after_a_reload(lab: &Lab, config: &Config, offloaded: bool) {
     let _servers = lab.echo_everywhere();
     let config = config.clone().only(&["b1", "b2"]);
     let baton = lab.start(&config);
-    let mut conns = at_b1(lab, &baton, 3, graduated);
+    let mut conns = at_b1(lab, &baton, 3, offloaded);
     baton.write_config(&config.of_backend("b1", "address", lab.b3.v4(6443).to_string()));
     baton.order(&["reload"]);
     conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
@@ -55,7 +55,7 @@ fn the_old_host_dies_after_a_reload(lab: &Lab, config: &Config, graduated: bool)
 }
 
 #[test]
-fn idle_graduated_clients_of_an_old_address_are_reset_when_its_host_dies() {
+fn idle_offloaded_clients_of_an_old_address_are_reset_when_its_host_dies() {
     let Some(scene) = Scene::new("readdressed") else { return };
     the_old_host_dies_after_a_reload(&scene.lab, &scene.config(), true);
 }

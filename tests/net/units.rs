@@ -62,20 +62,20 @@ fn a_plain_relay_needs_no_capability_at_all() {
 
 /// Whoever watches nobody's flows must say so: their clients wait on a backend that dies.
 #[test]
-fn an_instance_that_cannot_look_after_what_has_graduated_is_not_live() {
-    let test = "an_instance_that_cannot_look_after_what_has_graduated_is_not_live";
+fn an_instance_that_cannot_look_after_what_has_offloaded_is_not_live() {
+    let test = "an_instance_that_cannot_look_after_what_has_offloaded_is_not_live";
     let Some(lab) = Lab::new(test) else { return };
     let pinned = Pinned::new();
     if let Err(error) = pinned.open(&[]) {
         return network::skip(test, &error.to_string());
     }
     let _servers = lab.echo_everywhere();
-    let config = lab.config().graduating(&pinned.directory).path("graduate", "auto");
+    let config = lab.config().offloading(&pinned.directory).offload("mode", "auto");
     let mut baton = Baton::start(&lab.lb, lab.directory(), &config);
     baton.wait_until_ready();
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     (0..4).for_each(|seed| conn.echo(seed, 1000));
-    baton.wait_graduated(1);
+    baton.wait_offloaded(1);
     baton.process.kill();
     // Its lock cannot be made where a file is in the way.
     let no_lock = "mount -t tmpfs tmpfs /run && touch /run/baton && exec \"$@\"";
@@ -83,16 +83,16 @@ fn an_instance_that_cannot_look_after_what_has_graduated_is_not_live() {
     baton.wait_until_ready();
     let (status, why) = baton.http("/livez").unwrap();
     assert_eq!(status, 503);
-    assert!(why.contains("1 flows that an earlier process graduated are watched by nobody"), "{why}");
+    assert!(why.contains("1 flows that an earlier process offloaded are watched by nobody"), "{why}");
     baton.process.kill();
     baton = Baton::start_with(&lab.lb, lab.directory());
     baton.wait_until_ready();
-    baton.wait_graduated(1);
+    baton.wait_offloaded(1);
     assert_eq!(baton.http("/livez").unwrap().0, 200);
 }
 
 #[test]
-fn flows_graduate_with_the_capabilities_of_the_unit_and_no_others() {
+fn flows_are_offloaded_with_the_capabilities_of_the_unit_and_no_others() {
     let Some(lab) = Lab::new("unit with the path") else { return };
     let pinned = Pinned::new();
     if let Err(error) = pinned.open(&[]) {
@@ -101,12 +101,12 @@ fn flows_graduate_with_the_capabilities_of_the_unit_and_no_others() {
     let _servers = lab.echo_everywhere();
     // Two ports below 1024 for nobody to listen on.
     let listen = vec![lab.lb.v4(443).to_string()];
-    let baton = start(&lab, FULL, &lab.config().graduating(&pinned.directory).frontend("listen", listen));
+    let baton = start(&lab, FULL, &lab.config().offloading(&pinned.directory).frontend("listen", listen));
     let mut conn = lab.client.connect(lab.lb.v4(443));
     for seed in 0..4 {
         conn.echo(seed, 1000);
     }
-    baton.wait_graduated(1);
+    baton.wait_offloaded(1);
     conn.echo(9, 100_000);
     conn.half_close();
     assert_eq!(conn.end(LONG), End::Fin);

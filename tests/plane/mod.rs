@@ -119,11 +119,11 @@ pub fn config(frontend: Frontend) -> Config {
             reset_rate: 50_000,
         },
         log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
-        path: PathSettings::default(),
+        offload: OffloadSettings::default(),
         cluster: Cluster::default(),
         instance: Default::default(),
         peers: None,
-        takeover: baton::config::TakeoverSettings::default(),
+        failover: baton::config::FailoverSettings::default(),
         frontends: vec![Arc::new(frontend)],
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use baton::handoff::message::Kind;
+use baton::upgrade::message::Kind;
 use rustix::process::Signal;
 
 use super::backend::{self, ECHO, request};
@@ -89,11 +89,11 @@ fn survivors(plan: Plan) -> RangeInclusive<usize> {
         (Victim::New, Kind::Batch) => FLOWS - one..=FLOWS - one,
         // The old one may commit before it learns that nobody is there.
         (Victim::New, Kind::Received) => FLOWS - two..=FLOWS - one,
-        (Victim::New, Kind::Commit | Kind::Adopted) => FLOWS - two..=FLOWS - two,
+        (Victim::New, Kind::Commit | Kind::Imported) => FLOWS - two..=FLOWS - two,
         (Victim::New, Kind::Done | Kind::Finished) => 0..=0,
         (Victim::New, _) => FLOWS..=FLOWS,
         // What the new one has received it serves: nobody else will.
-        (Victim::Old, Kind::Batch | Kind::Received | Kind::Commit | Kind::Adopted) => two..=two,
+        (Victim::Old, Kind::Batch | Kind::Received | Kind::Commit | Kind::Imported) => two..=two,
         (Victim::Old, Kind::Done | Kind::Finished) => FLOWS..=FLOWS,
         (Victim::Old, _) => 0..=0,
     }

@@ -1,12 +1,12 @@
-//! Frames of the handoff as they are on the wire, read and written without the code that is tested.
+//! Frames of the upgrade as they are on the wire, read and written without the code that is tested.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use baton::handoff::message::Kind;
 use baton::sys::fd_passing;
+use baton::upgrade::message::Kind;
 use serde_json::Value;
 
 const HEADER: usize = 20;

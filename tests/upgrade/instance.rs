@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use baton::handoff::source::Step;
 use baton::sys::clock::now_ns;
 use baton::sys::process::Other;
+use baton::upgrade::source::Step;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -292,7 +292,7 @@ pub fn text_of(
         .map(|(number, address)| format!("\n[[frontend.backend]]\nname = \"b{number}\"\naddress = \"{address}\"\n"))
         .collect();
     format!(
-        "[path]\ngraduate = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
+        "[offload]\nmode = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
          [log]\nflows = \"errors\"\n[[frontend]]\nname = \"api\"\nlisten = [\"{frontend}\"]\n\
          {settings}\n\
          [frontend.health]\nkind = \"tcp\"\n{backends}",

@@ -1,4 +1,4 @@
-//! The release before, as far as the handoff is concerned: what it said was recorded from the real one, and stands in
+//! The release before, as far as the upgrade is concerned: what it said was recorded from the real one, and stands in
 //! `tests/upgrade/recorded`. Whatever this release says must be what that one understands.
 //!
 //! With the real one at hand, `BATON_PREVIOUS=/path/to/baton cargo nextest run -E 'test(previous::)' --run-ignored all`
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use baton::handoff::codec::{self, HEADER_BYTES, Header};
-use baton::handoff::message::{Batch, BatchNumber, Kind, Message};
 use baton::sys::fd_passing;
-use baton::table::passport::{Passport, Relayed, Stage};
+use baton::table::flow_transfer::{FlowTransfer, Relayed, Stage};
+use baton::upgrade::codec::{self, HEADER_BYTES, Header};
+use baton::upgrade::message::{Batch, BatchNumber, Kind, Message};
 use serde_json::{Value, json};
 
 use super::backend::{self, ECHO, request};
@@ -25,7 +25,7 @@ use super::frames::{Frame, record, recorded};
 use super::instance::{BINARY, DEADLINE, Instance, wait_for};
 use super::part;
 
-/// The version of the handoff that the release before speaks.
+/// The version of the upgrade that the release before speaks.
 const PROTOCOL: u32 = 1;
 
 fn recordings() -> PathBuf {
@@ -100,7 +100,7 @@ fn every_message_of_the_release_before_reads_and_reads_back() {
 }
 
 /// The batch that was recorded has flows of all stages, and bytes on their way.
-fn recorded_flows() -> Vec<Passport> {
+fn recorded_flows() -> Vec<FlowTransfer> {
     let conversation = recorded(&recordings().join("whole"));
     let batches = conversation.into_iter().filter(|(_, frame)| frame.kind == Kind::Batch);
     let flows = batches.flat_map(|(_, frame)| match decode(&frame) {
@@ -113,7 +113,7 @@ fn recorded_flows() -> Vec<Passport> {
 #[test]
 fn the_recording_has_flows_of_all_kinds() {
     let flows = recorded_flows();
-    let some = |is: &dyn Fn(&Passport) -> bool| assert!(flows.iter().any(is), "{flows:#?}");
+    let some = |is: &dyn Fn(&FlowTransfer) -> bool| assert!(flows.iter().any(is), "{flows:#?}");
     some(&|flow| matches!(flow.stage, Stage::Header));
     some(&|flow| matches!(flow.stage, Stage::Connecting));
     some(&|flow| flow.client.ip().is_ipv6());
@@ -121,8 +121,8 @@ fn the_recording_has_flows_of_all_kinds() {
     let relayed = |is: &dyn Fn(&Relayed) -> bool| {
         some(&|flow| matches!(&flow.stage, Stage::Relaying(relayed) if is(relayed)));
     };
-    relayed(&|relayed| relayed.first_fin == Some(baton::table::passport::FirstFin::Client));
-    relayed(&|relayed| relayed.first_fin == Some(baton::table::passport::FirstFin::Backend));
+    relayed(&|relayed| relayed.first_fin == Some(baton::table::flow_transfer::FirstFin::Client));
+    relayed(&|relayed| relayed.first_fin == Some(baton::table::flow_transfer::FirstFin::Backend));
 }
 
 /// The test plays the old process of the release before, with its words.
@@ -156,7 +156,7 @@ fn this_release_takes_over_from_the_one_before() {
     let (near, far) = UnixStream::pair().unwrap();
     let _new = Killed(
         Command::new(BINARY)
-            .args(["run", "--take-over", "-c"])
+            .args(["run", "--upgrade", "-c"])
             .arg(&config)
             .stdin(Stdio::from(OwnedFd::from(far)))
             .spawn()
@@ -196,8 +196,8 @@ fn this_release_takes_over_from_the_one_before() {
     let (received, _) = Frame::expect(&near, Kind::Received);
     assert_eq!(received, said("whole", Kind::Received));
     said("whole", Kind::Commit).send(&near, &[]);
-    let (adopted, _) = Frame::expect(&near, Kind::Adopted);
-    assert_eq!(adopted.value(), said("whole", Kind::Adopted).value());
+    let (imported, _) = Frame::expect(&near, Kind::Imported);
+    assert_eq!(imported.value(), said("whole", Kind::Imported).value());
     drop((accepted, leg, listener));
     let done = said("whole", Kind::Done);
     done.send(&near, &[]);
@@ -288,15 +288,15 @@ fn plays_the_release_before() {
         for flow in batch.flows {
             relays.push(relay(flow, fds.by_ref()));
         }
-        let mut adopted = said("whole", Kind::Adopted).value();
-        adopted["number"] = number.into();
-        Frame::json(Kind::Adopted, &adopted, 0).send(&old, &[]);
+        let mut imported = said("whole", Kind::Imported).value();
+        imported["number"] = number.into();
+        Frame::json(Kind::Imported, &imported, 0).send(&old, &[]);
     }
     relays.into_iter().for_each(|relay| relay.join().unwrap());
 }
 
 /// Serves a flow, as simply as can be.
-fn relay(flow: Passport, mut sockets: impl Iterator<Item = OwnedFd>) -> std::thread::JoinHandle<()> {
+fn relay(flow: FlowTransfer, mut sockets: impl Iterator<Item = OwnedFd>) -> std::thread::JoinHandle<()> {
     let mut next = || {
         let stream = TcpStream::from(sockets.next().unwrap());
         stream.set_nonblocking(false).unwrap();

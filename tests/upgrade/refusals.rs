@@ -35,7 +35,7 @@ fn a_successor_that_cannot_take_over_changes_nothing() {
         (vec!["upgrade", "--binary", &silent], "did nothing for 10s"),
         (vec!["upgrade", "-c", &bad_config], "workers"),
         (vec!["upgrade", "--check", "--binary", &newer], "versions 7 to 9"),
-        (vec!["upgrade", "--check", "--binary", "/bin/true"], "knows no handoff"),
+        (vec!["upgrade", "--check", "--binary", "/bin/true"], "cannot take part in an upgrade"),
         (vec!["upgrade", "--check", "-c", &bad_config], "workers"),
     ] {
         let output = instance.run(&arguments);

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use baton::handoff::channel::{Channel, ChannelError};
-use baton::handoff::message::{Kind, Message};
 use baton::sys::{fd_passing, inherited};
+use baton::upgrade::channel::{Channel, ChannelError};
+use baton::upgrade::message::{Kind, Message};
 use rustix::process::Signal;
 
 use super::instance::{BINARY, is_stopped, lives, signal, wait_for};
@@ -94,7 +94,7 @@ fn between_the_two() {
     let (near, far) = Channel::pair().unwrap();
     // Whoever kills us, meaning the successor, kills the successor.
     let mut successor = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", BINARY, "run", "--take-over", "-c"])
+        .args(["--pdeathsig", "KILL", BINARY, "run", "--upgrade", "-c"])
         .arg(directory.join("baton.toml"))
         .stdin(Stdio::from(far))
         .spawn()
@@ -154,7 +154,7 @@ impl End {
 /// Passes on what either says, until one has ended; then the other's conversation ends too. `over`: one gives up.
 fn pass_on(old: End, new: End, strike: impl Fn(), over: impl Fn()) {
     let at = std::env::var("RELAY_AT").unwrap();
-    let wanted = if ["batch", "received", "commit", "adopted"].contains(&at.as_str()) { 2 } else { 1 };
+    let wanted = if ["batch", "received", "commit", "imported"].contains(&at.as_str()) { 2 } else { 1 };
     let mut seen = 0;
     loop {
         for (from, to) in [(&old, &new), (&new, &old)] {

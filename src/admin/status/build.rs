@@ -15,7 +15,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
 use crate::sys::netdev;
 use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry, Registry};
-use crate::table::graduation::Stays;
+use crate::table::offload::Stays;
 use crate::table::worker::WorkerState;
 
 /// Events on the page.
@@ -57,7 +57,7 @@ impl Status {
             at_unix_ms: unix_ms(),
             instance: instance(admin, now_ns),
             totals: totals(&gathering, &frontends),
-            path: path(admin),
+            offload: offload(admin),
             fleet: peers_report(admin),
             frontends,
             events,
@@ -129,18 +129,18 @@ pub fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
     vips
 }
 
-fn path(admin: &Admin) -> PathStatus {
-    let census = &admin.table.graduation.census;
+fn offload(admin: &Admin) -> OffloadStatus {
+    let census = &admin.table.offload.census;
     let view = census.view();
     let stayed = Stays::ALL.iter().map(|why| (why.label().to_owned(), census.stayed(*why)));
-    PathStatus {
+    OffloadStatus {
         why_not: view.why_not.clone(),
-        stopped: admin.table.graduation.is_stopped(),
+        stopped: admin.table.offload.is_stopped(),
         interfaces: view.interfaces.clone(),
         flows_held: view.flows_held,
         flows_max: view.flows_max,
-        graduated_total: census.graduated.value(),
-        adopted_total: census.adopted.value(),
+        offloaded_total: census.offloaded.value(),
+        recovered_total: census.recovered.value(),
         stayed_total: stayed.filter(|(_, count)| *count > 0).collect(),
         packets_total: view.packets.iter().map(|(what, count)| ((*what).to_owned(), *count)).collect(),
     }

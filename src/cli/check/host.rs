@@ -1,4 +1,4 @@
-//! `baton check --host`: whether this host can carry graduated flows and a VIP.
+//! `baton check --host`: whether this host can carry offloaded flows and a VIP.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,9 +8,9 @@ use super::CheckArguments;
 use crate::admin::client::Client;
 use crate::admin::protocol::Command;
 use crate::admin::status::Status;
-use crate::config::{Config, Graduate, Target};
+use crate::config::{Config, OffloadMode, Target};
 use crate::model::finding::{Finding, Verdict};
-use crate::path;
+use crate::offload;
 use crate::preflight::{self, Report, sysctl_file};
 
 /// Writes what was found, a line each, and below it why it matters and what mends it; whether nothing is left that may leave
@@ -23,7 +23,7 @@ pub fn report(
     errors: &mut impl Write,
 ) -> io::Result<bool> {
     let Report { findings: of_host, settings } = preflight::look(config, arguments.keepalived.as_deref());
-    let mut findings = graduation(config);
+    let mut findings = offload(config);
     let hindered = findings.iter().any(|finding| finding.verdict == Verdict::Hindrance);
     findings.extend(of_host);
     findings.extend(room(config));
@@ -32,11 +32,11 @@ pub fn report(
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
     } else {
         findings.iter().try_for_each(|finding| tell(finding, out))?;
-        let proxied = hindered || config.path.graduate == Graduate::Off;
+        let proxied = hindered || config.offload.mode == OffloadMode::Off;
         writeln!(
             out,
             "{}",
-            if proxied { "flows stay proxied on this host" } else { "flows can graduate on this host" }
+            if proxied { "flows stay proxied on this host" } else { "flows can be offloaded on this host" }
         )?;
         match faults {
             0 => {}
@@ -87,24 +87,24 @@ fn room(config: &Config) -> Option<Finding> {
     config.peers.as_ref()?;
     let client = Client::connect(&config.admin.socket).and_then(|client| client.with_limit(ANSWER_MAX));
     let status: Status = client.ok()?.ask(&Command::Status {}).ok()?;
-    if status.path.flows_max == 0 {
+    if status.offload.flows_max == 0 {
         return None;
     }
     let own = status.totals.flows.sum();
     let others = status.fleet.peers.iter().map(|peer| peer.flows as u64).sum::<u64>();
-    Some(room_for(own + others, status.path.flows_max))
+    Some(room_for(own + others, status.offload.flows_max))
 }
 
 fn room_for(flows: u64, room: u64) -> Finding {
     let read = format!("the fleet has {flows} flows now, and the map of this host has room for {room}");
     let mend = format!(
-        "path.max_flows = {}, on all hosts; it takes an empty map: `baton handover`, stop Baton, `baton path remove`, start it",
+        "offload.max_flows = {}, on all hosts; it takes an empty map: `baton evacuate`, stop Baton, `baton offload remove`, start it",
         (2 * flows).next_power_of_two()
     );
     match flows {
-        flows if flows > room => Finding::fault("path.max_flows", read, ROOM, mend),
-        flows if flows > room / 4 * 3 => Finding::advice("path.max_flows", read, ROOM, mend),
-        _ => Finding::good("path.max_flows", read),
+        flows if flows > room => Finding::fault("offload.max_flows", read, ROOM, mend),
+        flows if flows > room / 4 * 3 => Finding::advice("offload.max_flows", read, ROOM, mend),
+        _ => Finding::good("offload.max_flows", read),
     }
 }
 
@@ -112,7 +112,7 @@ const ROOM: &str = "flows of other instances that find no room are reset when th
 /// An instance that hangs is not waited for.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-fn graduation(config: &Config) -> Vec<Finding> {
+fn offload(config: &Config) -> Vec<Finding> {
     let frontends = || config.frontends.iter();
     let addresses: Vec<_> = frontends().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr()).collect();
     let backends = frontends().flat_map(|frontend| &frontend.backends);
@@ -122,8 +122,8 @@ fn graduation(config: &Config) -> Vec<Finding> {
             Target::Name { .. } => None,
         })
         .collect();
-    let interfaces: Vec<_> = config.path.interfaces.iter().map(|name| name.to_string()).collect();
-    path::preflight::look(&config.path.pins, &addresses, &backends, &interfaces)
+    let interfaces: Vec<_> = config.offload.interfaces.iter().map(|name| name.to_string()).collect();
+    offload::preflight::look(&config.offload.pins, &addresses, &backends, &interfaces)
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl Baton {
             .process_group(0)
             .spawn()
             .map_err(StartError::Spawn)?;
-        let _ = guard.adopt(&child);
+        let _ = guard.take(&child);
         Ok(Self { child: Reaper(child), places })
     }
 
@@ -138,8 +138,8 @@ fn configuration(places: &Places, ca: &Path, stand_ins: &[StandInProcess]) -> St
         .collect();
     let text = |path: &Path| toml::Value::from(path.display().to_string()).to_string();
     format!(
-        r#"[path]
-graduate = "off"
+        r#"[offload]
+mode = "off"
 
 [admin]
 http = "{http}"

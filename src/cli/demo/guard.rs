@@ -30,7 +30,7 @@ impl Guard {
     }
 
     /// Has `child` killed when the demo is gone.
-    pub fn adopt(&mut self, child: &Child) -> io::Result<()> {
+    pub fn take(&mut self, child: &Child) -> io::Result<()> {
         match &mut self.process.stdin {
             Some(pipe) => writeln!(pipe, "{}", child.id()),
             None => Ok(()),

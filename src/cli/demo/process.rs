@@ -176,7 +176,7 @@ async fn spawn(
         .spawn()
         .map_err(failed)?;
     if let Some(guard) = guard {
-        let _ = guard.adopt(&child);
+        let _ = guard.take(&child);
     }
     let mut child = Reaper(child);
     let silent = || ProcessError::Silent { name: recipe.name.clone() };

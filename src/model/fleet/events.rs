@@ -1,4 +1,4 @@
-//! What passes between the parts of one instance: of its own flows to the peer link, from there to the takeover, and back.
+//! What passes between the parts of one instance: of its own flows to the peer link, from there to the failover, and back.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,14 +14,14 @@ pub enum Local {
     /// Both legs are established, or the flow of another process or instance has become this one's.
     Established(Box<FlowRecord>),
     /// It goes on without sockets: these are closed, and the entries marked.
-    Graduated { id: FlowId, passage: Box<Passage> },
+    Offloaded { id: FlowId, passage: Box<Passage> },
     /// It is over.
     Ended(FlowId),
     /// It goes on with another instance, which has claimed it or which it was left to.
     Left(FlowId),
 }
 
-/// What the peer link tells the takeover.
+/// What the peer link tells the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remote {
     /// What follows, up to `Synced`, are all flows of `owner`: those not among them are gone.
@@ -58,7 +58,7 @@ pub enum Remote {
     Synced {
         owner: InstanceName,
     },
-    /// Told on each change; after `Command::Challenge` also by each peer that answers, changed or not.
+    /// Told on each change; after `Command::Ping` also by each peer that answers, changed or not.
     Pulse {
         owner: InstanceName,
         pulse: Pulse,
@@ -94,7 +94,7 @@ pub enum Said {
     Nothing,
 }
 
-/// What the takeover wants of the peer link.
+/// What the failover wants of the peer link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Tell `owner` that its flows are this instance's from now on.
@@ -108,7 +108,7 @@ pub enum Command {
     /// Tell all of clients that could not be told.
     Untold(Vec<Abandoned>),
     /// Beat at once, and have every peer answer: a VIP has come.
-    Challenge,
+    Ping,
 }
 
 /// A packet that nobody here knows: where it came from and went to.
@@ -134,7 +134,7 @@ pub struct MemberView {
     /// Flows of it that are known here.
     pub flows: usize,
     /// Of them, without sockets.
-    pub graduated: usize,
+    pub offloaded: usize,
     /// It has all flows of this instance, but for the changes that it is behind.
     pub told: bool,
     /// Changes of this instance's flows that it has not acknowledged yet.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   handle_local  own flows            ┐            ┌ poll_message  what to say to a peer
-//!   handle_link, handle_loss  links    │            │ poll_remote   for the takeover
+//!   handle_link, handle_loss  links    │            │ poll_remote   for the failover
 //!   handle_message  what a peer says   ├─ Exchange ─┤ poll_notice   for the journal
-//!   handle_command  the takeover's     │            │ poll_query    what only the kernel knows
+//!   handle_command  the failover's     │            │ poll_query    what only the kernel knows
 //!   handle_beat  beside the link       │            │ poll_beat     beside the link
 //!   handle_time                        ┘            └ poll_drop     links that must end
 //! ```
@@ -97,7 +97,7 @@ pub struct Exchange {
     own: Own,
     mirror: Mirror,
     own_ids_told: u64,
-    /// `mirror` holds all own flows: those of an earlier process have been adopted.
+    /// `mirror` holds all own flows: those of an earlier process have been inherited.
     whole: bool,
     sessions: BTreeMap<InstanceName, Session>,
     asks: HashMap<u32, PendingAsk>,
@@ -341,7 +341,7 @@ impl Exchange {
                     self.untold.remember(one, now_ns);
                 });
             }
-            Command::Challenge => self.sessions.values_mut().for_each(|session| session.challenge(now_ns)),
+            Command::Ping => self.sessions.values_mut().for_each(|session| session.ping(now_ns)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What passes between the takeover and the path, which holds and forwards what is other instances'.
+//! What passes between the failover and the path, which holds and forwards what is other instances'.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use super::{FleetId, FlowRecord, Slice, Stray, Unknown};
 use crate::addr::VipAddr;
 use crate::model::ends::Key;
 
-/// What the takeover asks of the path.
+/// What the failover asks of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldRequest {
     /// Carry the packets of this flow, which has no sockets and which another instance lists. Again: its positions have
@@ -15,7 +15,7 @@ pub enum HeldRequest {
     /// These held flows are over.
     Drop(Vec<FleetId>),
     /// These held flows are this instance's from now on.
-    Adopt(Vec<FleetId>),
+    Inherit(Vec<FleetId>),
     /// These flows of this instance are another's from now on, and held.
     Release(Vec<FleetId>),
     /// All that is held, forwarded or refused has been said again since this process began: what an earlier one left
@@ -50,14 +50,14 @@ pub struct PeerSlice {
     pub at: Vec<IpAddr>,
 }
 
-/// What the path says to the takeover.
+/// What the path says to the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldAnswer {
     /// Packets of these held flows' clients have come.
     Touched(Vec<FleetId>),
     /// These were to be held, and are this instance's own.
     Ours(Vec<FleetId>),
-    /// These were to be held or adopted, and the map has no room for them.
+    /// These were to be held or inherited, and the map has no room for them.
     NotHeld(Vec<FleetId>),
     /// There is room again: these, of which that was said, are held.
     Held(Vec<FleetId>),

@@ -33,7 +33,7 @@ pub struct Mirror {
     log_start: u64,
     /// When the changes below each number were made, oldest first.
     made: VecDeque<Made>,
-    graduated: usize,
+    offloaded: usize,
     pub(super) log_max: usize,
 }
 
@@ -49,7 +49,7 @@ impl Default for Mirror {
             log: VecDeque::new(),
             log_start: 0,
             made: VecDeque::new(),
-            graduated: 0,
+            offloaded: 0,
             log_max: LOG_MAX,
         }
     }
@@ -86,7 +86,7 @@ impl Mirror {
         for local in locals {
             let flow = match &local {
                 Local::Established(record) => record.id,
-                Local::Graduated { id, .. } | Local::Ended(id) | Local::Left(id) => *id,
+                Local::Offloaded { id, .. } | Local::Ended(id) | Local::Left(id) => *id,
             };
             let before = self.flows.get(&flow).map(FlowRecord::fleet_id);
             if let Some(id) = before {
@@ -100,7 +100,7 @@ impl Mirror {
                     touched.extend(before.filter(|before| *before != id));
                     self.insert(*record).then_some(id)
                 }
-                Local::Graduated { id, passage } => before.filter(|_| self.graduate(id, Keeping::Passage(passage))),
+                Local::Offloaded { id, passage } => before.filter(|_| self.offload(id, Keeping::Passage(passage))),
                 Local::Ended(id) => {
                     let taken = self.taken.remove(&id);
                     let ended = before.filter(|_| self.remove(id)).or(taken);
@@ -215,8 +215,8 @@ impl Mirror {
     }
 
     /// Of them, without sockets.
-    pub fn graduated(&self) -> usize {
-        self.graduated
+    pub fn offloaded(&self) -> usize {
+        self.offloaded
     }
 
     fn insert(&mut self, record: FlowRecord) -> bool {
@@ -228,14 +228,14 @@ impl Mirror {
             (claimed.is_before, claimed.gone) = (true, false);
         }
         self.by_packet.extend(hashes(&record.ends).map(|hash| (hash, record.id)));
-        self.graduated += usize::from(matches!(record.keeping, Keeping::Passage(_)));
+        self.offloaded += usize::from(matches!(record.keeping, Keeping::Passage(_)));
         self.flows.insert(record.id, record);
         true
     }
 
-    fn graduate(&mut self, id: FlowId, keeping: Keeping) -> bool {
+    fn offload(&mut self, id: FlowId, keeping: Keeping) -> bool {
         let Some(record) = self.flows.get_mut(&id).filter(|record| record.keeping != keeping) else { return false };
-        self.graduated += usize::from(record.keeping == Keeping::Sockets);
+        self.offloaded += usize::from(record.keeping == Keeping::Sockets);
         record.keeping = keeping;
         true
     }
@@ -252,7 +252,7 @@ impl Mirror {
 
     fn remove(&mut self, id: FlowId) -> bool {
         let Some(record) = self.flows.remove(&id) else { return false };
-        self.graduated -= usize::from(matches!(record.keeping, Keeping::Passage(_)));
+        self.offloaded -= usize::from(matches!(record.keeping, Keeping::Passage(_)));
         if let Some(claimed) = self.claimed.get_mut(&record.fleet_id()) {
             claimed.gone = !claimed.is_before;
         }
@@ -317,13 +317,13 @@ mod tests {
     fn a_change_is_told_as_the_flow_is_now() {
         let mut mirror = Mirror::default();
         mirror.apply([established(1)], 5);
-        mirror.apply([Local::Graduated { id: FlowId(1), passage: Box::new(passage(9)) }], 6);
+        mirror.apply([Local::Offloaded { id: FlowId(1), passage: Box::new(passage(9)) }], 6);
         let told = mirror.changes(0, 10);
-        let graduated = FlowRecord { keeping: Keeping::Passage(Box::new(passage(9))), ..record(1) };
-        assert_eq!(told, vec![Change::Flow(Box::new(graduated)); 2]);
-        assert_eq!((mirror.len(), mirror.graduated()), (1, 1));
+        let offloaded = FlowRecord { keeping: Keeping::Passage(Box::new(passage(9))), ..record(1) };
+        assert_eq!(told, vec![Change::Flow(Box::new(offloaded)); 2]);
+        assert_eq!((mirror.len(), mirror.offloaded()), (1, 1));
         // The same again is no news.
-        mirror.apply([Local::Graduated { id: FlowId(1), passage: Box::new(passage(9)) }], 7);
+        mirror.apply([Local::Offloaded { id: FlowId(1), passage: Box::new(passage(9)) }], 7);
         assert_eq!(mirror.end(), 2);
         assert_eq!([0, 1, 2].map(|number| mirror.made_at_ns(number)), [Some(5), Some(6), None]);
     }
@@ -357,7 +357,7 @@ mod tests {
         let (by, id) = (InstanceName("b".into()), FlowId(1));
         let mut mirror = Mirror::default();
         assert_eq!(mirror.claimed_by(&by, record(1).fleet_id(), 1), None);
-        mirror.apply([established(1), Local::Graduated { id, passage: Box::new(passage(9)) }], 2);
+        mirror.apply([established(1), Local::Offloaded { id, passage: Box::new(passage(9)) }], 2);
         mirror.apply([Local::Left(id)], 3);
         assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Moved { id: record(1).fleet_id(), to: by }]);
     }
@@ -389,8 +389,8 @@ mod tests {
         let by = InstanceName("b".into());
         let mut mirror = Mirror::default();
         mirror.apply([1, 2, 3].map(established), 1);
-        let graduated = |id| Local::Graduated { id: FlowId(id), passage: Box::new(passage(9)) };
-        mirror.apply([1, 2].map(graduated), 1);
+        let offloaded = |id| Local::Offloaded { id: FlowId(id), passage: Box::new(passage(9)) };
+        mirror.apply([1, 2].map(offloaded), 1);
         let ends = [1, 2, 3, 9].map(|id| mirror.claimed_by(&by, record(id).fleet_id(), 2));
         assert_eq!(ends, [Some(record(1).ends), Some(record(2).ends), None, None]);
         mirror.apply([Local::Ended(FlowId(1)), Local::Ended(FlowId(3))], 3);
@@ -399,7 +399,7 @@ mod tests {
         // It comes back before the claim is forgotten.
         mirror.claimed_by(&InstanceName("b".into()), record(2).fleet_id(), 4);
         mirror.apply([Local::Ended(FlowId(2))], 5);
-        mirror.apply([established(2), graduated(2)], 6);
+        mirror.apply([established(2), offloaded(2)], 6);
         mirror.apply([], 3 + CLAIMED_NS);
         mirror.apply([Local::Ended(FlowId(2))], 7 + CLAIMED_NS);
         assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Ended(record(2).fleet_id())]);

@@ -41,7 +41,7 @@ pub enum Keeping {
     Passage(Box<Passage>),
 }
 
-/// What a host must know to pass a graduated flow's packets on. It comes only after the flow's sockets are gone.
+/// What a host must know to pass an offloaded flow's packets on. It comes only after the flow's sockets are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
     pub up: Way,

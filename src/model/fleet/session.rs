@@ -7,7 +7,7 @@
 //!                                                └─────────────────────────┘
 //!   the peer's flows, told here:   nothing ─ Begin ─▶ coming ─ Whole ─▶ synced ─ a number is missing ─▶ nothing; Again
 //! ```
-//! A new link begins with a snapshot each way. What a peer told before its link broke is kept: that is what a takeover needs.
+//! A new link begins with a snapshot each way. What a peer told before its link broke is kept: that is what a failover needs.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -58,7 +58,7 @@ pub struct Session {
     version: String,
     /// Its flows, and whether each is without sockets.
     flows: HashMap<FleetId, bool>,
-    graduated: usize,
+    offloaded: usize,
     pub synced: bool,
     resyncs: u64,
     round_trip_us: u64,
@@ -91,8 +91,8 @@ pub struct Link {
     beats: u32,
     /// An echo is wanted with the next beat.
     echo_wanted: bool,
-    /// A challenge was sent: whoever answers it is told of, though nothing has changed.
-    challenged: bool,
+    /// A ping was sent: whoever answers it is told of, though nothing has changed.
+    pinged: bool,
     /// The beat to be echoed, and when it was sent.
     awaited: Option<(u32, u64)>,
     echo: Option<u32>,
@@ -154,7 +154,7 @@ impl Session {
             slot: None,
             version: String::new(),
             flows: HashMap::new(),
-            graduated: 0,
+            offloaded: 0,
             synced: false,
             resyncs: 0,
             round_trip_us: 0,
@@ -188,7 +188,7 @@ impl Session {
             beat_due_ns: now_ns,
             beats: 0,
             echo_wanted: true,
-            challenged: false,
+            pinged: false,
             awaited: None,
             echo: None,
             outbox: VecDeque::new(),
@@ -298,7 +298,7 @@ impl Session {
             Message::Begin { next } => {
                 link.expected = Some(next);
                 self.flows.clear();
-                (self.graduated, self.synced) = (0, false);
+                (self.offloaded, self.synced) = (0, false);
                 let slot = self.slot.unwrap_or_default();
                 remotes.push_back(Remote::Begin { owner: owner(), epoch: self.epoch, slot });
             }
@@ -358,7 +358,7 @@ impl Session {
             Message::Echo { number } => {
                 if let Some((_, sent_ns)) = link.awaited.take_if(|(awaited, _)| *awaited == number) {
                     self.round_trip_us = now_ns.saturating_sub(sent_ns) / 1000;
-                    if std::mem::take(&mut link.challenged) {
+                    if std::mem::take(&mut link.pinged) {
                         remotes.push_back(Remote::Pulse { owner: owner(), pulse: self.pulse });
                     }
                 }
@@ -400,10 +400,10 @@ impl Session {
         let owner = self.name.clone();
         match change {
             Change::Flow(record) => {
-                let graduated = matches!(record.keeping, Keeping::Passage(_));
-                let before = self.flows.insert(record.fleet_id(), graduated);
-                self.graduated += usize::from(graduated);
-                self.graduated -= usize::from(before == Some(true));
+                let offloaded = matches!(record.keeping, Keeping::Passage(_));
+                let before = self.flows.insert(record.fleet_id(), offloaded);
+                self.offloaded += usize::from(offloaded);
+                self.offloaded -= usize::from(before == Some(true));
                 if self.flows.len() > FLOWS_MAX {
                     return Err(Fault::TooMany);
                 }
@@ -423,8 +423,8 @@ impl Session {
     }
 
     fn forget(&mut self, id: FleetId) {
-        let graduated = self.flows.remove(&id);
-        self.graduated -= usize::from(graduated == Some(true));
+        let offloaded = self.flows.remove(&id);
+        self.offloaded -= usize::from(offloaded == Some(true));
     }
 
     /// The next thing to say to it. `whole`: the own flows are all in `mirror`.
@@ -503,9 +503,9 @@ impl Session {
     }
 
     /// Has it beat, and asks for an answer.
-    pub fn challenge(&mut self, now_ns: u64) {
+    pub fn ping(&mut self, now_ns: u64) {
         if let Some(link) = &mut self.link {
-            (link.beat_due_ns, link.echo_wanted, link.challenged) = (now_ns, true, true);
+            (link.beat_due_ns, link.echo_wanted, link.pinged) = (now_ns, true, true);
         }
     }
 
@@ -533,7 +533,7 @@ impl Session {
             synced: self.synced,
             told: matches!(&self.link, Some(Link { telling: Telling::Following, acked: Some(_), .. })),
             flows: self.flows.len(),
-            graduated: self.graduated,
+            offloaded: self.offloaded,
             behind,
             lag_ms: since_ns.map_or(0, |since| now_ns.saturating_sub(since) / 1_000_000),
             resyncs: self.resyncs,

@@ -1,6 +1,6 @@
 //! Up to eight instances, the network between them and the packets of their clients and backends, through random schedules of
-//! births, graduations and ends of flows, of deaths, reboots, restarts, upgrades, reloads and handovers, of cut links and hosts, of
-//! VIPs that move or are everywhere. Exchange, takeover and handover are the real ones; paths, kernels, routers and clients
+//! births, offloads and ends of flows, of deaths, reboots, restarts, upgrades, reloads and evacuations, of cut links and hosts, of
+//! VIPs that move or are everywhere. Exchange, failover and evacuation are the real ones; paths, kernels, routers and clients
 //! are as simple as can be. What may befall a world is drawn from its seed, and so is when.
 //!
 //! What must hold:
@@ -28,9 +28,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use super::evacuate::{self, Evacuation};
 use super::exchange::{Exchange, Member, Own};
-use super::handover::{self, Handover};
-use super::takeover::{Action, Note, Settings, Takeover, Wake};
+use super::failover::{Action, Failover, Note, Settings, Wake};
 use super::testing::passage;
 use super::{
     BeatKey, Command, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local,
@@ -64,7 +64,7 @@ struct Faults {
     ids_from_one: bool,
     /// Only the peer link says who lives.
     link_alone: bool,
-    /// The takeover keeps the peers and frontends of its beginning.
+    /// The failover keeps the peers and frontends of its beginning.
     reloads_unheard: bool,
     /// What a full map did not take counts as held.
     full_is_held: bool,
@@ -153,14 +153,14 @@ impl World {
             {
                 continue;
             }
-            process.takeover.handle_remote(now_ns, remote);
+            process.failover.handle_remote(now_ns, remote);
         }
         process.is_told_of_fleet = true;
         if process.exchange.is_ready() && !std::mem::replace(&mut process.ready_was_told, true) {
-            process.takeover.handle_ready();
+            process.failover.handle_ready();
         }
-        if process.takeover.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
-            process.takeover.handle_timeout(now_ns);
+        if process.failover.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            process.failover.handle_timeout(now_ns);
         }
         self.act(node);
         while let Some((peer, _)) = self.nodes[node].process.as_mut().and_then(|process| process.exchange.poll_drop()) {
@@ -173,24 +173,24 @@ impl World {
         self.wake_late(node);
     }
 
-    /// Carries out what the takeover wants.
+    /// Carries out what the failover wants.
     fn act(&mut self, node: usize) {
         let now_ns = self.now_ns;
         loop {
             let is_here = (0..self.net.holders.len()).any(|vip| self.has_vip(node, vip));
             let Node { process: Some(process), path, .. } = &mut self.nodes[node] else { return };
-            let Some(action) = process.takeover.poll_action() else {
+            let Some(action) = process.failover.poll_action() else {
                 let answers = std::mem::take(&mut path.answers);
                 if answers.is_empty() {
                     return;
                 }
-                answers.into_iter().for_each(|answer| process.takeover.handle_held(now_ns, answer));
+                answers.into_iter().for_each(|answer| process.failover.handle_held(now_ns, answer));
                 continue;
             };
             match action {
                 Action::Path(request) => {
-                    use HeldRequest::{Adopt, Refuse, Release, Settle};
-                    if let Adopt(_) | Refuse(_) | Release(_) | Settle { .. } = request {
+                    use HeldRequest::{Inherit, Refuse, Release, Settle};
+                    if let Inherit(_) | Refuse(_) | Release(_) | Settle { .. } = request {
                         let name = node::NAMES[node];
                         let line = format!("{:>6} ms      {name}: {request:?}", now_ns / MS - 1_000_000);
                         self.log.borrow_mut().push(line);
@@ -206,10 +206,10 @@ impl World {
                     }
                     process.exchange.handle_command(command, now_ns);
                 }
-                Action::Tickle { round, ends } => {
-                    ends.into_iter().for_each(|end| self.tickle(node, end.from, end.to));
+                Action::Challenge { round, ends } => {
+                    ends.into_iter().for_each(|end| self.challenge(node, end.from, end.to));
                     if let Some(process) = &mut self.nodes[node].process {
-                        process.takeover.handle_tickled(now_ns, round);
+                        process.failover.handle_challenged(now_ns, round);
                     }
                 }
                 Action::WakeOn(all) => {
@@ -217,9 +217,9 @@ impl World {
                     process.late.extend(all.into_iter().map(|wake| (wake, begun_ns)));
                 }
                 Action::Answer(stray) => self.answer(node, &stray),
-                Action::Note(Note::TakenOver { from, adopted, reset }) => {
+                Action::Note(Note::FailedOver { from, inherited, reset }) => {
                     self.note(|| {
-                        format!("    {} buries {from}: {adopted} go on, {reset} are reset", node::NAMES[node])
+                        format!("    {} buries {from}: {inherited} go on, {reset} are reset", node::NAMES[node])
                     });
                     self.judge_burial(node, &from);
                 }

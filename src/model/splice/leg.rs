@@ -67,7 +67,7 @@ pub enum Ecn {
     Accurate,
 }
 
-/// As include/net/tcp_states.h numbers them, as far as they differ for a graduation.
+/// As include/net/tcp_states.h numbers them, as far as they differ for an offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketState {
     Established,

@@ -1,4 +1,4 @@
-//! What stands against a graduation, for now or for good.
+//! What stands against an offload, for now or for good.
 
 use std::fmt;
 

@@ -156,7 +156,7 @@ proptest! {
     }
 }
 
-/// A relay at rest, in which nothing stands against a graduation.
+/// A relay at rest, in which nothing stands against an offload.
 fn at_rest() -> (LegState, LegState) {
     let quiet = Stream { received: 100, read: 100, written: 100 };
     let clocks = [Timestamps { own: 1, recent: 2, per_second: 1000 }; 2];

@@ -1,4 +1,4 @@
-//! Whether this host translates what goes to a frontend or to a backend: such flows cannot graduate, for the wire shows other
+//! Whether this host translates what goes to a frontend or to a backend: such flows cannot be offloaded, for the wire shows other
 //! addresses than their sockets know.
 //!
 //! Rules are walked with the first packet of each leg. What Docker, kube-proxy and CNIs do is for their own networks, or for packets
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::rules::{Act, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Translation, Transport, Way};
-use crate::config::{self, Config, Graduate, Source};
+use crate::config::{self, Config, OffloadMode, Source};
 use crate::model::finding::Finding;
 use crate::preflight::place::Place;
 use crate::sys::netdev;
@@ -39,7 +39,7 @@ struct Packet {
 
 /// `complete`: all rules could be read.
 pub fn look(rules: &Ruleset, complete: bool, config: &Config, place: &Place) -> Vec<Finding> {
-    if config.path.graduate == Graduate::Off {
+    if config.offload.mode == OffloadMode::Off {
         return Vec::new();
     }
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr());
@@ -112,12 +112,12 @@ fn taken(rules: &Ruleset, service: SocketAddr) -> Option<Finding> {
     let packet = Packet { from: None, to: service, interface: None };
     let hit = hit(rules, Hook::Prerouting, &packet, Side::Destination).filter(|hit| hit.certain)?;
     let Act::Translate(translation) = &hit.rule.act else { return None };
-    let is_elsewhere = match translation.to {
+    let is_of_other_process = match translation.to {
         Target::Address(ip) => ip != service.ip() || !has_port(translation, service.port()),
         Target::Own | Target::Same => translation.ports.is_some() && !has_port(translation, service.port()),
     };
     let read = format!("{hit} takes connections to {service} elsewhere");
-    is_elsewhere.then(|| Finding::fault(TOPIC, read, TAKEN, hit.exempt(&[service])))
+    is_of_other_process.then(|| Finding::fault(TOPIC, read, TAKEN, hit.exempt(&[service])))
 }
 
 /// Connections to other addresses or ports that come to the service.

@@ -55,18 +55,18 @@ fn links() -> io::Result<Vec<Link>> {
 /// From `struct ifinfomsg` and what follows it.
 fn link(message: &[u8]) -> Option<Link> {
     let mut link = Link { index: u32::from_ne_bytes(message.get(4..8)?.try_into().ok()?), ..Link::default() };
-    let mut is_elsewhere = false;
+    let mut is_of_other_process = false;
     for (kind, value) in attributes(message.get(16..)?) {
         let number = || <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes);
         match kind {
             IFLA_IFNAME => link.name = String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
             IFLA_LINK => link.lower = number(),
             IFLA_MASTER => link.master = number(),
-            IFLA_LINK_NETNSID => is_elsewhere = true,
+            IFLA_LINK_NETNSID => is_of_other_process = true,
             _ => {}
         }
     }
-    link.lower = link.lower.filter(|lower| !is_elsewhere && *lower != link.index);
+    link.lower = link.lower.filter(|lower| !is_of_other_process && *lower != link.index);
     Some(link)
 }
 

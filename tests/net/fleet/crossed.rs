@@ -2,20 +2,20 @@
 
 use ::baton::sys::raw::RawSender;
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
-use crate::path::reference::{ACK, Packet};
+use crate::program::reference::{ACK, Packet};
 
 /// Silence after which an end is given up. Questions go out within a part of it.
 const PATIENCE: &str = "4s";
 
-/// Clients reach the VIP by the first, backends by the second; flows have graduated.
+/// Clients reach the VIP by the first, backends by the second; flows have been offloaded.
 fn crossed(test: &str, count: u64) -> Option<(Fleet, Vec<Conn>)> {
     let short = |config: Config| {
         let config = config.frontend("user_timeout", PATIENCE);
         config.frontend("keepalive_idle", "1s").frontend("keepalive_interval", "1s")
     };
-    let fleet = Fleet::new(test, 2, Flows::Graduate, short)?.spread();
+    let fleet = Fleet::new(test, 2, Flows::Offload, short)?.spread();
     let lab = &fleet.scene.lab;
     for host in fleet.all.iter().map(|it| &it.host).chain([&lab.client, &lab.b1, &lab.b2]) {
         // Else no flow gets as far as beyond a window soon.
@@ -24,9 +24,9 @@ fn crossed(test: &str, count: u64) -> Option<(Fleet, Vec<Conn>)> {
     super::parted::route(&fleet, 0, 1);
     let mut conns = fleet.clients(count);
     (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
-    eventually(LONG, "all have graduated somewhere", || {
-        let graduated = |it: &Instance| it.baton.status()["totals"]["flows"]["graduated"].as_u64();
-        fleet.all.iter().filter_map(graduated).sum::<u64>() == count
+    eventually(LONG, "all have been offloaded somewhere", || {
+        let offloaded = |it: &Instance| it.baton.status()["totals"]["flows"]["offloaded"].as_u64();
+        fleet.all.iter().filter_map(offloaded).sum::<u64>() == count
     });
     // Only then is it the entries that they pass, the backends' at the instance that does not list them.
     conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
@@ -40,7 +40,7 @@ fn wait_rest(fleet: &Fleet) {
     eventually(secs(20), "no flow is left", || left() == 0);
 }
 
-/// Found as hundreds of graduated flows that were listed for ever after an hour of clients that came and went.
+/// Found as hundreds of offloaded flows that were listed for ever after an hour of clients that came and went.
 #[test]
 fn flows_whose_directions_pass_different_instances_are_over_when_both_ends_have_closed() {
     let test = "flows_whose_directions_pass_different_instances_are_over";
@@ -121,11 +121,11 @@ fn flows_whose_ends_are_gone_go_though_they_answer_where_nobody_knows_how_far_th
 #[test]
 fn spoofed_segments_move_no_position_where_several_instances_have_the_address() {
     let test = "spoofed_segments_move_no_position_where_several_have_the_address";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config).map(Fleet::spread) else { return };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config).map(Fleet::spread) else { return };
     let lab = &fleet.scene.lab;
     let mut conn = lab.client.connect(fleet.vip);
     (0..5).for_each(|round| conn.echo(round, 100));
-    fleet.owner().baton.wait_graduated(1);
+    fleet.owner().baton.wait_offloaded(1);
     let keys = fleet.keys(0);
     let bytes = || ["bytes_up", "bytes_down"].map(|key| fleet.owner().baton.flows()[0][key].as_u64());
     assert_eq!((keys.len(), bytes()), (2, [Some(500); 2]));

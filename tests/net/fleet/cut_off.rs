@@ -1,6 +1,6 @@
 //! An instance that loses its own network is not its backends' judge, and nobody's heir.
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
 
 /// Every backend is taken for dead there, and what follows has had its time.
@@ -8,7 +8,7 @@ fn wait_ejected(baton: &Baton) {
     for backend in ["b1", "b2"] {
         baton.wait_standing(backend, "ejected", LONG);
     }
-    wait::throughout(secs(2), "no graduated flow is given up", || {
+    wait::throughout(secs(2), "no offloaded flow is given up", || {
         baton.ended().keys().all(|reason| reason != "backend_ejected")
     });
 }
@@ -18,7 +18,7 @@ fn cut_off_and_followed(test: &str, flows: Flows) -> Option<(Fleet, Vec<Conn>)> 
     let fleet = Fleet::new(test, 2, flows, |config| config)?.with_owner();
     let conns = match flows {
         Flows::Alone => fleet.clients(40),
-        _ => fleet.graduated_clients(40),
+        _ => fleet.offloaded_clients(40),
     };
     if flows != Flows::Alone {
         fleet.wait_known(40, 40);
@@ -29,12 +29,12 @@ fn cut_off_and_followed(test: &str, flows: Flows) -> Option<(Fleet, Vec<Conn>)> 
 }
 
 #[test]
-fn graduated_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_went_on_elsewhere() {
-    let test = "graduated_flows_are_not_reset_by_the_host_that_lost_its_network";
-    let Some((fleet, mut conns)) = cut_off_and_followed(test, Flows::Graduate) else { return };
+fn offloaded_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_went_on_elsewhere() {
+    let test = "offloaded_flows_are_not_reset_by_the_host_that_lost_its_network";
+    let Some((fleet, mut conns)) = cut_off_and_followed(test, Flows::Offload) else { return };
     let owner = fleet.owner();
     conns.iter_mut().for_each(|conn| conn.echo(6, 300));
-    fleet.heir().baton.wait_graduated(40);
+    fleet.heir().baton.wait_offloaded(40);
     wait_ejected(&owner.baton);
     assert_eq!(owner.baton.events_of("flows_ordered"), Vec::<Value>::new(), "nor is it said that they are");
     assert_eq!(owner.baton.flow_count(), 40);
@@ -43,7 +43,7 @@ fn graduated_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_we
     owner.baton.wait_ended("moved", 40);
     // The other one only showed that the VIP is served.
     assert_eq!(owner.baton.ended(), [("client_closed".to_owned(), 1), ("moved".to_owned(), 40)].into());
-    owner.wait_sees("lb-b", "graduated", 40);
+    owner.wait_sees("lb-b", "offloaded", 40);
     assert_eq!(fleet.heir().baton.flow_count(), 40);
     conns.iter_mut().for_each(|conn| conn.echo(7, 30_000));
     // It judges again.
@@ -56,7 +56,7 @@ fn graduated_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_we
 fn without_peers_flows_of_the_host_that_lost_its_network_are_lost() {
     let test = "without_peers_flows_of_the_host_that_lost_its_network_are_lost";
     let Some((_fleet, mut conns)) = cut_off_and_followed(test, Flows::Alone) else { return };
-    takeover::wait_lost(&mut conns);
+    failover::wait_lost(&mut conns);
 }
 
 /// What a lone instance does not hear its backends for.
@@ -73,22 +73,22 @@ fn lone(test: &str, flows: Flows, outage: Outage) {
     let Some(lab) = Lab::new(test) else { return };
     let _servers = lab.echo_everywhere();
     let Some(pins) = Pinned::unused(test) else { return };
-    let mut config = lab.config().only(&["b1", "b2"]).graduating(&pins.directory);
+    let mut config = lab.config().only(&["b1", "b2"]).offloading(&pins.directory);
     if flows == Flows::Kept {
-        config = config.path("after_round_trips", 1000).path("after", "1h");
+        config = config.offload("after_round_trips", 1000).offload("after", "1h");
     }
     let baton = lab.start(&config);
     let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));
     }
-    baton.wait_graduated(if flows == Flows::Graduate { 20 } else { 0 });
+    baton.wait_offloaded(if flows == Flows::Offload { 20 } else { 0 });
     match outage {
         Outage::Link => lab.lb.link_down(),
         Outage::Silence => {
             lab.lb.drop_packets("input", &format!("ip saddr {{ {}, {} }}", lab.b1.v4, lab.b2.v4));
             baton.wait_ended("backend_ejected", 20);
-            takeover::all_reset(&mut conns);
+            failover::all_reset(&mut conns);
             return;
         }
     }
@@ -104,22 +104,22 @@ fn lone(test: &str, flows: Flows, outage: Outage) {
 #[test]
 fn a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds() {
     let test = "a_lone_instance_resets_nobody_because_its_link_was_down_for_seconds";
-    [Flows::Graduate, Flows::Kept].into_iter().for_each(|flows| lone(test, flows, Outage::Link));
+    [Flows::Offload, Flows::Kept].into_iter().for_each(|flows| lone(test, flows, Outage::Link));
 }
 
 #[test]
 fn a_lone_instance_resets_all_that_wait_for_backends_which_fall_silent_while_its_link_is_up() {
     let test = "a_lone_instance_resets_all_that_wait_for_backends_which_fall_silent";
-    [Flows::Graduate, Flows::Kept].into_iter().for_each(|flows| lone(test, flows, Outage::Silence));
+    [Flows::Offload, Flows::Kept].into_iter().for_each(|flows| lone(test, flows, Outage::Silence));
 }
 
 /// While its only peer is dead, so that it cannot be sure of its own network at once.
 #[test]
 fn a_backend_that_really_died_is_told_from_a_lost_network_by_who_else_is_heard() {
     let test = "a_backend_that_really_died_is_told_from_a_lost_network";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
     let fleet = fleet.with_owner();
-    let mut conns = fleet.graduated_clients(20);
+    let mut conns = fleet.offloaded_clients(20);
     fleet.heir().host.link_down();
     fleet.owner().wait_sees("lb-b", "pulse", "dead");
     let watch = Stopwatch::start();
@@ -140,13 +140,13 @@ fn a_backend_that_really_died_is_told_from_a_lost_network_by_who_else_is_heard()
 #[test]
 fn when_all_backends_and_the_peer_die_idle_clients_are_reset_because_they_can_still_be_heard() {
     let test = "when_all_backends_and_the_peer_die_idle_clients_are_reset";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
     let fleet = fleet.with_owner();
-    let mut conns = fleet.graduated_clients(20);
+    let mut conns = fleet.offloaded_clients(20);
     let lab = &fleet.scene.lab;
     let watch = Stopwatch::start();
     [&fleet.heir().host, &lab.b1, &lab.b2].iter().for_each(|host| host.link_down());
-    takeover::all_reset(&mut conns);
+    failover::all_reset(&mut conns);
     println!("all reset after {:?}", watch.elapsed());
     fleet.owner().baton.wait_ended("backend_ejected", 20);
 }
@@ -178,9 +178,9 @@ fn blink(host: &Host, baton: &Baton, down: std::time::Duration) {
 #[test]
 fn a_host_that_hears_its_peer_again_takes_no_backend_for_dead_that_it_asked_in_the_dark() {
     let test = "a_host_that_hears_its_peer_again_takes_no_backend_for_dead";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, hasty) else { return };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, hasty) else { return };
     let fleet = fleet.with_owner();
-    let mut conns = fleet.graduated_clients(20);
+    let mut conns = fleet.offloaded_clients(20);
     blink(&fleet.owner().host, &fleet.owner().baton, ms(400));
     conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
 
 #[test]
@@ -30,9 +30,9 @@ fn a_cut_link_is_told_anew_as_a_whole_and_the_traffic_goes_on() {
     // The other one knows what to do with each: while its owner lives, and, which none asks about, when it dies.
     fleet.route(&[1]);
     conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
-    assert_eq!(b.baton.metric("baton_path_packets_total", &["asked"]), 0.0, "it knew them");
+    assert_eq!(b.baton.metric("baton_offload_packets_total", &["asked"]), 0.0, "it knew them");
     a.host.link_down();
-    println!("{} clients reset after {:?}", conns.len(), takeover::all_reset(&mut conns));
+    println!("{} clients reset after {:?}", conns.len(), failover::all_reset(&mut conns));
     let told = |event: &Value| event["answered"] == 15 && event["silent"] == 0;
     eventually(LONG, "they were told", || b.baton.events_of("clients_told").iter().any(told));
 }

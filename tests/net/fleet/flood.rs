@@ -8,7 +8,7 @@ use ::baton::model::segment::{Flags, Segment};
 use ::baton::sys::clock::now_ns;
 use ::baton::sys::raw::RawSender;
 
-use super::takeover::{Fleet, Flows, VIP};
+use super::failover::{Fleet, Flows, VIP};
 use super::*;
 use super::{newborn, parted};
 
@@ -122,7 +122,7 @@ fn of_nobody(fleet: &Fleet, count: usize) -> Vec<Conn> {
 }
 
 fn packets(instance: &Instance, kind: &str) -> f64 {
-    instance.baton.metric("baton_path_packets_total", &[kind])
+    instance.baton.metric("baton_offload_packets_total", &[kind])
 }
 
 /// How long the first packet of a flow that nobody knows waits for RST.
@@ -186,7 +186,7 @@ fn during_a_flood_the_flows_of_a_host_that_dies_are_reset_and_unknown_packets_to
         eventually(LONG, "the flood is there", || packets(fleet.heir(), "asked") > 100.0);
         fleet.owner().host.link_down();
         fleet.route(&[1]);
-        println!("{} idle clients reset after {:?}", conns.len(), takeover::all_reset(&mut conns));
+        println!("{} idle clients reset after {:?}", conns.len(), failover::all_reset(&mut conns));
         // Nobody lives who could be asked.
         fleet.heir().wait_sees("lb-a", "pulse", "dead");
         let after = reset_after(dead);

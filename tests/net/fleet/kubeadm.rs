@@ -1,6 +1,6 @@
 //! Each instance on a host that also runs an apiserver of its own: a host's death takes one of each.
 
-use super::takeover::{self, Fleet, Flows, VIP};
+use super::failover::{self, Fleet, Flows, VIP};
 use super::*;
 
 const APISERVER: u16 = 6444;
@@ -43,17 +43,17 @@ impl Cluster {
 #[test]
 fn a_host_that_dies_with_its_apiserver_costs_only_what_was_proxied_there() {
     let test = "a_host_that_dies_with_its_apiserver_costs_only_what_was_proxied_there";
-    let Some(cluster) = Cluster::new(test, 3, Flows::Graduate, |config| config) else { return };
+    let Some(cluster) = Cluster::new(test, 3, Flows::Offload, |config| config) else { return };
     let fleet = &cluster.fleet;
     let [mut own, mut heirs, mut others] = cluster.clients(60);
-    let (proxied, graduated) = (own.len() as u64, (heirs.len() + others.len()) as u64);
+    let (proxied, offloaded) = (own.len() as u64, (heirs.len() + others.len()) as u64);
     assert!(proxied > 5 && heirs.len() > 5 && others.len() > 5);
     // What stays on the owner's host stays proxied.
-    fleet.owner().baton.wait_graduated(graduated);
-    fleet.wait_known(proxied + graduated, graduated);
+    fleet.owner().baton.wait_offloaded(offloaded);
+    fleet.wait_known(proxied + offloaded, offloaded);
     fleet.owner().host.link_down();
     fleet.take(fleet.heir());
-    let idle = takeover::all_reset(&mut own);
+    let idle = failover::all_reset(&mut own);
     let watch = Stopwatch::start();
     others.iter_mut().for_each(|conn| conn.echo(6, 3000));
     let went_on = watch.elapsed();
@@ -84,13 +84,13 @@ fn a_host_that_dies_with_its_apiserver_costs_only_what_was_proxied_there() {
 #[test]
 fn in_a_pair_a_host_that_dies_with_its_apiserver_costs_the_idle_flows_of_that_at_once() {
     let test = "in_a_pair_a_host_that_dies_with_its_apiserver";
-    let Some(cluster) = Cluster::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let Some(cluster) = Cluster::new(test, 2, Flows::Offload, |config| config) else { return };
     let fleet = &cluster.fleet;
     let [mut own, mut dead, _] = cluster.clients(40);
-    fleet.owner().baton.wait_graduated(dead.len() as u64);
+    fleet.owner().baton.wait_offloaded(dead.len() as u64);
     fleet.heir().host.link_down();
     // The instance that is left hears neither its peer nor that apiserver; its own one proves nothing.
-    println!("{} idle flows of the dead apiserver were reset after {:?}", dead.len(), takeover::all_reset(&mut dead));
+    println!("{} idle flows of the dead apiserver were reset after {:?}", dead.len(), failover::all_reset(&mut dead));
     own.iter_mut().for_each(|conn| conn.echo(7, 3000));
     fleet.owner().baton.wait_ended("backend_ejected", dead.len() as u64);
 }
@@ -98,8 +98,8 @@ fn in_a_pair_a_host_that_dies_with_its_apiserver_costs_the_idle_flows_of_that_at
 #[test]
 fn without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_on() {
     let test = "without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_on";
-    let quiet = |config: Config| config.takeover("tickle", false);
-    let Some(cluster) = Cluster::new(test, 2, Flows::Graduate, quiet) else { return };
+    let quiet = |config: Config| config.failover("challenge", false);
+    let Some(cluster) = Cluster::new(test, 2, Flows::Offload, quiet) else { return };
     let fleet = &cluster.fleet;
     let [mut own, others, _] = cluster.clients(20);
     fleet.wait_known((own.len() + others.len()) as u64, others.len() as u64);

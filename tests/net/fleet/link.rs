@@ -85,7 +85,7 @@ fn a_peer_that_is_killed_is_silent_in_moments_and_dead_soon() {
     a.wait_sees("lb-b", "flows", 1);
     b.baton.process.kill();
     a.wait_sees("lb-b", "pulse", "dead");
-    // What it had is still known: that is what a takeover needs.
+    // What it had is still known: that is what a failover needs.
     assert_eq!(a.sees("lb-b")["flows"], 1);
     assert!(a.baton.http("/readyz").is_some_and(|(status, _)| status == 200));
     let mut pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ::baton::sys::clock::now_ns;
 
-use super::takeover::{Fleet, Flows, VIP, VIP6};
+use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;
 
 /// What the peer link takes one way.
@@ -91,9 +91,9 @@ pub fn route(fleet: &Fleet, host: &Host, number: usize) {
     host.run(&format!("ip route replace {ip} via {hop}"));
 }
 
-/// What became of packets of others' flows: forwarded, adopted, reset, dropped.
+/// What became of packets of others' flows: forwarded, inherited, reset, dropped.
 fn outcomes(fleet: &Fleet) -> [f64; 4] {
-    ["forwarded", "adopted", "reset", "dropped"]
+    ["forwarded", "inherited", "reset", "dropped"]
         .map(|outcome| fleet.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &[outcome])).sum())
 }
 
@@ -102,7 +102,7 @@ pub fn rehashed(fleet: &Fleet, flows: Flows, at: usize) -> Vec<Conn> {
     let client = &fleet.scene.lab.client;
     route(fleet, client, at);
     let mut conns: Vec<_> = (0..BATCH).map(|_| client.connect(fleet.vip)).collect();
-    if flows == Flows::Graduate {
+    if flows == Flows::Offload {
         // Enough to make them leave their sockets.
         conns.iter_mut().for_each(|conn| (0..4).for_each(|seed| conn.echo(seed, 50)));
     }
@@ -150,8 +150,8 @@ fn ipv6_flows_that_are_rehashed_at_birth_survive_though_the_peer_link_is_slow() 
 }
 
 #[test]
-fn flows_that_are_rehashed_as_they_graduate_survive_though_the_peer_link_is_slow() {
-    survive("flows_that_are_rehashed_as_they_graduate_survive", VIP, Flows::Graduate);
+fn flows_that_are_rehashed_as_they_are_offloaded_survive_though_the_peer_link_is_slow() {
+    survive("flows_that_are_rehashed_as_they_are_offloaded_survive", VIP, Flows::Offload);
 }
 
 #[test]
@@ -160,6 +160,6 @@ fn without_peers_flows_that_are_rehashed_at_birth_are_lost() {
         let test = "without_peers_flows_that_are_rehashed_at_birth_are_lost";
         let Some(fleet) = behind_a_router(test, vip, Flows::Alone) else { return };
         let mut conns = rehashed(&fleet, Flows::Alone, 0);
-        assert_eq!(takeover::wait_lost(&mut conns), End::Rst);
+        assert_eq!(failover::wait_lost(&mut conns), End::Rst);
     }
 }

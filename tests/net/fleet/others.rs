@@ -1,7 +1,7 @@
 //! Others that use the VIP's address: ports of it that the host's kernel translates, as kube-proxy has it do for NodePorts
 //! and hostPorts.
 
-use super::takeover::{Fleet, Flows, VIP, VIP6};
+use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;
 
 /// What slices are cut from: 6,912 ports for each of eight instances.

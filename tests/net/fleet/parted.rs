@@ -1,7 +1,7 @@
 //! Two hosts serve one VIP behind a router, both live, and something is between their instances: the link is cut, both ways or
 //! one, or one of them has another key.
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
 
 /// Longer than this no client waits.
@@ -82,8 +82,8 @@ pub fn all_go_on(fleet: &Fleet, conns: &mut [Conn], seed: u64) {
     }
 }
 
-fn taken_over(fleet: &Fleet) -> usize {
-    fleet.all.iter().map(|instance| instance.baton.events_of("took_over_from").len()).sum()
+fn failed_over(fleet: &Fleet) -> usize {
+    fleet.all.iter().map(|instance| instance.baton.events_of("failed_over").len()).sum()
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_fleet_whose_ports_are_moved_by_one_reload_after_the_other_buries_nobody() {
     fleet.all[0].wait_synced("lb-b");
     fleet.all[1].wait_synced("lb-a");
     all_go_on(&fleet, &mut conns, 4);
-    assert_eq!(taken_over(&fleet), 0);
+    assert_eq!(failed_over(&fleet), 0);
 }
 
 #[test]
@@ -129,12 +129,12 @@ pub fn crossed(test: &str, count: usize, flows: Flows) -> Option<(Fleet, Vec<Con
     let fleet = Fleet::new(test, count, flows, |config| config)?.spread();
     route(&fleet, 0, 1);
     let conns = match flows {
-        Flows::Graduate => {
+        Flows::Offload => {
             let mut conns = fleet.clients(20);
             (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
-            eventually(LONG, "all have graduated somewhere", || {
-                let graduated = |it: &Instance| it.baton.status()["totals"]["flows"]["graduated"].as_u64();
-                fleet.all.iter().filter_map(graduated).sum::<u64>() == 20
+            eventually(LONG, "all have been offloaded somewhere", || {
+                let offloaded = |it: &Instance| it.baton.status()["totals"]["flows"]["offloaded"].as_u64();
+                fleet.all.iter().filter_map(offloaded).sum::<u64>() == 20
             });
             conns
         }
@@ -184,7 +184,7 @@ fn both_live_through(cause: Cause, fleet: &Fleet, conns: &mut [Conn]) {
     all_go_on(fleet, conns, 5);
     route(fleet, 1, 1);
     all_go_on(fleet, conns, 6);
-    assert_eq!(taken_over(fleet), 0, "nobody is dead");
+    assert_eq!(failed_over(fleet), 0, "nobody is dead");
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(1)));
     cause.mend(fleet);
     a.wait_synced("lb-b");
@@ -193,9 +193,9 @@ fn both_live_through(cause: Cause, fleet: &Fleet, conns: &mut [Conn]) {
 }
 
 #[test]
-fn graduated_flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances_from_each_other() {
-    let test = "graduated_flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances";
-    both_live_on(test, 2, Flows::Graduate, &[Cause::Link]);
+fn offloaded_flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances_from_each_other() {
+    let test = "offloaded_flows_behind_a_router_go_on_while_a_firewall_keeps_the_instances";
+    both_live_on(test, 2, Flows::Offload, &[Cause::Link]);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset_their_flow
     fleet.wait_known(10, 0);
     Cause::All(0).come_about(&fleet);
     fleet.heir().wait_sees("lb-a", "pulse", "dead");
-    eventually(LONG, "its flows are refused", || taken_over(&fleet) == 1);
+    eventually(LONG, "its flows are refused", || failed_over(&fleet) == 1);
     assert_eq!(fleet.owner().baton.flow_count(), 10, "its packets still come to it");
     route(&fleet, 1, 1);
     let watch = Stopwatch::start();
@@ -244,7 +244,7 @@ fn an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset_their_flow
 #[test]
 fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
     let test = "flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on";
-    let Some(fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config).map(Fleet::spread) else { return };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Offload, |config| config).map(Fleet::spread) else { return };
     route(&fleet, 0, 1);
     let [a, b] = [&fleet.all[0], &fleet.all[1]];
     // Longer than each is given to say that the address has not come to the other because of its death.
@@ -269,9 +269,10 @@ fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
 /// One knows them by their sockets, and resets what it takes for a dead one's; what it says to the backends reaches the other, which
 /// carries them by now, only as their RSTs, and those are lost.
 #[test]
-fn idle_flows_that_graduate_just_before_another_instance_resets_them_are_reset_at_both_ends() {
-    let test = "idle_flows_that_graduate_just_before_another_instance_resets_them";
-    let fleet = Fleet::new(test, 2, Flows::Graduate, |config| config.path("after_round_trips", 4).path("after", "1h"));
+fn idle_flows_that_are_offloaded_just_before_another_instance_resets_them_are_reset_at_both_ends() {
+    let test = "idle_flows_that_are_offloaded_just_before_another_instance_resets_them";
+    let fleet =
+        Fleet::new(test, 2, Flows::Offload, |config| config.offload("after_round_trips", 4).offload("after", "1h"));
     let Some(fleet) = fleet.map(Fleet::spread) else { return };
     route(&fleet, 0, 1);
     let [a, b] = [&fleet.all[0], &fleet.all[1]];
@@ -284,9 +285,9 @@ fn idle_flows_that_graduate_just_before_another_instance_resets_them_are_reset_a
     [&lab.b1, &lab.b2].iter().for_each(|host| host.drop_packets("output", "tcp flags & rst == rst"));
     [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));
     (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
-    let graduated = || a.baton.status()["totals"]["flows"]["graduated"].as_u64();
-    eventually(LONG, "all have graduated", || graduated() == Some(10));
-    eventually(LONG, "the other resets them", || taken_over(&fleet) >= 1);
+    let offloaded = || a.baton.status()["totals"]["flows"]["offloaded"].as_u64();
+    eventually(LONG, "all have been offloaded", || offloaded() == Some(10));
+    eventually(LONG, "the other resets them", || failed_over(&fleet) >= 1);
     eventually(LONG, "it has told their ends", || !b.baton.events_of("clients_told").is_empty());
     [&lab.b1, &lab.b2].iter().for_each(|host| host.nft_clear());
     // user_timeout is 30 s.

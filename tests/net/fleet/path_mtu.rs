@@ -1,6 +1,6 @@
 //! A router's MTU falls under flows whose VIP has moved: what it says of that must reach whoever sends too much.
 
-use super::takeover::{Fleet, Flows, VIP, VIP6};
+use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;
 
 /// Clients and backends each behind a router's leg of their own; the router is one host.
@@ -72,10 +72,10 @@ fn all_bytes_arrive(test: &str, flows: Flows, moves: bool) {
         let Some(routed) = Routed::new(test, vip, flows) else { return };
         let fleet = &routed.fleet;
         let mut old = match flows {
-            Flows::Graduate => fleet.graduated_clients(1),
+            Flows::Offload => fleet.offloaded_clients(1),
             _ => fleet.clients(1),
         };
-        fleet.wait_known(1, u64::from(flows == Flows::Graduate));
+        fleet.wait_known(1, u64::from(flows == Flows::Offload));
         if moves {
             routed.move_vip();
             old[0].echo(1, 3000);
@@ -96,12 +96,12 @@ fn a_forwarded_flow_delivers_all_bytes_when_the_path_mtu_falls() {
 }
 
 #[test]
-fn a_graduated_flow_delivers_all_bytes_when_the_path_mtu_falls() {
-    all_bytes_arrive("a_graduated_flow_delivers_all_bytes_when_the_path_mtu_falls", Flows::Graduate, false);
+fn an_offloaded_flow_delivers_all_bytes_when_the_path_mtu_falls() {
+    all_bytes_arrive("an_offloaded_flow_delivers_all_bytes_when_the_path_mtu_falls", Flows::Offload, false);
 }
 
 #[test]
-fn a_graduated_flow_whose_vip_has_moved_delivers_all_bytes_when_the_path_mtu_falls() {
-    let test = "a_graduated_flow_whose_vip_has_moved_delivers_all_bytes_when_the_path_mtu_falls";
-    all_bytes_arrive(test, Flows::Graduate, true);
+fn an_offloaded_flow_whose_vip_has_moved_delivers_all_bytes_when_the_path_mtu_falls() {
+    let test = "an_offloaded_flow_whose_vip_has_moved_delivers_all_bytes_when_the_path_mtu_falls";
+    all_bytes_arrive(test, Flows::Offload, true);
 }

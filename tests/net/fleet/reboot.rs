@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
 
 /// Every flow that anybody lists: its id, and the client's address.
@@ -27,10 +27,10 @@ pub fn each_is_listed_once(fleet: &Fleet, conns: &[Conn]) {
 #[test]
 fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_listed_once() {
     let test = "a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_listed_once";
-    let Some(mut fleet) = Fleet::new(test, 2, Flows::Graduate, |config| config) else { return };
+    let Some(mut fleet) = Fleet::new(test, 2, Flows::Offload, |config| config) else { return };
     fleet = fleet.with_owner();
     const EACH: u64 = 12;
-    let mut conns = fleet.graduated_clients(EACH);
+    let mut conns = fleet.offloaded_clients(EACH);
     fleet.wait_known(EACH, EACH);
     let before: BTreeSet<_> = listed(&fleet).into_iter().map(|(id, _)| id).collect();
 
@@ -40,7 +40,7 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     fleet.all[0].baton.process.kill();
     fleet.take(fleet.heir());
     conns.iter_mut().for_each(|conn| conn.echo(7, 300));
-    fleet.heir().baton.wait_graduated(EACH);
+    fleet.heir().baton.wait_offloaded(EACH);
     fleet.empty_map(0);
     fleet.let_go(fleet.owner());
     host.link_up();
@@ -51,13 +51,13 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     fleet.let_go(fleet.heir());
     fleet.take(fleet.owner());
 
-    // Those of before are idle, and still the heir's; as many new ones graduate.
+    // Those of before are idle, and still the heir's; as many new ones are offloaded.
     fleet.wait_served();
     let mut new = fleet.clients(EACH);
     for round in 0..5 {
         new.iter_mut().for_each(|conn| conn.echo(round, 200));
     }
-    fleet.heir().wait_sees("lb-a", "graduated", EACH);
+    fleet.heir().wait_sees("lb-a", "offloaded", EACH);
     let given: BTreeSet<_> = listed(&fleet).into_iter().map(|(id, _)| id).collect();
     assert_eq!(given.difference(&before).count() as u64, EACH, "{before:?} {given:?}");
     conns.append(&mut new);
@@ -72,6 +72,6 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     let (mut doomed, others): (Vec<_>, Vec<_>) = conns.into_iter().partition(|conn| doomed.contains(&conn.local()));
     assert!(!doomed.is_empty() && !others.is_empty());
     fleet.scene.lab.b1.link_down();
-    println!("row 41: {} flows of a dead backend reset after {:?}", doomed.len(), takeover::all_reset(&mut doomed));
+    println!("row 41: {} flows of a dead backend reset after {:?}", doomed.len(), failover::all_reset(&mut doomed));
     each_is_listed_once(&fleet, &others);
 }

@@ -2,7 +2,7 @@
 
 use socket2::{Domain, Socket, Type};
 
-use super::takeover::{Fleet, Flows, VIP};
+use super::failover::{Fleet, Flows, VIP};
 use super::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ fn has_vip(instance: &Instance) -> bool {
 fn returns(way: Way) {
     let test = "a_dead_host_returns_with_an_old_map";
     let Some(mut fleet) =
-        Fleet::new(test, 2, Flows::Graduate, |config| config.path("after_round_trips", 3).path("after", "1h"))
+        Fleet::new(test, 2, Flows::Offload, |config| config.offload("after_round_trips", 3).offload("after", "1h"))
     else {
         return;
     };
@@ -49,12 +49,12 @@ fn returns(way: Way) {
     for round in 0..5 {
         conns.iter_mut().for_each(|conn| conn.echo(round, 200));
     }
-    fleet.owner().baton.wait_graduated(FLOWS.into());
+    fleet.owner().baton.wait_offloaded(FLOWS.into());
     fleet.wait_known(FLOWS.into(), FLOWS.into());
 
     fleet.owner().host.link_down();
     conns.iter_mut().for_each(|conn| conn.echo(6, 300));
-    fleet.heir().baton.wait_graduated(FLOWS.into());
+    fleet.heir().baton.wait_offloaded(FLOWS.into());
     // What ends meanwhile, the dead host knows nothing of; the same clients come again by the same ports.
     conns.drain(..20).for_each(Conn::reset);
     fleet.heir().baton.wait_ended("client_reset", 20);
@@ -64,7 +64,7 @@ fn returns(way: Way) {
     for round in 0..5 {
         again[..10].iter_mut().for_each(|conn| conn.echo(round, 100));
     }
-    fleet.heir().baton.wait_graduated(20);
+    fleet.heir().baton.wait_offloaded(20);
     conns.append(&mut again);
 
     if way != Way::Alive {

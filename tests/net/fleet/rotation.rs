@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
 use crate::lab::baton::BINARY;
 
@@ -22,7 +22,7 @@ fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
     let previous = scene.lab.directory().join("peers.key.previous");
     let file = previous.to_str().unwrap().to_owned();
     let change = |_, config: Config| config.peers("key_file_previous", file.as_str());
-    let Some(fleet) = Fleet::within(scene, takeover::VIP, test, 3, Flows::Kept, change) else { return };
+    let Some(fleet) = Fleet::within(scene, failover::VIP, test, 3, Flows::Kept, change) else { return };
     let fleet = fleet.spread();
     fleet.route(&[0, 1, 2]);
     let conns = fleet.clients(20);
@@ -64,7 +64,7 @@ fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
     });
     conns.iter_mut().for_each(|conn| conn.echo(9, 5000));
     for instance in &fleet.all {
-        assert_eq!(instance.baton.events_of("took_over_from").len(), 0);
+        assert_eq!(instance.baton.events_of("failed_over").len(), 0);
         let dead = |event: &&Value| event["pulse"] == "dead";
         assert_eq!(instance.baton.events_of("peer_pulse").iter().filter(dead).count(), 0, "never down for a second");
         assert!(!instance.baton.ended().contains_key("backend_reset"), "{:?}", instance.baton.ended());

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::takeover::{Fleet, Flows};
+use super::failover::{Fleet, Flows};
 use super::*;
 use crate::lab::process::Process;
 
 /// Longer than this no client waits, whatever happens between the instances.
 const HANG: std::time::Duration = secs(8);
 
-const BOTH: [Flows; 2] = [Flows::Kept, Flows::Graduate];
+const BOTH: [Flows; 2] = [Flows::Kept, Flows::Offload];
 
 /// How it comes about that both have the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +37,13 @@ impl Pair {
     fn new(test: &str, flows: Flows, count: u64) -> Option<Self> {
         let fleet = Fleet::new(test, 2, flows, |config| config)?;
         let keepalived = fleet.kept_alive();
-        let graduated = if flows == Flows::Graduate { count } else { 0 };
+        let offloaded = if flows == Flows::Offload { count } else { 0 };
         let conns = match flows {
-            Flows::Graduate => fleet.graduated_clients(count),
+            Flows::Offload => fleet.offloaded_clients(count),
             _ => fleet.clients(count),
         };
         if flows != Flows::Alone {
-            fleet.wait_known(count, graduated);
+            fleet.wait_known(count, offloaded);
         }
         Some(Self { fleet, keepalived, conns })
     }
@@ -54,7 +54,7 @@ impl Pair {
         match cause {
             Cause::AdvertsLost => self.hosts().iter().for_each(|host| host.drop_packets("input", "ip protocol 112")),
             Cause::Parted => {
-                takeover::drop_untracked(&self.fleet.heir().host);
+                failover::drop_untracked(&self.fleet.heir().host);
                 self.hosts().iter().for_each(|host| host.isolate(true));
             }
             Cause::Killed => {
@@ -74,7 +74,7 @@ impl Pair {
     }
 
     fn has_vip(&self, number: usize) -> bool {
-        self.fleet.all[number].host.has_address(takeover::VIP)
+        self.fleet.all[number].host.has_address(failover::VIP)
     }
 
     /// Who has the VIP once only one has it.
@@ -148,8 +148,8 @@ impl Pair {
         self.movers(number).into_iter().for_each(|pid| kill_process(pid, signal).expect("it runs"));
     }
 
-    fn tickled(&self) -> f64 {
-        self.fleet.all.iter().map(|it| it.baton.metric("baton_takeover_tickled_total", &[])).sum()
+    fn challenged(&self) -> f64 {
+        self.fleet.all.iter().map(|it| it.baton.metric("baton_failover_challenged_total", &[])).sum()
     }
 }
 
@@ -168,7 +168,7 @@ fn two_owners_that_hear_each_other_reset_no_flow() {
         pair.arp_is_right(owner);
         println!("row 21: healed, the client's ARP is right after {:?}", watch.elapsed());
         assert_eq!(pair.nobody_hangs(), 0);
-        assert_eq!((pair.tickled(), pair.fleet.resets()), (0.0, 0.0));
+        assert_eq!((pair.challenged(), pair.fleet.resets()), (0.0, 0.0));
         pair.wait_settled();
     }
 }
@@ -185,7 +185,7 @@ fn a_pair_that_is_parted_leaves_no_client_waiting_and_agrees_when_it_is_whole_ag
         }
         // Neither hears the other: the second takes the first for dead.
         match flows {
-            Flows::Graduate => assert_eq!(reset, 0, "whoever gets its packets carries it"),
+            Flows::Offload => assert_eq!(reset, 0, "whoever gets its packets carries it"),
             _ => println!("{reset} proxied flows were reset"),
         }
         let mut young = pair.fleet.clients(10);
@@ -224,7 +224,7 @@ fn clients_that_are_cut_off_from_the_owner_for_a_while_lose_no_flow() {
         [&client, &owner].iter().for_each(|host| host.isolate(false));
         pair.conns.extend(asking.into_iter().map(|thread| thread.join().unwrap().expect("it goes on")));
         assert_eq!(pair.nobody_hangs(), 0);
-        assert_eq!((pair.tickled(), pair.fleet.resets()), (0.0, 0.0));
+        assert_eq!((pair.challenged(), pair.fleet.resets()), (0.0, 0.0));
         pair.wait_settled();
     }
 }
@@ -239,14 +239,14 @@ fn a_killed_keepalived_costs_a_fleet_no_flow() {
             assert_eq!(pair.nobody_hangs(), 0);
         }
         // As the event `vip_left_behind` says how to.
-        pair.fleet.owner().host.run(&format!("ip address del {}/32 dev eth0", takeover::VIP));
+        pair.fleet.owner().host.run(&format!("ip address del {}/32 dev eth0", failover::VIP));
         let owner = pair.wait_one();
         assert_eq!(owner.name, "lb-b");
         pair.arp_is_right(owner);
         for _ in 0..3 {
             assert_eq!(pair.nobody_hangs(), 0);
         }
-        assert_eq!((pair.tickled(), pair.fleet.resets()), (0.0, 0.0));
+        assert_eq!((pair.challenged(), pair.fleet.resets()), (0.0, 0.0));
         pair.wait_settled();
     }
 }
@@ -266,7 +266,7 @@ fn a_keepalived_that_stood_still_costs_a_fleet_no_flow() {
         for _ in 0..3 {
             assert_eq!(pair.nobody_hangs(), 0);
         }
-        assert_eq!((pair.tickled(), pair.fleet.resets()), (0.0, 0.0));
+        assert_eq!((pair.challenged(), pair.fleet.resets()), (0.0, 0.0));
         pair.wait_settled();
     }
 }
@@ -277,7 +277,7 @@ fn without_peers_flows_are_lost_as_soon_as_two_have_the_vip() {
     for cause in [Cause::AdvertsLost, Cause::Parted, Cause::Killed, Cause::Stopped] {
         let Some(mut pair) = Pair::new(test, Flows::Alone, 5) else { return };
         pair.come_about(cause);
-        let lost = takeover::wait_lost(&mut pair.conns);
+        let lost = failover::wait_lost(&mut pair.conns);
         // The firewall makes a black hole of it.
         assert_eq!(lost, if cause == Cause::Parted { End::Open } else { End::Rst }, "{cause:?}");
     }

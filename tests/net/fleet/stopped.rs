@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::takeover::{Fleet, Flows, VIP, VIP6};
+use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;
 
 const CLIENTS: u64 = 20;
@@ -47,9 +47,9 @@ fn all_are_reset(conns: Vec<Conn>) {
 /// The owner has room for two flows, and has given them away.
 fn with_limit(test: &str) -> Option<(Fleet, Vec<Conn>)> {
     let limit = |number, config: Config| if number == 0 { config.process("max_connections", 2) } else { config };
-    let fleet = Fleet::within(Scene::new(test, 2)?, VIP, test, 2, Flows::Graduate, limit)?.with_owner();
+    let fleet = Fleet::within(Scene::new(test, 2)?, VIP, test, 2, Flows::Offload, limit)?.with_owner();
     eventually(LONG, "nobody else counts", || fleet.owner().baton.flow_count() == 0);
-    let held = fleet.graduated_clients(2);
+    let held = fleet.offloaded_clients(2);
     fleet.wait_known(2, 2);
     Some((fleet, held))
 }

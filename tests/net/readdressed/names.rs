@@ -43,10 +43,10 @@ fn address(baton: &Baton) -> String {
     baton.backend("b1").map_or_else(String::new, |b1| b1["address"].as_str().unwrap_or_default().to_owned())
 }
 
-fn the_old_host_dies_after_a_change_of_dns(lab: &Lab, config: Config, graduated: bool, at_once: bool) {
+fn the_old_host_dies_after_a_change_of_dns(lab: &Lab, config: Config, offloaded: bool, at_once: bool) {
     let _servers = lab.echo_everywhere();
     let (name, baton) = Name::start(lab, &config.only(&["b1", "b2"]), &[&lab.b1]);
-    let mut conns = at_b1(lab, &baton, 3, graduated);
+    let mut conns = at_b1(lab, &baton, 3, offloaded);
     name.is(&[&lab.b3]);
     if at_once {
         lab.b1.link_down();
@@ -71,13 +71,13 @@ fn the_old_host_dies_after_a_change_of_dns(lab: &Lab, config: Config, graduated:
 }
 
 #[test]
-fn graduated_clients_of_an_address_that_a_name_had_are_reset_when_its_host_dies() {
+fn offloaded_clients_of_an_address_that_a_name_had_are_reset_when_its_host_dies() {
     let Some(scene) = Scene::new("readdressed name") else { return };
     the_old_host_dies_after_a_change_of_dns(&scene.lab, scene.config(), true, false);
 }
 
 #[test]
-fn graduated_clients_of_a_host_that_dies_as_its_name_moves_are_reset() {
+fn offloaded_clients_of_a_host_that_dies_as_its_name_moves_are_reset() {
     let Some(scene) = Scene::new("readdressed name") else { return };
     the_old_host_dies_after_a_change_of_dns(&scene.lab, scene.config(), true, true);
 }
@@ -99,7 +99,7 @@ fn flows_at_one_of_a_names_addresses_are_not_drained_after_a_crash() {
     let mut conns = at_b1(lab, &baton, 3, true);
     baton.process.kill();
     let (_name, baton) = Name::start(lab, &config, &[&lab.b3, &lab.b1]);
-    baton.wait_graduated(3);
+    baton.wait_offloaded(3);
     eventually(LONG, "b1 is where its flows are", || {
         address(&baton) == lab.b1.v4(6443).to_string() && baton.flows_of("b1") == 3
     });

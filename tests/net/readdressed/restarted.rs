@@ -2,14 +2,14 @@
 
 use super::*;
 
-/// Flows that graduated, the process killed, and one that has b1 elsewhere.
+/// Flows that offloaded, the process killed, and one that has b1 elsewhere.
 fn restarted(scene: &Scene, config: &Config, changed: &Config) -> (Baton, Vec<Conn>) {
     let mut baton = scene.lab.start(config);
     let mut conns = at_b1(&scene.lab, &baton, 3, true);
     baton.process.kill();
     conns.iter_mut().for_each(|conn| conn.echo(8, 1000));
     baton = scene.lab.start(changed);
-    baton.wait_graduated(3);
+    baton.wait_offloaded(3);
     conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
     (baton, conns)
 }
@@ -42,7 +42,7 @@ fn flows_of_an_old_address_go_on_after_a_crash_although_the_new_one_is_dead_and_
     baton.process.kill();
     baton = Baton::start(&lab.lb, lab.directory(), &changed);
     baton.wait_until_ready();
-    baton.wait_graduated(3);
+    baton.wait_offloaded(3);
     throughout(secs(4), "nobody is reset", || baton.ended().is_empty());
     assert_eq!((baton.flows_of("b1"), baton.flows_of(&old_b1(lab))), (0, 3));
     assert_eq!(baton.standing(&old_b1(lab)), "draining");

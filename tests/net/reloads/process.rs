@@ -1,4 +1,4 @@
-//! The process itself: doors, log, pace of resets, stop, and whether flows graduate.
+//! The process itself: doors, log, pace of resets, stop, and whether flows are offloaded.
 
 use std::net::TcpStream;
 
@@ -108,64 +108,64 @@ fn the_times_of_a_stop_follow_a_reload() {
 }
 
 #[test]
-fn whether_and_when_flows_graduate_follows_a_reload() {
-    let test = "reloaded graduation";
+fn whether_and_when_flows_are_offloaded_follows_a_reload() {
+    let test = "reloaded offload";
     let Some(pinned) = Pinned::unused(test) else { return };
     let never =
-        |config: Config| config.graduating(&pinned.directory).path("after_round_trips", 1000).path("after", "1h");
+        |config: Config| config.offloading(&pinned.directory).offload("after_round_trips", 1000).offload("after", "1h");
     let Some(it) = Running::with(test, never) else { return };
     let talk = || {
         let mut conn = it.connect();
         (0..6).for_each(|seed| conn.echo(seed, 100));
         conn
     };
-    let graduated = || it.baton.status()["totals"]["flows"]["graduated"].as_u64().unwrap();
+    let offloaded = || it.baton.status()["totals"]["flows"]["offloaded"].as_u64().unwrap();
     let talked = talk();
-    assert_eq!(graduated(), 0);
-    it.reload(&it.config.clone().path("after_round_trips", 2));
+    assert_eq!(offloaded(), 0);
+    it.reload(&it.config.clone().offload("after_round_trips", 2));
     let by_requests = talk();
-    it.baton.wait_graduated(1);
-    it.reload(&it.config.clone().path("after", "10ms"));
+    it.baton.wait_offloaded(1);
+    it.reload(&it.config.clone().offload("after", "10ms"));
     let by_age = talk();
-    eventually(LONG, "one by its age", || graduated() >= 2);
-    let before = graduated();
-    it.reload(&it.config.clone().path("graduate", "off").path("after", "10ms"));
-    assert_eq!(it.baton.status()["path"]["why_not"], "path.graduate is \"off\"");
+    eventually(LONG, "one by its age", || offloaded() >= 2);
+    let before = offloaded();
+    it.reload(&it.config.clone().offload("mode", "off").offload("after", "10ms"));
+    assert_eq!(it.baton.status()["offload"]["why_not"], "offload.mode is \"off\"");
     let mut off = talk();
-    assert!(graduated() <= before + 1, "only what was tried before");
-    let still = graduated();
+    assert!(offloaded() <= before + 1, "only what was tried before");
+    let still = offloaded();
     off.stays_open(ms(1200));
-    assert_eq!(graduated(), still);
-    it.reload(&it.config.clone().path("graduate", "auto").path("after", "10ms"));
-    assert!(it.baton.status()["path"]["why_not"].is_null());
+    assert_eq!(offloaded(), still);
+    it.reload(&it.config.clone().offload("mode", "auto").offload("after", "10ms"));
+    assert!(it.baton.status()["offload"]["why_not"].is_null());
     let on = talk();
-    eventually(LONG, "one more", || graduated() > still);
+    eventually(LONG, "one more", || offloaded() > still);
     drop((talked, by_requests, by_age, off, on));
     it.baton.rests();
 }
 
-/// Found as a reload that said that flows would graduate from then on, where none did until the next start.
+/// Found as a reload that said that flows would be offloaded from then on, where none did until the next start.
 #[test]
 fn a_reload_that_would_open_a_path_which_was_never_there_is_refused() {
-    let Some(it) = Running::start("graduation by reload") else { return };
-    it.baton.write_config(&it.config.clone().path("graduate", "auto"));
+    let Some(it) = Running::start("offload by reload") else { return };
+    it.baton.write_config(&it.config.clone().offload("mode", "auto"));
     let output = it.baton.cli(&["reload"]);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("path.graduate") && said.contains("baton upgrade"), "{said}");
+    assert!(!output.status.success() && said.contains("offload.mode") && said.contains("baton upgrade"), "{said}");
     it.reload(&it.config);
     it.baton.rests();
 }
 
 /// Found as flows that went on with the patience of the file before, 30 s where the new one said 2 s.
 #[test]
-fn a_graduated_flow_whose_client_has_vanished_ends_when_the_user_timeout_of_a_reload_says() {
+fn an_offloaded_flow_whose_client_has_vanished_ends_when_the_user_timeout_of_a_reload_says() {
     let test = "reloaded patience";
     let (Some(pinned), Some(lab)) = (Pinned::unused(test), Lab::new(test)) else { return };
     let server = lab.b1.serve(Behaviour::AnswerAfterFin { seed: 5, bytes: u64::MAX });
-    let config = lab.config().only(&["b1"]).graduating(&pinned.directory);
+    let config = lab.config().only(&["b1"]).offloading(&pinned.directory);
     let baton = lab.start(&config.clone().frontend("user_timeout", "10m"));
     let mut conn = lab.client.connect(lab.lb.v4(6443));
-    baton.wait_graduated(1);
+    baton.wait_offloaded(1);
     conn.half_close();
     conn.read_tally(100_000).unwrap();
     lab.client.link_down();

@@ -12,19 +12,19 @@ use crate::lab::*;
 const PINS: &str = "/sys/fs/bpf/baton";
 const SOCKET: &str = "/run/baton/admin.sock";
 
-/// The unit as it is shipped, and a flow that has graduated; `None`: skipped.
+/// The unit as it is shipped, and a flow that has been offloaded; `None`: skipped.
 fn begin(test: &str, lab: &Lab, unit: &str) -> Option<(Systemd, Pid, Conn)> {
     let pinned = Pinned::new();
     if let Err(error) = pinned.open(&[]) {
         network::skip(test, &error.to_string());
         return None;
     }
-    let config = lab.config().graduating(Path::new(PINS)).text(Path::new(SOCKET));
+    let config = lab.config().offloading(Path::new(PINS)).text(Path::new(SOCKET));
     let systemd = Systemd::boot(test, lab, unit, &config)?;
     let pid = systemd.wait_active(None, LONG);
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     (0..4).for_each(|seed| conn.echo(seed, 1000));
-    systemd.wait_graduated(1);
+    systemd.wait_offloaded(1);
     Some((systemd, pid, conn))
 }
 
@@ -33,7 +33,7 @@ fn read(pid: Pid, file: &str) -> String {
 }
 
 #[test]
-fn flows_graduate_in_the_sandbox_of_the_unit() {
+fn flows_are_offloaded_in_the_sandbox_of_the_unit() {
     let Some(lab) = Lab::new("the unit's sandbox") else { return };
     let _servers = lab.echo_everywhere();
     let Some((systemd, pid, mut conn)) = begin("the unit's sandbox", &lab, FULL) else { return };
@@ -71,7 +71,7 @@ fn flows_graduate_in_the_sandbox_of_the_unit() {
     assert_eq!(conn.end(LONG), End::Fin);
 }
 
-/// Row 48: crashes in a row, faster than any limit of systemd's own. What has graduated goes on all the while.
+/// Row 48: crashes in a row, faster than any limit of systemd's own. What has been offloaded goes on all the while.
 fn crashes(test: &str, times: u32) {
     let Some(lab) = Lab::new(test) else { return };
     let _servers = lab.echo_everywhere();
@@ -86,9 +86,9 @@ fn crashes(test: &str, times: u32) {
     }
     systemd.wait_active(None, LONG);
     assert_eq!(systemd.property("NRestarts"), times.to_string());
-    eventually(LONG, "the last process adopts the flow", || {
+    eventually(LONG, "the last process recovers the flow", || {
         let status = systemd.status();
-        status["totals"]["flows"]["graduated"] == 1 && status["instance"]["not_ready"] == serde_json::json!([])
+        status["totals"]["flows"]["offloaded"] == 1 && status["instance"]["not_ready"] == serde_json::json!([])
     });
     conn.echo(1, 100_000);
     conn.half_close();
@@ -96,7 +96,7 @@ fn crashes(test: &str, times: u32) {
 }
 
 #[test]
-fn systemd_does_not_give_up_after_some_crashes_and_graduated_flows_go_on() {
+fn systemd_does_not_give_up_after_some_crashes_and_offloaded_flows_go_on() {
     crashes("a crash loop under systemd", 8);
 }
 
@@ -118,7 +118,7 @@ fn a_process_that_hangs_and_one_whose_path_hangs_are_started_anew_by_the_watchdo
     conn.echo(1, 1000);
     let pid = systemd.wait_active(Some(pid), secs(30));
     conn.echo(2, 1000);
-    let frozen = Tracer::start(pid, &["path"], |_| true);
+    let frozen = Tracer::start(pid, &["offload"], |_| true);
     assert!(frozen.is_frozen(LONG), "the path makes a system call now and then");
     systemd.wait_active(Some(pid), secs(40));
     assert_eq!(systemd.property("NRestarts"), "2");

@@ -11,7 +11,7 @@ fn name(text: &str) -> InstanceName {
     InstanceName(text.into())
 }
 
-/// Instances that all know each other, and what each one's takeover was told.
+/// Instances that all know each other, and what each one's failover was told.
 struct Fleet {
     instances: Vec<Exchange>,
     told: Vec<Vec<Remote>>,
@@ -125,7 +125,7 @@ fn a_joining_instance_is_told_every_flow_and_then_each_change() {
     assert_eq!(fleet.flows(1, "a").len(), 1000);
     fleet.establish(0, [2000]);
     fleet.instances[0].handle_local([Local::Ended(FlowId(7))], fleet.now_ns);
-    fleet.instances[0].handle_local([Local::Graduated { id: FlowId(9), passage: Box::new(passage(1)) }], fleet.now_ns);
+    fleet.instances[0].handle_local([Local::Offloaded { id: FlowId(9), passage: Box::new(passage(1)) }], fleet.now_ns);
     assert_eq!(fleet.view(0, "b").behind, 3);
     assert!(!fleet.instances[0].all_is_told());
     fleet.talk();
@@ -134,7 +134,7 @@ fn a_joining_instance_is_told_every_flow_and_then_each_change() {
     assert_eq!((known.len(), known.contains_key(&FlowId(7))), (1000, false));
     assert_eq!(known[&FlowId(9)].keeping, Keeping::Passage(Box::new(passage(1))));
     let view = fleet.view(1, "a");
-    assert_eq!((view.flows, view.graduated, view.synced, view.behind), (1000, 1, true, 0));
+    assert_eq!((view.flows, view.offloaded, view.synced, view.behind), (1000, 1, true, 0));
 }
 
 #[test]
@@ -371,10 +371,10 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
 }
 
 #[test]
-fn whoever_answers_a_challenge_is_told_of() {
+fn whoever_answers_a_ping_is_told_of() {
     let mut fleet = Fleet::linked(&["a", "b", "c"]);
     fleet.told[0].clear();
-    fleet.instances[0].handle_command(Command::Challenge, fleet.now_ns);
+    fleet.instances[0].handle_command(Command::Ping, fleet.now_ns);
     fleet.talk();
     let alive = |peer: &str| Remote::Pulse { owner: name(peer), pulse: Pulse::Alive };
     assert_eq!(fleet.told[0], [alive("b"), alive("c")]);

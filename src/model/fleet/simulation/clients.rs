@@ -45,7 +45,7 @@ pub struct Client {
     /// It need not go on, whoever holds it: those who could have known did not.
     pub may_be_lost: bool,
     /// One that nobody hears has tried to tell it.
-    pub tickled_in_vain: bool,
+    pub challenged_in_vain: bool,
 }
 
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl World {
             backend_lives: true,
             orphaned: None,
             may_be_lost: false,
-            tickled_in_vain: false,
+            challenged_in_vain: false,
         };
         self.clients.insert(client, born);
         self.send(client);
@@ -119,14 +119,14 @@ impl World {
         self.running().into_iter().find(|node| self.nodes[*node].has_sockets(&client.record))
     }
 
-    pub fn graduate(&mut self) {
+    pub fn offload(&mut self) {
         if let Some(client) = self.some_client() {
-            self.graduate_this(client, false);
+            self.offload_this(client, false);
         }
     }
 
     /// At a quiet moment, and where both directions' packets come, unless `anywhere`.
-    pub fn graduate_this(&mut self, number: u64, anywhere: bool) {
+    pub fn offload_this(&mut self, number: u64, anywhere: bool) {
         let client = &self.clients[&number];
         let Some(node) = self.owner_of(client).filter(|_| client.stage == Stage::Idle) else { return };
         let sees = self.has_vip(node, client.vip) && (self.net.shared || self.sees_all_of(node, number, client.vip));
@@ -136,16 +136,16 @@ impl World {
         let record = client.record.clone();
         let id = record.id;
         let passage = Box::new(passage(id.0 as u32));
-        let graduated = FlowRecord { keeping: Keeping::Passage(passage.clone()), ..record.clone() };
-        if !self.nodes[node].path.enter_own(graduated) {
+        let offloaded = FlowRecord { keeping: Keeping::Passage(passage.clone()), ..record.clone() };
+        if !self.nodes[node].path.enter_own(offloaded) {
             return;
         }
         if let Some(process) = &mut self.nodes[node].process {
             process.sockets.remove(&id);
             process.unbind(&record);
-            process.locals.push(Local::Graduated { id, passage: passage.clone() });
+            process.locals.push(Local::Offloaded { id, passage: passage.clone() });
         }
-        self.note(|| format!("client {number} graduates at {}", NAMES[node]));
+        self.note(|| format!("client {number} is offloaded at {}", NAMES[node]));
         let now_ns = self.now_ns;
         if let Some(client) = self.clients.get_mut(&number) {
             (client.record.keeping, client.changed_ns) = (Keeping::Passage(passage), now_ns);

@@ -26,7 +26,7 @@ impl Dice {
     }
 }
 
-/// What may befall a world, beside births, graduations and ends of flows.
+/// What may befall a world, beside births, offloads and ends of flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A host loses power; it comes back with an empty map.
@@ -58,7 +58,7 @@ pub enum Kind {
     /// A process says goodbye and ends; another one begins later.
     Stop,
     /// A host is emptied on purpose and switched off.
-    Handover,
+    Evacuation,
 }
 
 impl Kind {
@@ -77,6 +77,6 @@ impl Kind {
         Self::Frontends,
         Self::Upgrade,
         Self::Stop,
-        Self::Handover,
+        Self::Evacuation,
     ];
 }

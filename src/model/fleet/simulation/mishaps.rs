@@ -17,7 +17,7 @@ impl World {
     pub fn mishap(&mut self) {
         match self.dice.roll(20) {
             0..=6 => return self.bear(),
-            7..=10 => return self.graduate(),
+            7..=10 => return self.offload(),
             11 | 12 => return self.end(),
             13 => return self.mend(),
             _ => {}
@@ -33,7 +33,7 @@ impl World {
             Kind::Kill if runs => self.kill(node),
             Kind::Upgrade if runs => self.upgrade(node),
             Kind::Stop if runs && others_run => self.stop(node),
-            Kind::Handover if runs => self.begin_handover(node),
+            Kind::Evacuation if runs => self.begin_evacuation(node),
             Kind::Move if self.net.shared => self.reroute(),
             Kind::Move => {
                 let vip = self.dice.roll(self.net.holders.len() as u64) as usize;

@@ -19,13 +19,13 @@ fn ids_that_are_given_again_after_a_reboot_are_found() {
 }
 
 #[test]
-fn a_takeover_that_does_not_hear_of_new_frontends_is_found() {
+fn a_failover_that_does_not_hear_of_new_frontends_is_found() {
     let faults = Faults { reloads_unheard: true, ..Faults::default() };
     is_found(faults, &[Kind::Frontends, Kind::Move], 0..300, "could not connect");
 }
 
 #[test]
-fn a_takeover_that_does_not_hear_of_new_peers_is_found() {
+fn a_failover_that_does_not_hear_of_new_peers_is_found() {
     let faults = Faults { reloads_unheard: true, ..Faults::default() };
     is_found(faults, &[Kind::Members, Kind::Move], 70..300, "which lives, is reset by");
 }

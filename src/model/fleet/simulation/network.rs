@@ -228,7 +228,7 @@ impl World {
         addresses.insert(0, host(node));
         let now_ns = self.now_ns;
         if let Some(process) = &mut self.nodes[node].process {
-            process.takeover.handle_addresses(now_ns, &addresses);
+            process.failover.handle_addresses(now_ns, &addresses);
         }
     }
 

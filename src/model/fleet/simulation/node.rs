@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use super::path::Path;
 use super::{
-    BeatKey, Epoch, Exchange, Faults, FlowId, FlowRecord, GUARD_NS, Handover, InstanceName, Key, Local, MS, Member,
-    Own, SECOND_NS, Settings, Takeover, VipAddr, Wake,
+    BeatKey, Epoch, Evacuation, Exchange, Failover, Faults, FlowId, FlowRecord, GUARD_NS, InstanceName, Key, Local, MS,
+    Member, Own, SECOND_NS, Settings, VipAddr, Wake,
 };
 
 pub const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -63,10 +63,10 @@ pub struct Node {
 
 pub struct Process {
     pub exchange: Exchange,
-    pub takeover: Takeover,
+    pub failover: Failover,
     pub started_ns: u64,
     pub ready_was_told: bool,
-    /// Its takeover has been told who belongs to the fleet as the process began.
+    /// Its failover has been told who belongs to the fleet as the process began.
     pub is_told_of_fleet: bool,
     /// The id of the next flow that is accepted.
     pub next_id: u64,
@@ -80,7 +80,7 @@ pub struct Process {
     /// Of which flows of others the peer link has told, by their first key.
     pub told: BTreeMap<Key, usize>,
     stale: BTreeSet<Key>,
-    pub handover: Option<Handover>,
+    pub evacuation: Option<Evacuation>,
     pub let_go: bool,
     pub keeps: bool,
     /// Who is woken again, and when it was last.
@@ -99,7 +99,7 @@ impl Node {
             peers: self.config.peers.iter().map(|peer| (name(*peer), host(*peer))).collect(),
             vips: (0..self.config.vips).map(vip).collect(),
             carries: self.path.carries,
-            tickle: true,
+            challenge: true,
             guard_ns: GUARD_NS,
             priority: Vec::new(),
             ports: 32768..=60999,
@@ -131,7 +131,7 @@ impl Node {
         (self.path.by_number, self.path.full_is_held) = (faults.ids_from_one, faults.full_is_held);
         self.process = Some(Process {
             exchange,
-            takeover: Takeover::new(self.settings()),
+            failover: Failover::new(self.settings()),
             started_ns: now_ns,
             ready_was_told: false,
             is_told_of_fleet: false,
@@ -143,7 +143,7 @@ impl Node {
             locals: Vec::new(),
             told: BTreeMap::new(),
             stale: BTreeSet::new(),
-            handover: None,
+            evacuation: None,
             let_go: false,
             keeps: false,
             late: Vec::new(),

@@ -1,14 +1,14 @@
 //! What operators do: reload, upgrade, hand over.
 
-use super::handover::{Look, Order, Places, Step, Wish};
+use super::evacuate::{Look, Order, Places, Step, Wish};
 use super::node::{NAMES, Process, vip};
-use super::{Direction, Farewell, Handover, MS, Stage, World};
+use super::{Direction, Evacuation, Farewell, MS, Stage, World};
 
 impl World {
     /// Another process takes all over.
     pub fn upgrade(&mut self, node: usize) {
         let Some(process) = &self.nodes[node].process else { return };
-        if process.handover.is_some() {
+        if process.evacuation.is_some() {
             return;
         }
         self.note(|| format!("{} is upgraded", NAMES[node]));
@@ -95,7 +95,7 @@ impl World {
             self.net.holders.iter_mut().for_each(|holders| holders.retain(|it| *it != node));
         }
         for node in self.running() {
-            self.hand_over(node);
+            self.evacuate(node);
         }
     }
 
@@ -116,7 +116,7 @@ impl World {
             process.exchange.set_members(&members, now_ns);
             process.exchange.set_vips(vips);
             if !self.faults.reloads_unheard {
-                process.takeover.handle_settings(now_ns, settings);
+                process.failover.handle_settings(now_ns, settings);
             }
         }
         self.act(node);
@@ -138,20 +138,20 @@ impl World {
         Some(act(process, &Look { now_ns, peers: &peers, places: &places, proxied, accepted }))
     }
 
-    pub fn begin_handover(&mut self, node: usize) {
-        if self.nodes[node].process.as_ref().is_none_or(|process| process.handover.is_some()) {
+    pub fn begin_evacuation(&mut self, node: usize) {
+        if self.nodes[node].process.as_ref().is_none_or(|process| process.evacuation.is_some()) {
             return;
         }
         let deadline_ns = (2000 + self.dice.roll(3000)) * MS;
         let begun = self.look(node, |process, look| {
-            process.handover = Handover::begin(Wish { to: None, deadline_ns }, look).ok();
-            process.handover.is_some()
+            process.evacuation = Evacuation::begin(Wish { to: None, deadline_ns }, look).ok();
+            process.evacuation.is_some()
         });
         self.note(|| format!("{} hands over: {begun:?}", NAMES[node]));
     }
 
-    fn hand_over(&mut self, node: usize) {
-        let Some(mut machine) = self.nodes[node].process.as_mut().and_then(|process| process.handover.take()) else {
+    fn evacuate(&mut self, node: usize) {
+        let Some(mut machine) = self.nodes[node].process.as_mut().and_then(|process| process.evacuation.take()) else {
             return;
         };
         let was = machine.step();
@@ -162,7 +162,7 @@ impl World {
             match order {
                 Order::Keep => process.keeps = true,
                 Order::LetGo => process.let_go = true,
-                Order::Graduate => {}
+                Order::Offload => {}
                 Order::Reset => {
                     let all = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                     all.map(|client| client.number).collect::<Vec<_>>().into_iter().for_each(|it| self.is_over(it));
@@ -178,12 +178,12 @@ impl World {
                 // Packets come by way of others.
                 let its = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                 let idle: Vec<_> = its.filter(|it| it.stage == Stage::Idle).map(|client| client.number).collect();
-                idle.into_iter().for_each(|client| self.graduate_this(client, true));
+                idle.into_iter().for_each(|client| self.offload_this(client, true));
             }
             _ => {}
         }
         if let Some(process) = &mut self.nodes[node].process {
-            process.handover = Some(machine);
+            process.evacuation = Some(machine);
         }
     }
 

@@ -1,5 +1,5 @@
-//! The packet path of one host: the map, which outlives processes, and what the graduator knows of it. As
-//! `path::graduator::held` and `path::bpf` have it, less the bytes.
+//! The packet path of one host: the map, which outlives processes, and what the engine knows of it. As
+//! `path::engine::held` and `path::bpf` have it, less the bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -80,14 +80,14 @@ impl Path {
         self.crowded_flows.clear();
         self.crowded_packets.clear();
         let own: Vec<_> = self.flows.values().cloned().collect();
-        own.iter().for_each(|record| self.tell_adopted(record));
+        own.iter().for_each(|record| self.tell_inherited(record));
     }
 
     /// A worker has it, and says so before the path says that it has no sockets.
-    fn tell_adopted(&mut self, record: &FlowRecord) {
+    fn tell_inherited(&mut self, record: &FlowRecord) {
         let (id, Keeping::Passage(passage)) = (record.id, record.keeping.clone()) else { return };
         let record = FlowRecord { keeping: Keeping::Sockets, ..record.clone() };
-        self.locals.extend([Local::Established(Box::new(record)), Local::Graduated { id, passage }]);
+        self.locals.extend([Local::Established(Box::new(record)), Local::Offloaded { id, passage }]);
     }
 
     pub fn has_room(&self, entries: usize) -> bool {
@@ -143,7 +143,7 @@ impl Path {
                 }
             }
             HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
-            HeldRequest::Adopt(flows) => flows.into_iter().for_each(|id| self.adopt(id)),
+            HeldRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit(id)),
             HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             HeldRequest::Settle { claim } => self.settle(claim),
             HeldRequest::Forward { keys, to } => self.forward(keys, to),
@@ -238,7 +238,7 @@ impl Path {
         }
     }
 
-    fn adopt(&mut self, id: FleetId) {
+    fn inherit(&mut self, id: FleetId) {
         let Some(Held { mut record, .. }) = self.held.remove(&self.name(id)) else {
             if self.crowded_flows.contains_key(&id) {
                 self.answers.push(HeldAnswer::NotHeld(vec![id]));
@@ -254,7 +254,7 @@ impl Path {
         for key in BOTH.map(|direction| record.ends.key(direction)) {
             self.entries.entry(key).and_modify(|entry| *entry = Entry::Splice { id, held: false });
         }
-        self.tell_adopted(&record);
+        self.tell_inherited(&record);
         self.flows.insert(id, record);
     }
 
@@ -273,7 +273,7 @@ impl Path {
 
     fn settle(&mut self, claim: bool) {
         let old: Vec<_> = self.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| *id).collect();
-        old.into_iter().for_each(|id| if claim { self.adopt(id) } else { self.drop_held(id) });
+        old.into_iter().for_each(|id| if claim { self.inherit(id) } else { self.drop_held(id) });
         let old: Vec<_> = self.diverted.iter().filter(|(_, asked)| !**asked).map(|(key, _)| *key).collect();
         old.iter().for_each(|key| self.forget(key));
     }

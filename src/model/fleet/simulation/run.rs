@@ -81,14 +81,14 @@ impl World {
     }
 
     /// Whoever is at this address answers, and that goes the way of all its packets.
-    pub fn tickle(&mut self, node: usize, from: std::net::SocketAddr, to: std::net::SocketAddr) {
+    pub fn challenge(&mut self, node: usize, from: std::net::SocketAddr, to: std::net::SocketAddr) {
         let by_client = |client: &&Client| client.record.ends.client.socket_addr() == to;
         let found = self.clients.values().find(|client| client.record.ends.client.socket_addr() == to);
         if let Some((number, vip)) = found.map(|client| (client.number, client.vip))
             && (self.nodes[node].isolated || self.place(number, vip, Direction::Up).is_none())
         {
             // In vain: it is tried again for as long as this process lives.
-            self.clients.entry(number).and_modify(|client| client.tickled_in_vain = true);
+            self.clients.entry(number).and_modify(|client| client.challenged_in_vain = true);
         }
         if self.nodes[node].isolated {
             return;
@@ -117,7 +117,7 @@ impl World {
             *wake
         });
         for Wake { from, to } in due.collect::<Vec<_>>() {
-            self.tickle(node, from, to);
+            self.challenge(node, from, to);
         }
     }
 
@@ -156,7 +156,7 @@ pub fn play(seed: u64, allowed: &[Kind], faults: Faults) -> Result<(), (String, 
 }
 
 /// What all parts of the program withstand so far.
-const WITHSTOOD: [Kind; 5] = [Kind::Die, Kind::Kill, Kind::Move, Kind::Split, Kind::Handover];
+const WITHSTOOD: [Kind; 5] = [Kind::Die, Kind::Kill, Kind::Move, Kind::Split, Kind::Evacuation];
 
 fn run(seeds: std::ops::Range<u64>, kinds: &[Kind]) {
     for seed in seeds {
@@ -183,7 +183,7 @@ parts! {
     nor_do_maps_that_are_full: 0..60, &[Kind::Full];
     nor_do_cut_links_upgrades_and_new_frontends: 0..80, &[
         Kind::Die, Kind::Kill, Kind::Move, Kind::Cut, Kind::OneWay,
-        Kind::Split, Kind::Stall, Kind::Frontends, Kind::Upgrade, Kind::Handover,
+        Kind::Split, Kind::Stall, Kind::Frontends, Kind::Upgrade, Kind::Evacuation,
     ];
     nor_do_hosts_that_are_cut_off: 0..100, &[Kind::Isolate];
     nor_do_two_that_still_look_after_a_flow_of_a_third: 247..248, &[Kind::Isolate];

@@ -3,7 +3,7 @@
 use super::clients::Stage;
 use super::network::pair;
 use super::node::{NAMES, name, number};
-use super::{Direction, Handover, InstanceName, Keeping, WAIT_MAX_NS, World};
+use super::{Direction, Evacuation, InstanceName, Keeping, WAIT_MAX_NS, World};
 
 impl World {
     /// Notes the first thing that does not hold.
@@ -97,7 +97,7 @@ impl World {
             let owner = self.owner_of(client);
             let right = |node: usize| self.nodes[node].path.carries || owner.is_none_or(|owner| owner == node);
             let comes = |direction| self.place(client.number, client.vip, direction).is_some_and(right);
-            let nobody = client.stage == Stage::Passing && (client.tickled_in_vain || !client.can_be_told());
+            let nobody = client.stage == Stage::Passing && (client.challenged_in_vain || !client.can_be_told());
             let owner = self.owner_of(client).filter(|owner| self.nodes[*owner].isolated);
             // What the backend says is sent to its owner, who is not heard.
             let says_nothing = matches!(client.stage, Stage::Passing | Stage::Answering);
@@ -124,8 +124,8 @@ impl World {
         self.steps(40, false);
         self.come_back(true);
         for node in self.running() {
-            let handover = self.nodes[node].process.as_mut().and_then(|process| process.handover.as_mut());
-            handover.into_iter().for_each(Handover::cancel);
+            let evacuation = self.nodes[node].process.as_mut().and_then(|process| process.evacuation.as_mut());
+            evacuation.into_iter().for_each(Evacuation::cancel);
         }
         self.steps(40, false);
         self.come_back(true);
@@ -167,7 +167,7 @@ impl World {
                 continue;
             }
             let listed = self.listed_at(client.number);
-            let can_tell = (!client.tickled_in_vain || self.is_woken(client)) && client.can_be_told();
+            let can_tell = (!client.challenged_in_vain || self.is_woken(client)) && client.can_be_told();
             self.demand(!listed.is_empty() || !can_tell, || {
                 format!("client {} was not told that its flow is gone: {client:?}", client.number)
             });
@@ -237,7 +237,7 @@ impl World {
             let Some(process) = &self.nodes[node].process else { continue };
             let others: usize =
                 self.running().iter().filter(|other| **other != node).map(|other| self.lists_in_all(*other)).sum();
-            let known = process.takeover.known();
+            let known = process.failover.known();
             self.demand(known == others, || format!("{} knows {known} flows of {others}", name(node)));
         }
     }

@@ -1,0 +1,396 @@
+//! Carries out what `model::fleet::evacuate` decides: empties this host, so that it may be switched off.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use super::Core;
+use crate::admin::evacuate::{
+    Evacuating, EvacuationCheck, EvacuationFailed, EvacuationFlows, EvacuationOutcome, EvacuationProgress,
+    EvacuationReport, EvacuationRequest, EvacuationStep, VipPlace,
+};
+use crate::config::Config;
+use crate::drain::Phase;
+use crate::essential;
+use crate::model::end_reason::EndReason;
+use crate::model::fleet::Pulse;
+use crate::model::fleet::evacuate::{Evacuation, Failure, Look, Order, Step, Wish};
+use crate::preflight::mover;
+use crate::sys::clock::now_ns;
+use crate::table::flows::FlowState;
+use crate::table::journal::What;
+use crate::table::orders::{EndOrder, Pace, Selector};
+use crate::table::totals::Totals;
+
+/// Between two looks, while it is under way and afterwards.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const WATCH_EVERY: Duration = Duration::from_millis(200);
+/// Between two looks that whoever asked is shown.
+const SHOW_EVERY_NS: u64 = 100_000_000;
+
+/// Whether this host's VIP is handed over, or about to be.
+#[derive(Debug, Default)]
+pub struct Desk {
+    /// `None`: this host may have the VIP, and nobody wants to change that.
+    running: Mutex<Option<Running>>,
+    /// This host should not have the VIP.
+    let_go: AtomicBool,
+}
+
+#[derive(Clone, Debug)]
+struct Running {
+    handing: Evacuating,
+    cancel: Arc<Notify>,
+}
+
+impl Desk {
+    /// Whether an evacuation is under way or done.
+    pub fn is_busy(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// Why this host should not have the VIP.
+    pub fn not_ready(&self) -> Option<String> {
+        self.let_go.load(Relaxed).then(|| "its VIP is handed over to another instance".to_owned())
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A process that starts anew may have the VIP, whatever the one before it had let go.
+pub fn begin_anew(config: &Config) {
+    let Some(path) = config.failover.track_file.as_ref().filter(|_| config.peers.is_some()) else { return };
+    let left = std::fs::read_to_string(path).is_ok_and(|text| !matches!(text.trim(), "" | "0"));
+    if left {
+        match write(path, false) {
+            Ok(()) => {
+                tracing::info!(path = %path.display(), "an earlier process had let the VIP go; this one may have it")
+            }
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "an earlier process has let the VIP go, and this one cannot take that back");
+            }
+        }
+    }
+}
+
+/// Begins to hand over, or joins what is under way or done.
+pub fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, EvacuationFailed> {
+    let refused = |why: String| EvacuationFailed { why };
+    let mut running = core.evacuation.running();
+    if let Some(running) = running.as_ref() {
+        return Ok(running.handing.clone());
+    }
+    obstacle(core).map_or(Ok(()), |why| Err(refused(why)))?;
+    let track_file = core.config.load().failover.track_file.clone();
+    if let Some(path) = &track_file {
+        // Nobody is to find out half-way.
+        std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|error| refused(unwritable(path, &error).to_string()))?;
+    }
+    let machine =
+        with_look(core, |look| Evacuation::begin(wish(asked), look)).map_err(|failure| refused(failure.to_string()))?;
+    let (progress_sender, progress) = watch::channel(EvacuationProgress::default());
+    let (report_sender, report) = watch::channel(None);
+    let handing = Evacuating { progress, report };
+    let cancel = Arc::new(Notify::new());
+    *running = Some(Running { handing: handing.clone(), cancel: cancel.clone() });
+    let flows = core.table.flows.len();
+    tracing::info!(to = asked.to.as_ref().map(|to| to.0.as_ref()), flows, "handing over");
+    core.table.journal.record(What::EvacuationBegun { to: asked.to.clone(), flows });
+    let run = Run {
+        core: core.clone(),
+        machine,
+        track_file,
+        before: Counts::of(core),
+        began_ns: now_ns(),
+        shown_at_ns: 0,
+        progress: progress_sender,
+        report: report_sender,
+    };
+    tokio::spawn(essential::task("evacuate", run.run(cancel)));
+    Ok(handing)
+}
+
+/// Lets this host have the VIP again.
+pub fn take_back(core: &Core) -> Result<Evacuating, EvacuationFailed> {
+    let running = core.evacuation.running();
+    let Some(running) = running.as_ref() else {
+        return Err(EvacuationFailed { why: "nothing was handed over, this host may have the VIP".to_owned() });
+    };
+    running.cancel.notify_one();
+    Ok(running.handing.clone())
+}
+
+pub fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
+    let mut obstacles: Vec<_> = obstacle(core).into_iter().collect();
+    if obstacles.is_empty() {
+        let begun = with_look(core, |look| Evacuation::begin(wish(asked), look).map(|_| ()));
+        obstacles.extend(begun.err().map(|failure| failure.to_string()));
+    }
+    let here = core.table.fleet.places().here.clone();
+    let track_file = core.config.load().failover.track_file.clone();
+    let stays = if obstacles.is_empty() { mover::missing(&here, track_file.as_deref()) } else { Vec::new() };
+    let mut check = EvacuationCheck {
+        obstacles,
+        unmoved: stays,
+        vips: places(core, core.table.fleet.places().here.iter().copied()),
+        offloaded: 0,
+        proxied: 0,
+        stays: Default::default(),
+    };
+    for flow in core.table.flows.iter() {
+        if flow.state == FlowState::Offloaded {
+            check.offloaded += 1;
+        } else {
+            check.proxied += 1;
+            *check.stays.entry(flow.stays.map_or("", |why| why.label()).to_owned()).or_default() += 1;
+        }
+    }
+    check
+}
+
+/// What nothing can be handed over with.
+fn obstacle(core: &Core) -> Option<String> {
+    let config = core.config.load();
+    let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
+    if core.drain.watch().phase() != Phase::Serving {
+        Some("this instance is starting or stopping".to_owned())
+    } else if core.is_upgrading() {
+        Some("an upgrade is under way".to_owned())
+    } else if config.peers.is_none() || !core.table.fleet.is_enabled() {
+        Some("this instance has no peers: there is no [peers] in its configuration".to_owned())
+    } else if listens.clone().all(|vip| vip.ip().is_unspecified() || vip.ip().is_loopback()) {
+        Some("no frontend listens on an address of its own that another host could have".to_owned())
+    } else {
+        None
+    }
+}
+
+fn wish(asked: &EvacuationRequest) -> Wish {
+    Wish { to: asked.to.clone(), deadline_ns: asked.deadline_ms.saturating_mul(1_000_000) }
+}
+
+fn with_look<T>(core: &Core, act: impl FnOnce(&Look<'_>) -> T) -> T {
+    let fleet = &core.table.fleet;
+    let (peers, places) = (fleet.members(), fleet.places());
+    act(&Look {
+        now_ns: now_ns(),
+        peers: &peers,
+        places: &places,
+        proxied: core.table.flows_with_sockets(),
+        accepted: Counts::of(core).accepted,
+    })
+}
+
+fn places(core: &Core, vips: impl Iterator<Item = std::net::IpAddr>) -> Vec<VipPlace> {
+    let (members, here) = (core.table.fleet.members(), core.table.fleet.places());
+    let place = |address| {
+        let has = members.iter().filter(|it| it.pulse == Pulse::Alive && it.vips.contains(&address));
+        VipPlace { address, here: here.here.contains(&address), at: has.map(|it| it.name.clone()).collect() }
+    };
+    vips.map(place).collect()
+}
+
+fn write(path: &Path, away: bool) -> io::Result<()> {
+    // In place: keepalived watches this very file.
+    std::fs::write(path, if away { "1\n" } else { "0\n" })
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Failure {
+    Failure::TrackFile { path: path.display().to_string(), error: error.to_string() }
+}
+
+/// What is counted of this instance's flows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    proxied: u64,
+    all: u64,
+    accepted: u64,
+    offloaded: u64,
+    moved: u64,
+    reset: u64,
+    ended: u64,
+}
+
+impl Counts {
+    fn of(core: &Core) -> Self {
+        let table = &core.table;
+        let mut counts = Self {
+            proxied: table.flows_with_sockets() as u64,
+            all: table.flows.len() as u64,
+            offloaded: table.offload.census.offloaded.value(),
+            ..Self::default()
+        };
+        for frontend in Totals::of(&table.registry).frontends {
+            counts.accepted += frontend.accepted;
+            for (reason, count) in frontend.ended {
+                let into = match reason {
+                    reason if reason == EndReason::Moved.label() => &mut counts.moved,
+                    reason if reason == EndReason::EvacuationDeadline.label() => &mut counts.reset,
+                    _ => &mut counts.ended,
+                };
+                *into += count;
+            }
+        }
+        counts
+    }
+
+    fn since(&self, before: &Self) -> EvacuationFlows {
+        EvacuationFlows {
+            proxied_before: before.proxied,
+            offloaded_before: before.all.saturating_sub(before.proxied),
+            accepted: self.accepted.saturating_sub(before.accepted),
+            offloaded: self.offloaded.saturating_sub(before.offloaded),
+            moved: self.moved.saturating_sub(before.moved),
+            ended: self.ended.saturating_sub(before.ended),
+            reset: self.reset.saturating_sub(before.reset),
+            proxied_left: self.proxied,
+            offloaded_left: self.all.saturating_sub(self.proxied),
+        }
+    }
+}
+
+/// One evacuation.
+struct Run {
+    core: Arc<Core>,
+    machine: Evacuation,
+    track_file: Option<PathBuf>,
+    before: Counts,
+    began_ns: u64,
+    shown_at_ns: u64,
+    progress: watch::Sender<EvacuationProgress>,
+    report: watch::Sender<Option<EvacuationReport>>,
+}
+
+impl Run {
+    async fn run(mut self, cancel: Arc<Notify>) {
+        let mut was = self.machine.step();
+        loop {
+            // An instance that stops has nothing to take back.
+            if self.core.drain.watch().phase() == Phase::Serving {
+                let core = self.core.clone();
+                with_look(&core, |look| self.machine.handle_look(look));
+            }
+            self.act();
+            let step = self.machine.step();
+            self.show(step != was);
+            match step {
+                Step::Here => return self.end(),
+                Step::Away if was != Step::Away => self.away(),
+                _ => {}
+            }
+            was = step;
+            let wait = if step == Step::Away { WATCH_EVERY } else { LOOK_EVERY };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = cancel.notified() => self.machine.cancel(),
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(order) = self.machine.poll_order() {
+            tracing::debug!(?order, "handing over");
+            let Core { proxy, table, evacuation, config, .. } = &*self.core;
+            match order {
+                Order::Keep => table.fleet.set_keeping(true),
+                Order::LetGo => {
+                    evacuation.let_go.store(true, Relaxed);
+                    if let Some(path) = &self.track_file
+                        && let Err(error) = write(path, true)
+                    {
+                        self.machine.fail(unwritable(path, &error));
+                    }
+                }
+                Order::Offload => proxy.hurry(true),
+                Order::Reset => {
+                    let process = &config.load().process;
+                    let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
+                    let (selector, reason) = (Selector::WithSockets, EndReason::EvacuationDeadline);
+                    tracing::warn!(
+                        flows = table.flows_with_sockets(),
+                        "the deadline of the evacuation has passed: resetting"
+                    );
+                    table.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
+                }
+                Order::TakeBack => {
+                    evacuation.let_go.store(false, Relaxed);
+                    if let Some(path) = &self.track_file
+                        && let Err(error) = write(path, false)
+                    {
+                        tracing::error!(path = %path.display(), %error, "the VIP cannot come back: write 0 there");
+                    }
+                    proxy.hurry(false);
+                    table.fleet.set_keeping(false);
+                }
+                Order::Release => {
+                    proxy.hurry(false);
+                    table.fleet.set_keeping(false);
+                }
+            }
+        }
+    }
+
+    fn show(&mut self, at_once: bool) {
+        let now_ns = now_ns();
+        if !at_once && now_ns < self.shown_at_ns + SHOW_EVERY_NS {
+            return;
+        }
+        self.shown_at_ns = now_ns;
+        let step = match self.machine.step() {
+            Step::Telling => EvacuationStep::Telling,
+            Step::LettingGo => EvacuationStep::LettingGo,
+            Step::Emptying => EvacuationStep::Emptying,
+            Step::Resetting => EvacuationStep::Resetting,
+            Step::Confirming => EvacuationStep::Confirming,
+            // The report says it.
+            Step::Away | Step::Here => return,
+        };
+        self.progress.send_replace(EvacuationProgress {
+            step,
+            vips: self.machine.vips().collect(),
+            flows: Counts::of(&self.core).since(&self.before),
+            deadline_in_ms: self.machine.deadline_ns().saturating_sub(now_ns) / 1_000_000,
+        });
+    }
+
+    fn report(&self, outcome: EvacuationOutcome) -> EvacuationReport {
+        EvacuationReport {
+            outcome,
+            vips: places(&self.core, self.machine.watched()),
+            flows: Counts::of(&self.core).since(&self.before),
+            took_ms: now_ns().saturating_sub(self.began_ns) / 1_000_000,
+            unconfirmed: self.machine.unconfirmed().to_vec(),
+        }
+    }
+
+    fn away(&self) {
+        let report = self.report(EvacuationOutcome::Away);
+        let EvacuationReport { flows, took_ms, .. } = &report;
+        tracing::info!(reset = flows.reset, ended = flows.ended, took_ms, "handed over: this host may be switched off");
+        self.core.table.journal.record(What::Evacuated { flows_reset: flows.reset, took_ms: *took_ms });
+        self.report.send_replace(Some(report));
+    }
+
+    /// This host may have the VIP.
+    fn end(self) {
+        let why = self.machine.failure().map(ToString::to_string);
+        match &why {
+            Some(why) => tracing::error!("the evacuation came to nothing, this host may have the VIP: {why}"),
+            None => tracing::info!("the evacuation was called off, this host may have the VIP"),
+        }
+        self.core.table.journal.record(What::EvacuationTakenBack { why: why.clone() });
+        let report = self.report(why.map_or(EvacuationOutcome::Cancelled, EvacuationOutcome::TakenBack));
+        *self.core.evacuation.running() = None;
+        self.report.send_replace(Some(report));
+    }
+}

@@ -1,0 +1,284 @@
+//! Opens the path, and takes it through start, upgrade and stop.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::StartError;
+use crate::config::{Config, OffloadMode, OffloadSettings};
+use crate::offload::engine::OffloadEngine;
+use crate::offload::program::{self, LAYOUT, OpenError, Program};
+use crate::offload::settings;
+use crate::sys::netdev;
+use crate::table::Table;
+use crate::table::journal::What;
+use crate::table::offload::{OFF, OffloadView};
+use crate::upgrade::message::ProgramReader;
+
+/// How often, and how many times, it is asked whether flows are still between two steps.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+const LOOKS: u32 = 500;
+
+/// Where locks are kept: a BPF file system holds no files.
+const LOCKS: &str = "/run/baton";
+
+/// The path of this instance, if it has one.
+#[derive(Debug)]
+pub struct Path {
+    table: Arc<Table>,
+    pins: PathBuf,
+    engine: Mutex<Option<OffloadEngine>>,
+    /// Held for as long as this process manages what is pinned.
+    lock: Mutex<Option<File>>,
+    /// Why nobody watches over what an earlier process offloaded, if so.
+    unwatched: Option<String>,
+}
+
+/// What may be pinned when a process starts.
+#[derive(Clone, Copy, Debug)]
+pub enum LeftBy {
+    /// Whatever a process left that has ended, if there was one.
+    Dead,
+    /// Another process, which this one follows, still manages what is pinned, with so many flows.
+    Living { offloaded: u64 },
+}
+
+/// Why there is no path.
+#[derive(Debug, thiserror::Error)]
+pub enum NoOffload {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("another instance has its flows in {path}; give this one another folder in offload.pins", path = .0.display())]
+    InUse(PathBuf),
+    #[error("the lock of {path}: {source}", path = .path.display())]
+    Lock { path: PathBuf, source: io::Error },
+}
+
+impl Path {
+    /// Opens the path as `config` wants it. Nothing is offloaded before [`Path::serve`]. A process that follows another one must
+    /// be able to recover its flows: nobody else would watch over them.
+    pub fn open(config: &Config, table: &Arc<Table>, left_by: LeftBy) -> Result<Self, StartError> {
+        let wanted = config.offload.mode;
+        let pins = config.offload.pins.clone();
+        let mut lock = None;
+        let (started, to_recover) = match left_by {
+            LeftBy::Living { offloaded } => (start(&config.offload, table), offloaded > 0),
+            LeftBy::Dead => (start_locked(&config.offload, table, &mut lock), false),
+        };
+        let mut unwatched = None;
+        let engine = match started {
+            Ok(engine) => engine,
+            Err(error) if wanted == OffloadMode::Require || to_recover => return Err(StartError::Path(error)),
+            Err(error) => {
+                unwatched = left_alone(&pins, &error);
+                match &unwatched {
+                    Some(why) => tracing::error!("{why}"),
+                    None => tracing::warn!("flows stay proxied: {error}"),
+                }
+                shut(table, error.to_string());
+                None
+            }
+        };
+        if wanted == OffloadMode::Off {
+            shut_off(table);
+        }
+        Ok(Self { table: table.clone(), pins, engine: Mutex::new(engine), lock: Mutex::new(lock), unwatched })
+    }
+
+    /// Why this process should be started anew, once what is in the way is mended.
+    pub fn unwatched(&self) -> Option<String> {
+        self.unwatched.clone()
+    }
+
+    /// Flows without sockets here, and those that are about to be.
+    pub fn offloaded(&self) -> u64 {
+        let offload = &self.table.offload;
+        offload.without_sockets() as u64 + u64::from(offload.in_flight())
+    }
+
+    /// Why a process that reads what `reader` says, if anything, cannot recover what has been offloaded here.
+    pub fn obstacle(&self, reader: Option<&ProgramReader>) -> Option<String> {
+        let offloaded = self.offloaded();
+        let why = match reader {
+            _ if offloaded == 0 => return None,
+            None => "knows nothing of such flows".to_owned(),
+            Some(ProgramReader { layout, .. }) if *layout != LAYOUT => {
+                format!("reads them in layout {layout}, and they are in layout {LAYOUT}")
+            }
+            Some(ProgramReader { pins: Some(pins), .. }) if *pins != self.pins => {
+                format!("looks for them in {}, and they are in {}", pins.display(), self.pins.display())
+            }
+            Some(_) => return None,
+        };
+        Some(format!("{offloaded} flows have been offloaded, and it {why}; `baton offload remove` ends them with RST"))
+    }
+
+    /// Takes the lock that the process before this one held, once that has ended. Call it now and then.
+    pub fn keep_lock(&self) {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_none() && self.with(|_| ()).is_some() {
+            *lock = own(&self.pins).ok();
+        }
+    }
+
+    /// Lets flows be offloaded.
+    pub fn serve(&self) {
+        if self.with(|_| ()).is_some() && !self.table.offload.is_open() {
+            self.table.offload.set_open(true);
+            let interfaces = self.table.offload.census.view().interfaces.clone();
+            self.table.journal.record(What::OffloadOpened { interfaces });
+        }
+    }
+
+    /// Whether flows can be offloaded in this process, if they may.
+    pub fn is_there(&self) -> bool {
+        self.with(|_| ()).is_some()
+    }
+
+    /// A reload has changed whether flows are offloaded. Those that have go on.
+    pub fn follow(&self, before: OffloadMode, now: OffloadMode) {
+        match (before, now) {
+            (OffloadMode::Auto | OffloadMode::Require, OffloadMode::Off) if self.is_there() => shut_off(&self.table),
+            (OffloadMode::Off, OffloadMode::Auto | OffloadMode::Require) if self.is_there() => {
+                self.table.offload.census.set_off(false);
+                self.serve();
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives the flows of an earlier process their places.
+    pub fn recover(&self) {
+        if self.with(|engine| engine.recover()).is_none() {
+            self.table.fleet.set_whole();
+        }
+    }
+
+    /// Lets no more flows be offloaded: another process is about to take over.
+    pub fn pause(&self) {
+        self.table.offload.set_open(false);
+    }
+
+    /// Leaves the map alone, once no flow is between two steps. It blocks for moments.
+    pub fn freeze(&self) {
+        self.pause();
+        for _ in 0..LOOKS {
+            if self.table.offload.in_flight() == 0 {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.with(|engine| engine.freeze(true));
+    }
+
+    /// Goes on after [`Path::pause`] or [`Path::freeze`].
+    pub fn resume(&self) {
+        self.with(|engine| engine.freeze(false));
+        if self.with(|_| ()).is_some() {
+            self.table.offload.set_open(true);
+        }
+    }
+
+    /// Ends its thread; what is offloaded goes on.
+    pub fn stop(&self) {
+        self.with(OffloadEngine::stop);
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut OffloadEngine) -> T) -> Option<T> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(act)
+    }
+}
+
+/// `None`: nothing is to be offloaded, and nothing is left that has.
+fn start(settings: &OffloadSettings, table: &Arc<Table>) -> Result<Option<OffloadEngine>, NoOffload> {
+    let pinned = program::status(&settings.pins).ok().flatten();
+    if settings.mode == OffloadMode::Off && pinned.as_ref().is_none_or(|status| status.entries == Some(0)) {
+        return Ok(None);
+    }
+    let mut interfaces: Vec<_> = settings.interfaces.iter().map(ToString::to_string).collect();
+    // What an earlier process attached stays: its flows need it.
+    for link in pinned.into_iter().flat_map(|status| status.links).filter(|_| !settings.interfaces.is_empty()) {
+        if !interfaces.contains(&link.interface) && netdev::interface(&link.interface).is_ok() {
+            interfaces.push(link.interface);
+        }
+    }
+    let directory = settings.pins.clone();
+    let program = Program::open(&settings::OffloadSettings { directory, interfaces, flows_max: settings.max_flows })?;
+    let on_demand = settings.interfaces.is_empty();
+    Ok(Some(OffloadEngine::start(program, table.clone(), on_demand)?))
+}
+
+/// As [`start`], as the only instance with these pins.
+fn start_locked(
+    settings: &OffloadSettings,
+    table: &Arc<Table>,
+    lock: &mut Option<File>,
+) -> Result<Option<OffloadEngine>, NoOffload> {
+    if settings.mode == OffloadMode::Off && !settings.pins.exists() {
+        return Ok(None);
+    }
+    *lock = Some(own(&settings.pins)?);
+    start(settings, table)
+}
+
+/// Two instances with the same pins would take each other's flows for those of a process that has died.
+fn own(pins: &std::path::Path) -> Result<File, NoOffload> {
+    let name = pins.display().to_string().replace('/', "-");
+    let path = PathBuf::from(format!("{LOCKS}/baton{name}.lock"));
+    let fail = |source| NoOffload::Lock { path: path.clone(), source };
+    std::fs::create_dir_all(LOCKS).map_err(fail)?;
+    let file = File::options().create(true).append(true).open(&path).map_err(fail)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(NoOffload::InUse(pins.to_owned())),
+        Err(error) => Err(fail(error.into())),
+    }
+}
+
+/// What is wrong if this process cannot look after the flows in `pins`: their clients wait on backends that die. Nothing, if
+/// there are none, or another instance has them.
+fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
+    if matches!(error, NoOffload::InUse(_)) {
+        return None;
+    }
+    let entries = program::status(pins).ok().flatten()?.entries;
+    if entries == Some(0) {
+        return None;
+    }
+    let flows = entries.map_or("flows".to_owned(), |entries| format!("{} flows", entries / 2));
+    Some(format!("{flows} that an earlier process offloaded are watched by nobody: {error}"))
+}
+
+fn shut_off(table: &Table) {
+    table.offload.census.set_off(true);
+    table.journal.record(What::OffloadShut { why: OFF.to_owned() });
+}
+
+fn shut(table: &Table, why: String) {
+    let census = &table.offload.census;
+    let view = OffloadView { why_not: Some(why.clone()), ..(*census.view()).clone() };
+    census.show(view);
+    table.journal.record(What::OffloadShut { why });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_instance_does_not_take_the_first_ones_flows_for_a_dead_ones() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return;
+        }
+        let pins = PathBuf::from(format!("/nowhere/baton-test-{}", std::process::id()));
+        let first = own(&pins).unwrap();
+        assert!(matches!(own(&pins), Err(NoOffload::InUse(_))));
+        drop(first);
+        own(&pins).unwrap();
+        std::fs::remove_file(format!("{LOCKS}/baton{}.lock", pins.display().to_string().replace('/', "-"))).unwrap();
+    }
+}

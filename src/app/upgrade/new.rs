@@ -1,0 +1,180 @@
+//! This process as the new one of an upgrade.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::old::IDS_KEPT;
+use crate::addr::VipAddr;
+use crate::admin::Admin;
+use crate::admin::doors::{Doors, Lent, Waiting};
+use crate::app::Core;
+use crate::app::reload::Reloader;
+use crate::config::{Config, OffloadMode};
+use crate::drain::Phase;
+use crate::metrics::{Metrics, UpgradeLabels};
+use crate::proxy::{Arriving, Bindings};
+use crate::sys::process::Other;
+use crate::table::flows::IdShare;
+use crate::table::journal::What;
+use crate::upgrade::channel::Channel;
+use crate::upgrade::destination::{self, Arrived, NewProcess, Outcome};
+use crate::upgrade::message::{Door, LastWord, Refused, Welcome};
+
+/// How long the old process may be silent. It gives up sooner itself, unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long after its last word the end of the old process may take to be seen.
+const END_SEEN_MAX: Duration = Duration::from_secs(2);
+
+/// An instance that is about to take over.
+pub struct StartingInstance {
+    pub core: Arc<Core>,
+    pub config: Arc<Config>,
+    pub reloader: Arc<Reloader>,
+    pub admin: Arc<Admin>,
+    pub metrics: Arc<Metrics>,
+    pub bindings: Option<Bindings>,
+    pub waiting: Option<Waiting>,
+    pub runtime: Handle,
+    pub welcome: Welcome,
+    pub imported: u64,
+    /// `None`: it had ended already.
+    pub old: Option<Other>,
+}
+
+impl StartingInstance {
+    /// Takes over on a thread of its own; what becomes of it can be watched.
+    pub fn take(mut self, channel: Channel) -> watch::Receiver<Option<Outcome>> {
+        let (sender, outcome) = watch::channel(None);
+        tokio::task::spawn_blocking(move || {
+            let outcome = destination::take(&channel, &mut self, PATIENCE);
+            match &outcome {
+                Outcome::Complete => self.widen(),
+                Outcome::Inherited => {
+                    tracing::warn!("the old process died while it handed over");
+                    self.widen();
+                }
+                Outcome::SteppedBack { why, flows } => tracing::warn!(flows, "the old process goes on: {why}"),
+            }
+            sender.send_replace(Some(outcome));
+        });
+        outcome
+    }
+
+    /// Workers that share a listening socket get one of their own, once nobody can claim the old ones back.
+    fn widen(&mut self) {
+        if !self.other_has_ended() {
+            return tracing::warn!("the old process stays; workers go on sharing its listening sockets");
+        }
+        match self.core.proxy.widen_listeners(&self.config) {
+            Ok(0) => {}
+            Ok(sockets) => {
+                tracing::info!(sockets, "workers that shared a listening socket have their own");
+                // Whoever keeps the listening sockets looks at them again.
+                self.core.latest.send_modify(|_| {});
+            }
+            Err(error) => tracing::warn!(%error, "workers go on sharing listening sockets"),
+        }
+    }
+
+    fn tell(&self, last: Option<&LastWord>) {
+        let (from_pid, upgrades) = (self.welcome.pid, &self.metrics.upgrades);
+        upgrades.flows_imported.inc_by(self.imported);
+        let outcome = if last.is_some() { "finished" } else { "inherited" };
+        upgrades.outcomes.get_or_create(&UpgradeLabels { outcome }).inc();
+        let Some(last) = last else {
+            return self.core.table.journal.record(What::Inherited { from_pid, flows: self.imported });
+        };
+        upgrades.flows_not_moved.inc_by(last.refused);
+        upgrades.held_bytes.inc_by(last.held_bytes);
+        upgrades.longest_pause_seconds.set(last.longest_pause_us as f64 / 1e6);
+        upgrades.duration_seconds.set(last.took_us as f64 / 1e6);
+        self.core.table.journal.record(What::UpgradeFinished {
+            from_version: self.welcome.version.clone(),
+            from_pid,
+            flows: last.flows,
+            not_moved: last.refused,
+            held_bytes: last.held_bytes,
+            longest_pause_us: last.longest_pause_us,
+            took_us: last.took_us,
+        });
+    }
+}
+
+impl NewProcess for StartingInstance {
+    fn begin(&mut self) {
+        if let Some(bindings) = self.bindings.take() {
+            self.core.proxy.reconfigure(&self.config, bindings);
+        }
+    }
+
+    fn import(&mut self, flows: Vec<Arrived>) -> Vec<Refused> {
+        let count = flows.len() as u64;
+        let flows = flows.into_iter().map(|flow| Arriving { transfer: flow.transfer, sockets: flow.sockets });
+        let refused = self.core.proxy.import(flows.collect()).into_iter();
+        let refused: Vec<_> = refused.map(|(flow, error)| Refused { flow, why: error.to_string() }).collect();
+        self.imported += count - refused.len() as u64;
+        refused
+    }
+
+    fn finish(&mut self, last: Option<&LastWord>) {
+        let _runtime = self.runtime.enter();
+        let flows = &self.core.table.flows;
+        match last {
+            Some(last) => {
+                last.totals.carry_into_table(&self.core.table);
+                self.core.proxy.recall_sources(&self.config, &last.sources, false);
+                flows.begin_ids_at(last.next_flow_id);
+            }
+            None => flows.begin_ids_at(flows.next_id() + IDS_KEPT),
+        }
+        flows.share_ids(IdShare::All);
+        self.core.proxy.forget_other_process();
+        if let Some(waiting) = self.waiting.take() {
+            match Doors::serve(self.admin.clone(), waiting) {
+                Ok(doors) => self.reloader.import_doors(doors),
+                Err(error) => tracing::error!(%error, "the admin doors stay shut"),
+            }
+        }
+        self.tell(last);
+        self.core.offload.recover();
+        self.core.link_up();
+        if self.config.offload.mode != OffloadMode::Off {
+            self.core.offload.serve();
+        }
+        self.core.drain.advance(Phase::Serving);
+    }
+
+    fn step_back(&mut self) -> u64 {
+        let _runtime = self.runtime.enter();
+        self.core.proxy.stop_accepting();
+        self.core.proxy.forget_other_process();
+        self.bindings = None;
+        self.waiting = None;
+        if let Some(doors) = self.reloader.take_doors() {
+            doors.leave();
+        }
+        self.core.table.flows_with_sockets() as u64
+    }
+
+    fn other_has_ended(&mut self) -> bool {
+        self.old.as_ref().is_none_or(|old| old.ends_within(END_SEEN_MAX))
+    }
+}
+
+/// Frontends' sockets apart from the admin doors'.
+pub fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<Lent>) {
+    let (mut listeners, mut lent) = (Vec::new(), Vec::new());
+    for (door, fd) in doors {
+        match door {
+            Door::Frontend(address) => listeners.push((address, fd)),
+            Door::AdminHttp(address) => lent.push(Lent::Http(address, fd)),
+            Door::AdminSocket(path) => lent.push(Lent::Socket(path, fd)),
+        }
+    }
+    (listeners, lent)
+}

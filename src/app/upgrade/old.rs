@@ -1,0 +1,188 @@
+//! The running instance as the old process of an upgrade.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::process::Child;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::admin::doors::Lent;
+use crate::admin::upgrade::UpgradeProgress;
+use crate::app::Core;
+use crate::app::reload::Reloader;
+use crate::model::end_reason::EndReason;
+use crate::model::fleet::Farewell;
+use crate::proxy::MovingFlow;
+use crate::table::flow_transfer::FlowTransfer;
+use crate::table::flows::IdShare;
+use crate::table::orders::{EndOrder, Pace, Selector};
+use crate::table::totals::Totals;
+use crate::upgrade::message::{Door, Hello, LastWord, State};
+use crate::upgrade::source::{Load, OldProcess, Progress, Taken};
+
+/// Flows of one batch: two sockets each, and few enough that none waits long for the others.
+const BATCH_FLOWS: usize = 64;
+/// A batch grows no more once its flows hold so much.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Ids that a process may give that is not heard of any more, or that does not say which.
+pub const IDS_KEPT: u64 = 1 << 20;
+
+/// How often a killed process is looked at, and how many times.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+const LOOKS: usize = 1000;
+
+pub struct RunningInstance {
+    pub core: Arc<Core>,
+    pub reloader: Arc<Reloader>,
+    pub child: Child,
+    pub runtime: Handle,
+    pub progress: watch::Sender<UpgradeProgress>,
+    /// The worker whose turn it is, from which flows are taken.
+    worker: usize,
+}
+
+/// A moving_flow as the protocol sees it.
+pub struct Carried(MovingFlow);
+
+impl Load for Carried {
+    fn transfer(&self) -> &FlowTransfer {
+        &self.0.transfer
+    }
+
+    fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.sockets().collect()
+    }
+}
+
+impl RunningInstance {
+    pub fn new(
+        core: Arc<Core>,
+        reloader: Arc<Reloader>,
+        child: Child,
+        runtime: Handle,
+        progress: watch::Sender<UpgradeProgress>,
+    ) -> Self {
+        Self { core, reloader, child, runtime, progress, worker: 0 }
+    }
+}
+
+impl OldProcess for RunningInstance {
+    type MovingFlow = Carried;
+
+    fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
+        // What is offloaded from here on would be found by the new process in the middle of it.
+        self.core.offload.pause();
+        let listeners = self.core.proxy.lend_listeners()?.into_iter();
+        let admin = self.reloader.lend_doors()?.into_iter().map(|lent| match lent {
+            Lent::Http(address, fd) => (Door::AdminHttp(address), fd),
+            Lent::Socket(path, fd) => (Door::AdminSocket(path), fd),
+        });
+        Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
+    }
+
+    fn obstacle(&self, hello: &Hello) -> Option<String> {
+        self.core.offload.obstacle(hello.path.as_ref())
+    }
+
+    fn state(&self, protocol: u32) -> Result<State, String> {
+        let table = &self.core.table;
+        // The first version knows no shares.
+        let kept = if protocol == 1 { IDS_KEPT } else { 0 };
+        if kept == 0 {
+            table.flows.share_ids(IdShare::Even);
+        }
+        Ok(State {
+            next_flow_id: table.flows.next_id() + kept,
+            flows: table.flows_with_sockets() as u64,
+            offloaded: self.core.offload.offloaded(),
+            backends: self.runtime.block_on(self.core.checker.save()),
+            totals: Totals::of_table(table),
+            carried: self.core.proxy.save().map_err(|stuck| stuck.to_string())?,
+        })
+    }
+
+    fn take(&mut self) -> Result<Taken<Carried>, String> {
+        let taken = self.core.proxy.take(self.worker, BATCH_FLOWS, BATCH_BYTES).map_err(|stuck| stuck.to_string())?;
+        if taken.whole_round {
+            self.worker = (self.worker + 1) % self.core.proxy.workers();
+        }
+        let whole_round = taken.whole_round && self.worker == 0;
+        Ok(Taken { moving: taken.moving.into_iter().map(Carried).collect(), whole_round })
+    }
+
+    fn put_back(&mut self, moving: Vec<Carried>) {
+        self.core.proxy.put_back(bare(moving));
+    }
+
+    fn let_go(&mut self, moving: Vec<Carried>) {
+        self.core.proxy.let_go(bare(moving));
+    }
+
+    fn end(&mut self, moving: Vec<Carried>) {
+        self.core.proxy.end(bare(moving), EndReason::NotUpgraded);
+    }
+
+    fn park(&mut self, parked: bool) -> Result<(), String> {
+        self.core.proxy.park_listeners(parked).map_err(|stuck| stuck.to_string())
+    }
+
+    fn left(&self) -> usize {
+        self.core.table.flows_with_sockets()
+    }
+
+    fn end_the_rest(&mut self) {
+        let (selector, reason) = (Selector::WithSockets, EndReason::NotUpgraded);
+        self.core.table.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
+    }
+
+    fn last_word(&self) -> LastWord {
+        // The new process links up with the peers, and imports what is offloaded, as soon as it hears this.
+        self.runtime.block_on(self.core.peers.leave(Farewell::Succeeded));
+        self.core.offload.freeze();
+        let table = &self.core.table;
+        let (sources, _) = self.core.proxy.save_sources();
+        let totals = Totals::of_table(table);
+        LastWord { totals, next_flow_id: table.flows.next_id(), sources, ..LastWord::default() }
+    }
+
+    fn shut_doors(&mut self, shut: bool) {
+        let _runtime = self.runtime.enter();
+        if let Err(error) = self.reloader.shut_doors(shut) {
+            tracing::error!(%error, "an admin door cannot be opened again after a failed upgrade");
+        }
+    }
+
+    fn kill_other(&mut self) {
+        kill(&mut self.child);
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        self.progress.send_replace(UpgradeProgress {
+            step: progress.step.label().to_owned(),
+            flows: progress.flows,
+            moved: progress.moved,
+            held_bytes: progress.held_bytes,
+            longest_pause_us: progress.longest_pause.as_micros() as u64,
+        });
+    }
+}
+
+/// Kills `child` and waits for its end: only then are its descriptors closed.
+pub fn kill(child: &mut Child) {
+    let _ = child.kill();
+    for _ in 0..LOOKS {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    tracing::error!(pid = child.id(), "a killed process does not end");
+}
+
+fn bare(moving: Vec<Carried>) -> Vec<MovingFlow> {
+    moving.into_iter().map(|Carried(moving_flow)| moving_flow).collect()
+}

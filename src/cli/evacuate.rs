@@ -1,0 +1,234 @@
+//! `baton evacuate`: gives the VIP to another instance and shows this host getting empty.
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::follow::follow;
+use super::grid::{Align::*, Grid};
+use super::output::{CliError, Output};
+use crate::admin::client::Client;
+use crate::admin::evacuate::{
+    EvacuationCheck, EvacuationFlows, EvacuationOutcome, EvacuationProgress, EvacuationReport, EvacuationRequest,
+    EvacuationStep, VipPlace,
+};
+use crate::admin::humane::{count, duration_ms, plural};
+use crate::admin::protocol::Command;
+use crate::admin::words::Weight;
+use crate::model::fleet::InstanceName;
+
+/// 128 and the number of SIGINT, as shells have it.
+const EXIT_INTERRUPTED: i32 = 130;
+
+#[derive(Debug, Args)]
+pub struct EvacuationArguments {
+    /// The peer that is to have the VIP; what moves it still decides [default: any that lives].
+    #[arg(long, value_name = "NAME")]
+    to: Option<String>,
+    /// Flows that are still here after this are reset.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = super::duration::parse)]
+    deadline: Duration,
+    /// Only says what would happen.
+    #[arg(long, conflicts_with = "cancel")]
+    check: bool,
+    /// Lets this host have the VIP again; ends an evacuation that is under way.
+    #[arg(long, visible_alias = "back", conflicts_with_all = ["to", "deadline"])]
+    cancel: bool,
+}
+
+/// Exit code 0: the host may be switched off, and no flow was reset.
+pub fn run(client: &mut Client, arguments: EvacuationArguments, output: &Output) -> Result<ExitCode, CliError> {
+    let asked = EvacuationRequest {
+        to: arguments.to.map(|name| InstanceName(name.into())),
+        deadline_ms: u64::try_from(arguments.deadline.as_millis()).unwrap_or(u64::MAX / 1_000_000),
+    };
+    match (arguments.check, arguments.cancel) {
+        (true, _) => check(client, asked, output),
+        (_, true) => cancel(client, output),
+        _ => begin(client, asked, output),
+    }
+}
+
+fn begin(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Result<ExitCode, CliError> {
+    let last = Arc::new(Mutex::new(None));
+    say_on_interrupt(last.clone(), *output);
+    let mut last_step = None;
+    let take = |progress: EvacuationProgress| {
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress.clone());
+        show(&progress, &mut last_step, output)
+    };
+    finish(&follow(client, &Command::Evacuate(asked), output, take)?, output)
+}
+
+fn cancel(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
+    let report: EvacuationReport = client.ask(&Command::CancelEvacuation {})?;
+    if output.json {
+        output.document(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output.line("this host may have the VIP again")?;
+    output.text(&in_words(&report, output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn finish(report: &EvacuationReport, output: &Output) -> Result<ExitCode, CliError> {
+    let code = if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    match output.json {
+        // After lines of progress: a line, too.
+        true => output.json_line(report)?,
+        false => output.text(&in_words(report, output))?,
+    }
+    Ok(code)
+}
+
+fn in_words(report: &EvacuationReport, output: &Output) -> String {
+    let EvacuationReport { outcome, vips, flows, took_ms, unconfirmed } = report;
+    let took = duration_ms(*took_ms);
+    let mut text = match outcome {
+        EvacuationOutcome::Away if report.is_clean() => {
+            format!("{} this host may be switched off, after {took}\n", output.paint(Weight::Good, "done:"))
+        }
+        EvacuationOutcome::Away => {
+            format!(
+                "{} this host may be switched off, after {took}\n",
+                output.paint(Weight::Bad, "done, but not cleanly:")
+            )
+        }
+        EvacuationOutcome::TakenBack(why) => {
+            format!("{} this host may have the VIP, after {took}: {why}\n", output.paint(Weight::Bad, "failed:"))
+        }
+        EvacuationOutcome::Cancelled => format!("{} after {took}\n", output.paint(Weight::Notice, "called off")),
+    };
+    vips.iter().for_each(|vip| text += &format!("  {}\n", place(vip)));
+    if !unconfirmed.is_empty() {
+        let names: Vec<_> = unconfirmed.iter().map(ToString::to_string).collect();
+        let warning = format!("  not known to hold all flows without sockets: {}\n", names.join(", "));
+        text += &output.paint(Weight::Bad, &warning);
+    }
+    text + &table(flows).render(output)
+}
+
+fn place(VipPlace { address, here, at }: &VipPlace) -> String {
+    let at: Vec<_> = at.iter().map(ToString::to_string).collect();
+    match (here, at.is_empty()) {
+        (true, true) => format!("{address} is here"),
+        (true, false) => format!("{address} is here and at {}", at.join(", ")),
+        (false, true) => format!("{address} is nowhere that is known here"),
+        (false, false) => format!("{address} is at {}", at.join(", ")),
+    }
+}
+
+fn table(flows: &EvacuationFlows) -> Grid {
+    let EvacuationFlows {
+        proxied_before,
+        offloaded_before,
+        accepted,
+        offloaded,
+        moved,
+        ended,
+        reset,
+        proxied_left,
+        offloaded_left,
+    } = *flows;
+    let mut grid = Grid::new(&[("FLOWS", Right), ("", Left)]);
+    for (number, what) in [
+        (offloaded_before, "had been offloaded before"),
+        (proxied_before, "were in sockets"),
+        (accepted, "came since"),
+        (offloaded, "have been offloaded since"),
+        (moved, "without sockets are another instance's by now, and go on"),
+        (offloaded_left, "without sockets are still listed here, and go on"),
+        (ended, "ended by themselves"),
+        (reset, "were reset"),
+        (proxied_left, "are left in sockets"),
+    ] {
+        grid.row([count(number).into(), what.into()]);
+    }
+    grid
+}
+
+fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Result<ExitCode, CliError> {
+    let check: EvacuationCheck = client.ask(&Command::CheckEvacuation(asked))?;
+    let code = match check.obstacles.is_empty() && check.unmoved.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    };
+    if output.json {
+        output.document(&check)?;
+        return Ok(code);
+    }
+    let EvacuationCheck { obstacles, unmoved, vips, offloaded, proxied, stays } = check;
+    let (weight, verdict) = match (obstacles.is_empty(), unmoved.is_empty()) {
+        (true, true) => (Weight::Good, "this host can be emptied:"),
+        (true, false) => (Weight::Bad, "this host cannot be emptied unless somebody moves the VIP:"),
+        (false, _) => (Weight::Bad, "this host cannot be emptied:"),
+    };
+    output.line(output.paint(weight, verdict))?;
+    obstacles.iter().chain(&unmoved).try_for_each(|obstacle| output.line(format!("  {obstacle}")))?;
+    vips.iter().try_for_each(|vip| output.line(format!("  {}", place(vip))))?;
+    output.line(format!("  {} have been offloaded and go on", plural(offloaded, "flow")))?;
+    output.line(format!(
+        "  {} in sockets are offloaded, end by themselves, or are reset at the deadline",
+        plural(proxied, "flow")
+    ))?;
+    for (why, flows) in stays {
+        let why = if why.is_empty() { "not tried yet".to_owned() } else { format!("stayed when last tried: {why}") };
+        output.line(format!("    {}: {why}", count(flows)))?;
+    }
+    Ok(code)
+}
+
+/// One line that changes on a terminal, a line a step elsewhere.
+fn show(progress: &EvacuationProgress, last: &mut Option<EvacuationStep>, output: &Output) -> Result<(), CliError> {
+    if output.json {
+        return output.json_line(progress);
+    }
+    let text = step(progress);
+    if output.terminal {
+        let EvacuationFlows { offloaded, ended, reset, .. } = progress.flows;
+        let flows = format!("{} offloaded, {} ended, {} reset", count(offloaded), count(ended), count(reset));
+        return output.text(&format!("\r\x1b[K{text} ({flows})"));
+    }
+    if *last != Some(progress.step) {
+        *last = Some(progress.step);
+        output.line(text)?;
+    }
+    Ok(())
+}
+
+fn step(progress: &EvacuationProgress) -> String {
+    let EvacuationProgress { step, vips, flows, deadline_in_ms } = progress;
+    let vips: Vec<_> = vips.iter().map(ToString::to_string).collect();
+    let vips = if vips.is_empty() { "nothing".to_owned() } else { vips.join(", ") };
+    let left = plural(flows.proxied_left, "flow");
+    match step {
+        EvacuationStep::Telling => "the peers are told of all flows".to_owned(),
+        EvacuationStep::LettingGo => format!("letting {vips} go"),
+        EvacuationStep::Emptying => {
+            format!("{left} in sockets may end within {}", duration_ms(*deadline_in_ms))
+        }
+        EvacuationStep::Resetting => format!("the deadline has passed: resetting {left}"),
+        EvacuationStep::Confirming => "the peers are told of the last changes".to_owned(),
+    }
+}
+
+/// Who breaks off wants to know what becomes of it.
+fn say_on_interrupt(last: Arc<Mutex<Option<EvacuationProgress>>>, output: Output) {
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        if runtime.block_on(tokio::signal::ctrl_c()).is_err() {
+            return;
+        }
+        let last = last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let state = last.map_or_else(|| "it has just begun".to_owned(), |progress| step(&progress));
+        let new_line = if output.terminal { "\n" } else { "" };
+        eprintln!(
+            "{new_line}The evacuation goes on without this command: {state}.\n\
+             `baton evacuate` shows it again; `baton evacuate --cancel` ends it, and this host may have the VIP."
+        );
+        std::process::exit(EXIT_INTERRUPTED);
+    });
+}

@@ -1,0 +1,129 @@
+//! `baton offload`: what is pinned in the kernel, with or without an instance, and taking it away.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::grid::{Align::*, Grid};
+use super::output::{CliError, Output};
+use crate::admin::humane::{count, plural};
+use crate::admin::words::Weight;
+use crate::config;
+use crate::offload::program::{self, Status};
+use crate::offload::settings::DIRECTORY_DEFAULT;
+
+#[derive(Debug, Args)]
+pub struct OffloadArguments {
+    /// Where the program is pinned [default: as -c FILE says, /sys/fs/bpf/baton].
+    #[arg(long, global = true, value_name = "PATH")]
+    pins: Option<PathBuf>,
+    #[command(subcommand)]
+    command: OffloadCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum OffloadCommand {
+    /// The program, its interfaces, its flows and what it did with packets.
+    Status,
+    /// Takes the program and its maps out of the kernel. The flows in them are reset first, on both sides.
+    Remove {
+        /// Yes, although there are flows in it.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+pub fn run(arguments: OffloadArguments, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
+    let pins = match (arguments.pins, config) {
+        (Some(pins), _) => pins,
+        (None, Some(path)) => pins_of(path)?,
+        (None, None) => DIRECTORY_DEFAULT.into(),
+    };
+    match arguments.command {
+        OffloadCommand::Status => status(&pins, output),
+        OffloadCommand::Remove { yes } => remove(&pins, yes, output),
+    }
+}
+
+/// As the configuration file at `path` says.
+fn pins_of(path: &Path) -> Result<PathBuf, CliError> {
+    let loaded = config::load(path).map_err(|rejected| CliError::Config {
+        path: path.to_path_buf(),
+        reason: rejected.errors.first().map(ToString::to_string).unwrap_or_default(),
+    })?;
+    Ok(loaded.config.offload.pins)
+}
+
+fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {
+    let found = program::status(pins).map_err(|error| CliError::path(pins, error))?;
+    if output.json {
+        output.document(&found)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(status) = found else {
+        output.line(format!("no path: nothing is pinned in {}", pins.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    output.line(format!("{}  {}", output.bold(&status.directory.display().to_string()), version(&status, output)))?;
+    let flows = match status.entries {
+        Some(entries) => format!("{} of at most {}", count(entries.div_ceil(2).into()), count(status.flows_max.into())),
+        None => format!("at most {}", count(status.flows_max.into())),
+    };
+    output.line(format!("flows       {flows}"))?;
+    for link in &status.links {
+        let state = match link.attached {
+            true => output.paint(Weight::Good, "attached"),
+            false => output
+                .paint(Weight::Bad, "detached: packets of its flows get RST; a running instance attaches it again"),
+        };
+        output.line(format!("interface   {}  {state}", link.interface))?;
+    }
+    let mut grid = Grid::new(&[("PACKETS", Left), ("", Right)]);
+    for (label, number) in status.counters.iter().flat_map(|counters| counters.labelled()) {
+        grid.row([label.to_owned().into(), count(number).into()]);
+    }
+    output.text(&grid.render(output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn version(status: &Status, output: &Output) -> String {
+    match (status.recoverable, status.current) {
+        (true, true) => output.paint(Weight::Good, "of this version"),
+        (true, false) => output.paint(Weight::Notice, "of another version; an instance of this one takes it over"),
+        (false, _) => {
+            let text = format!("of another layout ({}); no instance of this version can recover it", status.layout);
+            output.paint(Weight::Bad, &text)
+        }
+    }
+}
+
+fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError> {
+    let fail = |error| CliError::path(pins, error);
+    let entries = program::status(pins).ok().flatten().and_then(|status| status.entries);
+    if let Some(entries) = entries.filter(|entries| *entries > 0 && !yes) {
+        return Err(CliError::FlowsInPath(plural(entries.div_ceil(2).into(), "flow")));
+    }
+    // A path that is broken must be removable too, but not in silence: its flows' ends hear nothing then.
+    if let Err(error) = program::dismiss(pins) {
+        eprintln!("baton: the flows cannot be reset and end at their next packet: {error}");
+    }
+    let removal = program::remove(pins).map_err(fail)?;
+    if output.json {
+        output.document(&removal)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match removal {
+        None => output.line(format!("nothing is pinned in {}", pins.display()))?,
+        Some(removal) => {
+            let flows = removal.flows.map(|flows| format!(", {} in it", plural(flows.into(), "flow")));
+            output.line(format!(
+                "removed: {}, {}{}",
+                removal.directory.display(),
+                plural(removal.interfaces.len() as u64, "interface"),
+                flows.unwrap_or_default()
+            ))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

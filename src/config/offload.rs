@@ -1,0 +1,126 @@
+//! `[offload]`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::kind::{Kind, OneOf, Time, path_text, time, whole};
+use super::section::Section;
+use super::{OffloadMode, OffloadSettings};
+
+impl Default for OffloadSettings {
+    fn default() -> Self {
+        Self {
+            mode: OffloadMode::Auto,
+            interfaces: Vec::new(),
+            max_flows: 65_536,
+            after_round_trips: 2,
+            after: Duration::from_millis(20),
+            pins: PathBuf::from("/sys/fs/bpf/baton"),
+        }
+    }
+}
+
+/// Reads `[offload]`. `max_connections` is `[process]`'s.
+pub fn read(section: &Section, max_connections: Option<u32>) -> OffloadSettings {
+    let default = OffloadSettings::default();
+    let mode = section.read_or("mode", &MODE, default.mode);
+    let max_flows = section.read_or("max_flows", &whole(1, FLOWS_MAX), default.max_flows);
+    let settings = OffloadSettings {
+        mode: mode.value,
+        interfaces: interfaces(section),
+        max_flows: max_flows.value,
+        after_round_trips: section.read_or("after_round_trips", &whole(1, 1000), default.after_round_trips).value,
+        after: section.read_or("after", &AFTER, default.after).value,
+        pins: section.read_or("pins", &Pins, default.pins).value,
+    };
+    if mode.value == OffloadMode::Off && mode.is_given() {
+        for key in KEYS.iter().filter(|key| section.has(key)) {
+            section.warn(key, format!("{key} with mode = \"off\""), "nothing: it has no effect then");
+        }
+    }
+    if let Some(connections) = max_connections.filter(|connections| *connections > max_flows.value)
+        && max_flows.is_given()
+        && mode.value != OffloadMode::Off
+    {
+        let read = format!("{} with process.max_connections = {connections}", max_flows.value);
+        section.warn("max_flows", read, "as many as max_connections, or those beyond stay proxied");
+    }
+    settings
+}
+
+/// What other instances may have been offloaded is held here as well. `instances`: of the fleet, this one among them.
+pub fn warn_of_fleet(section: &Section, settings: &OffloadSettings, max_connections: Option<u32>, instances: usize) {
+    let Some(connections) = max_connections else { return };
+    let fleet = u64::from(connections) * instances as u64;
+    if settings.mode != OffloadMode::Off && fleet > u64::from(settings.max_flows) {
+        let read = format!(
+            "{} with process.max_connections = {connections} and {instances} instances in [peers]",
+            settings.max_flows
+        );
+        let advised =
+            format!("{fleet}, as many as all instances may have: those beyond are reset when their host dies");
+        section.warn("max_flows", read, advised);
+    }
+}
+
+fn interfaces(section: &Section) -> Vec<Arc<str>> {
+    let mut first = HashMap::new();
+    let mut names = Vec::new();
+    for element in section.list("interfaces", &Interface) {
+        let before = first.entry(element.value.clone()).or_insert_with(|| element.key.clone());
+        if *before != element.key {
+            let read = format!("{:?}, which is {before} too", element.value);
+            section.document.error(element.line, &element.key, read, "each interface once");
+        }
+        names.push(Arc::from(element.value));
+    }
+    names
+}
+
+/// The name of a network interface (net/core/dev.c, dev_valid_name).
+struct Interface;
+
+impl Kind for Interface {
+    type Value = String;
+
+    fn read(&self, value: &DeValue) -> Option<String> {
+        let text = value.as_str()?;
+        let fits = (1..=INTERFACE_LENGTH_MAX).contains(&text.len()) && text != "." && text != "..";
+        let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':');
+        (fits && plain).then(|| text.to_owned())
+    }
+
+    fn allowed(&self) -> String {
+        format!("the name of a network interface, such as \"eth0\", of at most {INTERFACE_LENGTH_MAX} bytes")
+    }
+}
+
+/// A folder of its own in a BPF file system, made if need be.
+struct Pins;
+
+impl Kind for Pins {
+    type Value = PathBuf;
+
+    fn read(&self, value: &DeValue) -> Option<PathBuf> {
+        let path = Path::new(path_text(value)?);
+        let plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+        (path.is_absolute() && plain && path.file_name().is_some()).then(|| path.to_path_buf())
+    }
+
+    fn allowed(&self) -> String {
+        "an absolute path in a BPF file system, such as \"/sys/fs/bpf/baton\"".into()
+    }
+}
+
+const MODE: OneOf<OffloadMode> =
+    OneOf(&[("auto", OffloadMode::Auto), ("off", OffloadMode::Off), ("require", OffloadMode::Require)]);
+/// Without effect while nothing is offloaded.
+const KEYS: [&str; 5] = ["interfaces", "max_flows", "after_round_trips", "after", "pins"];
+const FLOWS_MAX: u32 = 4_000_000;
+/// IFNAMSIZ is 16, with the NUL.
+const INTERFACE_LENGTH_MAX: usize = 15;
+const AFTER: Time = Time { zero: Some("at once"), ..time(Duration::from_millis(1), Duration::from_secs(3600)) };

@@ -1,0 +1,79 @@
+//! Carries out what `model::fleet::failover` decides: watches the addresses of this host, tells neighbours, wakes the clients
+//! of dead instances, and has the path hold, forward and refuse.
+//!
+//! ```text
+//!   peer link ──Remote──▶ │         │ ──Command──▶ peer link
+//!   netlink ────────────▶ │ control │ ──requests──▶ path
+//!   path ───answers─────▶ │         │ ──frames, segments──▶ wire
+//! ```
+
+mod addresses;
+mod control;
+mod firewall;
+mod untold;
+mod wire;
+
+use std::io;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::config::Config;
+use crate::essential;
+use crate::model::fleet::failover::Settings;
+use crate::model::fleet::{Command, Remote};
+use crate::sys::source;
+use crate::table::Table;
+
+/// What it needs of the others.
+#[derive(Debug)]
+pub struct Links {
+    pub remotes: mpsc::Receiver<Remote>,
+    pub commands: mpsc::Sender<Command>,
+}
+
+/// Starts the control task, which follows reloads of `config`. `None`: there are no peers, and `links` go. Needs a tokio
+/// runtime, and the path to be open if there is to be one.
+pub fn start(
+    table: Arc<Table>,
+    mut config: watch::Receiver<Arc<Config>>,
+    links: Links,
+) -> io::Result<Option<JoinHandle<()>>> {
+    let running = config.borrow_and_update().clone();
+    let Some(settings) = settings(&running, &table) else { return Ok(None) };
+    let control = control::Control::new(table, settings, config, &running.failover, links)?;
+    Ok(Some(tokio::spawn(essential::task("failover", control.run()))))
+}
+
+fn settings(config: &Config, table: &Table) -> Option<Settings> {
+    let peers = config.peers.as_ref()?;
+    let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
+    Some(Settings {
+        me: peers.name.clone(),
+        slot: peers.slot,
+        peers: peers.peers.iter().map(|peer| (peer.name.clone(), peer.address.ip())).collect(),
+        vips: listens.copied().filter(|vip| !vip.ip().is_unspecified() && !vip.ip().is_loopback()).collect(),
+        carries: table.offload.held.serves(),
+        challenge: config.failover.challenge,
+        guard_ns: config.failover.guard.as_nanos() as u64,
+        priority: config.failover.priority.clone(),
+        ports: ports(),
+    })
+}
+
+/// From the first to the last port of this host's outgoing connections; those that an administrator keeps count too, so
+/// that all instances cut the same range.
+fn ports() -> RangeInclusive<u16> {
+    source::local_port_range()
+}
+
+/// Whether an address may be another host's next hop, or a frontend's.
+fn is_global(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    }
+}

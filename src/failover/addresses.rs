@@ -1,0 +1,183 @@
+//! The addresses of this host, and those that it keeps on `lo` after they have left.
+//!
+//! A flow in sockets needs its VIP to be local: packets that the new owner forwards would be nobody's otherwise. So while
+//! such flows live, an address that leaves its interface stays on `lo`. That must not answer ARP, or the address would be
+//! here and there: arp_ignore = 1 and arp_announce = 2 (Documentation/networking/ip-sysctl.rst).
+//!
+//! Such a flow may begin after the address has left: a process that hung finds connections in its backlog.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::IpAddr;
+
+use super::is_global;
+use crate::model::fleet::evacuate::Places;
+use crate::sys::{netdev, netlink};
+use crate::table::Table;
+use crate::table::flows::FlowState;
+
+const LOOPBACK: &str = "lo";
+
+/// How long after it was seen that an address has left the backlogs may hold connections to it: they are emptied within
+/// milliseconds, or a second where there are no descriptors, but the host may be busy.
+const BACKLOGS_LAST_NS: u64 = 10_000_000_000;
+
+/// What this host has, and what it only keeps.
+#[derive(Debug, Default)]
+pub struct Addresses {
+    vips: BTreeSet<IpAddr>,
+    /// Added to `lo` here, for flows whose address has moved.
+    kept: BTreeSet<IpAddr>,
+    /// The interface that each VIP was last seen on.
+    last_on: HashMap<IpAddr, String>,
+    /// The interface that each VIP has left lately, and until when (monotonic ns) it is looked whether a flow needs it.
+    left: HashMap<IpAddr, (String, u64)>,
+    /// They are kept before they leave, and until this is taken back: packets of flows must never find them missing.
+    ahead: bool,
+}
+
+/// What a look has shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Addresses that are this host's, those left out that are only kept.
+    pub all: Vec<IpAddr>,
+    /// Kept from now on.
+    pub newly_kept: Vec<IpAddr>,
+    /// The frontends' among them, and those that are kept.
+    pub places: Places,
+}
+
+impl Addresses {
+    /// What the process before this one kept is kept on for the flows that came from it, and else given up.
+    pub fn new(vips: impl Iterator<Item = IpAddr>) -> Self {
+        let vips: BTreeSet<_> = vips.collect();
+        let left = netlink::added_to_loopback().unwrap_or_default();
+        Self { kept: left.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, ..Self::default() }
+    }
+
+    /// These are the frontends' from now on. Look again after this.
+    pub fn set_vips(&mut self, vips: impl Iterator<Item = IpAddr>) {
+        self.vips = vips.collect();
+    }
+
+    /// Looks at what is there, and keeps what flows need.
+    pub fn look(&mut self, table: &Table, now_ns: u64) -> io::Result<Seen> {
+        let there = netdev::addresses()?;
+        let mut seen = Seen::default();
+        let mut now_on = HashMap::new();
+        for (interface, ip) in there.into_iter().filter(|(_, ip)| is_global(*ip)) {
+            let is_kept = interface == LOOPBACK && self.kept.contains(&ip);
+            if !is_kept && !seen.all.contains(&ip) {
+                seen.all.push(ip);
+            }
+            if interface != LOOPBACK && self.vips.contains(&ip) {
+                now_on.insert(ip, interface);
+            }
+        }
+        let until_ns = now_ns + BACKLOGS_LAST_NS;
+        self.left.extend(self.last_on.drain().map(|(ip, interface)| (ip, (interface, until_ns))));
+        self.left.retain(|ip, (_, until_ns)| !seen.all.contains(ip) && now_ns < *until_ns);
+        let left = self.left.iter().filter(|(ip, _)| has_sockets(table, **ip));
+        let left = left.map(|(ip, (interface, _))| (*ip, interface.clone()));
+        let leaving = now_on.iter().filter(|_| self.ahead).map(|(ip, interface)| (*ip, interface.clone()));
+        for (ip, interface) in left.chain(leaving).collect::<Vec<_>>() {
+            if self.kept.contains(&ip) {
+                continue;
+            }
+            match keep(ip, &interface) {
+                true => {
+                    self.kept.insert(ip);
+                    seen.newly_kept.push(ip);
+                }
+                // It would fail again.
+                false => drop(self.left.remove(&ip)),
+            }
+        }
+        // Back on an interface: the other is not needed, and would outlive the next leave.
+        if !self.ahead {
+            for ip in now_on.keys().filter(|ip| self.kept.contains(ip)) {
+                let _ = netlink::remove_from_loopback(*ip);
+            }
+            self.kept.retain(|ip| !now_on.contains_key(ip));
+        }
+        self.last_on = now_on;
+        let here = seen.all.iter().copied().filter(|ip| self.vips.contains(ip)).collect();
+        let all = |set: &BTreeSet<IpAddr>| set.iter().copied().collect();
+        seen.places = Places { frontends: all(&self.vips), here, kept: all(&self.kept) };
+        Ok(seen)
+    }
+
+    /// Whether addresses are kept before they leave. Look again after this.
+    pub fn keep_ahead(&mut self, ahead: bool) {
+        self.ahead = ahead;
+    }
+
+    /// Whether a flow needs an address that has left and is not kept. Look again then.
+    pub fn lacks_one(&self, table: &Table, now_ns: u64) -> bool {
+        let lacks = |(ip, (_, until_ns)): (&IpAddr, &(_, u64))| {
+            now_ns < *until_ns && !self.kept.contains(ip) && has_sockets(table, *ip)
+        };
+        self.left.iter().any(lacks)
+    }
+
+    /// Gives up what no flow needs any more; returns that.
+    pub fn tidy(&mut self, table: &Table) -> Vec<IpAddr> {
+        if self.ahead || table.fleet.is_succeeded() {
+            return Vec::new();
+        }
+        let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(table, *ip)).collect();
+        for ip in &idle {
+            let _ = netlink::remove_from_loopback(*ip);
+            self.kept.remove(ip);
+        }
+        idle
+    }
+
+    /// Interfaces that `ip` is on, without `lo`: index, and Ethernet address.
+    pub fn places(ip: IpAddr) -> io::Result<Vec<(u32, [u8; 6])>> {
+        let all = netdev::addresses()?.into_iter();
+        let on = all.filter(|(interface, its)| *its == ip && interface != LOOPBACK);
+        on.map(|(name, _)| Ok((netdev::interface(&name)?.index, netdev::hardware_address(&name)?))).collect()
+    }
+}
+
+fn has_sockets(table: &Table, vip: IpAddr) -> bool {
+    table.flows.iter().any(|flow| {
+        let asked = flow.origin.vip.ip();
+        (asked == vip || asked.is_unspecified()) && flow.state != FlowState::Offloaded
+    })
+}
+
+/// False: it would answer ARP, or cannot be added.
+fn keep(ip: IpAddr, interface: &str) -> bool {
+    if ip.is_ipv4()
+        && let Err(error) = silence_arp(interface)
+    {
+        tracing::error!(%ip, %error, "an address that left cannot be kept for its flows: net.ipv4.conf.all.arp_ignore is 0");
+        return false;
+    }
+    match netlink::add_to_loopback(ip) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%ip, %error, "an address that left cannot be kept for its flows");
+            false
+        }
+    }
+}
+
+/// The kernel takes the highest of `all` and the interface's own.
+fn silence_arp(interface: &str) -> io::Result<()> {
+    for (name, least) in [("arp_ignore", 1), ("arp_announce", 2)] {
+        let path = |of: &str| format!("/proc/sys/net/ipv4/conf/{of}/{name}");
+        let read = |of: &str| std::fs::read_to_string(path(of)).ok().and_then(|text| text.trim().parse().ok());
+        let now: i32 = ["all", interface].into_iter().filter_map(read).max().unwrap_or(0);
+        if now < least {
+            std::fs::write(path(interface), least.to_string())?;
+            tracing::warn!(
+                interface,
+                "{name} was {now} and is {least} now: an address is kept on lo while its flows live"
+            );
+        }
+    }
+    Ok(())
+}

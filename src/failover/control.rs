@@ -1,0 +1,323 @@
+//! The task: hears of everything, asks the machine, does what it says.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::watch;
+
+use super::Links;
+use super::addresses::Addresses;
+use super::firewall::{self, MARK};
+use super::untold::Untold;
+use super::wire::{Batch, Wire};
+use crate::config::{Config, FailoverSettings};
+use crate::model::ends::Key;
+use crate::model::fleet::failover::{Action, Failover, Note, Settings};
+use crate::model::fleet::{Command, HeldRequest, Remote};
+use crate::sys::clock::now_ns;
+use crate::sys::netlink::{Changed, Watch};
+use crate::table::Table;
+use crate::table::journal::What;
+
+/// How often it is looked whether kept addresses are needed, and whether all peers are known.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Words of the link that are taken in one turn.
+const BURST: usize = 512;
+
+/// Routes change many at a time.
+const ROUTES_SETTLE: Duration = Duration::from_millis(50);
+
+pub struct Control {
+    table: Arc<Table>,
+    machine: Failover,
+    settings: Settings,
+    addresses: Addresses,
+    watch: AsyncFd<Watch>,
+    wire: Wire,
+    untold: Untold,
+    challenged: mpsc::UnboundedReceiver<u64>,
+    /// Whether addresses are about to leave on purpose.
+    keeping: watch::Receiver<bool>,
+    config: watch::Receiver<Arc<Config>>,
+    links: Links,
+    /// Commands that the link has no room for yet.
+    backlog: VecDeque<Command>,
+    routes_moved: bool,
+    told_ready: bool,
+    /// The last look at the addresses failed.
+    unseen: bool,
+    /// When it is looked again at what nobody tells of, in monotonic ns.
+    look_at_ns: u64,
+}
+
+enum Heard {
+    Remotes,
+    Answers,
+    Network,
+    Challenged(u64),
+    Keeping(bool),
+    Reloaded,
+    Time,
+    Gone,
+}
+
+impl Control {
+    pub fn new(
+        table: Arc<Table>,
+        settings: Settings,
+        config: watch::Receiver<Arc<Config>>,
+        wanted: &FailoverSettings,
+        links: Links,
+    ) -> io::Result<Self> {
+        let (done, challenged) = mpsc::unbounded_channel();
+        Ok(Self {
+            machine: Failover::new(settings.clone()),
+            addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip())),
+            watch: Watch::open()?.register()?,
+            wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
+            untold: Untold::default(),
+            challenged,
+            keeping: table.fleet.keeping(),
+            config,
+            links,
+            backlog: VecDeque::new(),
+            routes_moved: false,
+            told_ready: false,
+            unseen: false,
+            look_at_ns: 0,
+            settings,
+            table,
+        })
+    }
+
+    pub async fn run(mut self) {
+        self.raise_firewall().await;
+        self.look_at_addresses();
+        let mut remotes = Vec::with_capacity(BURST);
+        let beat = self.table.beats.begin("failover");
+        loop {
+            beat.turn();
+            match self.hear(&mut remotes).await {
+                Heard::Gone => break,
+                Heard::Remotes => {
+                    let now_ns = now_ns();
+                    for remote in remotes.drain(..) {
+                        match remote {
+                            Remote::Untold(all) => self.untold.hear(&self.table, &all, now_ns),
+                            remote => self.machine.handle_remote(now_ns, remote),
+                        }
+                    }
+                }
+                Heard::Answers => {
+                    while let Some(answer) = self.table.offload.held.next_answer() {
+                        self.machine.handle_held(now_ns(), answer);
+                    }
+                }
+                Heard::Network => self.network_changed(),
+                Heard::Challenged(round) => self.machine.handle_challenged(now_ns(), round),
+                Heard::Keeping(keeping) => {
+                    self.addresses.keep_ahead(keeping);
+                    self.look_at_addresses();
+                }
+                Heard::Reloaded => self.follow().await,
+                Heard::Time => self.tick(),
+            }
+            // With busy peers there is always something else to hear.
+            if now_ns() >= self.look_at_ns {
+                self.tick();
+            }
+            self.act();
+        }
+        if let Err(error) = firewall::lower().await {
+            tracing::debug!(%error, "there was no table of nftables");
+        }
+    }
+
+    async fn raise_firewall(&self) {
+        if let Err(error) = firewall::raise(&self.settings.vips, self.settings.carries).await {
+            tracing::info!(%error, "no table of nftables; a firewall that drops what it has not tracked would stop resets");
+        }
+    }
+
+    /// Takes over what a reload has changed.
+    async fn follow(&mut self) {
+        let config = self.config.borrow_and_update().clone();
+        let Some(settings) = super::settings(&config, &self.table) else { return };
+        self.wire.set_pace(config.failover.resets_per_second);
+        let before = std::mem::replace(&mut self.settings, settings.clone());
+        self.addresses.set_vips(settings.vips.iter().map(|vip| vip.ip()));
+        self.machine.handle_settings(now_ns(), settings);
+        if before.vips != self.settings.vips {
+            self.raise_firewall().await;
+        }
+        self.look_at_addresses();
+    }
+
+    async fn hear(&mut self, remotes: &mut Vec<Remote>) -> Heard {
+        let due =
+            self.machine.poll_timeout().map_or(TICK, |at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())));
+        let wait = if self.routes_moved { ROUTES_SETTLE } else { TICK };
+        tokio::select! {
+            // An address that comes goes before all that must wait for its ARP.
+            biased;
+            ready = self.watch.readable() => {
+                match ready {
+                    // All is read after this: what comes later makes it ready again.
+                    Ok(mut ready) => ready.clear_ready(),
+                    Err(_) => return Heard::Gone,
+                }
+                Heard::Network
+            }
+            count = self.links.remotes.recv_many(remotes, BURST) => match count {
+                0 => Heard::Gone,
+                _ => Heard::Remotes,
+            },
+            () = self.table.offload.held.answered() => Heard::Answers,
+            Some(round) = self.challenged.recv() => Heard::Challenged(round),
+            Ok(()) = self.config.changed() => Heard::Reloaded,
+            Ok(()) = self.keeping.changed() => Heard::Keeping(*self.keeping.borrow_and_update()),
+            () = tokio::time::sleep(due.min(wait)) => Heard::Time,
+        }
+    }
+
+    fn tick(&mut self) {
+        let now_ns = now_ns();
+        self.look_at_ns = now_ns + TICK.as_nanos() as u64;
+        if self.machine.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.machine.handle_timeout(now_ns);
+        }
+        if std::mem::take(&mut self.routes_moved) && self.settings.carries {
+            self.table.offload.ask_held(HeldRequest::RoutesMoved);
+        }
+        let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
+        let untold = self.untold.take_own(&self.table, &vips, now_ns);
+        if !untold.is_empty() {
+            self.backlog.push_back(Command::Untold(untold));
+        }
+        if !self.told_ready && self.table.fleet.is_ready() {
+            self.told_ready = true;
+            self.machine.handle_ready();
+        }
+        if self.unseen || self.addresses.lacks_one(&self.table, now_ns) {
+            self.look_at_addresses();
+        }
+        for ip in self.addresses.tidy(&self.table) {
+            tracing::info!(%ip, "no flow needs the address any more that moved away; it is not kept any longer");
+        }
+    }
+
+    fn network_changed(&mut self) {
+        let mut addresses = false;
+        loop {
+            match self.watch.get_ref().take() {
+                Ok(changes) => {
+                    addresses |= changes.iter().any(|change| *change != Changed::Routes);
+                    self.routes_moved |= changes.iter().any(|change| matches!(change, Changed::Routes | Changed::Lost));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    tracing::error!(%error, "changes of addresses cannot be read");
+                    break;
+                }
+            }
+        }
+        if addresses {
+            self.look_at_addresses();
+        }
+    }
+
+    fn look_at_addresses(&mut self) {
+        let looked = self.addresses.look(&self.table, now_ns());
+        let failed_before = std::mem::replace(&mut self.unseen, looked.is_err());
+        match looked {
+            Ok(seen) => {
+                for ip in &seen.newly_kept {
+                    tracing::info!(%ip, "an address has left, or is about to; it is kept on lo for the flows that it still has");
+                }
+                self.table.fleet.show_places(seen.places);
+                self.machine.handle_addresses(now_ns(), &seen.all);
+            }
+            Err(_) if failed_before => {}
+            Err(error) => tracing::error!(%error, "the addresses of this host cannot be read; tried again"),
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                Action::Path(request) => self.table.offload.ask_held(request),
+                Action::Send(command) => {
+                    self.backlog.push_back(command);
+                    self.send();
+                }
+                Action::Announce(ip) => self.wire.announce(ip),
+                Action::Challenge { round, ends } => self.wire.challenge(Batch { round, ends }),
+                Action::WakeOn(all) => all.into_iter().for_each(|wake| self.table.late_resets.wake(wake)),
+                Action::Answer(stray) => {
+                    let Key { from, to } = stray.key;
+                    tracing::debug!(%from, %to, flags = stray.flags, length = stray.length, "nobody knows this packet's flow: RST");
+                    let census = &self.table.fleet.census;
+                    let counted = if self.wire.answer(&stray) { &census.reset } else { &census.dropped };
+                    counted.add(1);
+                }
+                Action::Shared(shared) => self.table.fleet.set_shared(shared),
+                Action::Note(note) => self.note(note),
+            }
+        }
+        self.send();
+    }
+
+    /// As much as the link takes.
+    fn send(&mut self) {
+        while let Some(command) = self.backlog.pop_front() {
+            if let Err(TrySendError::Full(command)) = self.links.commands.try_send(command) {
+                self.backlog.push_front(command);
+                break;
+            }
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        let census = &self.table.fleet.census;
+        let what = match note {
+            Note::FailedOver { from, inherited, reset } => {
+                census.failovers.add(1);
+                census.inherited.add(inherited as u64);
+                tracing::warn!(%from, inherited, reset, "an instance is dead: flows without sockets go on here, others are reset");
+                What::FailedOver { instance: from, inherited, reset }
+            }
+            Note::Stuck { from, flows } => {
+                tracing::warn!(%from, flows, "flows to this host's own backend are reset: the address that they come from is here now");
+                return;
+            }
+            Note::Told { from, answered, silent } => {
+                tracing::info!(%from, answered, silent, "the clients of a dead instance were told");
+                What::ClientsTold { instance: from, answered, silent }
+            }
+            Note::Claimed { from, flows } => {
+                census.inherited.add(flows as u64);
+                What::FlowsClaimed { instance: from, flows }
+            }
+            Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
+            Note::Forwarded(packets) => {
+                census.forwarded.add(packets as u64);
+                return;
+            }
+            Note::AddressCame(address) => {
+                tracing::info!(%address, "a frontend's address has come to this host");
+                self.untold.came(&self.table, address, now_ns());
+                What::AddressCame { address }
+            }
+            Note::AddressWent(address) => {
+                tracing::info!(%address, "a frontend's address has left this host");
+                What::AddressWent { address }
+            }
+        };
+        self.table.journal.record(what);
+    }
+}

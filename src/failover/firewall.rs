@@ -1,0 +1,71 @@
+//! A table of nftables of its own, so that a firewall that drops what it has not tracked (`ct state invalid drop`) does not
+//! drop what a failover needs: the segments that it sends, and, where there is no packet path to answer them, the packets of
+//! the VIP's ports.
+
+use std::fmt::Write as _;
+use std::io;
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::addr::VipAddr;
+use crate::model::untracked;
+
+/// Of packets that are sent here and belong to no connection of this host. "baton" on a telephone's keys.
+pub const MARK: u32 = 22866;
+
+const TABLE: &str = "baton";
+
+/// Makes the table, or makes it anew.
+pub async fn raise(vips: &[VipAddr], carries: bool) -> io::Result<()> {
+    feed(&rules(vips, carries)).await
+}
+
+/// Takes it away.
+pub async fn lower() -> io::Result<()> {
+    feed(&format!("table inet {TABLE}\ndelete table inet {TABLE}\n")).await
+}
+
+fn rules(vips: &[VipAddr], carries: bool) -> String {
+    let mut ports = [String::new(), String::new()];
+    for vip in vips.iter().filter(|_| !carries) {
+        let vip = vip.socket_addr();
+        let _ = writeln!(ports[0], "{}", untracked::coming(vip).join("\n"));
+        let _ = writeln!(ports[1], "{}", untracked::going(vip));
+    }
+    let [coming, going] = ports;
+    format!(
+        "table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n\
+         chain coming {{\ntype filter hook prerouting priority raw\n{coming}}}\n\
+         chain going {{\ntype filter hook output priority raw\nmeta mark {MARK} notrack\n{going}}}\n}}\n"
+    )
+}
+
+async fn feed(rules: &str) -> io::Result<()> {
+    let mut nft = Command::new("nft");
+    nft.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut nft = nft.spawn()?;
+    if let Some(mut input) = nft.stdin.take() {
+        input.write_all(rules.as_bytes()).await?;
+    }
+    let output = nft.wait_with_output().await?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_a_path_only_own_segments_are_untracked() {
+        let vips = ["10.0.0.100:6443", "[2001:db8::1]:6443"].map(|vip| VipAddr::new(vip.parse().unwrap()));
+        let without = rules(&vips, false);
+        assert!(without.contains("ip daddr 10.0.0.100 tcp dport 6443 notrack"));
+        assert!(without.contains("ip6 saddr 2001:db8::1 tcp sport 6443 notrack"));
+        assert_eq!(rules(&vips, true).matches("notrack").count(), 1);
+    }
+}

@@ -1,0 +1,130 @@
+//! What goes out without a socket of TCP's: announcements, segments that make idle ends show themselves, and RSTs.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::addresses::Addresses;
+use crate::essential;
+use crate::model::fleet::Stray;
+use crate::model::fleet::failover::Challenge;
+use crate::model::neighbour::announcement;
+use crate::model::segment::Segment;
+use crate::sys::frame::FrameSender;
+use crate::sys::raw::RawSender;
+use crate::table::Table;
+use std::sync::Arc;
+
+/// Segments are sent in steps of this length, or one at a time if that is slower.
+const STEP: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub struct Wire {
+    /// `None`: this process may not send frames.
+    frames: Option<FrameSender>,
+    raw: RawSender,
+    batches: mpsc::UnboundedSender<(Batch, u32)>,
+    /// Segments of batches from now on.
+    per_second: u32,
+}
+
+/// Ends to be challenged one after the other.
+#[derive(Debug)]
+pub struct Batch {
+    pub round: u64,
+    pub ends: Vec<Challenge>,
+}
+
+impl Wire {
+    /// `mark`: of each packet, for this host's firewall. Rounds that are done come out of `done`.
+    pub fn open(table: Arc<Table>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
+        let (batches, waiting) = mpsc::unbounded_channel();
+        let sender = RawSender::marked(mark)?;
+        tokio::spawn(essential::task("challenges", challenge(table, sender, waiting, done)));
+        let frames = FrameSender::open().inspect_err(|error| {
+            tracing::warn!(%error, "neighbours will not be told of an address that comes; keepalived has to");
+        });
+        Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches, per_second })
+    }
+
+    /// Tells all neighbours that `ip` is here. On `lo` only: nobody asks for it.
+    pub fn announce(&self, ip: IpAddr) {
+        let Some(frames) = &self.frames else { return };
+        let sent = Addresses::places(ip).and_then(|places| {
+            places.iter().try_for_each(|(interface, mac)| {
+                announcement(ip, *mac).iter().try_for_each(|frame| frames.send(*interface, frame))
+            })
+        });
+        if let Err(error) = sent {
+            tracing::warn!(%ip, %error, "neighbours could not be told of an address that came");
+        }
+    }
+
+    /// Answers with RST. False: it could not be sent.
+    pub fn answer(&self, stray: &Stray) -> bool {
+        let reset = stray.reset();
+        reset.packet().is_some_and(|packet| self.raw.send(&packet, reset.to.ip()).is_ok())
+    }
+
+    pub fn challenge(&self, batch: Batch) {
+        let _ = self.batches.send((batch, self.per_second));
+    }
+
+    pub fn set_pace(&mut self, per_second: u32) {
+        self.per_second = per_second;
+    }
+}
+
+async fn challenge(
+    table: Arc<Table>,
+    raw: RawSender,
+    mut waiting: mpsc::UnboundedReceiver<(Batch, u32)>,
+    done: mpsc::UnboundedSender<u64>,
+) {
+    while let Some((Batch { round, ends }, per_second)) = waiting.recv().await {
+        let (every, step) = pace(per_second);
+        let mut ticks = tokio::time::interval(every);
+        for some in ends.chunks(step) {
+            ticks.tick().await;
+            for Challenge { from, to, with } in some {
+                let segment = Segment {
+                    from: *from,
+                    to: *to,
+                    seq: fastrand::u32(..),
+                    ack: fastrand::u32(..),
+                    flags: *with,
+                    window: 0,
+                };
+                if let Some(packet) = segment.packet() {
+                    let _ = raw.send(&packet, to.ip());
+                }
+            }
+            table.fleet.census.challenged.add(some.len() as u64);
+        }
+        let _ = done.send(round);
+    }
+}
+
+/// How often, and how many segments at a time. `per_second`: from 1.
+fn pace(per_second: u32) -> (Duration, usize) {
+    let every = STEP.max(Duration::from_secs(1) / per_second.max(1));
+    (every, (every.as_secs_f64() * f64::from(per_second)).round().max(1.0) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found as 500 a second, however few the file wanted.
+    #[test]
+    fn as_many_segments_are_sent_in_a_second_as_the_file_says() {
+        for per_second in [1, 4, 499, 500, 750, 20_000, 1_000_000] {
+            let (every, step) = pace(per_second);
+            let sent = step as f64 / every.as_secs_f64();
+            assert!((sent / f64::from(per_second) - 1.0).abs() < 0.5, "{per_second}: {sent}");
+            assert!(sent <= f64::from(per_second) * 1.34, "{per_second}: {sent}");
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Gives this instance's addresses to another one, on purpose, so that its host may be switched off: decisions only.
+//!
+//! ```text
+//!   Telling ──all is known there──▶ LettingGo ──seen there──▶ Emptying ──none left──▶ Confirming ──known there──▶ Away
+//!      │                               │                        │   │ deadline                                     │
+//!      │ nobody to give to             │ nobody takes it        │   └────▶ Resetting ──────────▶ Confirming        │
+//!      ▼                               ▼                        ▼ nobody has it any more                           │
+//!    Here ◀───────────────────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//! Nothing has happened to anybody before `LettingGo`, and until `Resetting` everything can be taken back. Whoever drives it
+//! looks every few milliseconds, and carries out its orders.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use super::{Farewell, InstanceName, MemberView, Pulse};
+
+/// Where the frontends' addresses are on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Of all frontends, wherever they are.
+    pub frontends: Vec<IpAddr>,
+    /// On an interface, or on `lo` by somebody else's hand: neighbours or routers send packets here.
+    pub here: Vec<IpAddr>,
+    /// On `lo` by this instance's hand, for flows whose packets come by another instance, or are about to.
+    pub kept: Vec<IpAddr>,
+}
+
+/// How things are at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    pub now_ns: u64,
+    pub peers: &'a [MemberView],
+    pub places: &'a Places,
+    /// Flows that end with this process.
+    pub proxied: usize,
+    /// Flows accepted since this process began.
+    pub accepted: u64,
+}
+
+/// What an operator asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// `None`: any that lives.
+    pub to: Option<InstanceName>,
+    /// From the beginning until flows that are left are reset.
+    pub deadline_ns: u64,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Have the addresses on `lo` too, before they leave: no packet of a flow may find them missing.
+    Keep,
+    /// Say that this host should not have the VIP.
+    LetGo,
+    /// Have flows be offloaded that can, however young they are.
+    Offload,
+    /// Reset what is left, paced.
+    Reset,
+    /// Say that this host may have the VIP again, and take back the other orders.
+    TakeBack,
+    /// No flow needs the addresses on `lo` any more.
+    Release,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Telling,
+    LettingGo,
+    Emptying,
+    Resetting,
+    Confirming,
+    /// Done: the host may be switched off.
+    Away,
+    /// It came to nothing, or was called off: this host may have the VIP.
+    Here,
+}
+
+/// Why this host keeps, or takes back, what it wanted to give away.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    #[error("there is no peer {asked}; there is {}", .known.join(", "))]
+    Unknown { asked: InstanceName, known: Vec<String> },
+    #[error("{peer} is {}, so nothing can be handed to it", .pulse.label())]
+    NotAlive { peer: InstanceName, pulse: Pulse },
+    #[error("no peer is alive: {}", .0.join(", "))]
+    NobodyAlive(Vec<String>),
+    #[error(
+        "{peer} does not know all flows of this instance: {behind} changes are not acknowledged after {waited_ms} ms"
+    )]
+    NotTold { peer: InstanceName, behind: usize, waited_ms: u64 },
+    #[error("{0} cannot be kept on lo for the flows that are in sockets; the log says why")]
+    NotKept(IpAddr),
+    #[error("{vip} is still on this host after {waited_ms} ms: nothing takes it away while `baton ready` fails")]
+    NotLeft { vip: IpAddr, waited_ms: u64 },
+    #[error("no live peer has taken {vip} within {waited_ms} ms")]
+    NotTaken { vip: IpAddr, waited_ms: u64 },
+    #[error(
+        "new connections still come here after {waited_ms} ms: nothing withdraws the route to {vip} while `baton ready` fails"
+    )]
+    NotWithdrawn { vip: IpAddr, waited_ms: u64 },
+    #[error("no live peer has {0} any more")]
+    HeirLost(IpAddr),
+    #[error("failover.track_file {path} cannot be written: {error}")]
+    TrackFile { path: String, error: String },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Evacuation {
+    wish: Wish,
+    step: Step,
+    began_ns: u64,
+    /// When this step began.
+    since_ns: u64,
+    /// Addresses of this host that no live peer had at the beginning: they leave, and are seen there.
+    moving: Vec<IpAddr>,
+    /// Addresses that others have as well, to which routers send packets: these have to cease.
+    routed: Vec<IpAddr>,
+    /// These, and those that a live peer had all along: none may be nobody's.
+    watched: Vec<IpAddr>,
+    accepted: u64,
+    /// When a new flow was last seen to come.
+    came_ns: u64,
+    /// Since when no live peer has one of the addresses.
+    missing_since_ns: Option<u64>,
+    /// Who had not confirmed all at the end.
+    unconfirmed: Vec<InstanceName>,
+    failure: Option<Failure>,
+    orders: VecDeque<Order>,
+}
+
+/// What has happened up to then must be told within this.
+const TELL_MAX_NS: u64 = 5_000_000_000;
+/// The address may be nobody's for so long: then this host has it again.
+const TAKE_MAX_NS: u64 = 5_000_000_000;
+/// Routes take longer to cease; clients are served meanwhile.
+const WITHDRAW_MAX_NS: u64 = 15_000_000_000;
+/// No new connection for so long: the route has ceased.
+const QUIET_NS: u64 = 1_500_000_000;
+/// An address that no live peer has for so long has no owner.
+const MISSING_MAX_NS: u64 = 2_000_000_000;
+/// Flows that are left when the resets must be through: a worker is stuck.
+const RESET_GRACE_NS: u64 = 30_000_000_000;
+/// What happens is on its way to the link for so long, and is shown for so long before it is shown anew.
+const QUEUED_NS: u64 = 100_000_000;
+
+impl Evacuation {
+    /// Begins, unless it can be seen at once that it would come to nothing.
+    pub fn begin(wish: Wish, look: &Look<'_>) -> Result<Self, Failure> {
+        heirs(&wish, look.peers)?;
+        let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
+        let (routed, moving) = look.places.here.iter().copied().partition(taken);
+        let somewhere = |vip: &&IpAddr| look.places.here.contains(vip) || taken(vip);
+        let watched = look.places.frontends.iter().filter(somewhere).copied().collect();
+        let mut evacuation = Self {
+            wish,
+            step: Step::Telling,
+            began_ns: look.now_ns,
+            since_ns: look.now_ns,
+            moving,
+            routed,
+            watched,
+            accepted: look.accepted,
+            came_ns: look.now_ns,
+            missing_since_ns: None,
+            unconfirmed: Vec::new(),
+            failure: None,
+            orders: VecDeque::new(),
+        };
+        if !evacuation.moving.is_empty() {
+            evacuation.orders.push_back(Order::Keep);
+        }
+        Ok(evacuation)
+    }
+
+    pub fn step(&self) -> Step {
+        self.step
+    }
+
+    /// Addresses that leave this host, or its routes.
+    pub fn vips(&self) -> impl Iterator<Item = IpAddr> {
+        self.moving.iter().chain(&self.routed).copied()
+    }
+
+    /// The frontends' addresses that somebody had at the beginning.
+    pub fn watched(&self) -> impl Iterator<Item = IpAddr> {
+        self.watched.iter().copied()
+    }
+
+    /// Why it came to nothing. `None` in [`Step::Here`]: it was called off.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Peers that could not be seen to know of everything at the end.
+    pub fn unconfirmed(&self) -> &[InstanceName] {
+        &self.unconfirmed
+    }
+
+    pub fn deadline_ns(&self) -> u64 {
+        self.began_ns.saturating_add(self.wish.deadline_ns)
+    }
+
+    pub fn poll_order(&mut self) -> Option<Order> {
+        self.orders.pop_front()
+    }
+
+    /// The operator wants the VIP to be able to come back. What was reset stays reset.
+    pub fn cancel(&mut self) {
+        if self.step != Step::Here {
+            self.take_back(None);
+        }
+    }
+
+    /// An order could not be carried out.
+    pub fn fail(&mut self, failure: Failure) {
+        if self.step != Step::Here {
+            self.take_back(Some(failure));
+        }
+    }
+
+    pub fn handle_look(&mut self, look: &Look<'_>) {
+        if look.accepted != self.accepted {
+            (self.accepted, self.came_ns) = (look.accepted, look.now_ns);
+        }
+        match self.step {
+            Step::Telling => self.telling(look),
+            Step::LettingGo => self.letting_go(look),
+            Step::Emptying | Step::Resetting => self.emptying(look),
+            Step::Confirming => self.confirming(look),
+            Step::Away => self.watch_heirs(look),
+            Step::Here => {}
+        }
+    }
+
+    fn telling(&mut self, look: &Look<'_>) {
+        let heirs = match heirs(&self.wish, look.peers) {
+            Ok(heirs) => heirs,
+            Err(failure) => return self.take_back(Some(failure)),
+        };
+        let waited_ns = look.now_ns.saturating_sub(self.since_ns);
+        let missing = self.moving.iter().find(|vip| !look.places.kept.contains(vip)).copied();
+        match heirs.into_iter().find(|peer| !self.is_told(peer, look.now_ns)) {
+            Some(peer) if waited_ns > self.at_most(TELL_MAX_NS) => self.take_back(Some(Failure::NotTold {
+                peer: peer.name.clone(),
+                behind: peer.behind,
+                waited_ms: waited_ns / 1_000_000,
+            })),
+            None if missing.is_none() => {
+                self.orders.push_back(Order::LetGo);
+                self.go_to(Step::LettingGo, look.now_ns);
+            }
+            _ => {
+                if let Some(vip) = missing.filter(|_| waited_ns > self.at_most(TELL_MAX_NS)) {
+                    self.take_back(Some(Failure::NotKept(vip)));
+                }
+            }
+        }
+    }
+
+    fn letting_go(&mut self, look: &Look<'_>) {
+        let waited_ns = look.now_ns.saturating_sub(self.since_ns);
+        let waited_ms = waited_ns / 1_000_000;
+        let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
+        let left = |vip: &IpAddr| !look.places.here.contains(vip);
+        let quiet = look.now_ns.saturating_sub(self.came_ns.max(self.since_ns)) >= QUIET_NS;
+        let failure = if let Some(vip) = self.moving.iter().find(|vip| !left(vip)).copied() {
+            (waited_ns > self.at_most(TAKE_MAX_NS)).then_some(Failure::NotLeft { vip, waited_ms })
+        } else if let Some(vip) = self.vips().find(|vip| !taken(vip)) {
+            (waited_ns > self.at_most(TAKE_MAX_NS)).then_some(Failure::NotTaken { vip, waited_ms })
+        } else if let Some(vip) = self.routed.iter().find(|vip| !left(vip) && !quiet).copied() {
+            (waited_ns > self.at_most(WITHDRAW_MAX_NS)).then_some(Failure::NotWithdrawn { vip, waited_ms })
+        } else {
+            self.orders.push_back(Order::Offload);
+            return self.go_to(Step::Emptying, look.now_ns);
+        };
+        if failure.is_some() {
+            self.take_back(failure);
+        }
+    }
+
+    fn emptying(&mut self, look: &Look<'_>) {
+        self.watch_heirs(look);
+        if !matches!(self.step, Step::Emptying | Step::Resetting) {
+            return;
+        }
+        let waited_ns = look.now_ns.saturating_sub(self.since_ns);
+        if look.proxied == 0 || self.step == Step::Resetting && waited_ns > RESET_GRACE_NS {
+            self.go_to(Step::Confirming, look.now_ns);
+        } else if self.step == Step::Emptying && look.now_ns >= self.deadline_ns() {
+            self.orders.push_back(Order::Reset);
+            self.go_to(Step::Resetting, look.now_ns);
+        }
+    }
+
+    /// What has been offloaded lately must be held elsewhere before this host may go.
+    fn confirming(&mut self, look: &Look<'_>) {
+        self.watch_heirs(look);
+        if self.step != Step::Confirming {
+            return;
+        }
+        let untold = living(look.peers).filter(|peer| !self.is_told(peer, look.now_ns));
+        self.unconfirmed = untold.map(|peer| peer.name.clone()).collect();
+        if self.unconfirmed.is_empty() || look.now_ns.saturating_sub(self.since_ns) > TELL_MAX_NS {
+            self.orders.push_back(Order::Release);
+            self.go_to(Step::Away, look.now_ns);
+        }
+    }
+
+    /// Nobody has the address, and this host still lives: it had better have it than nobody.
+    fn watch_heirs(&mut self, look: &Look<'_>) {
+        let orphan = self.watched().find(|vip| !living(look.peers).any(|peer| peer.vips.contains(vip)));
+        let Some(vip) = orphan else { return self.missing_since_ns = None };
+        let since_ns = *self.missing_since_ns.get_or_insert(look.now_ns);
+        if look.now_ns.saturating_sub(since_ns) > MISSING_MAX_NS {
+            self.take_back(Some(Failure::HeirLost(vip)));
+        }
+    }
+
+    fn take_back(&mut self, failure: Option<Failure>) {
+        self.failure = failure;
+        self.orders.push_back(Order::TakeBack);
+        self.step = Step::Here;
+    }
+
+    fn go_to(&mut self, step: Step, now_ns: u64) {
+        (self.step, self.since_ns) = (step, now_ns);
+    }
+
+    /// Whether it has acknowledged all that happened before this step.
+    fn is_told(&self, peer: &MemberView, now_ns: u64) -> bool {
+        let knows_until_ns = now_ns.saturating_sub(QUEUED_NS + peer.lag_ms * 1_000_000);
+        peer.pulse == Pulse::Alive && peer.told && knows_until_ns >= self.since_ns
+    }
+
+    /// Nothing is waited for beyond the operator's own deadline.
+    fn at_most(&self, limit_ns: u64) -> u64 {
+        limit_ns.min(self.wish.deadline_ns)
+    }
+}
+
+/// Who is to know everything: the one that was named, or all that live.
+fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>, Failure> {
+    let names = || peers.iter().map(|peer| peer.name.to_string()).collect();
+    match &wish.to {
+        Some(to) => {
+            let Some(peer) = peers.iter().find(|peer| peer.name == *to) else {
+                return Err(Failure::Unknown { asked: to.clone(), known: names() });
+            };
+            if !lives(peer) {
+                return Err(Failure::NotAlive { peer: to.clone(), pulse: peer.pulse });
+            }
+            Ok(vec![peer])
+        }
+        None => {
+            let alive: Vec<_> = living(peers).collect();
+            match alive.is_empty() {
+                true => {
+                    let each = |peer: &MemberView| format!("{} is {}", peer.name, peer.pulse.label());
+                    Err(Failure::NobodyAlive(peers.iter().map(each).collect()))
+                }
+                false => Ok(alive),
+            }
+        }
+    }
+}
+
+/// A pause of moments is no death, and an upgrade not either.
+fn lives(peer: &MemberView) -> bool {
+    matches!(peer.pulse, Pulse::Alive | Pulse::Silent | Pulse::Left(Farewell::Succeeded))
+}
+
+fn living(peers: &[MemberView]) -> impl Iterator<Item = &MemberView> {
+    peers.iter().filter(|peer| lives(peer))
+}

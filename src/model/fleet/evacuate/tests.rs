@@ -1,0 +1,244 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::model::fleet::Epoch;
+
+const MS: u64 = 1_000_000;
+const VIP: &str = "10.0.0.100";
+
+fn name(text: &str) -> InstanceName {
+    InstanceName(Arc::from(text))
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn peer(text: &str) -> MemberView {
+    MemberView {
+        name: name(text),
+        address: "10.0.0.22:9471".parse().unwrap(),
+        pulse: Pulse::Alive,
+        epoch: Epoch(1),
+        slot: Some(1),
+        version: "1".to_owned(),
+        synced: true,
+        told: true,
+        flows: 0,
+        offloaded: 0,
+        behind: 0,
+        lag_ms: 0,
+        resyncs: 0,
+        round_trip_us: 1,
+        vips: vec![ip("10.0.0.22")],
+        why_not: None,
+    }
+}
+
+/// An instance with a VIP, and its surroundings.
+struct Scene {
+    now_ns: u64,
+    peers: Vec<MemberView>,
+    places: Places,
+    proxied: usize,
+    accepted: u64,
+    machine: Option<Evacuation>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let places = Places { frontends: vec![ip(VIP)], here: vec![ip(VIP)], kept: Vec::new() };
+        Self { now_ns: 1000 * MS, peers: vec![peer("b")], places, proxied: 10, accepted: 10, machine: None }
+    }
+
+    fn begin(&mut self, to: Option<&str>) -> Result<(), Failure> {
+        let wish = Wish { to: to.map(name), deadline_ns: 30_000 * MS };
+        let machine = Evacuation::begin(wish, &self.look())?;
+        self.machine = Some(machine);
+        Ok(())
+    }
+
+    fn look(&self) -> Look<'_> {
+        Look {
+            now_ns: self.now_ns,
+            peers: &self.peers,
+            places: &self.places,
+            proxied: self.proxied,
+            accepted: self.accepted,
+        }
+    }
+
+    /// Passes time in small steps; what was ordered and where it is then.
+    fn pass(&mut self, ms: u64) -> (Vec<Order>, Step) {
+        let mut machine = self.machine.take().unwrap();
+        let mut orders = Vec::new();
+        for _ in 0..=ms / 10 {
+            machine.handle_look(&self.look());
+            orders.extend(std::iter::from_fn(|| machine.poll_order()));
+            self.now_ns += 10 * MS;
+        }
+        let step = machine.step();
+        self.machine = Some(machine);
+        (orders, step)
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.machine.as_ref().unwrap().failure().cloned()
+    }
+
+    /// The address has gone from here to the peer.
+    fn moves(&mut self) {
+        self.places.here.clear();
+        self.peers[0].vips.push(ip(VIP));
+    }
+
+    /// The address is to go, and has not yet.
+    fn letting_go() -> Self {
+        let mut scene = Self::new();
+        scene.begin(None).unwrap();
+        scene.places.kept = vec![ip(VIP)];
+        assert_eq!(scene.pass(200), (vec![Order::Keep, Order::LetGo], Step::LettingGo));
+        scene
+    }
+
+    /// The address has gone.
+    fn emptying() -> Self {
+        let mut scene = Self::letting_go();
+        scene.moves();
+        assert_eq!(scene.pass(10), (vec![Order::Offload], Step::Emptying));
+        scene
+    }
+}
+
+#[test]
+fn a_host_is_empty_when_all_is_known_elsewhere_the_vip_has_moved_and_no_flow_is_left() {
+    let mut scene = Scene::emptying();
+    assert_eq!(scene.pass(5000), (vec![], Step::Emptying));
+    scene.proxied = 0;
+    assert_eq!(scene.pass(10).1, Step::Confirming);
+    assert_eq!(scene.pass(200), (vec![Order::Release], Step::Away));
+    assert_eq!((scene.failure(), scene.machine.as_ref().unwrap().unconfirmed().len()), (None, 0));
+    assert_eq!(scene.pass(60_000), (vec![], Step::Away));
+}
+
+#[test]
+fn nothing_is_let_go_before_the_peer_has_acknowledged_it_and_the_address_is_kept() {
+    let mut scene = Scene::new();
+    scene.begin(Some("b")).unwrap();
+    scene.peers[0].lag_ms = 400;
+    assert_eq!(scene.pass(400), (vec![Order::Keep], Step::Telling), "what it has not acknowledged is older");
+    assert_eq!(scene.pass(300), (vec![], Step::Telling), "the address would be missing for moments");
+    scene.places.kept = vec![ip(VIP)];
+    assert_eq!(scene.pass(10), (vec![Order::LetGo], Step::LettingGo));
+}
+
+#[test]
+fn what_cannot_come_to_anything_does_not_begin() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.begin(Some("c")), Err(Failure::Unknown { asked: name("c"), known: vec!["b".to_owned()] }));
+    for pulse in [Pulse::Dead, Pulse::Unheard] {
+        scene.peers[0].pulse = pulse;
+        assert_eq!(scene.begin(Some("b")), Err(Failure::NotAlive { peer: name("b"), pulse }));
+        assert!(matches!(scene.begin(None), Err(Failure::NobodyAlive(_))));
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_acknowledge_leaves_all_as_it_was() {
+    let mut scene = Scene::new();
+    scene.begin(None).unwrap();
+    scene.places.kept = vec![ip(VIP)];
+    (scene.peers[0].told, scene.peers[0].behind) = (false, 7);
+    let (orders, step) = scene.pass(6000);
+    assert_eq!((orders, step), (vec![Order::Keep, Order::TakeBack], Step::Here));
+    assert!(matches!(scene.failure(), Some(Failure::NotTold { behind: 7, .. })));
+}
+
+#[test]
+fn an_address_that_nobody_takes_is_taken_back() {
+    let mut scene = Scene::letting_go();
+    assert_eq!(scene.pass(6000), (vec![Order::TakeBack], Step::Here));
+    assert!(matches!(scene.failure(), Some(Failure::NotLeft { .. })));
+    let mut scene = Scene::letting_go();
+    scene.places.here.clear();
+    assert_eq!(scene.pass(6000), (vec![Order::TakeBack], Step::Here));
+    assert!(matches!(scene.failure(), Some(Failure::NotTaken { .. })));
+}
+
+#[test]
+fn what_is_left_at_the_deadline_is_reset_and_nothing_before() {
+    let mut scene = Scene::emptying();
+    assert_eq!(scene.pass(29_000), (vec![], Step::Emptying));
+    assert_eq!(scene.pass(1000), (vec![Order::Reset], Step::Resetting));
+    scene.proxied = 0;
+    assert_eq!(scene.pass(500), (vec![Order::Release], Step::Away));
+}
+
+#[test]
+fn a_peer_that_does_not_acknowledge_the_last_changes_is_named() {
+    let mut scene = Scene::emptying();
+    scene.proxied = 0;
+    scene.peers[0].told = false;
+    assert_eq!(scene.pass(6000), (vec![Order::Release], Step::Away));
+    assert_eq!(scene.machine.as_ref().unwrap().unconfirmed(), [name("b")]);
+}
+
+#[test]
+fn an_address_that_nobody_has_any_more_comes_back() {
+    for done in [false, true] {
+        let mut scene = Scene::emptying();
+        if done {
+            scene.proxied = 0;
+            assert_eq!(scene.pass(500).1, Step::Away);
+        }
+        scene.peers[0].pulse = Pulse::Dead;
+        assert_eq!(scene.pass(1900).0, []);
+        assert_eq!(scene.pass(300), (vec![Order::TakeBack], Step::Here));
+        assert_eq!(scene.failure(), Some(Failure::HeirLost(ip(VIP))));
+    }
+}
+
+#[test]
+fn an_address_that_was_never_here_comes_when_nobody_has_it_any_more() {
+    let mut scene = Scene::new();
+    scene.moves();
+    scene.begin(None).unwrap();
+    scene.proxied = 0;
+    assert_eq!(scene.pass(1000), (vec![Order::LetGo, Order::Offload, Order::Release], Step::Away));
+    scene.peers[0].vips.clear();
+    assert_eq!(scene.pass(2200), (vec![Order::TakeBack], Step::Here));
+}
+
+#[test]
+fn an_address_that_others_have_too_is_away_when_no_connection_has_come_for_a_while() {
+    let shared = || {
+        let mut scene = Scene::new();
+        scene.peers[0].vips.push(ip(VIP));
+        scene.begin(None).unwrap();
+        assert_eq!(scene.pass(150), (vec![Order::LetGo], Step::LettingGo), "nothing is to be kept");
+        scene
+    };
+    let mut scene = shared();
+    for _ in 0..10 {
+        scene.accepted += 1;
+        assert_eq!(scene.pass(500), (vec![], Step::LettingGo));
+    }
+    assert_eq!(scene.pass(1500), (vec![Order::Offload], Step::Emptying));
+    let mut scene = shared();
+    for _ in 0..32 {
+        scene.accepted += 1;
+        scene.pass(500);
+    }
+    assert!(matches!(scene.failure(), Some(Failure::NotWithdrawn { .. })));
+}
+
+#[test]
+fn an_operator_can_have_it_back_at_any_time() {
+    for mut scene in [Scene::letting_go(), Scene::emptying()] {
+        scene.machine.as_mut().unwrap().cancel();
+        assert_eq!(scene.pass(100), (vec![Order::TakeBack], Step::Here));
+        assert_eq!(scene.failure(), None);
+        scene.machine.as_mut().unwrap().cancel();
+        assert_eq!(scene.pass(100), (vec![], Step::Here));
+    }
+}

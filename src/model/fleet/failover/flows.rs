@@ -1,0 +1,199 @@
+//! Flows of other instances, as their owners tell of them.
+
+use super::{Action, Failover, Known, State, TOUCHED_NS, Timer, both};
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::{Command, FleetId, FlowRecord, HeldRequest, InstanceName, Keeping};
+
+/// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
+const LINGER_NS: u64 = 5_000_000_000;
+
+impl Failover {
+    pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
+        let (id, ends) = (record.fleet_id(), record.ends);
+        if let Some(mine) = self.mine.get(&id) {
+            let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
+            let vip = ends.vip.ip();
+            // Who has the address now gets its packets now, wherever they came a moment ago.
+            if self.prevails_by_address(&owner, vip).unwrap_or(touched || self.prevails_over(&owner, vip)) {
+                // It was taken from this owner, or from the one before.
+                return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+            }
+            self.mine.remove(&id);
+            self.leave(owner.clone(), id);
+            self.held_for(&owner, id, ends);
+        }
+        let Some(peer) = self.peers.get_mut(&owner) else { return };
+        peer.stale.remove(&id);
+        peer.also_stale.remove(&id);
+        if self.is_stuck(&ends) {
+            return self.refuse(owner, id, ends);
+        }
+        if let Some(before) = self.by_ends.get(&id.ends).copied().filter(|before| *before != id) {
+            // It goes on under another id, or its ends have begun another one.
+            match record.keeping {
+                Keeping::Sockets => self.remove(before),
+                // What the path has there gives way by itself, and no packet finds it gone.
+                Keeping::Passage(_) => drop(self.take_out(before)),
+            }
+        }
+        let mut also = Vec::new();
+        if let Some(before) = self.flows.get(&id) {
+            also.clone_from(&before.also);
+            // Who was only to have it, and has not told of it, does not tell of its end either.
+            also.extend(before.told.then(|| before.owner.clone()));
+            let lives = |other: &InstanceName| self.peers.get(other).is_some_and(|peer| !peer.is_dead);
+            also.retain(|other| *other != owner && lives(other));
+            let same = before.owner == owner;
+            match (&record.keeping, before.state) {
+                (Keeping::Sockets, State::Forwarded) if same => return,
+                // A record that was on its way when the flow lost its sockets, or that of its next owner, who is about to
+                // say that it has none: a flow never gets any again.
+                (keeping, State::Held) => {
+                    let is_all = *keeping == Keeping::Sockets;
+                    self.take_out(id);
+                    self.held_for(&owner, id, ends);
+                    self.flows.entry(id).and_modify(|known| known.also.clone_from(&also));
+                    if is_all {
+                        return;
+                    }
+                }
+                _ if !same => self.remove(id),
+                _ => {}
+            }
+        }
+        let owner_is_dead = self.peers.get(&owner).is_some_and(|peer| peer.is_dead);
+        let state = match record.keeping {
+            Keeping::Sockets if owner_is_dead && self.settings.carries => {
+                self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
+                State::Refused
+            }
+            Keeping::Sockets => self.forward(&owner, &ends),
+            Keeping::Passage(_) => {
+                self.unindex(id, &ends);
+                if self.settings.carries {
+                    self.actions.push_back(Action::Path(HeldRequest::Hold(Box::new(record))));
+                }
+                State::Held
+            }
+        };
+        if state != State::Held {
+            self.index(id, &ends);
+        }
+        if let Some(peer) = self.peers.get_mut(&owner) {
+            peer.flows.insert(id);
+        }
+        self.enter(id, Known { owner, ends, state, also, told: true });
+    }
+
+    pub(super) fn enter(&mut self, id: FleetId, known: Known) {
+        self.by_ends.insert(id.ends, id);
+        // The path is asked anew, and says so if it still has none.
+        self.no_room.remove(&id);
+        self.flows.insert(id, known);
+    }
+
+    /// Has both directions' packets sent to the owner.
+    pub(super) fn forward(&mut self, owner: &InstanceName, ends: &Ends) -> State {
+        let Some(hop) = self.hop(owner, ends.vip.ip()).filter(|_| self.settings.carries) else { return State::Noted };
+        let keys = both(ends);
+        match self.actions.back_mut() {
+            Some(Action::Path(HeldRequest::Forward { keys: more, to })) if *to == hop => more.extend(keys),
+            _ => self.actions.push_back(Action::Path(HeldRequest::Forward { keys: keys.to_vec(), to: hop })),
+        }
+        State::Forwarded
+    }
+
+    pub(super) fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId) {
+        let Some(known) = self.flows.get_mut(&id) else { return };
+        known.also.retain(|other| other != owner);
+        // Of a flow that is another's by now, its former owner only says that it is not its own any more.
+        if known.owner != *owner {
+            return;
+        }
+        if known.state == State::Held
+            && let Some(other) = known.also.pop()
+        {
+            let also = std::mem::take(&mut known.also);
+            let ends = known.ends;
+            self.take_out(id);
+            self.held_for(&other, id, ends);
+            self.flows.entry(id).and_modify(|known| known.also = also);
+            return;
+        }
+        if let Some(known) = self.take_out(id) {
+            match known.state {
+                State::Held => self.drop_held(id),
+                State::NoRoom => self.drop_crowded(id, &known.ends),
+                State::Noted => {}
+                State::Forwarded | State::Refused => {
+                    self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
+                }
+            }
+        }
+    }
+
+    /// Packets of a flow that ended a while ago are nobody's, unless another flow has them by now: its client has used the port again,
+    /// and that one's backend leg has another.
+    pub(super) fn forget(&mut self, id: FleetId, ends: &Ends) {
+        let is_here = self.flows.contains_key(&id);
+        let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
+        let keys: Vec<_> = both(ends).into_iter().filter(|key| !again(key)).collect();
+        if !keys.is_empty() {
+            self.actions.push_back(Action::Path(HeldRequest::Forget(keys)));
+        }
+    }
+
+    /// Ends all that is known of a flow at once.
+    pub(super) fn remove(&mut self, id: FleetId) {
+        if let Some(known) = self.take_out(id) {
+            match known.state {
+                State::Held => self.drop_held(id),
+                State::NoRoom => self.drop_crowded(id, &known.ends),
+                State::Noted => {}
+                State::Forwarded | State::Refused => self.forget(id, &known.ends),
+            }
+        }
+    }
+
+    pub(super) fn take_out(&mut self, id: FleetId) -> Option<Known> {
+        let known = self.flows.remove(&id)?;
+        self.no_room.remove(&id);
+        if self.by_ends.get(&id.ends) == Some(&id) {
+            self.by_ends.remove(&id.ends);
+        }
+        if let Some(peer) = self.peers.get_mut(&known.owner) {
+            peer.flows.remove(&id);
+            peer.stale.remove(&id);
+        }
+        self.unindex(id, &known.ends);
+        Some(known)
+    }
+
+    pub(super) fn index(&mut self, id: FleetId, ends: &Ends) {
+        self.by_key.extend(both(ends).map(|key| (key, id)));
+    }
+
+    pub(super) fn unindex(&mut self, id: FleetId, ends: &Ends) {
+        for key in both(ends) {
+            if self.by_key.get(&key) == Some(&id) {
+                self.by_key.remove(&key);
+            }
+        }
+    }
+
+    /// An entry that forwards one of its directions may be left from when it had sockets.
+    fn drop_crowded(&mut self, id: FleetId, ends: &Ends) {
+        self.drop_held(id);
+        self.forget(id, ends);
+    }
+
+    pub(super) fn drop_held(&mut self, id: FleetId) {
+        if !self.settings.carries {
+            return;
+        }
+        match self.actions.back_mut() {
+            Some(Action::Path(HeldRequest::Drop(more))) => more.push(id),
+            _ => self.actions.push_back(Action::Path(HeldRequest::Drop(vec![id]))),
+        }
+    }
+}

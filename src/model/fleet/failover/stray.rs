@@ -1,0 +1,164 @@
+//! Packets that nobody here knows, though somebody may.
+
+use std::net::IpAddr;
+
+use super::{Action, Asked, Command, Failover, HeldRequest, InstanceName, Key, Peer, Pulse, State, Stray, Timer};
+use crate::model::fleet::Said;
+
+/// A packet that the others were asked of, or that was dropped because its entry is on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    stray: Stray,
+    since_ns: u64,
+    asked: bool,
+}
+
+/// Where packets without a record are sent.
+#[derive(Clone, Debug)]
+pub struct Lent {
+    since_ns: u64,
+    to: IpAddr,
+    /// From there they came back.
+    before: Vec<IpAddr>,
+}
+
+/// The link answers sooner; this is for when it does not at all.
+const ASK_WITHIN_NS: u64 = 1_500_000_000;
+
+/// A flow that is forwarded and whose packets come back from its owner for so long is nobody's.
+const LOOPS_NS: u64 = 1_000_000_000;
+
+/// A record of a flow that a peer says is somebody's must come within this.
+const LENT_NS: u64 = 10_000_000_000;
+/// As long as no record can come from a peer that is not linked.
+const LENT_UNLINKED_NS: u64 = 60_000_000_000;
+
+/// For so long a packet that nobody could be asked of is dropped whenever it comes: TCP sends it again, and asking may succeed.
+const UNSAID_NS: u64 = 3_000_000_000;
+/// Longer than the pause between two words to who is woken again and again (`late_resets`), and says nothing by itself.
+const UNSAID_FORGET_NS: u64 = 25_000_000_000;
+
+impl Failover {
+    pub(super) fn stray(&mut self, now_ns: u64, stray: Stray) {
+        let key = stray.key;
+        let known = self.by_key.get(&key).and_then(|id| self.flows.get(id));
+        if known.is_some_and(|known| matches!(known.state, State::Refused | State::NoRoom)) {
+            // No entry says so, for want of room.
+            return self.actions.push_back(Action::Answer(stray));
+        }
+        if let Some(before) = self.asked.get(&key).copied() {
+            if !before.asked && now_ns.saturating_sub(before.since_ns) > LOOPS_NS {
+                self.asked.remove(&key);
+                self.actions.push_back(Action::Answer(stray));
+            }
+            return;
+        }
+        if let Some(lent) = self.lent.get(&key) {
+            // It comes back from there: of those that cannot be asked, another one may have it.
+            if now_ns.saturating_sub(lent.since_ns) > LOOPS_NS {
+                let tried: Vec<_> = lent.before.iter().copied().chain([lent.to]).collect();
+                match self.unlinked_hop(key.to.ip(), &tried) {
+                    Some(to) => self.lend(now_ns, key, to, tried, LENT_UNLINKED_NS),
+                    None => self.answer(now_ns, stray),
+                }
+            }
+            return;
+        }
+        let knows = self.by_key.contains_key(&key);
+        if !knows && !self.peers.values().any(Peer::can_be_asked) {
+            return self.answer(now_ns, stray);
+        }
+        self.asked.insert(key, Waiting { stray, since_ns: now_ns, asked: !knows });
+        if knows {
+            // Dropped, it comes again, and finds its entry; or its owner sends it back, for its address is just moving.
+            self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
+        } else {
+            self.actions.push_back(Action::Send(Command::Ask(Asked { from: key.from, to: key.to })));
+            self.timers.set(now_ns + ASK_WITHIN_NS, Timer::Asked(key));
+        }
+    }
+
+    pub(super) fn stray_answered(&mut self, now_ns: u64, ends: Asked, said: Said) {
+        let key = Key { from: ends.from, to: ends.to };
+        let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) else { return };
+        // Its record has come meanwhile, or is about to.
+        if self.by_key.contains_key(&key) {
+            return;
+        }
+        match said {
+            Said::Known(owner) => match self.hop(&owner, key.to.ip()) {
+                Some(to) => {
+                    self.lend(now_ns, key, to, Vec::new(), LENT_NS);
+                    // Should it come again and again, nothing could be entered for it.
+                    self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
+                    self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
+                }
+                None => self.answer(now_ns, waiting.stray),
+            },
+            Said::Unknown => match self.unlinked_hop(key.to.ip(), &[]) {
+                Some(to) => self.lend(now_ns, key, to, Vec::new(), LENT_UNLINKED_NS),
+                None => self.answer(now_ns, waiting.stray),
+            },
+            Said::Nothing => self.unsaid(now_ns, waiting.stray),
+        }
+    }
+
+    /// Has such packets sent to a peer, though no record says whose they are.
+    fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
+        self.unsaid.remove(&key);
+        self.lent.insert(key, Lent { since_ns: now_ns, to, before });
+        self.actions.push_back(Action::Path(HeldRequest::Forward { keys: vec![key], to }));
+        self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
+        self.timers.set(now_ns + for_ns, Timer::Lent(key));
+    }
+
+    /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
+    /// the address goes first.
+    fn unlinked_hop(&self, vip: IpAddr, but: &[IpAddr]) -> Option<IpAddr> {
+        let unlinked = self.peers.iter().filter(|(_, peer)| peer.pulse == Pulse::Unlinked && !peer.is_dead);
+        let mut unlinked: Vec<_> = unlinked.collect();
+        unlinked.sort_by_key(|(_, peer)| !peer.addresses.contains(&vip));
+        unlinked.iter().filter_map(|(name, _)| self.hop(name, vip)).find(|to| !but.contains(to))
+    }
+
+    /// Nothing could be learnt of it. It may be of a flow that lives: but not for ever.
+    fn unsaid(&mut self, now_ns: u64, stray: Stray) {
+        let key = stray.key;
+        let since_ns = *self.unsaid.entry(key).or_insert(now_ns);
+        if since_ns == now_ns {
+            self.timers.set(now_ns + UNSAID_FORGET_NS, Timer::Unsaid(key));
+        } else if now_ns.saturating_sub(since_ns) >= UNSAID_NS {
+            self.answer(now_ns, stray);
+        }
+    }
+
+    pub(super) fn ask_expired(&mut self, now_ns: u64, key: Key) {
+        if let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) {
+            self.unsaid(now_ns, waiting.stray);
+        }
+    }
+
+    /// Nobody knows it. While records are on their way that says nothing, and it will come again.
+    fn answer(&mut self, now_ns: u64, stray: Stray) {
+        if now_ns >= self.guard_until_ns {
+            self.actions.push_back(Action::Answer(stray));
+        }
+    }
+
+    /// What was sent to `owner` would come to nobody now: whoever lives is asked anew.
+    pub(super) fn lend_no_more(&mut self, owner: &InstanceName) {
+        let places = self.hops(owner);
+        let its: Vec<_> = self.lent.iter().filter(|(_, lent)| places.contains(&lent.to)).map(|(key, _)| *key).collect();
+        for key in its {
+            self.asked.remove(&key);
+            self.lent_over(key);
+        }
+    }
+
+    pub(super) fn lent_over(&mut self, key: Key) {
+        self.lent.remove(&key);
+        if !self.by_key.contains_key(&key) {
+            self.actions.push_back(Action::Path(HeldRequest::Forget(vec![key])));
+        }
+    }
+}

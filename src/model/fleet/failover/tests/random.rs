@@ -1,0 +1,202 @@
+//! Whatever comes, in whatever order.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::fleet::Farewell;
+
+/// One thing that may happen.
+#[derive(Clone, Debug)]
+enum Step {
+    Flow { owner: bool, number: u64, offloaded: bool },
+    Ended { owner: bool, number: u64 },
+    Moved { owner: bool, number: u64 },
+    Pulse { owner: bool, pulse: Pulse },
+    Snapshot { owner: bool, names: Vec<u64> },
+    Vip(bool),
+    Touched(u64),
+    Claimed { by: bool, number: u64, was_told: bool },
+    Stray(u64),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || 0..6u64;
+    let pulse = prop_oneof![
+        Just(Pulse::Alive),
+        Just(Pulse::Unlinked),
+        Just(Pulse::Silent),
+        Just(Pulse::Dead),
+        Just(Pulse::Left(Farewell::Stopped)),
+        Just(Pulse::Left(Farewell::Succeeded)),
+    ];
+    prop_oneof![
+        (any::<bool>(), number(), any::<bool>()).prop_map(|(owner, number, offloaded)| Step::Flow {
+            owner,
+            number,
+            offloaded
+        }),
+        (any::<bool>(), number()).prop_map(|(owner, number)| Step::Ended { owner, number }),
+        (any::<bool>(), number()).prop_map(|(owner, number)| Step::Moved { owner, number }),
+        (any::<bool>(), pulse).prop_map(|(owner, pulse)| Step::Pulse { owner, pulse }),
+        (any::<bool>(), prop::collection::vec(number(), 0..4))
+            .prop_map(|(owner, names)| Step::Snapshot { owner, names }),
+        any::<bool>().prop_map(Step::Vip),
+        number().prop_map(Step::Touched),
+        (any::<bool>(), number(), any::<bool>()).prop_map(|(by, number, was_told)| Step::Claimed {
+            by,
+            number,
+            was_told
+        }),
+        number().prop_map(Step::Stray),
+        (0..40_000u64).prop_map(Step::Pass),
+    ]
+}
+
+/// What the path has been told, as it would carry it out.
+#[derive(Default)]
+struct Told {
+    diverted: HashMap<Key, bool>,
+    held: HashSet<FleetId>,
+    own: HashSet<FleetId>,
+}
+
+impl Told {
+    fn carry_out(&mut self, request: HeldRequest) {
+        match request {
+            HeldRequest::Hold(record) if !self.own.contains(&record.fleet_id()) => {
+                self.diverted.retain(|key, _| !both(&record.ends).contains(key));
+                self.held.insert(record.fleet_id());
+            }
+            HeldRequest::Drop(flows) => {
+                flows.iter().for_each(|id| assert!(self.held.remove(id) || self.own.contains(id)))
+            }
+            HeldRequest::Inherit(flows) => {
+                for id in flows {
+                    assert!(self.held.remove(&id), "{id} is inherited and was not held");
+                    self.own.insert(id);
+                }
+            }
+            HeldRequest::Release(flows) => {
+                flows.into_iter().filter(|id| self.own.remove(id)).collect::<Vec<_>>().into_iter().for_each(|id| {
+                    self.held.insert(id);
+                });
+            }
+            HeldRequest::Forward { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
+            HeldRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
+            HeldRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
+            _ => {}
+        }
+    }
+}
+
+proptest! {
+    /// Whatever happens, in whatever order: packets are forwarded only to who may live, each stray is answered, and what
+    /// is over leaves nothing behind.
+    #[test]
+    fn no_packet_goes_to_the_dead_and_nothing_is_left_behind(steps in prop::collection::vec(step(), 1..60)) {
+        let mut scene = Scene::with(settings("b"));
+        let owner = |first: bool| name(if first { "a" } else { "c" });
+        let flow = |number: u64, offloaded| record(number, "10.0.1.7", offloaded);
+        let (told, mut strays) = (RefCell::new(Told::default()), 0i64);
+        let absorb = |scene: &mut Scene, strays: &mut i64| {
+            let mut told = told.borrow_mut();
+            for action in scene.take() {
+                match action {
+                    Action::Path(HeldRequest::FindUnanswered(keys)) => {
+                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(keys));
+                    }
+                    Action::Path(request) => told.carry_out(request),
+                    Action::Challenge { round, .. } => scene.machine.handle_challenged(scene.now_ns, round),
+                    Action::Answer(_) => *strays -= 1,
+                    _ => {}
+                }
+            }
+            for known in scene.machine.flows.values().filter(|known| known.state == State::Forwarded) {
+                assert!(!scene.machine.peers[&known.owner].is_dead);
+                assert!(both(&known.ends).iter().all(|key| told.diverted.get(key) == Some(&true)));
+            }
+            assert!(told.own.is_disjoint(&told.held));
+            (told.diverted.len(), told.held.clone())
+        };
+        let mut held = HashSet::new();
+        for step in steps {
+            match step {
+                Step::Flow { owner: by, number, offloaded } => {
+                    let record = Box::new(flow(number, offloaded));
+                    scene.remote(Remote::Flow { owner: owner(by), record });
+                }
+                Step::Ended { owner: by, number } => {
+                    scene.remote(Remote::Ended { owner: owner(by), id: flow(number, false).fleet_id() });
+                }
+                Step::Pulse { owner: of, pulse } => scene.remote(Remote::Pulse { owner: owner(of), pulse }),
+                Step::Snapshot { owner: by, names } => {
+                    scene.remote(Remote::Begin { owner: owner(by), epoch: Epoch(9), slot: u8::from(by) });
+                    for number in names {
+                        scene.remote(Remote::Flow { owner: owner(by), record: Box::new(flow(number, false)) });
+                    }
+                    scene.remote(Remote::Synced { owner: owner(by) });
+                }
+                Step::Vip(here) => scene.addresses(if here { &["10.0.0.22", VIP] } else { &["10.0.0.22"] }),
+                Step::Touched(number) => {
+                    let id = flow(number, false).fleet_id();
+                    if held.contains(&id) {
+                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![id]));
+                    }
+                }
+                Step::Moved { owner: by, number } => {
+                    scene.remote(Remote::Moved { owner: owner(by), id: flow(number, false).fleet_id(), to: owner(!by) });
+                }
+                Step::Claimed { by, number, was_told } => {
+                    let id = flow(number, false).fleet_id();
+                    // One that was this instance's from the beginning.
+                    let own = was_told && !scene.machine.flows.contains_key(&id) && !scene.machine.mine.contains_key(&id);
+                    if own {
+                        told.borrow_mut().own.insert(id);
+                    }
+                    let ends = own.then(|| flow(number, true).ends);
+                    scene.remote(Remote::Claimed { by: owner(by), flows: vec![(id, ends)] });
+                }
+                Step::Stray(number) => {
+                    scene.stray(&flow(100 + number, false));
+                }
+                Step::Pass(ms) => scene.pass(ms),
+            }
+            held = absorb(&mut scene, &mut strays).1;
+        }
+        for first in [true, false] {
+            scene.remote(Remote::Pulse { owner: owner(first), pulse: Pulse::Alive });
+            scene.remote(Remote::Begin { owner: owner(first), epoch: Epoch(99), slot: u8::from(first) });
+            scene.remote(Remote::Synced { owner: owner(first) });
+            absorb(&mut scene, &mut strays);
+        }
+        // Those that nobody answered while records were on their way come again.
+        scene.pass(5000);
+        absorb(&mut scene, &mut strays);
+        for number in 0..6 {
+            // While nothing is said of it, it is dropped for some seconds, and TCP sends it again.
+            strays = 1;
+            for _ in 0..4 {
+                if strays > 0 {
+                    scene.stray(&flow(100 + number, false));
+                    absorb(&mut scene, &mut strays);
+                    scene.pass(1600);
+                    absorb(&mut scene, &mut strays);
+                }
+            }
+            prop_assert_eq!(strays, 0, "a packet without an answer");
+        }
+        let mut diverted = 1;
+        for _ in 0..60 {
+            scene.pass(5000);
+            diverted = absorb(&mut scene, &mut strays).0;
+        }
+        prop_assert_eq!(diverted, 0, "entries that nobody will take out");
+        prop_assert_eq!(scene.machine.known(), 0);
+        prop_assert!(scene.machine.asked.is_empty() && scene.machine.rounds.is_empty());
+        prop_assert!(scene.machine.lent.is_empty() && scene.machine.unsaid.is_empty());
+    }
+}

@@ -1,0 +1,341 @@
+//! The thread that offloads flows, watches over them, and ends them.
+//!
+//! ```text
+//!   workers ──▶ requests ──▶ │ noting: what its packets look like on the wire  witness
+//!                            │ entering: probe, terms, entries, limbo          step
+//!                            │ grace: no packet is on its way into a socket    grace (a thread of its own)
+//!                            │ closing: drained, acknowledged, closed          step
+//!                            │ watching: ends, silence, bytes                  watch, scan
+//!   workers ◀── answers ◀─── │ ending: both ends reset                         reset
+//! ```
+//! Nothing here makes a worker wait, and no flow waits for the grace of another: only sockets do.
+
+mod breaker;
+mod carried;
+mod doubt;
+mod enter;
+mod grace;
+mod held;
+mod holding;
+mod note;
+mod quiet;
+mod recover;
+mod reset;
+mod retold;
+mod room;
+mod routes;
+mod scan;
+mod settle;
+mod slots;
+mod surroundings;
+mod untrack;
+mod watch;
+mod witness;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::events::Events;
+use super::moved::Marked;
+use super::program::{OpenError, Program};
+use crate::essential;
+use crate::model::ids::FlowId;
+use crate::sys::clock::now_ns;
+use crate::sys::fd_passing::{wait_readable, wait_readable_any};
+use crate::sys::netlink::Watch;
+use crate::sys::raw::RawSender;
+use crate::table::Table;
+use crate::table::offload::{Answer, Request};
+use breaker::Judge;
+use carried::Carried;
+use doubt::Doubts;
+use grace::Grace;
+use held::Keep;
+use scan::Scan;
+use slots::Slots;
+use surroundings::Surroundings;
+use untrack::Untrack;
+
+/// How often what is carried is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Requests that are taken before answers go out.
+const BURST: usize = 64;
+
+/// How long a stop waits for flows that are between two steps.
+const STOP_WAIT: Duration = Duration::from_secs(1);
+
+/// The running thread. Dropped without [`OffloadEngine::stop`], it goes on until the process ends.
+#[derive(Debug)]
+pub struct OffloadEngine {
+    table: Arc<Table>,
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the control side wants of the thread.
+#[derive(Debug, Default)]
+struct Orders {
+    /// Nothing in the map is to be changed on this thread's own account: another process is about to take it over.
+    frozen: AtomicBool,
+    recover: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl OffloadEngine {
+    /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
+    /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
+    pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
+        let grace = Grace::start(table.clone()).map_err(OpenError::Begin)?;
+        let program_events = program.events()?;
+        let orders = Arc::new(Orders::default());
+        let mut engine = Engine {
+            raw: RawSender::open().map_err(OpenError::Begin)?,
+            routes: Watch::open().map_err(OpenError::Begin)?,
+            surroundings: Surroundings::open().map_err(OpenError::Begin)?,
+            on_demand,
+            grace,
+            untrack: Untrack::start(table.clone()).map_err(OpenError::Begin)?,
+            orders: orders.clone(),
+            flows: Marked::default(),
+            await_grace: Vec::new(),
+            in_grace: Vec::new(),
+            unsettled: Vec::new(),
+            hasty: HashSet::new(),
+            later: BTreeSet::new(),
+            events: program_events,
+            listens: false,
+            unclaimed: 0,
+            slots: Slots::default(),
+            witnesses: HashMap::new(),
+            breaker: Judge::default(),
+            sweep_at_ns: 0,
+            waiting: HashSet::new(),
+            closing: HashMap::new(),
+            quiet: BTreeSet::new(),
+            soon: quiet::Soon::default(),
+            doubts: Doubts::default(),
+            scan: Scan::new(program.moved()?),
+            refill_at_ns: 0,
+            mend_at_ns: 0,
+            doubt_at_ns: 0,
+            keep: Keep::default(),
+            lists: HashMap::new(),
+            touched: vec![false; table.workers.len()],
+            table: table.clone(),
+            program,
+        };
+        engine.keep_names()?;
+        table.offload.held.serve(Box::new(engine.program.carried()?));
+        // Workers wait for its answers with requests in hand. What is offloaded goes on, and the next process recovers it.
+        let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;
+        Ok(Self { table, orders, thread: Some(thread) })
+    }
+
+    /// Gives the flows of an earlier process their places, and resets those that it was about to be offloaded when it died.
+    pub fn recover(&self) {
+        self.orders.recover.store(true, Release);
+        self.table.offload.wake();
+    }
+
+    /// Leaves the map alone, or (not `frozen`) goes on. Flows that are between two steps are finished.
+    pub fn freeze(&self, frozen: bool) {
+        self.orders.frozen.store(frozen, Release);
+        self.table.offload.wake();
+    }
+
+    /// Ends the thread; what is carried goes on without it.
+    pub fn stop(&mut self) {
+        self.orders.stop.store(true, Release);
+        self.table.offload.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Everything that the thread has.
+struct Engine {
+    program: Program,
+    table: Arc<Table>,
+    orders: Arc<Orders>,
+    raw: RawSender,
+    routes: Watch,
+    surroundings: Surroundings,
+    grace: Grace,
+    untrack: Untrack,
+    on_demand: bool,
+    flows: Marked<Carried>,
+    /// Entered since the last grace began, and those that it is for.
+    await_grace: Vec<FlowId>,
+    in_grace: Vec<FlowId>,
+    /// Their grace is over, and something is not acknowledged yet.
+    unsettled: Vec<FlowId>,
+    /// Their sockets would soon send something again.
+    hasty: HashSet<FlowId>,
+    /// What is to be done with flows that are over, soonest first.
+    later: BTreeSet<(u64, FlowId)>,
+    events: Events,
+    /// Events are taken: nobody else takes them, and the flows are known.
+    listens: bool,
+    /// Flows of an earlier process that no worker has taken or refused yet.
+    unclaimed: u64,
+    slots: Slots,
+    /// Flows in their sockets, of which it is to be seen what they look like on the wire.
+    witnesses: HashMap<FlowId, witness::Witness>,
+    sweep_at_ns: u64,
+    /// Whether flows may go on offloading.
+    breaker: Judge,
+    /// Flows of which one side waits for the other.
+    waiting: HashSet<FlowId>,
+    /// Flows of which a FIN has passed, and not both are acknowledged yet, and when their ends are asked.
+    closing: HashMap<FlowId, u64>,
+    /// When it is looked whether flows have been quiet for long, soonest first.
+    quiet: BTreeSet<(u64, FlowId)>,
+    soon: quiet::Soon,
+    doubts: Doubts,
+    scan: Scan,
+    refill_at_ns: u64,
+    mend_at_ns: u64,
+    doubt_at_ns: u64,
+    /// Flows of other instances.
+    keep: Keep,
+    /// Progress that is about to go to each worker.
+    lists: HashMap<usize, Vec<crate::table::offload::Progress>>,
+    touched: Vec<bool>,
+}
+
+impl Engine {
+    fn run(&mut self) {
+        if self.table.fleet.is_enabled() {
+            // Packets of others' flows may come before the first own flow, or the first record of theirs.
+            self.attach_everywhere();
+        }
+        self.show();
+        let beat = self.table.beats.begin("offload");
+        loop {
+            beat.turn();
+            let wait = self.time_to_wait();
+            if let Err(error) = self.wait(wait) {
+                tracing::error!(%error, "the path cannot wait for requests");
+                std::thread::sleep(TICK);
+            }
+            self.table.offload.clear_wake();
+            if self.orders.stop.load(Acquire) {
+                return self.leave();
+            }
+            self.turn();
+        }
+    }
+
+    fn wait(&self, limit: Duration) -> io::Result<()> {
+        let wake = self.table.offload.wake_fd();
+        match self.listens && !self.is_frozen() {
+            true => wait_readable_any(&[wake, self.events.as_fd()], limit),
+            false => wait_readable(wake, limit).map(drop),
+        }
+    }
+
+    fn turn(&mut self) {
+        while self.take_requests() {
+            self.wake_workers();
+            // Many may come at once, and those that have been offloaded may be ending already.
+            self.take_events();
+        }
+        self.take_held_requests();
+        self.settle();
+        self.do_what_is_due();
+        if self.orders.recover.swap(false, AcqRel) {
+            self.recover();
+        }
+        self.take_events();
+        self.watch();
+        self.wake_workers();
+    }
+
+    /// Takes some requests; true if there may be more.
+    fn take_requests(&mut self) -> bool {
+        let mut candidates = Vec::new();
+        let mut taken = 0;
+        while taken < BURST
+            && let Some(request) = self.table.offload.next_request()
+        {
+            taken += 1;
+            match request {
+                Request::Offload(candidate) => candidates.push(*candidate),
+                Request::End { ticket, unless_moved_since_ns } => {
+                    // It may be among those that have just come.
+                    self.enter(std::mem::take(&mut candidates));
+                    self.end(ticket, unless_moved_since_ns);
+                }
+                Request::Witness { id, ends } => self.announced(id, ends),
+                Request::Forget { id, reason, bytes } => {
+                    self.held_back_ended(id, reason, bytes);
+                    self.forget_witness(id);
+                }
+                Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
+                Request::Patience { ticket, patience_ns } => {
+                    // It may be among those that have just come.
+                    self.enter(std::mem::take(&mut candidates));
+                    self.set_patience(ticket, patience_ns);
+                }
+                Request::Refuse { id, why } => self.refuse(id, &why),
+            }
+        }
+        self.enter(candidates);
+        taken == BURST
+    }
+
+    fn time_to_wait(&self) -> Duration {
+        let now_ns = now_ns();
+        if !self.hasty.is_empty() {
+            return settle::HASTE;
+        }
+        if !self.unsettled.is_empty() {
+            return settle::RETRY;
+        }
+        let next_ns = self.later.first().filter(|_| !self.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
+    }
+
+    /// Finishes what is between two steps, as far as that goes in a moment, and resets the rest.
+    fn leave(&mut self) {
+        let until_ns = now_ns() + STOP_WAIT.as_nanos() as u64;
+        while now_ns() < until_ns && self.table.offload.in_flight() > 0 {
+            self.take_requests();
+            self.settle();
+            let _ = wait_readable(self.table.offload.wake_fd(), settle::RETRY);
+            self.table.offload.clear_wake();
+        }
+        let unfinished: Vec<_> = self.flows.values().filter(|flow| flow.has_sockets()).map(|flow| flow.id).collect();
+        for id in unfinished {
+            self.reset(id);
+        }
+    }
+
+    fn answer(&mut self, worker: usize, answer: Answer) {
+        self.table.offload.answer(worker, answer);
+        self.touched[worker] = true;
+    }
+
+    fn wake_workers(&mut self) {
+        for (worker, list) in self.lists.drain() {
+            self.table.offload.answer(worker, Answer::Progress(list));
+            self.touched[worker] = true;
+        }
+        for (worker, touched) in self.touched.iter_mut().enumerate() {
+            if std::mem::take(touched) {
+                self.table.orders.wake(worker);
+            }
+        }
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.orders.frozen.load(Acquire)
+    }
+}

@@ -1,0 +1,189 @@
+//! Whether flows that offload live: tells `model::breaker` what becomes of them, and does as it says.
+
+use std::collections::HashMap;
+
+use super::Engine;
+use super::carried::{Carried, Step};
+use crate::model::breaker::{Admission, Breaker, Change, Fate, SOON_NS};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::sys::clock::now_ns;
+use crate::table::journal::What;
+use crate::table::offload::Stays;
+
+/// How often flows that were held back are looked for in the table.
+const LOOK_EVERY_NS: u64 = 500_000_000;
+
+/// The breaker, and what it has to know of flows that it holds back.
+#[derive(Debug, Default)]
+pub struct Judge {
+    breaker: Breaker,
+    held: HashMap<FlowId, Held>,
+    look_at_ns: u64,
+}
+
+/// A flow that could have been offloaded.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    since_ns: u64,
+    /// From client and backend.
+    bytes: [u64; 2],
+}
+
+impl Engine {
+    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far.
+    pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2]) -> Result<(), Stays> {
+        if self.table.offload.is_hurried() && !self.breaker.breaker.is_open() {
+            // The host is about to go: who is held back now is lost.
+            return Ok(());
+        }
+        let now_ns = now_ns();
+        match self.breaker.breaker.admit(id, now_ns) {
+            Admission::Offload => return Ok(()),
+            Admission::Observe => drop(self.breaker.held.insert(id, Held { since_ns: now_ns, bytes })),
+            Admission::Stay => {}
+        }
+        Err(Stays::Resets)
+    }
+
+    /// A flow was admitted and does not be offloaded.
+    pub(super) fn not_admitted(&mut self, id: FlowId) {
+        self.breaker.breaker.handle_fate(id, Fate::Gone, now_ns());
+    }
+
+    /// One of its ends has reset it, as `reason` says.
+    pub(super) fn was_reset(&mut self, id: FlowId, reason: EndReason) {
+        let by = match reason {
+            EndReason::ClientReset => Direction::Up,
+            EndReason::BackendReset => Direction::Down,
+            _ => return,
+        };
+        let now_ns = now_ns();
+        if let Some(flow) = self.flows.get(&id).filter(|flow| !(flow.up.reused || flow.down.reused)) {
+            let fate = if flow.is_reset_right_after(by, now_ns) { Fate::Reset } else { Fate::Lives };
+            self.breaker.breaker.handle_fate(id, fate, now_ns);
+        }
+    }
+
+    /// A flow has ended in its sockets, after so many bytes from its client and its backend.
+    pub(super) fn held_back_ended(&mut self, id: FlowId, reason: EndReason, bytes: [u64; 2]) {
+        let Some(held) = self.breaker.held.remove(&id) else { return };
+        let now_ns = now_ns();
+        let by = match reason {
+            EndReason::ClientReset => Some(0),
+            EndReason::BackendReset => Some(1),
+            _ => None,
+        };
+        let was_reset = by.is_some_and(|by| {
+            // By the rule for those that have been offloaded.
+            let is_answer = bytes[by] == held.bytes[by] && bytes[1 - by] > held.bytes[1 - by];
+            is_answer || now_ns.saturating_sub(held.since_ns) <= SOON_NS
+        });
+        self.breaker.breaker.handle_fate(id, if was_reset { Fate::Reset } else { Fate::Lives }, now_ns);
+    }
+
+    /// Looks what became of flows that are watched, and what follows from that.
+    pub(super) fn judge(&mut self, now_ns: u64) {
+        if self.table.offload.take_retry_wanted() {
+            self.breaker.breaker.handle_reload();
+        }
+        if self.breaker.breaker.is_closed() {
+            return;
+        }
+        self.judge_offloaded(now_ns);
+        if now_ns >= self.breaker.look_at_ns {
+            self.breaker.look_at_ns = now_ns + LOOK_EVERY_NS;
+            self.judge_held_back(now_ns);
+        }
+        let change = self.breaker.breaker.poll(now_ns);
+        self.table.offload.set_stopped(self.breaker.breaker.is_open());
+        match change {
+            None => {}
+            Some(Change::Opened { reset, of }) => {
+                tracing::error!(reset, of, "flows are reset right after they are offloaded: none does any more");
+                self.table.journal.record(What::OffloadStopped { reset, of });
+            }
+            Some(Change::Closed) => {
+                tracing::info!("flows that offload live: all may again");
+                self.table.journal.record(What::OffloadResumed {});
+            }
+        }
+    }
+
+    fn judge_offloaded(&mut self, now_ns: u64) {
+        for id in self.breaker.breaker.watched(true).collect::<Vec<_>>() {
+            self.look(id);
+            let fate = match self.flows.get(&id) {
+                None => Some(Fate::Gone),
+                Some(flow) => flow.fate(now_ns),
+            };
+            match fate {
+                Some(fate) => self.breaker.breaker.handle_fate(id, fate, now_ns),
+                None => self.make_speak(id),
+            }
+        }
+    }
+
+    /// What an idle flow's ends answer goes the way that its bytes will.
+    fn make_speak(&self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+        // Of an end that has said nothing the entry knows what its socket did.
+        let numbers = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
+        for (direction, packets) in [(Direction::Up, flow.up.packets), (Direction::Down, flow.down.packets)] {
+            let Some(entry) = numbers(direction).filter(|_| packets == 0) else { continue };
+            let look = super::carried::Look::at(&entry);
+            match direction {
+                Direction::Up => self.ask(flow.ends.vip.socket_addr(), flow.ends.client.socket_addr(), &look),
+                Direction::Down => self.ask(flow.ends.local.socket_addr(), flow.ends.backend.socket_addr(), &look),
+            }
+            self.untrack.forget(&flow.ends);
+        }
+    }
+
+    fn judge_held_back(&mut self, now_ns: u64) {
+        let Judge { breaker, held, .. } = &mut self.breaker;
+        let watched: Vec<_> = breaker.watched(false).collect();
+        held.retain(|id, _| watched.contains(id));
+        if held.is_empty() {
+            return;
+        }
+        let lives = |held: &Held, bytes: [u64; 2]| {
+            let both_spoke = bytes[0] > held.bytes[0] && bytes[1] > held.bytes[1];
+            both_spoke && now_ns.saturating_sub(held.since_ns) > SOON_NS
+        };
+        for flow in self.table.flows.iter() {
+            if held.get(&flow.id).is_some_and(|held| lives(held, [flow.bytes_up, flow.bytes_down])) {
+                breaker.handle_fate(flow.id, Fate::Lives, now_ns);
+            }
+        }
+    }
+}
+
+impl Carried {
+    /// Whether a reset `by` one of its ends may come of its offload: it came soon after that, or it is all that this end has
+    /// said since, though the other spoke to it.
+    fn is_reset_right_after(&self, by: Direction, now_ns: u64) -> bool {
+        let Some(entered) = self.entered else { return false };
+        if now_ns.saturating_sub(entered.at_ns) <= SOON_NS {
+            return true;
+        }
+        let (its, other, it, them) = match by {
+            Direction::Up => (&self.up, &self.down, 0, 1),
+            Direction::Down => (&self.down, &self.up, 1, 0),
+        };
+        let has_taken_nothing = (its.taken.wrapping_sub(entered.positions[them]) as i32) <= 0;
+        its.bytes == entered.bytes[it] && other.bytes > entered.bytes[them] && has_taken_nothing
+    }
+
+    /// `None`: it is too early to say.
+    fn fate(&self, now_ns: u64) -> Option<Fate> {
+        let age_ns = self.entered.map_or(u64::MAX, |entered| now_ns.saturating_sub(entered.at_ns));
+        match self.step {
+            Step::Over => Some(Fate::Lives),
+            Step::Resetting { .. } => Some(Fate::Gone),
+            Step::Alone if age_ns > SOON_NS && self.up.packets > 0 && self.down.packets > 0 => Some(Fate::Lives),
+            Step::Alone | Step::Entered(_) | Step::Filling(_) => None,
+        }
+    }
+}

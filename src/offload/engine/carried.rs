@@ -1,0 +1,222 @@
+//! One flow that the path has: how far its offload has come, and what was last seen of it.
+//!
+//! ```text
+//!            entered, limbo written        every CPU knows it         acknowledged
+//!   (worker) ───────────────────▶ Entered ────────────────▶ Filling ────────────▶ Alone
+//!                                    │                         │                    │
+//!                                    └─────────────┬───────────┴────────────────────┤
+//!                                           by order, or an error            FIN both ways, or RST
+//!                                                  ▼                                ▼
+//!                                              Resetting ──▶ removed            Over ──▶ removed
+//! ```
+//! What a kill of the process leaves behind, and what the next one makes of it:
+//! ```text
+//!   before Entered      two sockets, which the kernel closes: both ends see FIN or RST
+//!   Entered, Filling    the same, and entries without the mark: removed, and both ends are reset once more
+//!   Alone               entries with the mark: recovered
+//!   Resetting           entries that answer RST: recovered, and reset again when their worker asks for it
+//!   Over                entries with the mark and FIN or RST: found to be over at the first look
+//! ```
+
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::entry::{Ends, Entry};
+use crate::table::offload::{Found, Progress, Record, Sockets, Ticket};
+
+/// A flow whose entries are in the map.
+#[derive(Debug)]
+pub struct Carried {
+    pub id: FlowId,
+    /// `None`: it was found, and no worker has claimed it yet.
+    pub ticket: Option<Ticket>,
+    pub ends: Ends,
+    pub step: Step,
+    pub up: Look,
+    pub down: Look,
+    /// One side has sent something that demands an answer, and since then nothing has come from the other.
+    pub unanswered: Option<Unanswered>,
+    /// Silence that ends it.
+    pub patience_ns: u64,
+    /// Bytes of both directions when other instances were last told of it.
+    pub told_bytes: u64,
+    /// When it came from another instance, ns, 0 if it never did: how far it has come may be more than was told of it.
+    pub inherited_ns: u64,
+    /// When both its ends were last asked whether they know of it, ns, 0 if they never were.
+    pub questioned_ns: u64,
+    /// When it is looked whether it has been quiet for long, ns.
+    pub quiet_at_ns: u64,
+    /// Where it stood when it was offloaded here.
+    pub entered: Option<Entered>,
+    /// Whose RST came first, though with a number that says nothing.
+    pub first_rst: Option<Direction>,
+}
+
+#[derive(Debug)]
+pub enum Step {
+    /// Packets may still be on their way into the sockets.
+    Entered(Lent),
+    /// No packet can reach the sockets any more, but what went through them has not been acknowledged.
+    Filling(Lent),
+    /// The sockets are gone.
+    Alone,
+    /// Both ends are being reset; so many times so far. Who has said something since then is.
+    Resetting { rounds: u8, since_ns: u64 },
+    /// It has ended by itself; its entries serve what is still on its way.
+    Over,
+}
+
+/// Where a flow stood when its entries were made; of client and backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Entered {
+    pub at_ns: u64,
+    /// Behind the last byte that each had sent, in the numbers of its own leg.
+    pub positions: [u32; 2],
+    pub bytes: [u64; 2],
+}
+
+/// Sockets on their last way.
+#[derive(Debug)]
+pub struct Lent {
+    pub sockets: Sockets,
+    pub up: Limbo,
+    pub down: Limbo,
+    pub since_ns: u64,
+}
+
+/// What goes through the sockets in one direction while the entries are there already.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limbo {
+    /// Where the receiving leg began.
+    pub base: u32,
+    pub written: u32,
+    pub fin: bool,
+    /// Behind the last byte that the sending leg's socket had when the entries were made, and how many bytes in between
+    /// there were then.
+    pub position: u32,
+    pub at_first: u32,
+    /// The receiver's last acknowledgement that the receiving leg's socket was told of.
+    pub told: u32,
+    /// Bytes that the sending leg's socket was told have come, though they went by the entries.
+    pub passed_by: u32,
+    /// Segments that were sent so, and bytes of one.
+    pub segments: u32,
+    pub segment_max: u32,
+    /// Up to where the entry was told of what came into the sending leg's socket.
+    pub shown: u32,
+}
+
+/// What was last seen of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    pub packets: u64,
+    pub bytes: u64,
+    pub last_ns: u64,
+    pub last_data_ns: u64,
+    pub asked_ns: u64,
+    pub fin_ns: u64,
+    pub rst_ns: u64,
+    pub reused: bool,
+    /// Numbers of the sender's last packet.
+    pub sent: u32,
+    pub acked: u32,
+    /// `acked` in the numbers of the other leg.
+    pub taken: u32,
+}
+
+/// A silence that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    pub by_client: bool,
+    pub since_ns: u64,
+    /// The silent side's last packet.
+    pub last_ns: u64,
+    /// Packets that the other side had sent when it began.
+    pub packets: u64,
+    /// When it is asked next.
+    pub ask_at_ns: u64,
+}
+
+impl Look {
+    pub fn at(entry: &Entry) -> Self {
+        let seen = &entry.seen;
+        Self {
+            packets: seen.packets,
+            bytes: entry.bytes(),
+            last_ns: seen.last_ns,
+            last_data_ns: seen.last_data_ns,
+            asked_ns: seen.asked_ns.max(seen.last_data_ns),
+            fin_ns: seen.fin_ns,
+            rst_ns: seen.rst_ns,
+            reused: seen.reused,
+            sent: seen.sent as u32,
+            acked: seen.acked as u32,
+            taken: entry.taken(),
+        }
+    }
+}
+
+impl Limbo {
+    /// What the receiver must acknowledge before the socket may go.
+    pub fn end(&self) -> u32 {
+        self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.written == 0 && !self.fin
+    }
+
+    /// Whether the receiving leg's socket will soon send something again unless it is told that it has arrived.
+    pub fn is_hasty(&self) -> bool {
+        self.segments > 1 && self.told != self.end()
+    }
+
+    /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.
+    pub fn expected(&self, held: usize) -> u32 {
+        let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.at_first);
+        self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
+    }
+}
+
+impl Look {
+    /// Whether its FIN has arrived; `other` is the other direction.
+    pub fn is_finished(&self, other: &Self) -> bool {
+        self.fin_ns != 0 && other.taken.wrapping_sub(self.sent) < 1 << 31
+    }
+}
+
+impl Carried {
+    /// Whether less may be known of a direction than has passed: until a segment of it has fitted in.
+    pub fn may_be_old(&self, direction: Direction) -> bool {
+        let look = if direction == Direction::Up { &self.up } else { &self.down };
+        self.inherited_ns != 0 && look.last_ns <= self.inherited_ns
+    }
+
+    pub fn has_sockets(&self) -> bool {
+        matches!(self.step, Step::Entered(_) | Step::Filling(_))
+    }
+
+    pub fn progress(&self) -> Option<Progress> {
+        Some(Progress {
+            ticket: self.ticket?,
+            bytes_up: self.up.bytes,
+            bytes_down: self.down.bytes,
+            last_up_ns: self.up.last_data_ns,
+            last_down_ns: self.down.last_data_ns,
+        })
+    }
+
+    pub fn found(&self, record: Record) -> Found {
+        Found {
+            id: self.id,
+            record,
+            connection: self.ends.client,
+            vip: self.ends.vip,
+            backend: self.ends.backend,
+            local: self.ends.local,
+            bytes_up: self.up.bytes,
+            bytes_down: self.down.bytes,
+            last_up_ns: self.up.last_data_ns,
+            last_down_ns: self.down.last_data_ns,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Segments whose numbers no receiver would take: forged or damaged ones, and now and then one that says that this host knows
+//! an old position of its flow.
+//!
+//! The program passes them on and counts them for nothing. Whom they seem to come from is asked (RFC 5961), and nothing is
+//! believed but the answer: a living end's fits in, and the doubt is over; a dead one's RST has exactly the number that it was
+//! asked with. Only where the positions may be old, and an end that was asked has said nothing that fits in, its next segment is
+//! believed: if another instance has told of them, one that lies as far ahead as they may be behind; if another sees the flow's
+//! other direction, one that lies within the windows.
+//!
+//! Of a flow that another instance lists, an end that is gone may answer that one's question here, with a number that is known only
+//! there. It is asked from here as well: what it answers then has the number that is known here, and ends the flow.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::Engine;
+use super::carried::{Look, Step};
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::{FleetId, Stray};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::entry::{Action, Entry};
+use crate::offload::probe::Change;
+
+/// Between two questions: kernels answer only so often (tcp_invalid_ratelimit, 500 ms).
+const ASK_AGAIN_NS: u64 = 600_000_000;
+
+/// Long enough for the answer to a question; an old position is given up then.
+const ANSWER_NS: u64 = 200_000_000;
+
+/// After so many questions there are no more.
+const ASKED_MAX: u8 = 4;
+
+/// Flows that are doubted at a time, and directions that are heard of again in a turn: a flood costs no more.
+const DOUBTS_MAX: usize = 4096;
+const HEAR_AT_ONCE: usize = 256;
+
+/// An old position lies less than this behind: a busy flow's peers are told of each GiB.
+const BEHIND_MAX: u32 = (1 << 31) - (1 << 28);
+
+const TCP_RST: u8 = 4;
+
+#[derive(Debug, Default)]
+pub struct Doubts {
+    of: HashMap<Key, Doubt>,
+    /// Directions that the program is silent of.
+    silenced: VecDeque<Key>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    id: FlowId,
+    /// Of a flow that another instance lists.
+    held: Option<Ends>,
+    direction: Direction,
+    began_ns: u64,
+    asked: u8,
+    ask_at_ns: u64,
+}
+
+impl Engine {
+    /// Takes note of such a segment. The id: it is of a flow that another instance lists, whose client now speaks to this one.
+    pub(super) fn doubt(&mut self, told: &Stray, now_ns: u64) -> Option<FleetId> {
+        self.doubts.silenced.push_back(told.key);
+        let entry = self.program.entry(&told.key).ok().flatten()?;
+        if entry.action != Action::Splice {
+            return None;
+        }
+        let is_rst = told.flags & TCP_RST != 0;
+        let (id, direction) = (entry.id, entry.direction);
+        let new = Doubt { id, held: None, direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
+        let has_room = self.doubts.of.len() < DOUBTS_MAX || self.doubts.of.contains_key(&told.key);
+        if entry.held {
+            let held = self.keep.held.by_packet(id, direction, &told.key)?;
+            if is_rst && has_room {
+                let ends = self.keep.held.get(held).map(|held| held.ends);
+                self.doubts.of.entry(told.key).or_insert(Doubt { held: ends, ..new });
+            }
+            let may_be = !is_rst && direction == Direction::Up && is_ahead(&entry, told);
+            return may_be.then_some(held);
+        }
+        let is_alone = self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone));
+        if is_alone && has_room {
+            self.doubts.of.entry(told.key).or_insert(new);
+            if let Some(flow) = self.flows.get_mut(&id).filter(|_| is_rst) {
+                // Should it be over, then by this one, whoever says so first.
+                flow.first_rst.get_or_insert(direction);
+            }
+        }
+        None
+    }
+
+    /// Asks, and ends doubts.
+    pub(super) fn settle_doubts(&mut self, now_ns: u64) {
+        for (key, mut doubt) in std::mem::take(&mut self.doubts.of) {
+            if now_ns < doubt.ask_at_ns && !self.is_settled(&key, &doubt) {
+                self.doubts.of.insert(key, doubt);
+            } else if doubt.asked == ASKED_MAX || self.is_settled(&key, &doubt) {
+                // The next one is heard of, and none is believed.
+                let own = self.flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
+                if let Some(flow) = own.filter(|flow| flow.ended().is_none()) {
+                    flow.first_rst = None;
+                }
+                self.doubts.silenced.push_back(key);
+            } else {
+                let take = self.what_to_take(&doubt);
+                if let Some(take) = take.filter(|_| doubt.asked > 0) {
+                    let _ = self.program.change(&[key], take);
+                    self.doubts.silenced.retain(|silenced| *silenced != key);
+                }
+                self.ask_whom_it_seems(&doubt);
+                doubt.asked += 1;
+                let is_soon = take == Some(Change::Take) && doubt.asked == 1;
+                doubt.ask_at_ns = now_ns + if is_soon { ANSWER_NS } else { ASK_AGAIN_NS };
+                self.doubts.of.insert(key, doubt);
+            }
+        }
+        let count = self.doubts.silenced.len().min(HEAR_AT_ONCE);
+        let heard: Vec<_> = self.doubts.silenced.drain(..count).collect();
+        if !heard.is_empty()
+            && let Err(error) = self.program.change(&heard, Change::Hear)
+        {
+            tracing::error!(%error, "the entries of flows cannot be changed");
+        }
+    }
+
+    /// Whether something that fits in has come since, or the flow is over.
+    fn is_settled(&self, key: &Key, doubt: &Doubt) -> bool {
+        let entry = self.program.entry(key).ok().flatten().filter(|entry| entry.id == doubt.id);
+        let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
+        // The program's clock is late by a tick at most.
+        live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns)
+    }
+
+    /// How the direction may catch up.
+    fn what_to_take(&mut self, doubt: &Doubt) -> Option<Change> {
+        if doubt.held.is_some() {
+            return None;
+        }
+        self.look(doubt.id);
+        let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
+        match may_be_old {
+            true => Some(Change::Take),
+            false => self.table.fleet.is_shared().then_some(Change::TakeNear),
+        }
+    }
+
+    fn ask_whom_it_seems(&mut self, doubt: &Doubt) {
+        let (ends, look) = match doubt.held {
+            Some(ends) => {
+                let entry = self.program.entry(&ends.key(doubt.direction)).ok().flatten();
+                let Some(entry) = entry.filter(|entry| entry.id == doubt.id) else { return };
+                (ends, Look::at(&entry))
+            }
+            None => {
+                self.look(doubt.id);
+                let Some(flow) = self.flows.get(&doubt.id) else { return };
+                (flow.ends, if doubt.direction == Direction::Up { flow.up } else { flow.down })
+            }
+        };
+        match doubt.direction {
+            Direction::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
+            Direction::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
+        }
+        self.untrack.forget(&ends);
+    }
+}
+
+/// Whether the flow may have come so far since it was last told of.
+fn is_ahead(entry: &Entry, told: &Stray) -> bool {
+    let near = |number: u32, position: u64, window: u8| {
+        let slack = 1 << window.min(30);
+        number.wrapping_sub(position as u32).wrapping_add(slack) <= BEHIND_MAX
+    };
+    near(told.seq, entry.seen.sent, entry.windows.far) && near(told.ack, entry.seen.acked, entry.windows.own)
+}

@@ -1,0 +1,545 @@
+//! Flows of other instances: those without sockets are held here too, and carried as soon as their packets come; packets
+//! of the others are sent to whoever has them, or answered with RST once nobody has.
+//!
+//! What is held is listed and aged elsewhere. It becomes this instance's when the failover says so, and goes the way that
+//! flows of an earlier process go: a worker gets it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+use std::net::IpAddr;
+
+use super::carried::{Carried, Step};
+use super::holding::{Held, Holding};
+use super::recover::{Pair, carried};
+use super::retold::{entry, way};
+use super::room::{Crowded, NotHeld};
+use super::{Engine, note};
+use crate::addr::VipAddr;
+use crate::model::end_reason::EndReason;
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, Slice, Then, Unknown};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::entry::{Action, Egress, Entry, Windows};
+use crate::offload::probe::Change;
+use crate::offload::program::{InstallError, Owner};
+use crate::sys::clock::now_ns;
+use crate::sys::netlink;
+use crate::table::fleet::Local;
+use crate::table::offload::{HeldAnswer, HeldRequest, PeerSlice};
+
+/// Requests that are taken before flows of this instance have their turn.
+const BURST: usize = 256;
+
+/// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
+/// only within 2 GiB.
+const TELL_AGAIN: u64 = 1 << 30;
+
+/// What conntrack says of a connection that is none of Baton's is good for so long. Twice FOREIGN_RENEW_NS of
+/// bpf/unknown.h.
+const FOREIGN_NS: u64 = 60_000_000_000;
+
+const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
+
+/// What is kept for other instances.
+#[derive(Debug, Default)]
+pub struct Keep {
+    pub held: Holding,
+    /// Keys of entries that forward or refuse; true once this process was asked for it.
+    diverted: HashMap<Key, bool>,
+    /// Where packets to an address leave.
+    routes: HashMap<IpAddr, Egress>,
+    owners: HashMap<IpAddr, Owner>,
+    slices: Vec<PeerSlice>,
+    /// What there is no room for.
+    pub(super) crowded: Crowded,
+    /// Rules whose packets are shown to the failover.
+    asks: HashMap<VipAddr, Unknown>,
+}
+
+impl Engine {
+    /// Does what the failover asks. While another process takes over, requests wait for it.
+    pub(super) fn take_held_requests(&mut self) {
+        if self.is_frozen() {
+            return;
+        }
+        for _ in 0..BURST {
+            let Some(request) = self.table.offload.held.next_request() else { return };
+            self.serve_failover(request);
+        }
+        self.table.offload.wake();
+    }
+
+    fn serve_failover(&mut self, request: HeldRequest) {
+        match request {
+            HeldRequest::Hold(record) => {
+                let id = record.fleet_id();
+                // It has no sockets any more that its packets could be forwarded to.
+                for direction in BOTH {
+                    self.keep.crowded.packets.remove(&record.ends.key(direction));
+                }
+                if self.hold(&record).is_err() {
+                    self.keep.crowded.flows.insert(id, record);
+                    self.table.offload.held.answer(HeldAnswer::NotHeld(vec![id]));
+                }
+            }
+            HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
+            HeldRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit_held(id)),
+            HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
+            HeldRequest::Settle { claim } => self.settle_held(claim),
+            HeldRequest::Forward { keys, to } => self.forward(keys, to),
+            HeldRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
+            HeldRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
+            HeldRequest::Report(number) => self.table.offload.held.answer(HeldAnswer::Reached(number)),
+            HeldRequest::FindUnanswered(keys) => self.find_unanswered(keys),
+            HeldRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
+            HeldRequest::Slices(slices) => {
+                self.keep.slices = slices;
+                self.show_slices();
+            }
+            HeldRequest::AskEnds => self.ask_ends_soon(),
+            HeldRequest::RoutesMoved => self.routes_moved(),
+        }
+    }
+
+    /// Takes note of what an earlier process held for others; it serves on, though nobody here lists it.
+    pub(super) fn recall_held(&mut self, key: Key, entry: &Entry) {
+        if entry.action == Action::Splice {
+            let packets = if entry.direction == Direction::Up { entry.seen.packets } else { 0 };
+            let ends = entry.ends(key);
+            let id = FleetId::of(entry.id, &ends);
+            if self.keep.held.get(id).is_none() {
+                self.keep.held.insert(id, Held { ends, packets: 0, confirmed: false });
+            }
+            if let Some(held) = self.keep.held.get_mut(id) {
+                held.packets = held.packets.max(packets);
+            }
+        } else {
+            self.keep.diverted.insert(key, false);
+        }
+    }
+
+    /// The flow, if the client's packets of a held one have come since the last look.
+    pub(super) fn see_held(&mut self, key: &Key, entry: &Entry) -> Option<FleetId> {
+        // Its backend's packets may come another way, and say nothing of where its client's go.
+        let is_up = entry.direction == Direction::Up;
+        let id = self.keep.held.by_packet(entry.id, entry.direction, key).filter(|_| is_up)?;
+        let held = self.keep.held.get_mut(id)?;
+        let before = std::mem::replace(&mut held.packets, entry.seen.packets);
+        (entry.seen.packets > before).then_some(id)
+    }
+
+    /// Lets the program ask again, for as many packets as each rule allows.
+    pub(super) fn refill_asks(&self) {
+        for (vip, unknown) in &self.keep.asks {
+            let _ = self.program.refill_asks(*vip, unknown);
+        }
+    }
+
+    /// Tells the other instances how the flow's packets are passed on.
+    pub(super) fn tell_offloaded(&mut self, id: FlowId) {
+        if !self.table.fleet.is_enabled() {
+            return;
+        }
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let [up, down] = BOTH.map(|direction| self.program.entry(&flow.ends.key(direction)).ok().flatten());
+        if let (Some(up), Some(down)) = (up, down) {
+            flow.told_bytes = up.bytes() + down.bytes();
+            let passage = Box::new(Passage { up: way(&up), down: way(&down) });
+            self.table.fleet.tell(|| Local::Offloaded { id, passage });
+        }
+    }
+
+    /// As [`Engine::tell_offloaded`], if it has come far since the last time.
+    pub(super) fn tell_progress(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+        if flow.up.bytes + flow.down.bytes > flow.told_bytes + TELL_AGAIN {
+            self.tell_offloaded(id);
+        }
+    }
+
+    pub(super) fn hold(&mut self, record: &FlowRecord) -> Result<(), NotHeld> {
+        let (id, ends) = (record.fleet_id(), record.ends);
+        let Keeping::Passage(passage) = &record.keeping else { return Ok(()) };
+        if self.flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
+            // Both count it as their own, and the failover decides who goes on with it.
+            self.table.offload.held.answer(HeldAnswer::Ours(vec![id]));
+            return Ok(());
+        }
+        if let Some(held) = self.keep.held.get_mut(id) {
+            held.confirmed = true;
+            // Once packets have come, the entry knows better than its former owner.
+            if held.packets > 0 {
+                return Ok(());
+            }
+        }
+        BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
+        let slot = self.slots.of(ends.backend).0;
+        let [up, down] = [(Direction::Up, &passage.up), (Direction::Down, &passage.down)].map(|(direction, way)| {
+            let egress = self.egress_to(ends.onward(direction).to.ip());
+            let windows = match direction {
+                Direction::Up => Windows { own: passage.up.window, far: passage.down.window },
+                Direction::Down => Windows { own: passage.down.window, far: passage.up.window },
+            };
+            (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, slot) })
+        });
+        for (key, entry) in [up, down] {
+            if self.is_ours(&key) {
+                tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
+                self.unhold(id, &ends);
+                return Err(NotHeld::Taken);
+            }
+            if self.is_as_told(&key, id, &entry) {
+                continue;
+            }
+            if let Err(error) = self.program.hold(&key, &entry) {
+                tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
+                self.unhold(id, &ends);
+                return Err(NotHeld::NoRoom);
+            }
+            self.keep.diverted.remove(&key);
+        }
+        if record.client != ends.client
+            && !self.is_named_twice(id)
+            && let Err(error) = self.program.keep_note(id.flow, &note::of(record.client))
+        {
+            tracing::warn!(flow = %id, %error, "whom a flow's header named is not kept");
+        }
+        self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
+        self.keep.crowded.flows.remove(&id);
+        Ok(())
+    }
+
+    /// Whether this direction is held already, and its packets pass here: then its entry knows all that was `told`, and perhaps a FIN
+    /// that its owner has not seen.
+    fn is_as_told(&self, key: &Key, id: FleetId, told: &Entry) -> bool {
+        let known = self.program.entry(key).ok().flatten();
+        let known = known.filter(|known| known.held && known.action == Action::Splice && known.seen.packets > 0);
+        let is_ahead = |told: u64, known: u64| (told as u32).wrapping_sub(known as u32) as i32 > 0;
+        known.is_some_and(|known| {
+            let is_behind = is_ahead(told.seen.sent, known.seen.sent) || is_ahead(told.seen.acked, known.seen.acked);
+            FleetId::of(known.id, &known.ends(*key)) == id && !is_behind
+        })
+    }
+
+    /// Half of it is worth nothing, nor is what was forwarded while it had sockets.
+    fn unhold(&mut self, id: FleetId, ends: &Ends) {
+        self.take_out_held(id, ends);
+        self.keep.held.remove(id);
+        BOTH.map(|direction| ends.key(direction)).into_iter().for_each(|key| self.forget(key));
+    }
+
+    fn drop_held(&mut self, id: FleetId) {
+        self.keep.crowded.flows.remove(&id);
+        if let Some(held) = self.keep.held.remove(id) {
+            self.take_out_held(id, &held.ends);
+            if !self.is_named_twice(id) {
+                let _ = self.program.drop_note(id.flow);
+            }
+        }
+    }
+
+    /// Whether another flow here has the same flow id: the note, which is found by that, is the other's.
+    fn is_named_twice(&self, id: FleetId) -> bool {
+        self.flows.contains_key(&id.flow) || self.keep.held.with(id.flow).any(|(other, _)| other != id)
+    }
+
+    /// Takes out the entries of a held flow, unless something else has come in their place.
+    fn take_out_held(&self, id: FleetId, ends: &Ends) {
+        for key in BOTH.map(|direction| ends.key(direction)) {
+            let is_its = self
+                .program
+                .entry(&key)
+                .ok()
+                .flatten()
+                .is_some_and(|entry| entry.held && FleetId::of(entry.id, &entry.ends(key)) == id);
+            if is_its && let Err(error) = self.program.take_out(&key) {
+                tracing::error!(%error, "the entry of a flow cannot be removed");
+            }
+        }
+    }
+
+    /// Takes out what an earlier flow left at `key`: a client has begun another one by the same port, elsewhere. What this
+    /// instance has at the address of a VIP that is here is no such thing.
+    fn give_way(&mut self, key: &Key, to: Option<FleetId>, vip: IpAddr) {
+        let entry = self.program.entry(key).ok().flatten();
+        let Some(entry) = entry.filter(|entry| matches!(entry.action, Action::Splice | Action::Witness)) else {
+            return;
+        };
+        if entry.action == Action::Witness {
+            return self.forget_witness(entry.id);
+        }
+        let id = FleetId::of(entry.id, &entry.ends(*key));
+        if Some(id) == to {
+            return;
+        }
+        if entry.held {
+            return self.drop_held(id);
+        }
+        let is_here = netlink::route(vip).is_ok_and(|route| route.is_local);
+        let id = id.flow;
+        if !is_here && self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
+            tracing::info!(flow = %id, "its client has begun another flow at another instance; it is over");
+            self.over(id, EndReason::ClientReset);
+            self.waiting.remove(&id);
+            self.remove(id);
+        }
+    }
+
+    /// Whether an entry of this instance stands there.
+    fn is_ours(&self, key: &Key) -> bool {
+        self.program.entry(key).ok().flatten().is_some_and(|entry| !entry.held && entry.action != Action::Witness)
+    }
+
+    /// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
+    /// has just taken it over, and is about to say more.
+    fn is_carried(&self, key: &Key) -> bool {
+        let entry = self.program.entry(key).ok().flatten();
+        entry.is_some_and(|entry| entry.action != Action::Witness && (!entry.held || entry.action == Action::Splice))
+    }
+
+    fn inherit_held(&mut self, held: FleetId) {
+        let Some(Held { ends, .. }) = self.keep.held.remove(held) else {
+            if self.keep.crowded.flows.contains_key(&held) {
+                self.table.offload.held.answer(HeldAnswer::NotHeld(vec![held]));
+            }
+            return;
+        };
+        let keys = BOTH.map(|direction| ends.key(direction));
+        let id = if self.flows.contains_key(&held.flow) { self.rename(held, &keys) } else { held.flow };
+        let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
+        if let Err(error) = self.program.change(&keys, Change::Own) {
+            tracing::error!(%error, "the entries of a flow cannot be changed");
+        }
+        if let Some(entry) = &up {
+            self.slots.keep(entry.backend_slot, ends.backend);
+        }
+        self.table.offload.reserve(ends.local, ends.backend);
+        let pair = Pair { ends: Some(ends), up, down };
+        self.flows.insert(id, Carried { inherited_ns: now_ns(), ..carried(id, ends, &pair) });
+        self.begin_asking(id);
+        // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
+        let is_covered = self.surroundings.are_covered(&ends);
+        let is_stuck = [ends.backend.ip(), ends.local.ip()].iter().all(|ip| self.egress_to(*ip) == Egress::Local);
+        match (&pair.up, &pair.down) {
+            (Some(up), Some(down)) if !is_stuck && !is_covered => self.offer(id, Some(up), Some(down)),
+            _ => self.reset(id),
+        }
+    }
+
+    /// What one instance looks after has ids of its own: another flow has this one's.
+    fn rename(&self, held: FleetId, keys: &[Key]) -> FlowId {
+        let id = self.table.flows.single_id();
+        tracing::info!(flow = %held, to = %id, "a flow that comes from another instance has the id of one of this instance's");
+        for key in keys {
+            let Some(entry) = self.program.entry(key).ok().flatten() else { continue };
+            if let Err(error) = self.program.hold(key, &Entry { id, ..entry }) {
+                tracing::error!(%error, "the entries of a flow cannot be changed");
+            }
+        }
+        id
+    }
+
+    fn release(&mut self, released: FleetId) {
+        let id = released.flow;
+        let is_it = |flow: &&Carried| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
+        let Some(flow) = self.flows.get(&id).filter(is_it) else { return };
+        let ends = flow.ends;
+        self.look(id);
+        self.over(id, EndReason::Moved);
+        let Some(flow) = self.flows.remove(id) else { return };
+        self.waiting.remove(&id);
+        self.table.offload.release(ends.local, ends.backend);
+        if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), Change::Hold) {
+            tracing::error!(%error, "the entries of a flow cannot be changed");
+        }
+        self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
+    }
+
+    fn settle_held(&mut self, claim: bool) {
+        let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| id).collect();
+        let count = old.len() as u64;
+        for id in old {
+            if claim { self.inherit_held(id) } else { self.drop_held(id) }
+        }
+        if claim {
+            self.table.fleet.census.inherited.add(count);
+        }
+        let old: Vec<_> = self.keep.diverted.iter().filter(|(_, said)| !**said).map(|(key, _)| *key).collect();
+        old.into_iter().for_each(|key| self.forget(key));
+    }
+
+    pub(super) fn forward(&mut self, keys: Vec<Key>, to: IpAddr) {
+        let owner = match self.owner_at(to) {
+            Ok(owner) => owner,
+            Err(error) => {
+                return tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
+            }
+        };
+        for [up, down] in keys.as_chunks().0 {
+            let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
+            let [at_up, at_down] =
+                [up, down].map(|key| self.program.entry(key).ok().flatten().map(|entry| named(entry, key)));
+            // Entries of one flow at both: it has no sockets, see `is_carried`.
+            if at_up != at_down {
+                [up, down].iter().for_each(|key| self.give_way(key, None, up.to.ip()));
+            }
+        }
+        for key in keys {
+            if self.is_carried(&key) {
+                self.keep.crowded.packets.remove(&key);
+                continue;
+            }
+            match self.divert(key, |engine| engine.program.forward(&key, &owner)) {
+                true => drop(self.keep.crowded.packets.remove(&key)),
+                false => drop(self.keep.crowded.packets.insert(key, to)),
+            }
+        }
+    }
+
+    fn refuse_packets(&mut self, key: Key) {
+        if !self.is_carried(&key) {
+            self.keep.crowded.packets.remove(&key);
+            self.divert(key, |engine| engine.program.refuse(&key));
+        }
+    }
+
+    /// False: there is no room. Such packets are shown to the failover each time.
+    fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) -> bool {
+        let entered = enter(self).inspect_err(|error| {
+            tracing::debug!(from = %key.from, %error, "packets of another instance's flow stay unknown");
+        });
+        if entered.is_ok() {
+            self.keep.diverted.insert(key, true);
+        }
+        entered.is_ok()
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.keep.crowded.packets.remove(&key);
+        if self.keep.diverted.remove(&key).is_some()
+            && !self.is_ours(&key)
+            && let Err(error) = self.program.take_out(&key)
+        {
+            tracing::error!(%error, "the entry of a flow cannot be removed");
+        }
+    }
+
+    fn find_unanswered(&self, keys: Vec<Key>) {
+        let silent = |key: &Key| {
+            let entry = self.program.entry(key).ok().flatten();
+            // Without one, for want of room, nobody knows.
+            entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0)
+        };
+        let silent = keys.into_iter().filter(silent).collect();
+        self.table.offload.held.answer(HeldAnswer::Unanswered(silent));
+    }
+
+    fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {
+        match unknown.filter(|unknown| matches!(unknown.then, Then::Ask { .. })) {
+            Some(unknown) => drop(self.keep.asks.insert(vip, unknown)),
+            None => drop(self.keep.asks.remove(&vip)),
+        }
+        if let Err(error) = self.program.set_unknown(vip, unknown) {
+            tracing::error!(%vip, %error, "what becomes of unknown packets cannot be set");
+        }
+    }
+
+    /// Whether a packet belongs to a connection whose addresses this host's kernel translates: it passes from now on, for
+    /// long enough that conntrack need not be asked of each.
+    pub(super) fn is_foreign(&self, key: &Key) -> bool {
+        let is_foreign = netlink::is_translated(key.from, key.to).unwrap_or(false);
+        if is_foreign && let Err(error) = self.program.leave_alone(key, now_ns() + FOREIGN_NS) {
+            tracing::error!(%error, "what belongs to somebody else cannot be left alone");
+        }
+        is_foreign
+    }
+
+    fn show_slices(&mut self) {
+        let slices: Vec<(Slice, Vec<Owner>)> = self
+            .keep
+            .slices
+            .clone()
+            .into_iter()
+            .map(|slice| (slice.ports, slice.at.iter().filter_map(|ip| self.owner_at(*ip).ok()).collect()))
+            .collect();
+        if let Err(error) = self.program.set_slices(&slices) {
+            tracing::error!(%error, "whose ports are whose cannot be set");
+        }
+    }
+
+    /// How the instance at `ip`, on a link that this host is on too, is reached.
+    fn owner_at(&mut self, ip: IpAddr) -> std::io::Result<Owner> {
+        if let Some(owner) = self.keep.owners.get(&ip).filter(|owner| owner.mac.is_some()) {
+            return Ok(*owner);
+        }
+        let route = netlink::route(ip)?;
+        if route.gateway.is_some() || route.is_local {
+            return Err(std::io::Error::other("it is not on a link of this host"));
+        }
+        self.look_at_interface(route.interface);
+        let owner = Owner { ip, mac: netlink::neighbour(route.interface, ip)?, interface: route.interface };
+        self.keep.owners.insert(ip, owner);
+        Ok(owner)
+    }
+
+    /// Where packets to `ip` leave. Without a route the entry is made nevertheless, and mended when there is one.
+    fn egress_to(&mut self, ip: IpAddr) -> Egress {
+        if let Slot::Occupied(known) = self.keep.routes.entry(ip) {
+            return *known.get();
+        }
+        let egress = by_route(ip);
+        self.keep.routes.insert(ip, egress);
+        if let Egress::Interface(index) = egress {
+            self.look_at_interface(index);
+        }
+        egress
+    }
+
+    /// Has the program on an interface that other instances' flows may come by.
+    fn look_at_interface(&mut self, index: u32) {
+        if index == 0 || !self.on_demand || self.program.attached().contains(&index) {
+            return;
+        }
+        match self.program.attach(index) {
+            Ok(()) => self.show(),
+            Err(error) => tracing::warn!(interface = index, %error, "flows that come by it cannot be carried here"),
+        }
+    }
+
+    fn routes_moved(&mut self) {
+        self.keep.owners.clear();
+        self.show_slices();
+        let known = std::mem::take(&mut self.keep.routes);
+        let mut moved = HashMap::new();
+        for (ip, before) in known {
+            let now = self.egress_to(ip);
+            if now != before {
+                moved.insert(ip, now);
+            }
+        }
+        if moved.is_empty() {
+            return;
+        }
+        for ends in self.keep.held.iter().map(|(_, held)| held.ends).collect::<Vec<_>>() {
+            for direction in BOTH {
+                let change = match moved.get(&ends.onward(direction).to.ip()) {
+                    Some(Egress::Interface(index)) => Change::Interface(*index),
+                    Some(Egress::Local) => Change::Local,
+                    None => continue,
+                };
+                if let Err(error) = self.program.change(&[ends.key(direction)], change) {
+                    tracing::error!(%error, "the entries of a flow cannot be changed");
+                }
+            }
+        }
+    }
+}
+
+fn by_route(ip: IpAddr) -> Egress {
+    match netlink::route(ip) {
+        Ok(route) if route.is_local => Egress::Local,
+        Ok(route) => Egress::Interface(route.interface),
+        Err(_) => Egress::Interface(0),
+    }
+}

@@ -1,0 +1,112 @@
+//! Held flows, found by what they are in the fleet, by their marks, and by their packets.
+
+use std::collections::HashMap;
+
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::FleetId;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::moved::{Mark, Marked};
+
+/// A flow of another instance that has no sockets.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    pub ends: Ends,
+    /// Packets of its client that were seen here.
+    pub packets: u64,
+    /// This process was asked to hold it; otherwise an earlier one was.
+    pub confirmed: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Holding {
+    first: Marked<Held>,
+    /// Those whose flow id another had when they came: hardly ever any.
+    more: HashMap<FleetId, Held>,
+}
+
+impl Holding {
+    pub fn insert(&mut self, id: FleetId, held: Held) {
+        match self.first.get(&id.flow) {
+            Some(other) if FleetId::of(id.flow, &other.ends) != id => drop(self.more.insert(id, held)),
+            _ => {
+                self.more.remove(&id);
+                self.first.remove(id.flow);
+                self.first.insert(id.flow, held);
+            }
+        }
+    }
+
+    pub fn remove(&mut self, id: FleetId) -> Option<Held> {
+        match self.in_first(id) {
+            true => self.first.remove(id.flow),
+            false => self.more.remove(&id),
+        }
+    }
+
+    pub fn get(&self, id: FleetId) -> Option<&Held> {
+        if self.in_first(id) { self.first.get(&id.flow) } else { self.more.get(&id) }
+    }
+
+    pub fn get_mut(&mut self, id: FleetId) -> Option<&mut Held> {
+        if self.in_first(id) { self.first.get_mut(&id.flow) } else { self.more.get_mut(&id) }
+    }
+
+    fn in_first(&self, id: FleetId) -> bool {
+        self.first.get(&id.flow).is_some_and(|held| FleetId::of(id.flow, &held.ends) == id)
+    }
+
+    /// The flow with this flow id whose packets of one direction show themselves so.
+    pub fn by_packet(&self, flow: FlowId, direction: Direction, key: &Key) -> Option<FleetId> {
+        self.with(flow).find(|(_, held)| held.ends.key(direction) == *key).map(|(id, _)| id)
+    }
+
+    /// All with this flow id.
+    pub fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &Held)> {
+        let first = self.first.get(&flow).map(|held| (FleetId::of(flow, &held.ends), held));
+        first.into_iter().chain(self.more.iter().map(|(id, held)| (*id, held)).filter(move |(id, _)| id.flow == flow))
+    }
+
+    /// Flow ids of those that have this mark.
+    pub fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
+        let more = self.more.keys().map(|id| id.flow).filter(move |flow| Mark::of(*flow) == mark);
+        self.first.at(mark).chain(more)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (FleetId, &Held)> {
+        let first = self.first.iter().map(|(flow, held)| (FleetId::of(*flow, &held.ends), held));
+        first.chain(self.more.iter().map(|(id, held)| (*id, held)))
+    }
+
+    pub fn len(&self) -> usize {
+        self.first.len() + self.more.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fleet::testing::record;
+
+    #[test]
+    fn two_held_flows_with_one_id_come_and_go_each_by_itself() {
+        let (one, other) = (record(1).ends, record(2).ends);
+        let ids = [FleetId::of(FlowId(7), &one), FleetId::of(FlowId(7), &other)];
+        let held = |ends| Held { ends, packets: 0, confirmed: true };
+        let mut all = Holding::default();
+        all.insert(ids[0], held(one));
+        all.insert(ids[1], held(other));
+        assert_eq!((all.len(), all.get(ids[0]).unwrap().ends, all.get(ids[1]).unwrap().ends), (2, one, other));
+        assert_eq!(all.at(Mark::of(FlowId(7))).collect::<Vec<_>>(), [FlowId(7); 2]);
+        assert_eq!(all.by_packet(FlowId(7), Direction::Down, &other.key(Direction::Down)), Some(ids[1]));
+        all.remove(ids[0]);
+        all.insert(ids[1], held(other));
+        assert_eq!((all.len(), all.with(FlowId(7)).count()), (1, 1));
+        assert!(all.remove(ids[0]).is_none() && all.remove(ids[1]).is_some() && all.is_empty());
+        assert_eq!(all.at(Mark::of(FlowId(7))).count(), 0);
+    }
+}

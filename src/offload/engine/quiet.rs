@@ -1,0 +1,111 @@
+//! Asking the ends of flows that are quiet whether they still know of them.
+//!
+//! Where a flow's two directions may pass different instances, neither sees all of how it ends, and what is told of it may be
+//! lost. A living end answers, and nothing follows from silence: some kernels drop what has no timestamp. Who knows nothing of
+//! the connection any more says so by RST.
+
+use super::Engine;
+use super::carried::{Carried, Look, Step};
+use crate::model::ids::FlowId;
+use crate::model::pacing::TokenBucket;
+use crate::sys::clock::now_ns;
+
+/// Its ends are asked when nothing has come for so many times its patience.
+const QUIET: u64 = 2;
+
+/// Flows that are looked at for that in a turn.
+const AT_ONCE: usize = 64;
+
+/// Or, once another instance may have reset it, when nothing has come for so long.
+const SOON_NS: u64 = 2_000_000_000;
+
+/// For so long: who takes this instance for dead does so within a second, and answers its flows' packets for thirty.
+const SOON_FOR_NS: u64 = 35_000_000_000;
+
+/// Flows a second that are asked then, and at once.
+const SOON_PER_S: u32 = 2000;
+const SOON_BURST: u32 = 200;
+
+/// While flows are asked sooner than they would be.
+#[derive(Debug)]
+pub struct Soon {
+    until_ns: u64,
+    pace: TokenBucket,
+}
+
+impl Default for Soon {
+    fn default() -> Self {
+        Self { until_ns: 0, pace: TokenBucket::new(SOON_PER_S, SOON_BURST, 0) }
+    }
+}
+
+impl Engine {
+    pub(super) fn ask_quiet(&mut self, now_ns: u64) {
+        let is_soon = now_ns < self.soon.until_ns;
+        for _ in 0..if is_soon { SOON_BURST as usize } else { AT_ONCE } {
+            let Some((at_ns, id)) = self.quiet.first().filter(|(at_ns, _)| *at_ns <= now_ns).copied() else { return };
+            let Some(flow) = self.flows.get(&id).filter(|flow| flow.quiet_at_ns == at_ns) else {
+                self.quiet.pop_first();
+                continue;
+            };
+            let between_ns = self.quiet_ns(flow, now_ns);
+            let (due_ns, is_alone) = (flow.heard_ns() + between_ns, matches!(flow.step, Step::Alone));
+            if due_ns <= now_ns && is_soon && !self.soon.pace.take(now_ns) {
+                return;
+            }
+            self.quiet.pop_first();
+            if due_ns > now_ns {
+                self.ask_when_quiet(id, due_ns);
+            } else {
+                if is_alone {
+                    self.ask_both(id, now_ns);
+                }
+                self.ask_when_quiet(id, now_ns + between_ns);
+            }
+        }
+    }
+
+    fn quiet_ns(&self, flow: &Carried, now_ns: u64) -> u64 {
+        let long_ns = QUIET * flow.patience_ns;
+        if now_ns < self.soon.until_ns { long_ns.min(SOON_NS) } else { long_ns }
+    }
+
+    /// Another instance may have reset flows of this one at one end only.
+    pub(super) fn ask_ends_soon(&mut self) {
+        let now_ns = now_ns();
+        self.soon.until_ns = now_ns + SOON_FOR_NS;
+        let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
+        let later: Vec<_> = self.flows.values().filter(is_later).map(|flow| flow.id).collect();
+        later.into_iter().for_each(|id| self.begin_asking(id));
+    }
+
+    /// Has it looked at from time to time. Those that come at once are not asked at once.
+    pub(super) fn begin_asking(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let now_ns = now_ns();
+        let between_ns = self.quiet_ns(flow, now_ns);
+        self.ask_when_quiet(id, now_ns + fastrand::u64(between_ns / 2..=between_ns));
+    }
+
+    fn ask_when_quiet(&mut self, id: FlowId, at_ns: u64) {
+        if self.table.fleet.is_enabled()
+            && let Some(flow) = self.flows.get_mut(&id)
+        {
+            flow.quiet_at_ns = at_ns;
+            self.quiet.insert((at_ns, id));
+        }
+    }
+
+    pub(super) fn ask_both(&mut self, id: FlowId, now_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        flow.questioned_ns = now_ns;
+        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
+        // Its packets may pass another instance: its client has acknowledged what was not seen here.
+        let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
+        let down = Look { sent: if is_further { up.taken } else { down.sent }, ..down };
+        self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        // What this host sends itself begins an entry anew.
+        self.untrack.forget(&ends);
+    }
+}

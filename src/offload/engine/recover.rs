@@ -1,0 +1,205 @@
+//! Flows that an earlier process left in the map.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::carried::{Carried, Look, Step};
+use super::{Engine, note};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::entry::{Action, Ends, Entry, Identity};
+use crate::offload::program::Cursor;
+use crate::table::journal::What;
+use crate::table::offload::{Answer, Progress, Record, Ticket};
+
+/// Entries of one call.
+const STEP: usize = 4096;
+
+/// Until its worker says more, a silent end of a flow is given up after this.
+const PATIENCE_NS: u64 = 30_000_000_000;
+
+/// Both directions of one flow, as far as they are there.
+#[derive(Debug, Default)]
+pub struct Pair {
+    pub ends: Option<Ends>,
+    pub up: Option<Entry>,
+    pub down: Option<Entry>,
+}
+
+/// What an earlier process left of its own flows.
+#[derive(Debug, Default)]
+struct Left {
+    pairs: HashMap<FlowId, Pair>,
+    /// Those that were about to be offloaded.
+    witnesses: Vec<(FlowId, Ends)>,
+}
+
+impl Engine {
+    /// Never gives a new flow the id of one that is in the map, nor its port.
+    pub(super) fn keep_names(&mut self) -> io::Result<()> {
+        let Left { pairs, witnesses } = self.left()?;
+        for ends in pairs.values().filter_map(|pair| pair.ends) {
+            self.table.offload.reserve(ends.local, ends.backend);
+        }
+        // Ids of other instances, which are held or were taken over, are theirs to give.
+        let (held, tag) = (self.keep.held.iter().map(|(id, _)| id.flow), self.table.flows.tag());
+        let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
+        let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
+        self.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
+        Ok(())
+    }
+
+    /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
+    pub(super) fn recover(&mut self) {
+        self.listens = true;
+        let Left { pairs, witnesses } = match self.left() {
+            Ok(found) => found,
+            Err(error) => {
+                self.table.fleet.set_whole();
+                return tracing::error!(%error, "the flows of an earlier process cannot be read");
+            }
+        };
+        for (id, ends) in witnesses.into_iter().filter(|(id, _)| !self.witnesses.contains_key(id)) {
+            if let Err(error) = self.program.withdraw(id, &ends) {
+                tracing::error!(%error, "what an earlier process left in the map cannot be removed");
+            }
+        }
+        let (mut found, mut unfinished) = (0, 0);
+        for (id, pair) in pairs {
+            let Some(ends) = pair.ends.filter(|_| !self.flows.contains_key(&id)) else { continue };
+            self.table.offload.reserve(ends.local, ends.backend);
+            let whole = matches!(
+                (&pair.up, &pair.down),
+                (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
+            );
+            self.flows.insert(id, carried(id, ends, &pair));
+            self.begin_asking(id);
+            match pair.up {
+                Some(entry) if whole => {
+                    self.slots.keep(entry.backend_slot, ends.backend);
+                    // The process before this one may have died on the way to that.
+                    self.untrack.forget(&ends);
+                    self.unclaimed += 1;
+                    self.offer(id, pair.up.as_ref(), pair.down.as_ref());
+                    found += 1;
+                }
+                _ => {
+                    self.reset(id);
+                    unfinished += 1;
+                }
+            }
+        }
+        self.count_claimed(0);
+        self.surroundings.compare_again();
+        self.table.offload.census.recovered.add(found);
+        if found + unfinished > 0 {
+            tracing::info!(flows = found, reset = unfinished, "recovered the flows that an earlier process offloaded");
+            self.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
+        }
+    }
+
+    pub(super) fn claim(&mut self, ticket: Ticket, patience_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&ticket.id) else {
+            let reason = Some(EndReason::Internal);
+            return self.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
+        };
+        let is_new = flow.ticket.replace(ticket).is_none();
+        flow.patience_ns = patience_ns;
+        if is_new {
+            self.count_claimed(1);
+        }
+        let Some(flow) = self.flows.get(&ticket.id) else { return };
+        if let Step::Over | Step::Resetting { .. } = flow.step {
+            // It ended before it had a worker that could be told.
+            let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
+            let last = last.unwrap_or_else(|| Progress::none(ticket));
+            return self.answer(ticket.worker, Answer::Ended { last, reason });
+        }
+        self.tell_offloaded(ticket.id);
+        self.has_moved(ticket.id);
+    }
+
+    /// Peers are told nothing before every flow that was found has been told of.
+    fn count_claimed(&mut self, flows: u64) {
+        self.unclaimed = self.unclaimed.saturating_sub(flows);
+        if self.unclaimed == 0 {
+            self.table.fleet.set_whole();
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: FlowId, why: &str) {
+        self.count_claimed(1);
+        tracing::warn!(flow = id.0, "a flow of an earlier process is reset: {why}");
+        self.reset(id);
+    }
+
+    pub(super) fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
+        let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
+            return self.refuse(id, "its entries do not say whose it is");
+        };
+        let Some(flow) = self.flows.get(&id) else { return };
+        let note = self.program.note(id).ok().flatten();
+        let record = Record {
+            accepted_at_ns: identity.accepted_at_ns,
+            connect_us: identity.connect_us.into(),
+            backend_key: identity.backend_key,
+            client: note.as_ref().map_or(flow.ends.client, note::client),
+        };
+        let found = Box::new(flow.found(record));
+        let worker = (id.0 % self.touched.len() as u64) as usize;
+        self.answer(worker, Answer::Found(found));
+    }
+
+    /// Flows of this instance; takes note of what is held for others.
+    fn left(&mut self) -> io::Result<Left> {
+        let Left { mut pairs, mut witnesses } = Left::default();
+        let mut cursor = Cursor::default();
+        loop {
+            let mut seen = Vec::new();
+            let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
+            for (key, entry) in seen {
+                if entry.action == Action::Witness {
+                    // Its flow had sockets: they went with their process, or to this one, which looks at it anew.
+                    witnesses.push((entry.id, entry.ends(key)));
+                    continue;
+                }
+                if entry.held {
+                    self.recall_held(key, &entry);
+                    continue;
+                }
+                let pair = pairs.entry(entry.id).or_default();
+                pair.ends = Some(entry.ends(key));
+                match entry.direction {
+                    Direction::Up => pair.up = Some(entry),
+                    Direction::Down => pair.down = Some(entry),
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        Ok(Left { pairs, witnesses })
+    }
+}
+
+/// As it is found: alone, and nobody's yet.
+pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
+    let look = |entry: &Option<Entry>| entry.as_ref().map(Look::at).unwrap_or_default();
+    Carried {
+        id,
+        ticket: None,
+        ends,
+        step: Step::Alone,
+        up: look(&pair.up),
+        down: look(&pair.down),
+        unanswered: None,
+        patience_ns: PATIENCE_NS,
+        told_bytes: 0,
+        inherited_ns: 0,
+        questioned_ns: 0,
+        quiet_at_ns: 0,
+        entered: None,
+        first_rst: None,
+    }
+}

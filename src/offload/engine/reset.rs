@@ -1,0 +1,281 @@
+//! Ending offloaded flows by order: the entries answer RST to whatever comes, and both ends are made to say something.
+//!
+//! RST with the number that an end last acknowledged ends it if nothing was on its way (RFC 5961). A bare ACK one below
+//! that makes it answer with its own numbers, to which the program sends RST. Each is lost in silence where the other
+//! works, so both are sent, and once more after the time for which kernels hold such answers back
+//! (tcp_invalid_ratelimit, 500 ms).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::Engine;
+use super::carried::{Carried, Look, Step};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::segment::{Flags, Segment};
+use crate::model::splice::Direction;
+use crate::offload::entry::Key;
+use crate::offload::probe::Change;
+use crate::sys::clock::now_ns;
+use crate::sys::socket;
+use crate::table::late_resets::Abandoned;
+use crate::table::offload::{Answer, Progress, Ticket};
+
+/// From the first round to the second, and from there to the removal of the entries.
+const ROUND: Duration = Duration::from_millis(700);
+
+const ROUNDS: u8 = 2;
+
+/// Clients that are asked at a time whether they hear this host.
+const CLIENTS_ASKED: usize = 32;
+
+/// Whoever has said nothing by then may be behind a network that is out for a while, and would wait for ever: every living
+/// end that is reset answers the bare ACK, with an RST of its kernel's. It is told again after this time, and then by
+/// `late_resets`, which needs no entry.
+const SILENT_ROUND: Duration = Duration::from_secs(5);
+
+const SILENT_ROUNDS: u8 = ROUNDS + 1;
+
+/// How long entries outlive a flow that has ended by itself, for what is still on its way.
+const LINGER: Duration = Duration::from_secs(2);
+
+impl Engine {
+    /// An order of the flow's worker.
+    pub(super) fn end(&mut self, ticket: Ticket, unless_moved_since_ns: Option<u64>) {
+        self.look(ticket.id);
+        let Some(flow) = self.flows.get_mut(&ticket.id) else {
+            // It stayed, and its worker knows by now, or it has ended, and its worker is about to know.
+            return;
+        };
+        flow.ticket = Some(ticket);
+        if matches!(flow.step, Step::Over | Step::Resetting { .. }) {
+            return;
+        }
+        let last = flow.progress();
+        // While this host heard nobody, bytes may have moved elsewhere.
+        let moved_ns = self.table.hearing.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
+        if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
+            && moved_ns >= since_ns
+        {
+            return self.answer(ticket.worker, Answer::Moves(last));
+        }
+        self.reset(ticket.id);
+        if let Some(last) = last {
+            self.answer(ticket.worker, Answer::Ended { last, reason: None });
+        }
+    }
+
+    /// Resets both ends, and the sockets if there are any.
+    pub(super) fn reset(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        // First the entries: what the ends answer to the segments below must find them.
+        if let Err(error) = self.program.change(&keys, Change::Reset) {
+            tracing::error!(%error, "the entries of a flow cannot be changed");
+        }
+        if let Step::Entered(lent) | Step::Filling(lent) = before {
+            socket::reset(lent.sockets.client);
+            socket::reset(lent.sockets.backend);
+            self.table.offload.count_out();
+        }
+        self.reset_round(id);
+        self.make_way(id);
+    }
+
+    /// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
+    pub(super) fn make_way(&self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        for (direction, look) in [(Direction::Up, &flow.up), (Direction::Down, &flow.down)] {
+            if look.reused {
+                self.take_out_own(id, direction);
+            }
+        }
+    }
+
+    /// A flow has ended by itself; its worker is told.
+    pub(super) fn over(&mut self, id: FlowId, reason: EndReason) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        if let Some(ticket) = flow.ticket {
+            let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
+            self.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
+        }
+    }
+
+    /// As [`Engine::over`]; its entries serve what is still on its way.
+    pub(super) fn fade(&mut self, id: FlowId, reason: EndReason) {
+        self.over(id, reason);
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.step = Step::Over;
+            // From its last packet: it may have ended long before this process began.
+            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
+            self.later.insert((last_ns + LINGER.as_nanos() as u64, id));
+        }
+    }
+
+    /// What was set for now.
+    pub(super) fn do_what_is_due(&mut self) {
+        let now_ns = now_ns();
+        while self.later.first().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.is_frozen() {
+            let Some((_, id)) = self.later.pop_first() else { break };
+            match self.flows.get(&id).map(|flow| &flow.step) {
+                Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => self.reset_round(id),
+                Some(Step::Resetting { .. }) => self.reset_silent(id),
+                Some(Step::Over) => self.remove_if_quiet(id, now_ns),
+                _ => {}
+            }
+        }
+    }
+
+    /// Goes on with an end that has said nothing since it is being reset; the other one may use its port again.
+    fn reset_silent(&mut self, id: FlowId) {
+        self.look(id);
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Step::Resetting { rounds, since_ns } = &mut flow.step else { return };
+        *rounds += 1;
+        let is_last = *rounds > SILENT_ROUNDS;
+        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        // What has no entry any more was heard before.
+        let [client, backend] =
+            [&up, &down].map(|look| *look != Look::default() && !look.reused && look.last_ns < *since_ns);
+        if is_last || !(client || backend) {
+            self.remove(id);
+            let silent = [
+                (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
+                (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
+            ];
+            for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
+                // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
+                let under_way = other.sent.wrapping_sub(look.taken);
+                let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
+                self.table.late_resets.tell(Abandoned { from, to, seqs: [look.acked, last], ack: look.sent });
+            }
+            return;
+        }
+        match client {
+            true => self.challenge(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
+            false => self.take_out_own(id, Direction::Up),
+        }
+        match backend {
+            true => self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
+            false => self.take_out_own(id, Direction::Down),
+        }
+        self.untrack.forget(&ends);
+        self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
+    }
+
+    /// Its entries stay for as long as something passes by them.
+    fn remove_if_quiet(&mut self, id: FlowId, now_ns: u64) {
+        self.look(id);
+        let Some(flow) = self.flows.get(&id) else { return };
+        let until_ns = flow.up.last_ns.max(flow.down.last_ns) + LINGER.as_nanos() as u64;
+        match until_ns > now_ns {
+            true => drop(self.later.insert((until_ns, id))),
+            false => self.remove(id),
+        }
+    }
+
+    /// Makes both ends of the flow take an RST.
+    fn reset_round(&mut self, id: FlowId) {
+        self.look(id);
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        if let Step::Resetting { rounds, .. } = &mut flow.step {
+            *rounds += 1;
+        }
+        let (ends, up, down) = (flow.ends, flow.up, flow.down);
+        self.challenge(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
+        self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
+        self.untrack.forget(&ends);
+        self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
+    }
+
+    /// Makes some clients show that they hear this host.
+    pub(super) fn ask_clients(&self) {
+        let after = fastrand::usize(..self.flows.len().max(1));
+        let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
+        for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
+            self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), up);
+            self.untrack.forget(ends);
+        }
+    }
+
+    /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
+    /// 3.10.7.4). `look` is at what `to` has sent.
+    pub(super) fn ask(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+        let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
+        if let Some(packet) = (Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 }).packet() {
+            // Where it cannot be sent there is no answer either.
+            let _ = self.raw.send(&packet, to.ip());
+        }
+    }
+
+    /// `look` is at what `to` has sent.
+    fn challenge(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+        // Its entry was gone before anybody looked: nobody knows a number. Or a new connection has its port.
+        if *look == Look::default() || look.reused {
+            return;
+        }
+        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
+        let below = Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact };
+        for packet in [exact, below].iter().filter_map(Segment::packet) {
+            // A host that cannot be reached needs no RST.
+            let _ = self.raw.send(&packet, to.ip());
+        }
+    }
+
+    /// Takes the entries out and lets the port be used again.
+    pub(super) fn remove(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        for direction in [Direction::Up, Direction::Down] {
+            self.take_out(id, &flow.ends.key(direction));
+        }
+        if let Err(error) = self.program.drop_note(id) {
+            tracing::error!(%error, "the note of a flow cannot be removed");
+        }
+        self.table.offload.release(flow.ends.local, flow.ends.backend);
+    }
+
+    fn take_out_own(&self, id: FlowId, direction: Direction) {
+        if let Some(flow) = self.flows.get(&id) {
+            self.take_out(id, &flow.ends.key(direction));
+        }
+    }
+
+    /// Takes out an entry, unless another flow has come in its place.
+    fn take_out(&self, id: FlowId, key: &Key) {
+        let is_its = self.program.entry(key).map(|entry| entry.is_some_and(|entry| entry.id == id));
+        if let Err(error) = is_its.and_then(|is_its| if is_its { self.program.take_out(key).map(drop) } else { Ok(()) })
+        {
+            tracing::error!(%error, "the entry of a flow cannot be removed");
+        }
+    }
+
+    /// Takes note of what the entries hold now; true if anything has passed since the last time.
+    pub(super) fn look(&mut self, id: FlowId) -> bool {
+        let Some(flow) = self.flows.get(&id) else { return false };
+        let see =
+            |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten().filter(|entry| entry.id == id);
+        let (up, down) = (see(Direction::Up), see(Direction::Down));
+        let Some(flow) = self.flows.get_mut(&id) else { return false };
+        // Of both, whatever the first one says.
+        up.iter().chain(&down).fold(false, |changed, entry| flow.take_note(entry) | changed)
+    }
+}
+
+impl Carried {
+    /// Takes note of one direction; true if anything has passed since the last time.
+    pub fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
+        let look = match entry.direction {
+            Direction::Up => &mut self.up,
+            Direction::Down => &mut self.down,
+        };
+        let now = Look::at(entry);
+        // Before the first packet the entry knows less than the relay did.
+        let last_data_ns = now.last_data_ns.max(look.last_data_ns);
+        let changed =
+            (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);
+        *look = Look { last_data_ns, ..now };
+        changed
+    }
+}

@@ -1,0 +1,84 @@
+//! Flows of other instances for which the map has no room: known as such, told once, and tried again when there may be some.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Engine;
+use crate::model::ends::Key;
+use crate::model::fleet::{FleetId, FlowRecord};
+use crate::table::offload::HeldAnswer;
+
+/// What is tried again at a time.
+const AGAIN: usize = 256;
+
+/// Between two complaints.
+const SAY_EVERY_NS: u64 = 60_000_000_000;
+
+/// What there is no room for, and flows whose addresses flows of this instance's have.
+#[derive(Debug, Default)]
+pub struct Crowded {
+    /// Flows that were to be held.
+    pub flows: HashMap<FleetId, Box<FlowRecord>>,
+    /// Packets that were to be forwarded, and where to.
+    pub packets: HashMap<Key, IpAddr>,
+    said_ns: u64,
+}
+
+/// Why a flow of another instance is not held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotHeld {
+    NoRoom,
+    /// A flow of this instance's has its addresses.
+    Taken,
+}
+
+impl Crowded {
+    /// Flows; two keys of packets are one.
+    fn len(&self) -> usize {
+        self.flows.len() + self.packets.len().div_ceil(2)
+    }
+}
+
+impl Engine {
+    /// Holds and forwards what there is room for by now. Call it now and then.
+    pub(super) fn use_room(&mut self, now_ns: u64) {
+        let (mut held, mut is_full) = (Vec::new(), false);
+        for id in self.keep.crowded.flows.keys().copied().take(AGAIN).collect::<Vec<_>>() {
+            let Some(record) = self.keep.crowded.flows.remove(&id) else { continue };
+            let Err(why) = self.hold(&record) else {
+                held.push(id);
+                continue;
+            };
+            self.keep.crowded.flows.insert(id, record);
+            if why == NotHeld::NoRoom {
+                is_full = true;
+                break;
+            }
+        }
+        if !held.is_empty() {
+            self.table.offload.held.answer(HeldAnswer::Held(held));
+        }
+        let packets: Vec<_> = self.keep.crowded.packets.iter().map(|(key, to)| (*key, *to)).take(AGAIN).collect();
+        for (key, to) in packets {
+            self.forward(vec![key], to);
+            if self.keep.crowded.packets.contains_key(&key) {
+                is_full = true;
+                break;
+            }
+        }
+        let flows = self.keep.crowded.len() as u64;
+        self.table.fleet.census.not_held.store(flows, Relaxed);
+        if flows == 0 && self.keep.crowded.said_ns > 0 {
+            self.keep.crowded.said_ns = 0;
+            tracing::info!("the map has room for all flows of other instances again");
+        } else if is_full && (self.keep.crowded.said_ns == 0 || now_ns - self.keep.crowded.said_ns > SAY_EVERY_NS) {
+            self.keep.crowded.said_ns = now_ns;
+            tracing::warn!(
+                flows,
+                room_for = self.program.flows_max(),
+                "the map has no room for flows of other instances: they are reset if their owner dies; raise offload.max_flows"
+            );
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Looking at flows that something has passed of. The program marks them; the others are left alone, so that a flow at rest
+//! costs nothing, however many there are.
+//!
+//! ```text
+//!            few marks ──▶ Looks: each of them is looked up
+//!   Rest ──▶                                               ──▶ Rest, until the next round
+//!            many      ──▶ Sweep: all entries are read
+//! ```
+//! Both go in steps, so that nobody who is offloaded waits behind a million entries.
+
+use std::time::Duration;
+
+use super::Engine;
+use crate::model::fleet::FleetId;
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::entry::Entry;
+use crate::offload::moved::{Mark, Moved};
+use crate::offload::program::Cursor;
+use crate::sys::clock;
+
+/// From the beginning of a round to that of the next, at least.
+const ROUND: Duration = Duration::from_millis(250);
+
+/// From the beginning of a step to the next, in lengths of the CPU time that the step took: with many busy flows looking must
+/// not fill a core, nor be put off for seconds because somebody else had it.
+const SHARE: u64 = 50;
+
+/// Flows that are looked up in a step, and entries that are read in one.
+const LOOKS: usize = 2048;
+const SWEEP: usize = 8192;
+
+/// Entries of one call.
+const BATCH: usize = 2048;
+
+/// Reading all entries costs as much as looking up such a part of them, one by one.
+const MANY: usize = 4;
+
+/// How far a round has come.
+#[derive(Debug)]
+pub struct Scan {
+    moved: Moved,
+    /// Of the round before: what a CPU was about to write then is there now.
+    before: Vec<Mark>,
+    stage: Stage,
+    round_at_ns: u64,
+    step_at_ns: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Rest,
+    Looks(Vec<FlowId>),
+    Sweep(Cursor),
+}
+
+impl Scan {
+    pub fn new(moved: Moved) -> Self {
+        // Flows are read as they are recovered; what moved before that is known.
+        Self { moved, before: Vec::new(), stage: Stage::Rest, round_at_ns: 0, step_at_ns: 0 }
+    }
+
+    /// Another process may have taken marks.
+    pub fn begin_anew(&mut self) {
+        self.stage = Stage::Sweep(Cursor::default());
+    }
+
+    /// Marks of this round and of the one before.
+    fn take(&mut self) -> Vec<Mark> {
+        let mut now = Vec::new();
+        self.moved.take(&mut now);
+        let mut both = std::mem::replace(&mut self.before, now.clone());
+        both.extend(now);
+        both.sort_unstable();
+        both.dedup();
+        both
+    }
+}
+
+impl Engine {
+    /// Goes on with a round, or begins one, if it is time.
+    pub(super) fn scan(&mut self, now_ns: u64) {
+        if now_ns < self.scan.step_at_ns {
+            return;
+        }
+        if matches!(self.scan.stage, Stage::Rest) {
+            if now_ns < self.scan.round_at_ns {
+                return;
+            }
+            self.scan.round_at_ns = now_ns + ROUND.as_nanos() as u64;
+            self.begin_round();
+        }
+        let began_ns = clock::thread_cpu_ns();
+        let mut touched = Vec::new();
+        self.scan.stage = match std::mem::replace(&mut self.scan.stage, Stage::Rest) {
+            Stage::Rest => Stage::Rest,
+            Stage::Looks(flows) => self.look_up(flows, &mut touched),
+            Stage::Sweep(cursor) => self.sweep(cursor, &mut touched),
+        };
+        self.tell_failover(touched, Vec::new());
+        self.scan.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
+    }
+
+    fn begin_round(&mut self) {
+        let marks = self.scan.take();
+        let all = self.flows.len() + self.keep.held.len();
+        // Before any is looked for: as many flows as there are marks, or more that share them.
+        self.scan.stage = if marks.len() * MANY > all {
+            Stage::Sweep(Cursor::default())
+        } else {
+            let flows = marks.iter().flat_map(|mark| self.flows.at(*mark).chain(self.keep.held.at(*mark)));
+            Stage::Looks(flows.collect())
+        };
+    }
+
+    fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> Stage {
+        for id in flows.split_off(flows.len().saturating_sub(LOOKS)) {
+            for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(Direction::Up)).collect::<Vec<_>>() {
+                if let Ok(Some(entry)) = self.program.entry(&key) {
+                    self.hear(&entry);
+                    touched.extend(self.see_held(&key, &entry));
+                }
+            }
+            if self.look(id) {
+                let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
+                self.table.hearing.hear_client(heard_ns);
+                self.moved_on(id);
+            }
+        }
+        if flows.is_empty() { Stage::Rest } else { Stage::Looks(flows) }
+    }
+
+    fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FleetId>) -> Stage {
+        let mut seen = Vec::with_capacity(BATCH);
+        let mut changed = Vec::new();
+        let mut more = true;
+        for _ in 0..SWEEP / BATCH {
+            seen.clear();
+            more = match self.program.scan(&mut cursor, BATCH, &mut seen) {
+                Ok(more) => more,
+                Err(error) => {
+                    tracing::error!(%error, "the map of flows cannot be read");
+                    false
+                }
+            };
+            for (key, entry) in &seen {
+                self.hear(entry);
+                if entry.held {
+                    touched.extend(self.see_held(key, entry));
+                } else if let Some(flow) = self.flows.get_mut(&entry.id)
+                    && flow.take_note(entry)
+                {
+                    changed.push(flow.id);
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        changed.into_iter().for_each(|id| self.moved_on(id));
+        if more { Stage::Sweep(cursor) } else { Stage::Rest }
+    }
+
+    /// Whether this host hears anybody at all is another's question.
+    fn hear(&self, entry: &Entry) {
+        if entry.direction == Direction::Up {
+            self.table.hearing.hear_client(entry.seen.last_ns);
+        }
+    }
+
+    fn moved_on(&mut self, id: FlowId) {
+        self.tell_progress(id);
+        self.has_moved(id);
+    }
+}

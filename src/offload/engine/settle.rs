@@ -1,0 +1,338 @@
+//! From entries to a flow without sockets: what slipped in is passed on, what was passed on is acknowledged, and the
+//! sockets close in silence.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use super::Engine;
+use super::carried::{Carried, Lent, Limbo, Step};
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::model::segment::{Flags, Segment};
+use crate::model::splice::Direction;
+use crate::offload::entry::{Entry, Key};
+use crate::offload::probe::Change;
+use crate::sys::clock::now_ns;
+use crate::sys::raw::RawSender;
+use crate::sys::{silence, socket};
+use crate::table::offload::Answer;
+
+/// How often acknowledgements are looked for.
+pub const RETRY: Duration = Duration::from_millis(5);
+
+/// The same for what went out in several segments: the kernel sends the last of them again if it is not told of an
+/// acknowledgement within two round trips and two ticks (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe).
+/// After a single one it waits for 200 ms more.
+pub const HASTE: Duration = Duration::from_millis(1);
+
+/// Bytes that are read from a socket at a time.
+const CHUNK: usize = 4096;
+
+/// Bytes that a socket is told of in one packet, far less than any window of its own, and packets of one turn.
+const ZEROS: u16 = 16 * 1024;
+const ZEROS_AT_ONCE: usize = 1024;
+
+/// A socket failed while its flow was between two steps.
+#[derive(Debug)]
+pub struct BrokenLeg {
+    pub by_client: bool,
+    pub error: io::Error,
+}
+
+impl Engine {
+    /// Goes on with flows whose grace is over, and with those that wait for an acknowledgement.
+    pub(super) fn settle(&mut self) {
+        for id in std::mem::take(&mut self.hasty) {
+            self.tell_in_haste(id);
+        }
+        if self.grace.is_over() {
+            for id in std::mem::take(&mut self.in_grace) {
+                self.grace_over(id);
+            }
+            if !self.await_grace.is_empty() {
+                self.begin_grace();
+            }
+        }
+        for id in std::mem::take(&mut self.unsettled) {
+            self.close_if_acknowledged(id);
+        }
+    }
+
+    fn grace_over(&mut self, id: FlowId) {
+        // It was reset meanwhile.
+        if !matches!(self.flows.get(&id), Some(Carried { step: Step::Entered(_), .. })) {
+            return;
+        }
+        if let Err(broken) = self.drain(id) {
+            return self.broken(id, broken);
+        }
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.step = match std::mem::replace(&mut flow.step, Step::Over) {
+                Step::Entered(lent) => Step::Filling(lent),
+                other => other,
+            };
+        }
+        self.close_if_acknowledged(id);
+        // More may have slipped in.
+        self.watch_if_hasty(id);
+    }
+
+    /// Passes on what was held and what has come into the sockets.
+    pub(super) fn drain(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return Ok(()) };
+        let Lent { sockets, up, down, .. } = lent;
+        pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
+            .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
+        pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
+            .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
+        // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
+        let slipped = [(up, sockets.held_up.len(), Direction::Up), (down, sockets.held_down.len(), Direction::Down)];
+        for (limbo, held, direction) in slipped {
+            let position = limbo.expected(held);
+            if position != limbo.shown.wrapping_add(limbo.passed_by) {
+                let change = if limbo.fin { Change::Fin(position) } else { Change::Sent(position) };
+                if let Err(error) = self.program.change(&[flow.ends.key(direction)], change) {
+                    tracing::error!(%error, "the entries of a flow cannot be changed");
+                }
+                limbo.shown = position.wrapping_sub(limbo.passed_by);
+            }
+        }
+        Ok(())
+    }
+
+    fn close_if_acknowledged(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let Step::Filling(lent) = &flow.step else { return };
+        let entry = |direction| self.program.entry(&flow.ends.key(direction));
+        let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
+        let acknowledged = match (whole, entry(Direction::Up), entry(Direction::Down)) {
+            (false, ..) => false,
+            (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down),
+            // Somebody has removed the entries: the sockets are all that is left of the flow.
+            (_, Ok(None), _) | (_, _, Ok(None)) => return self.lost(id),
+            (_, Err(error), _) | (_, _, Err(error)) => {
+                tracing::error!(%error, "the map of flows cannot be read");
+                false
+            }
+        };
+        let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
+        match acknowledged {
+            true => self.close(id),
+            false if overdue => self.silent(id),
+            false => match self.tell_sockets(id).and_then(|()| self.drain(id)) {
+                Ok(()) => self.unsettled.push(id),
+                Err(broken) => self.broken(id, broken),
+            },
+        }
+    }
+
+    /// Has its sockets told in haste, if they are going to send something again.
+    pub(super) fn watch_if_hasty(&mut self, id: FlowId) {
+        if let Some(Step::Entered(lent) | Step::Filling(lent)) = self.flows.get(&id).map(|flow| &flow.step)
+            && (lent.up.is_hasty() || lent.down.is_hasty())
+        {
+            self.hasty.insert(id);
+        }
+    }
+
+    /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's grace
+    /// lasts, which is longer than the kernel waits.
+    pub(super) fn tell_in_haste(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
+        let Lent { sockets, up, down, .. } = lent;
+        let entries = keys.map(|key| self.program.entry(&key));
+        if let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries {
+            let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
+            for (socket, key, outgoing, acked, expected) in [
+                (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
+                (&sockets.backend, keys[1], up, of_backend.seen.acked as u32, expected[1]),
+            ] {
+                // Before the grace is over more may have come than was read.
+                if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
+                    tell_acked(&self.raw, key, outgoing, acked, expected);
+                }
+            }
+        }
+        self.watch_if_hasty(id);
+    }
+
+    /// Tells the sockets what their far ends would tell them, whose packets pass them by.
+    fn tell_sockets(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
+        let entries = keys.map(|key| self.program.entry(&key));
+        let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries else { return Ok(()) };
+        // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
+        let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
+        let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
+        backend.tell(&self.raw, &sockets.backend, up, down, sockets.held_down.len());
+        client.tell(&self.raw, &sockets.client, down, up, sockets.held_up.len());
+        Ok(())
+    }
+
+    /// Closes both sockets, then marks the entries: from here on they are all there is of the flow.
+    fn close(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
+        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        for socket in [lent.sockets.client, lent.sockets.backend] {
+            if let Err((socket, error)) = silence::close_silently(socket) {
+                tracing::error!(%error, "a socket cannot be closed in silence");
+                socket::reset(socket);
+            }
+        }
+        self.table.offload.count_out();
+        match self.program.change(&keys, Change::Commit) {
+            Ok(2) => self.untrack.forget(&flow.ends),
+            found => {
+                tracing::error!(flow = id.0, ?found, "the entries of a flow cannot be marked");
+                self.over(id, EndReason::Internal);
+                return self.reset(id);
+            }
+        }
+        self.table.offload.census.offloaded.add(1);
+        if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
+            self.answer(ticket.worker, Answer::Offloaded(ticket));
+        }
+        self.tell_offloaded(id);
+        // It may have ended while it had sockets, and then nothing comes any more that tells.
+        self.look(id);
+        self.has_moved(id);
+    }
+
+    /// A leg broke after the entries were made: its flow cannot go on either way.
+    pub(super) fn broken(&mut self, id: FlowId, broken: BrokenLeg) {
+        let reason = match (broken.by_client, broken.error.kind()) {
+            (true, io::ErrorKind::TimedOut) => EndReason::ClientTimedOut,
+            (false, io::ErrorKind::TimedOut) => EndReason::BackendTimedOut,
+            (true, _) => EndReason::ClientReset,
+            (false, _) => EndReason::BackendReset,
+        };
+        self.was_reset(id, reason);
+        self.over(id, reason);
+        self.reset(id);
+    }
+
+    fn lost(&mut self, id: FlowId) {
+        tracing::error!(flow = id.0, "the entries of a flow are gone");
+        self.over(id, EndReason::Internal);
+        self.reset(id);
+    }
+
+    fn silent(&mut self, id: FlowId) {
+        let Some(Carried { step: Step::Filling(lent), .. }) = self.flows.get(&id) else { return };
+        let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+        self.over(id, reason);
+        self.reset(id);
+    }
+}
+
+/// What a far end would tell the socket of its leg.
+struct FarEnd {
+    /// Of its packets.
+    key: Key,
+    /// What it has acknowledged.
+    acked: u32,
+    /// Up to where the other side has what it sent.
+    taken: u32,
+}
+
+impl FarEnd {
+    /// Tells `socket` what was acknowledged of `outgoing`: without that it resends its first segment for ever, though it is
+    /// a later one that was lost. And how far `incoming` has come: what it resends carries its own acknowledgement, and the
+    /// far end takes no segment whose acknowledgement lies further back than any window that it was ever given (RFC 5961
+    /// section 5.2; net/ipv4/tcp_input.c, tcp_ack). `held` bytes of `incoming` wait to be written.
+    fn tell(&self, raw: &RawSender, socket: &OwnedFd, outgoing: &mut Limbo, incoming: &mut Limbo, held: usize) {
+        if outgoing.is_empty() {
+            return;
+        }
+        tell_acked(raw, self.key, outgoing, self.acked, incoming.expected(held));
+        // What is in the socket must be the flow's own bytes until all of those are out of it.
+        let drained = held == 0 && !incoming.fin && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
+        for _ in 0..ZEROS_AT_ONCE {
+            let behind = self.taken.wrapping_sub(incoming.expected(0));
+            if !drained || behind == 0 || behind > 1 << 31 || outgoing.told == outgoing.end() {
+                return;
+            }
+            let zeros = behind.min(ZEROS.into());
+            tell(raw, self.key, incoming.expected(0), outgoing.told, zeros as u16);
+            incoming.passed_by = incoming.passed_by.wrapping_add(zeros);
+            discard(socket);
+        }
+    }
+}
+
+/// Tells the socket that `outgoing` went through what its far end has acknowledged of it, if that is more than it knows.
+fn tell_acked(raw: &RawSender, key: Key, outgoing: &mut Limbo, acked: u32, seq: u32) {
+    let whole = outgoing.end().wrapping_sub(outgoing.told);
+    let news = acked.wrapping_sub(outgoing.told);
+    if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
+        outgoing.told = outgoing.told.wrapping_add(news.min(whole));
+        tell(raw, key, seq, outgoing.told, 0);
+    }
+}
+
+/// Towards an address of this host, and so by loopback, which the program does not look at. `key` is that of the far end's
+/// packets.
+fn tell(raw: &RawSender, key: Key, seq: u32, ack: u32, zeros: u16) {
+    let Key { from, to } = key;
+    let segment = Segment { from, to, seq, ack, flags: Flags::Ack, window: u16::MAX };
+    if let Some(packet) = segment.packet_of_zeros(zeros) {
+        let _ = raw.send(&packet, to.ip());
+    }
+}
+
+/// Takes out of a socket what only stands for bytes that went another way.
+fn discard(socket: &OwnedFd) {
+    let mut buffer = [0; CHUNK];
+    while socket::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
+}
+
+/// Whether the receiver has all of it; `by` is the entry of the receiver's packets, `of` that of the sender's. Who
+/// acknowledges more than was sent is not the receiver.
+fn arrived(limbo: &Limbo, by: &Entry, of: &Entry) -> bool {
+    let beyond = by.taken().wrapping_sub(of.seen.sent as u32);
+    limbo.is_empty() || (by.has_acked(limbo.end()) && (beyond == 0 || beyond > 1 << 31))
+}
+
+/// Writes `held`, then all that `source` has. An error tells whether it was the source's.
+fn pass(
+    source: &OwnedFd,
+    destination: &OwnedFd,
+    held: &mut Vec<u8>,
+    limbo: &mut Limbo,
+) -> Result<(), (bool, io::Error)> {
+    let mut buffer = [0; CHUNK];
+    loop {
+        while !held.is_empty() {
+            match socket::write(destination, held) {
+                Ok(written) => {
+                    held.drain(..written);
+                    limbo.written += written as u32;
+                    limbo.segments += (written as u32).div_ceil(limbo.segment_max.max(1));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err((false, error)),
+            }
+        }
+        if limbo.fin {
+            return Ok(());
+        }
+        match socket::read(source, &mut buffer) {
+            Ok(0) => {
+                limbo.fin = true;
+                limbo.segments += 1;
+                let _ = socket::finish_writing(destination);
+            }
+            Ok(_) if limbo.passed_by > 0 => {}
+            Ok(count) => held.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err((true, error)),
+        }
+    }
+}

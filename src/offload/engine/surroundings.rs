@@ -1,0 +1,85 @@
+//! What of this host's network keeps a flow in its sockets, and may change at any time: cards that merge packets, and IPsec.
+//!
+//! A card's merged packets (LRO) are cut again by the one that they leave by, which only some drivers let happen: others leave
+//! out what the kernel needs for that, and the packet is dropped (gso_type of 0; net/ipv4/tcp_offload.c). The kernel itself
+//! turns LRO off where it forwards (net/core/dev.c, dev_disable_lro); Baton leaves that to whoever runs the host.
+//!
+//! IPsec is the business of the kernel's own routing, and the program sends past that.
+
+use std::collections::HashSet;
+use std::io;
+
+use super::Engine;
+use super::carried::Step;
+use crate::model::end_reason::EndReason;
+use crate::model::ends::Ends;
+use crate::sys::netlink;
+use crate::sys::netlink::xfrm::Policies;
+
+#[derive(Debug)]
+pub struct Surroundings {
+    policies: Policies,
+    /// Offloaded flows have not been compared with the policies since these changed.
+    policies_moved: bool,
+    /// Interfaces whose packets may come merged; `None`: to be read.
+    merging: Option<HashSet<u32>>,
+}
+
+impl Surroundings {
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { policies: Policies::open()?, policies_moved: false, merging: None })
+    }
+
+    /// An interface may have another state, or others below it.
+    pub fn links_changed(&mut self) {
+        self.merging = None;
+    }
+
+    /// Whether packets that come by this interface may have been merged by a card.
+    pub fn merges(&mut self, interface: u32) -> bool {
+        let read = || {
+            netlink::merging().unwrap_or_else(|error| {
+                tracing::warn!(%error, "which interfaces merge packets cannot be read");
+                HashSet::new()
+            })
+        };
+        self.merging.get_or_insert_with(read).contains(&interface)
+    }
+
+    /// Takes note of policies that came and went.
+    pub fn refresh(&mut self) {
+        match self.policies.refresh() {
+            Ok(changed) => self.policies_moved |= changed,
+            Err(error) => tracing::error!(%error, "IPsec policies cannot be read"),
+        }
+    }
+
+    /// Flows have come that no policy was compared with.
+    pub fn compare_again(&mut self) {
+        self.policies_moved = true;
+    }
+
+    /// Whether an IPsec policy covers one of a flow's legs.
+    pub fn are_covered(&self, ends: &Ends) -> bool {
+        let Ends { client, vip, local, backend } = ends;
+        self.policies.cover(vip.socket_addr(), client.socket_addr())
+            || self.policies.cover(local.socket_addr(), backend.socket_addr())
+    }
+}
+
+impl Engine {
+    /// Ends offloaded flows that a new policy covers: their packets would go on as they are, and whoever has the policy, too,
+    /// drops them.
+    pub(super) fn end_covered(&mut self) {
+        self.surroundings.refresh();
+        if !std::mem::take(&mut self.surroundings.policies_moved) || self.surroundings.policies.is_empty() {
+            return;
+        }
+        let lives = |step: &Step| !matches!(step, Step::Over | Step::Resetting { .. });
+        let covered = self.flows.values().filter(|flow| lives(&flow.step) && self.surroundings.are_covered(&flow.ends));
+        for id in covered.map(|flow| flow.id).collect::<Vec<_>>() {
+            self.over(id, EndReason::Ipsec);
+            self.reset(id);
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Watching over what is carried: who has ended, who is silent, how much has passed.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::carried::{Carried, Step, Unanswered};
+use super::{Engine, witness};
+use crate::addr::BackendAddr;
+use crate::model::end_reason::EndReason;
+use crate::model::fleet::{FleetId, Stray};
+use crate::model::ids::FlowId;
+use crate::model::splice::Direction;
+use crate::offload::events::{self, Told};
+use crate::offload::program::Evidence;
+use crate::sys::clock::now_ns;
+use crate::sys::netdev;
+use crate::table::backend::Suspicion;
+use crate::table::journal::What;
+use crate::table::offload::{HeldAnswer, OffloadView, Ticket};
+
+/// Events that are taken before others have their turn.
+const EVENTS: usize = 1024;
+
+/// A backend that was asked and has not answered for so long is suspect.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
+const ASK_EVERY: u64 = 8;
+
+/// How often the program may ask again for unknown packets.
+const REFILL_EVERY: Duration = Duration::from_millis(100);
+
+/// How often it is made sure that the program is still where it was put.
+const MEND_EVERY: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// What is to be done at each turn.
+    pub(super) fn watch(&mut self) {
+        let now_ns = now_ns();
+        self.see_backends(now_ns);
+        if self.is_frozen() {
+            return self.scan.begin_anew();
+        }
+        self.follow_routes();
+        self.end_covered();
+        if now_ns >= self.mend_at_ns {
+            self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
+            self.mend();
+            self.use_room(now_ns);
+            self.show();
+        }
+        if self.table.hearing.take_wanted() {
+            self.ask_clients();
+        }
+        self.judge(now_ns);
+        if now_ns >= self.sweep_at_ns {
+            self.sweep_at_ns = now_ns + witness::SWEEP_EVERY.as_nanos() as u64;
+            self.forget_stale_witnesses(now_ns);
+        }
+        if now_ns >= self.refill_at_ns {
+            self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
+            self.refill_asks();
+        }
+        if !(self.flows.is_empty() && self.keep.held.is_empty()) {
+            self.scan(now_ns);
+            self.ask_quiet(now_ns);
+            self.end_unfinished(now_ns);
+            self.end_silent(now_ns);
+        }
+        if now_ns >= self.doubt_at_ns {
+            self.doubt_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
+            self.settle_doubts(now_ns);
+        }
+    }
+
+    /// Takes note of flows that something has just happened to.
+    pub(super) fn take_events(&mut self) {
+        if !self.listens || self.is_frozen() {
+            return;
+        }
+        let (mut strays, mut touched) = (Vec::new(), Vec::new());
+        for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
+            match told {
+                Told::Stray(stray) => strays.extend((!self.is_foreign(&stray.key)).then_some(stray)),
+                Told::Doubt(segment) => touched.extend(self.doubt(&segment, now_ns())),
+                Told::Foreign(key) => drop(self.is_foreign(&key)),
+                // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
+                Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
+                    Some(held) => {
+                        let counts = event.direction == Direction::Up || event.what == events::What::Rst;
+                        touched.extend(counts.then_some(held));
+                    }
+                    None => {
+                        self.look(event.id);
+                        self.has_moved(event.id);
+                    }
+                },
+            }
+        }
+        self.tell_failover(touched, strays);
+    }
+
+    pub(super) fn tell_failover(&self, mut touched: Vec<FleetId>, strays: Vec<Stray>) {
+        let held = &self.table.offload.held;
+        if !touched.is_empty() {
+            touched.sort_unstable();
+            touched.dedup();
+            held.answer(HeldAnswer::Touched(touched));
+        }
+        if !strays.is_empty() {
+            held.answer(HeldAnswer::Strays(strays));
+        }
+    }
+
+    /// Tells the worker, and ends what is over.
+    pub(super) fn has_moved(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
+            return self.make_way(id);
+        }
+        flow.count_silence();
+        match flow.unanswered {
+            Some(_) => self.waiting.insert(id),
+            None => self.waiting.remove(&id),
+        };
+        match flow.is_closing() {
+            true => drop(self.closing.entry(id).or_insert(0)),
+            false => drop(self.closing.remove(&id)),
+        }
+        if let Some(progress) = flow.progress() {
+            self.lists.entry(progress.ticket.worker).or_default().push(progress);
+        }
+        let Some(flow) = self.flows.get(&id) else { return };
+        match (flow.ended(), &flow.step) {
+            // An RST may be lost on its last way, and an idle end would never know.
+            (Some(reason), _) if !flow.is_finished() => {
+                self.was_reset(id, reason);
+                self.over(id, reason);
+                self.reset(id);
+            }
+            // With sockets, it is looked at once more when they are gone.
+            (Some(reason), Step::Alone) => self.fade(id, reason),
+            _ => {}
+        }
+    }
+
+    /// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
+    /// too long: whoever is left waits for bytes that nobody will send again.
+    fn end_unfinished(&mut self, now_ns: u64) {
+        let (flows, hearing) = (&self.flows, &self.table.hearing);
+        self.closing
+            .retain(|id, _| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone) && flow.is_closing()));
+        let (mut silent, mut to_ask) = (Vec::new(), Vec::new());
+        for (id, ask_at_ns) in &mut self.closing {
+            let Some(flow) = flows.get(id) else { continue };
+            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
+            let between_ns = flow.patience_ns / ASK_EVERY;
+            let too_long = now_ns.saturating_sub(hearing.counts_from(last_ns)) > flow.patience_ns;
+            if too_long && flow.have_both_closed() {
+                silent.push(*id);
+            } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
+                *ask_at_ns = now_ns + between_ns;
+                to_ask.push(*id);
+            }
+        }
+        to_ask.into_iter().for_each(|id| self.ask_both(id, now_ns));
+        for id in silent {
+            // The last scan may have been a while ago.
+            if self.look(id) {
+                self.has_moved(id);
+            } else if let Some(flow) = self.flows.get(&id) {
+                let by_backend = !flow.up.is_finished(&flow.down);
+                self.over(id, if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut });
+                self.reset(id);
+            }
+        }
+    }
+
+    /// Ends flows one side of which has been silent for too long though the other waits for it.
+    fn end_silent(&mut self, now_ns: u64) {
+        if self.table.fleet.is_shared() {
+            // The other side's packets may come to another instance.
+            return;
+        }
+        let (flows, hearing) = (&self.flows, &self.table.hearing);
+        self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
+        let too_long = |flow: &&Carried| {
+            let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
+            now_ns.saturating_sub(hearing.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
+        };
+        let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
+        let (silent, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);
+        let due = |flow: &&&Carried| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
+        let to_ask: Vec<_> = waiting.iter().filter(due).map(|flow| flow.id).collect();
+        let silent: Vec<_> = silent.iter().map(|flow| flow.id).collect();
+        to_ask.into_iter().for_each(|id| self.ask_silent(id, now_ns));
+        for id in silent {
+            // The last scan may have been a while ago.
+            self.look(id);
+            let Some(flow) = self.flows.get_mut(&id) else { continue };
+            let before = flow.unanswered;
+            flow.count_silence();
+            if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
+                let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+                self.over(id, reason);
+                self.reset(id);
+            }
+        }
+    }
+
+    /// Silence that ends the flow, from now on.
+    pub(super) fn set_patience(&mut self, ticket: Ticket, patience_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&ticket.id).filter(|flow| flow.ticket == Some(ticket)) else { return };
+        flow.patience_ns = patience_ns;
+        if let Some(unanswered) = &mut flow.unanswered {
+            unanswered.ask_at_ns = unanswered.ask_at_ns.min(unanswered.since_ns + patience_ns / 2);
+        }
+        if let Some(at_ns) = self.closing.get_mut(&ticket.id) {
+            *at_ns = 0;
+        }
+        if flow.quiet_at_ns != 0 {
+            self.begin_asking(ticket.id);
+        }
+    }
+
+    /// Asks the silent side, which any living end answers. The other one may do so too rarely to tell silence from a lost
+    /// answer: probes of a closed window, and segments sent again, come up to two minutes apart.
+    fn ask_silent(&mut self, id: FlowId, now_ns: u64) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(unanswered) = &mut flow.unanswered else { return };
+        unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
+        let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
+        match by_client {
+            true => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
+            false => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
+        }
+        self.untrack.forget(&ends);
+    }
+
+    /// Tells of backends that were asked and do not answer.
+    fn see_backends(&mut self, now_ns: u64) {
+        let seen: Vec<_> = self
+            .slots
+            .iter()
+            .filter_map(|(slot, backend)| Some((backend, self.program.evidence(slot).ok()?)))
+            .collect();
+        for (address, Evidence { asked_ns, answered_ns, spoke_ns }) in seen {
+            let silent = asked_ns > answered_ns && now_ns.saturating_sub(asked_ns) > PATIENCE.as_nanos() as u64;
+            for entry in self.table.registry.backends() {
+                if entry.address().is_some_and(|its: BackendAddr| its == address) {
+                    entry.heard_ns.store(answered_ns, Relaxed);
+                    entry.spoke_ns.store(spoke_ns, Relaxed);
+                    if silent && entry.active.load(Relaxed) > 0 {
+                        entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the program back where somebody took it away.
+    fn mend(&mut self) {
+        match self.program.mend() {
+            Ok(interfaces) if interfaces.is_empty() => {}
+            Ok(interfaces) => {
+                tracing::warn!(?interfaces, "the path was detached by somebody else, and is attached again");
+                self.table.offload.census.reattached.add(1);
+                self.table.journal.record(What::ProgramReattached { interfaces });
+            }
+            Err(error) => tracing::error!(%error, "the path cannot be attached again"),
+        }
+    }
+
+    /// Shows how the path stands.
+    pub(super) fn show(&self) {
+        let census = &self.table.offload.census;
+        census.show(OffloadView {
+            why_not: None,
+            interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
+            flows_max: self.program.flows_max().into(),
+            flows_held: self.flows.len() as u64,
+            packets: self.program.counters().map(|counters| counters.labelled().to_vec()).unwrap_or_default(),
+        });
+    }
+}
+
+impl Carried {
+    /// Why it is over, if it is.
+    pub(super) fn ended(&self) -> Option<EndReason> {
+        let (up, down) = (&self.up, &self.down);
+        if up.reused || down.reused {
+            return Some(EndReason::ClientReset);
+        }
+        let by_client = up.fin_ns != 0 && (down.fin_ns == 0 || up.fin_ns <= down.fin_ns);
+        let closed = if by_client { EndReason::ClientClosed } else { EndReason::BackendClosed };
+        if self.is_finished() {
+            return Some(closed);
+        }
+        match (up.rst_ns, down.rst_ns) {
+            (0, 0) => None,
+            _ if self.is_long_over() => Some(closed),
+            _ if self.first_rst == Some(Direction::Up) => Some(EndReason::ClientReset),
+            _ if self.first_rst == Some(Direction::Down) => Some(EndReason::BackendReset),
+            (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
+            _ => Some(EndReason::BackendReset),
+        }
+    }
+
+    /// Both FINs have arrived.
+    fn is_finished(&self) -> bool {
+        !self.up.reused && !self.down.reused && self.up.is_finished(&self.down) && self.down.is_finished(&self.up)
+    }
+
+    /// An end has closed in order, and when it was asked, or another instance saw to it, an RST said that one of them knows nothing
+    /// of the connection any more.
+    fn is_long_over(&self) -> bool {
+        let first = |one: u64, other: u64| [one, other].into_iter().filter(|at_ns| *at_ns != 0).min();
+        let (fin_ns, rst_ns) = (first(self.up.fin_ns, self.down.fin_ns), first(self.up.rst_ns, self.down.rst_ns));
+        fin_ns.zip(rst_ns).is_some_and(|(fin_ns, rst_ns)| {
+            let was_asked = self.questioned_ns != 0 && self.questioned_ns <= rst_ns;
+            fin_ns < rst_ns && (was_asked || rst_ns <= self.inherited_ns)
+        })
+    }
+
+    /// When something last came of it, or it came here.
+    pub(super) fn heard_ns(&self) -> u64 {
+        self.up.last_ns.max(self.down.last_ns).max(self.inherited_ns)
+    }
+
+    fn have_both_closed(&self) -> bool {
+        self.up.fin_ns != 0 && self.down.fin_ns != 0
+    }
+
+    /// A FIN has passed, and not both have arrived.
+    pub(super) fn is_closing(&self) -> bool {
+        (self.up.fin_ns != 0 || self.down.fin_ns != 0) && self.ended().is_none()
+    }
+
+    /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes
+    /// and gets none; a probe comes again.
+    fn is_surely_silent(&self) -> bool {
+        let Some(unanswered) = self.unanswered else { return false };
+        let (silent, other) = if unanswered.by_client { (&self.up, &self.down) } else { (&self.down, &self.up) };
+        other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1
+    }
+
+    /// Begins to count, or goes on, or stops: a side is silent while the other has demanded an answer since its last packet.
+    fn count_silence(&mut self) {
+        let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
+            .into_iter()
+            .find(|(_, silent, other)| other.packets > 0 && other.asked_ns > silent.last_ns);
+        let before = self.unanswered;
+        self.unanswered = silent.map(|(by_client, silent, other)| match before {
+            Some(before) if (before.by_client, before.last_ns) == (by_client, silent.last_ns) => before,
+            _ => Unanswered {
+                by_client,
+                since_ns: other.asked_ns,
+                last_ns: silent.last_ns,
+                packets: other.packets,
+                ask_at_ns: other.asked_ns + self.patience_ns / 2,
+            },
+        });
+    }
+}

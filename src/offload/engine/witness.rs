@@ -1,0 +1,147 @@
+//! What a flow looks like on the wire, before it is offloaded.
+//!
+//! Entries are keyed by what sockets say, and the program sees packets before anything on this host has translated them
+//! (masquerade, DNAT, redirect, rules without state, a SYNPROXY). Where the two differ, an entry would never be met, and what
+//! leaves by it would go out untranslated. So a flow has entries first that only take note, and it is offloaded once packets of
+//! both its legs have come by exactly their keys, with the numbers that its sockets know.
+//!
+//! ```text
+//!   Witness, or the first try ──▶ noted ──▶ both legs seen ──▶ entered
+//!                                   │  a leg is silent: it is asked, and answers or comes to speak by itself
+//!                                   └─ a leg's socket heard what was not seen ──▶ it stays: nat
+//! ```
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use super::Engine;
+use crate::model::ids::FlowId;
+use crate::model::segment::{Flags, Segment};
+use crate::model::splice::{Direction, LegState};
+use crate::offload::entry::{Ends, Key};
+use crate::offload::program::InstallError;
+use crate::sys::clock::now_ns;
+use crate::sys::tcp_info::segments_in;
+use crate::table::offload::{Candidate, Stays};
+
+/// From its look-up in the map a packet takes less than this to its socket.
+const ON_ITS_WAY: Duration = Duration::from_millis(10);
+
+/// A flow that was not tried for so long is watched anew when it is.
+const STALE: Duration = Duration::from_secs(300);
+
+/// How often it is looked for such flows.
+pub const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// A flow that is watched.
+#[derive(Debug)]
+pub struct Witness {
+    ends: Ends,
+    since_ns: u64,
+    /// Segments that the client's and the backend's leg had heard when they were asked, and anything on its way before had
+    /// come to its socket.
+    heard: [Option<u32>; 2],
+}
+
+impl Engine {
+    /// It may be offloaded soon. Whatever stands against that shows when it is tried.
+    pub(super) fn announced(&mut self, id: FlowId, ends: Ends) {
+        if !self.is_frozen() && self.table.offload.is_open() {
+            let _ = self.watch_for(id, ends);
+        }
+    }
+
+    /// Has the program take note of the flow's packets.
+    pub(super) fn watch_for(&mut self, id: FlowId, ends: Ends) -> Result<(), InstallError> {
+        let now_ns = now_ns();
+        if self.witnesses.get(&id).is_some_and(|witness| witness.ends == ends) {
+            return Ok(());
+        }
+        self.forget_witness(id);
+        self.program.witness(id, &ends)?;
+        self.witnesses.insert(id, Witness { ends, since_ns: now_ns, heard: [None; 2] });
+        Ok(())
+    }
+
+    pub(super) fn forget_witness(&mut self, id: FlowId) {
+        if let Some(Witness { ends, .. }) = self.witnesses.remove(&id)
+            && let Err(error) = self.program.withdraw(id, &ends)
+        {
+            tracing::error!(%error, "the entries of a flow cannot be removed");
+        }
+    }
+
+    /// Those whose workers have not said what became of them.
+    pub(super) fn forget_stale_witnesses(&mut self, now_ns: u64) {
+        let stale = |witness: &Witness| now_ns.saturating_sub(witness.since_ns) > STALE.as_nanos() as u64;
+        let ids: Vec<_> = self.witnesses.iter().filter(|(_, witness)| stale(witness)).map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.forget_witness(id));
+    }
+
+    /// Whether both legs have shown themselves as their sockets know them; asks those that were silent.
+    pub(super) fn have_shown(&mut self, candidate: &Candidate, ends: &Ends, legs: [&LegState; 2]) -> Result<(), Stays> {
+        let id = candidate.ticket.id;
+        let sockets = [&candidate.sockets.client, &candidate.sockets.backend];
+        let keys = [ends.key(Direction::Up), ends.key(Direction::Down)];
+        let mut all = true;
+        for (leg, ((socket, key), state)) in sockets.into_iter().zip(keys).zip(legs).enumerate() {
+            match self.has_shown(id, leg, socket, key, state) {
+                Ok(shown) => all &= shown,
+                Err(why) => return Err(why),
+            }
+        }
+        if all { Ok(()) } else { Err(Stays::Unseen) }
+    }
+
+    fn has_shown(
+        &mut self,
+        id: FlowId,
+        leg: usize,
+        socket: &OwnedFd,
+        key: Key,
+        state: &LegState,
+    ) -> Result<bool, Stays> {
+        // Before the entry is read: what the socket has heard by now, the program has seen.
+        let heard = segments_in(socket).map_err(|error| failed(id, &error))?;
+        let entry = self.program.entry(&key).map_err(|error| failed(id, &error))?;
+        let Some(entry) = entry.filter(|entry| entry.is_witness_of(id)) else {
+            // Another flow's is there now, or another process has taken it for a dead one's.
+            self.forget_witness(id);
+            return Err(Stays::Unseen);
+        };
+        if entry.shows(state) {
+            return Ok(true);
+        }
+        let Some(witness) = self.witnesses.get_mut(&id) else { return Err(Stays::Unseen) };
+        let settled = now_ns().saturating_sub(witness.since_ns) > ON_ITS_WAY.as_nanos() as u64;
+        match witness.heard[leg] {
+            Some(before) if before != heard => return Err(Stays::Nat),
+            Some(_) => {}
+            None => witness.heard[leg] = settled.then_some(heard),
+        }
+        self.ask_leg(key, state);
+        Ok(false)
+    }
+
+    /// Sends what every living end answers at once, and takes nothing from: a byte before all that it expects (RFC 9293
+    /// section 3.10.7.4). A bare ACK would be answered twice a second only (tcp_invalid_ratelimit).
+    fn ask_leg(&self, key: Key, state: &LegState) {
+        let (seq, ack) = (state.snd_una.wrapping_sub(2), state.rcv_nxt);
+        let window = if state.own_window_scale == 0 { WINDOW_UNSCALED } else { WINDOW };
+        let segment = Segment { from: key.to, to: key.from, seq, ack, flags: Flags::Ack, window };
+        if let Some(packet) = segment.packet_of_zeros(1) {
+            // Where it cannot be sent there is no answer either.
+            let _ = self.raw.send(&packet, key.from.ip());
+        }
+    }
+}
+
+/// An end that owes an acknowledgement may take note of it until the next segment: enough, and less than sockets have.
+const WINDOW: u16 = 512;
+const WINDOW_UNSCALED: u16 = 32 * 1024;
+
+fn failed(id: FlowId, error: &io::Error) -> Stays {
+    tracing::warn!(flow = id.0, %error, "a flow could not be offloaded");
+    Stays::Failed
+}

@@ -1,0 +1,343 @@
+//! One direction of an offloaded flow, as the map holds it: what to do with its packets, who it is, and what was seen.
+//!
+//! `bpf/entry.h` has the same layout in C; a test of the program fails if the two differ.
+
+mod codec;
+
+pub use crate::model::ends::{Ends, Key};
+pub use codec::{ENTRY_SIZE, FLAG_COMMITTED, KEY_SIZE, RawEntry, RawKey};
+
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::ids::FlowId;
+use crate::model::splice::{Direction, LegState, Rewrite, Terms};
+
+/// A flow to be offloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Splice {
+    pub ends: Ends,
+    pub terms: Terms,
+    pub identity: Identity,
+    pub up: Start,
+    pub down: Start,
+    /// Its backend's place among the evidence; see `Program::evidence`.
+    pub backend_slot: u16,
+}
+
+/// What must survive the process so that the next one can list the flow as this one did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub id: FlowId,
+    /// Nanoseconds on the monotonic clock.
+    pub accepted_at_ns: u64,
+    pub connect_us: u32,
+    /// Names its frontend and its backend, whatever their numbers.
+    pub backend_key: u64,
+}
+
+/// What one of the two entries holds of the identity: they share the room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    Up { accepted_at_ns: u64, connect_us: u32 },
+    Down { backend_key: u64 },
+}
+
+/// Where one direction begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Where its packets leave.
+    pub egress: Egress,
+    /// Bytes that the relay has moved, the limbo of this direction included.
+    pub bytes_before: u64,
+    /// Behind the last byte of the sender's that is in `bytes_before`: `rcv_nxt` of its leg.
+    pub position: u32,
+}
+
+/// Where packets leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Egress {
+    /// Through this interface, to the next hop of the route on it.
+    Interface(u32),
+    /// To a socket on this host.
+    Local,
+}
+
+/// What the program does with a packet of the entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Action {
+    /// Leave it to the kernel, as if there were no entry.
+    Pass = 0,
+    /// Rewrite it and send it on.
+    Splice = 1,
+    /// Send it unchanged to another host.
+    Forward = 2,
+    /// Drop it; TCP sends it again.
+    Guard = 3,
+    /// Answer it with RST.
+    Reset = 4,
+    /// Leave it to the kernel as if there were no entry, and note its numbers: its flow has sockets, and may be offloaded.
+    Witness = 5,
+}
+
+/// One direction of an offloaded flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub action: Action,
+    pub direction: Direction,
+    /// How the packet shows itself when it leaves; for [`Action::Forward`], `to` is the next hop.
+    pub onward: Key,
+    pub rewrite: Rewrite,
+    pub egress: Egress,
+    /// The sockets are gone: the entry is all there is of the flow.
+    pub committed: bool,
+    /// Another instance lists the flow.
+    pub held: bool,
+    pub backend_slot: u16,
+    pub windows: Windows,
+    pub id: FlowId,
+    pub share: Share,
+    pub start_position: u32,
+    pub bytes_before: u64,
+    pub seen: Seen,
+}
+
+/// The largest windows of the two ends, as powers of two of bytes, up to 30: how far their numbers may jump.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Windows {
+    /// Of the sender, who acknowledges no more at once.
+    pub own: u8,
+    /// Of the receiver, to whom no more is sent at once.
+    pub far: u8,
+}
+
+/// What the program saw of one direction, of segments whose numbers their receiver would take. Times are nanoseconds on the monotonic clock, 0: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Behind the last byte that was sent, as 64 bits: the low half is the sequence number.
+    pub sent: u64,
+    /// The highest acknowledgement, likewise, as its sender sent it.
+    pub acked: u64,
+    /// Segments.
+    pub packets: u64,
+    /// Of the last packet.
+    pub last_ns: u64,
+    /// Of the last packet with payload.
+    pub last_data_ns: u64,
+    /// Of the last packet that demands an answer: with payload, FIN, or a probe. At most 1.1 ms too early; exact only if
+    /// no more than 52 days lie between it and the last packet.
+    pub asked_ns: u64,
+    /// Of the first FIN, if nothing was sent beyond it. Forged or damaged ones are never acknowledged.
+    pub fin_ns: u64,
+    /// Of the first RST that its receiver had to take.
+    pub rst_ns: u64,
+    /// Its ends have begun another connection, whose packets pass.
+    pub reused: bool,
+}
+
+impl Identity {
+    /// From both entries of a flow; `None`: they are not of one flow.
+    pub fn of(up: &Entry, down: &Entry) -> Option<Self> {
+        match (up.share, down.share) {
+            (Share::Up { accepted_at_ns, connect_us }, Share::Down { backend_key }) if up.id == down.id => {
+                Some(Self { id: up.id, accepted_at_ns, connect_us, backend_key })
+            }
+            _ => None,
+        }
+    }
+
+    fn share(&self, direction: Direction) -> Share {
+        match direction {
+            Direction::Up => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
+            Direction::Down => Share::Down { backend_key: self.backend_key },
+        }
+    }
+}
+
+impl Entry {
+    /// The four ends of the flow whose entry stands at `key`.
+    pub fn ends(&self, key: Key) -> Ends {
+        let (near, far) = match self.direction {
+            Direction::Up => (key, self.onward),
+            Direction::Down => (self.onward.reversed(), key.reversed()),
+        };
+        Ends {
+            client: ClientAddr::new(near.from),
+            vip: VipAddr::new(near.to),
+            local: LocalAddr::new(far.from),
+            backend: BackendAddr::new(far.to),
+        }
+    }
+
+    /// Bytes of the sender's stream that have come, those before the offload included. Retransmissions count once.
+    pub fn bytes(&self) -> u64 {
+        let fin = u64::from(self.seen.fin_ns != 0);
+        self.bytes_before + self.seen.sent.saturating_sub(u64::from(self.start_position)).saturating_sub(fin)
+    }
+
+    /// How far its sender has acknowledged the other direction, in the numbers of the other leg.
+    pub fn taken(&self) -> u32 {
+        (self.seen.acked as u32).wrapping_add(self.rewrite.ack)
+    }
+
+    /// Whether its sender has acknowledged `position` of the other direction, in its own leg's numbers.
+    pub fn has_acked(&self, position: u32) -> bool {
+        (self.seen.acked as u32).wrapping_sub(position) < 1 << 31
+    }
+}
+
+impl Entry {
+    /// Of a flow that is in its sockets, to see what its packets look like on the wire.
+    pub fn witness(id: FlowId, ends: &Ends, direction: Direction) -> Self {
+        Self {
+            action: Action::Witness,
+            direction,
+            onward: ends.onward(direction),
+            rewrite: Rewrite::default(),
+            egress: Egress::Interface(0),
+            committed: false,
+            held: false,
+            backend_slot: 0,
+            windows: Windows::default(),
+            id,
+            share: match direction {
+                Direction::Up => Share::Up { accepted_at_ns: 0, connect_us: 0 },
+                Direction::Down => Share::Down { backend_key: 0 },
+            },
+            start_position: 0,
+            bytes_before: 0,
+            seen: Seen::default(),
+        }
+    }
+
+    /// Whether it is there only to see what the packets of flow `id` look like.
+    pub fn is_witness_of(&self, id: FlowId) -> bool {
+        self.action == Action::Witness && self.id == id
+    }
+
+    /// Whether a segment came whose numbers are those that the socket of its leg knows, give or take what is on its way:
+    /// something on this host may have other numbers on the wire (SYNPROXY) though the addresses are the same.
+    pub fn shows(&self, leg: &LegState) -> bool {
+        let near = |seen: u64, known: u32| (seen as u32).wrapping_sub(known).wrapping_add(UNDER_WAY) <= 2 * UNDER_WAY;
+        self.seen.packets > 0 && near(self.seen.sent, leg.rcv_nxt) && near(self.seen.acked, leg.snd_una)
+    }
+}
+
+/// Bytes by which the last segment may differ from what its socket knew a moment ago.
+const UNDER_WAY: u32 = 1 << 20;
+
+impl Splice {
+    /// The entry of one direction, as it is installed.
+    pub fn entry(&self, direction: Direction) -> Entry {
+        let terms = &self.terms;
+        // All that this host has sent is acknowledged, or there would be no terms.
+        let (rewrite, start, acked, own, far) = match direction {
+            Direction::Up => {
+                let acked = terms.client_must_ack.wrapping_sub(terms.limbo_down);
+                (terms.up, self.up, acked, terms.client_window, terms.backend_window)
+            }
+            Direction::Down => {
+                let acked = terms.backend_must_ack.wrapping_sub(terms.limbo_up);
+                (terms.down, self.down, acked, terms.backend_window, terms.client_window)
+            }
+        };
+        Entry {
+            action: Action::Splice,
+            direction,
+            onward: self.ends.onward(direction),
+            rewrite,
+            egress: start.egress,
+            committed: false,
+            held: false,
+            backend_slot: self.backend_slot,
+            windows: Windows { own, far },
+            id: self.identity.id,
+            share: self.identity.share(direction),
+            start_position: start.position,
+            bytes_before: start.bytes_before,
+            seen: Seen { sent: start.position.into(), acked: acked.into(), ..Seen::default() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> Ends {
+        Ends {
+            client: ClientAddr::new("10.0.0.7:40000".parse().unwrap()),
+            vip: VipAddr::new("10.0.0.100:6443".parse().unwrap()),
+            local: LocalAddr::new("10.0.0.100:33333".parse().unwrap()),
+            backend: BackendAddr::new("10.0.0.11:6443".parse().unwrap()),
+        }
+    }
+
+    fn splice() -> Splice {
+        let rewrite = |from: u32, window_shift| Rewrite {
+            seq: from,
+            ack: from + 1,
+            tsval: from + 2,
+            tsecr: from + 3,
+            window_shift,
+            clear_ecn: window_shift < 0,
+        };
+        Splice {
+            ends: ends(),
+            terms: Terms {
+                up: rewrite(100, 3),
+                down: rewrite(200, -3),
+                limbo_up: 5,
+                limbo_down: 7,
+                backend_must_ack: 1005,
+                client_must_ack: 2007,
+                client_window: 23,
+                backend_window: 16,
+            },
+            identity: Identity { id: FlowId(9), accepted_at_ns: 1 << 40, connect_us: 250, backend_key: 77 },
+            up: Start { egress: Egress::Interface(4), bytes_before: 1 << 33, position: u32::MAX - 1 },
+            down: Start { egress: Egress::Local, bytes_before: 11, position: 17 },
+            backend_slot: 3,
+        }
+    }
+
+    #[test]
+    fn keys_and_entries_survive_the_map() {
+        for direction in [Direction::Up, Direction::Down] {
+            let mut entry = splice().entry(direction);
+            entry.seen.fin_ns = 5;
+            entry.seen.reused = true;
+            (entry.seen.last_ns, entry.seen.asked_ns) = (9 << 40, 7 << 40);
+            assert_eq!(Entry::decode(&entry.encode()), entry);
+            let key = ends().key(direction);
+            assert_eq!(Key::decode(&key.encode()), key);
+            assert_eq!(entry.ends(key), ends());
+        }
+        let six = Key { from: "[2001:db8::7]:1".parse().unwrap(), to: "[2001:db8::1]:2".parse().unwrap() };
+        assert_eq!(Key::decode(&six.encode()), six);
+    }
+
+    #[test]
+    fn the_two_entries_hold_the_identity_together() {
+        let [up, down] = [Direction::Up, Direction::Down].map(|direction| splice().entry(direction));
+        assert_eq!(Identity::of(&up, &down), Some(splice().identity));
+        assert_eq!(Identity::of(&up, &Entry { id: FlowId(1), ..down }), None);
+        assert_eq!(Identity::of(&down, &up), None);
+    }
+
+    #[test]
+    fn the_sockets_acknowledgements_count_before_the_limbo_does() {
+        let up = splice().entry(Direction::Up);
+        let down = splice().entry(Direction::Down);
+        assert!(up.has_acked(2000) && !up.has_acked(2007));
+        assert!(down.has_acked(1000) && !down.has_acked(1005));
+    }
+
+    #[test]
+    fn bytes_go_on_from_the_relays_past_4_gib_and_without_the_fin() {
+        let mut up = splice().entry(Direction::Up);
+        assert_eq!(up.bytes(), 1 << 33);
+        up.seen.sent += 5_000_000_001;
+        up.seen.fin_ns = 1;
+        assert_eq!(up.bytes(), (1 << 33) + 5_000_000_000);
+    }
+}

@@ -1,0 +1,293 @@
+//! Whether this host can carry offloaded flows: what was read, why it matters, and the command that mends it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::program;
+use crate::model::finding::Finding;
+use crate::sys::bpf::{self, Barrier};
+use crate::sys::netdev::{self, HARDWARE_ETHERNET, HARDWARE_LOOPBACK};
+use crate::sys::netlink::xfrm::Policies;
+use crate::sys::process::holds_capability;
+use crate::sys::{bpffs, netlink};
+use aya::programs::{SchedClassifier, TcAttachType};
+
+/// Looks at everything. `addresses`: where frontends listen. `backends`: where backends are. `interfaces`: as configured;
+/// empty: those that hold the addresses and lead to the backends.
+pub fn look(
+    directory: &Path,
+    addresses: &[SocketAddr],
+    backends: &[SocketAddr],
+    interfaces: &[String],
+) -> Vec<Finding> {
+    let mut findings =
+        vec![kernel(), btf(), capabilities(), barrier(), lockdown(), jit(), file_system(directory), pinned(directory)];
+    findings.extend(ipsec());
+    let interfaces = if interfaces.is_empty() { by_addresses(addresses, backends) } else { interfaces.to_vec() };
+    if interfaces.is_empty() {
+        findings.push(Finding::advice(
+            "interfaces",
+            "none holds a frontend's address or leads to a backend",
+            "a VIP may come later; what comes by an interface where the program is not attached is not carried",
+            "run this again on the host that has the VIP",
+        ));
+    }
+    let mut mtus = BTreeMap::new();
+    for name in &interfaces {
+        look_at_interface(name, &mut findings, &mut mtus);
+    }
+    findings.extend(mtu(&mtus));
+    findings
+}
+
+fn kernel() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    kernel_of(&release, bpf::knows_tcx(LOOPBACK))
+}
+
+/// By what it can do: distributions bring to older numbers what newer ones have.
+fn kernel_of(release: &str, knows_tcx: io::Result<bool>) -> Finding {
+    match knows_tcx {
+        Ok(true) => Finding::good("kernel", format!("Linux {release}, which has TCX links")),
+        Ok(false) => Finding::hindrance(
+            "kernel",
+            format!("Linux {release} has no TCX links"),
+            "the program is attached by them; Linux 6.6 brought them",
+            "boot a kernel of 6.6 or later (Debian: apt-get install -t bookworm-backports linux-image-amd64)",
+        ),
+        Err(error) => Finding::advice(
+            "kernel",
+            format!("Linux {release}; whether it has TCX links cannot be asked: {error}"),
+            "the program is attached by them; Linux 6.6 brought them, and some distributions to older numbers",
+            "run this as root",
+        ),
+    }
+}
+
+fn barrier() -> Finding {
+    let topic = "waiting for packets";
+    match Barrier::open() {
+        Ok(Barrier::Membarrier) => Finding::good(topic, "by membarrier"),
+        Ok(Barrier::Update { .. }) => {
+            Finding::good(topic, "by a map of maps: membarrier is refused, as where CPUs have no tick (nohz_full)")
+        }
+        Err(error) => Finding::hindrance(
+            topic,
+            error,
+            "a flow's sockets may close only when no packet is on its way into them any more, and this kernel has no wait for that",
+            "boot without nohz_full, or give Baton CAP_BPF",
+        ),
+    }
+}
+
+fn btf() -> Finding {
+    let path = "/sys/kernel/btf/vmlinux";
+    match Path::new(path).exists() {
+        true => Finding::good("type information", path),
+        false => Finding::hindrance(
+            "type information",
+            format!("{path} is not there"),
+            "where a socket keeps its numbers differs from kernel to kernel, and only this tells",
+            "boot a kernel that was built with CONFIG_DEBUG_INFO_BTF=y, as those of distributions are",
+        ),
+    }
+}
+
+fn capabilities() -> Finding {
+    let missing: Vec<_> = CAPABILITIES
+        .iter()
+        .filter(|(_, number, or)| !holds_capability(*number) && !or.is_some_and(holds_capability))
+        .map(|(name, ..)| *name)
+        .collect();
+    match missing.is_empty() {
+        true => Finding::good("capabilities", "all that it takes"),
+        false => Finding::hindrance(
+            "capabilities",
+            format!("{} is missing", missing.join(", ")),
+            "loading a program, attaching it and closing a socket in silence are privileges",
+            "run Baton as root, or with the AmbientCapabilities of deploy/baton.service in its unit",
+        ),
+    }
+}
+
+fn lockdown() -> Finding {
+    let text = std::fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+    match text.contains("[confidentiality]") {
+        false => Finding::good("lockdown", if text.is_empty() { "none" } else { text.trim() }),
+        true => Finding::hindrance(
+            "lockdown",
+            text.trim(),
+            "the kernel shows its sockets' numbers to no program in this mode",
+            "boot with lockdown=integrity",
+        ),
+    }
+}
+
+fn jit() -> Finding {
+    let path = "/proc/sys/net/core/bpf_jit_enable";
+    match std::fs::read_to_string(path).unwrap_or_default().trim() {
+        "0" => Finding::advice(
+            "compiler",
+            format!("{path} is 0"),
+            "each packet is interpreted, which costs several times as much",
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
+        _ => Finding::good("compiler", "packets run compiled code"),
+    }
+}
+
+fn file_system(directory: &Path) -> Finding {
+    match bpffs::holds(directory) {
+        Ok(true) => Finding::good("file system", format!("{} is on a BPF file system", directory.display())),
+        Ok(false) if directory.starts_with(bpffs::MOUNT_POINT) => Finding::advice(
+            "file system",
+            format!("no BPF file system at {}", bpffs::MOUNT_POINT),
+            "flows outlive the process there; Baton mounts it when it starts, if it may",
+            "mount -t bpf bpf /sys/fs/bpf",
+        ),
+        Ok(false) | Err(_) => Finding::hindrance(
+            "file system",
+            format!("{} is not on a BPF file system", directory.display()),
+            "flows outlive the process there, and nowhere else",
+            format!("mount -t bpf bpf {}", directory.display()),
+        ),
+    }
+}
+
+fn pinned(directory: &Path) -> Finding {
+    let mend = "baton offload remove";
+    match program::status(directory) {
+        Ok(None) => Finding::good("pinned", "nothing yet"),
+        Ok(Some(status)) if status.recoverable => Finding::good(
+            "pinned",
+            format!("a program that this version recovers, {} entries", status.entries.unwrap_or(0)),
+        ),
+        Ok(Some(status)) => Finding::hindrance(
+            "pinned",
+            format!("a program of another version (layout {})", status.layout),
+            "its flows cannot be read, and replacing it would reset them",
+            mend,
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Finding::advice("pinned", error, "only root may look", "run this as root")
+        }
+        Err(error) => Finding::hindrance("pinned", error, "what is pinned cannot be read", mend),
+    }
+}
+
+fn ipsec() -> Option<Finding> {
+    let policies = Policies::open().ok().filter(|policies| !policies.is_empty())?;
+    Some(Finding::advice(
+        "IPsec",
+        format!("{} policies", policies.len()),
+        "the program sends past them, so flows that one covers stay proxied",
+        "ip xfrm policy, then decide whether it has to cover clients or backends",
+    ))
+}
+
+/// Interfaces that hold one of `addresses`, or an address by which a packet to one of `backends` leaves.
+fn by_addresses(addresses: &[SocketAddr], backends: &[SocketAddr]) -> Vec<String> {
+    let sources = backends.iter().filter_map(|backend| netdev::source_towards(backend.ip()));
+    let wanted: Vec<_> = addresses.iter().map(SocketAddr::ip).chain(sources).collect();
+    let all = netdev::addresses().unwrap_or_default();
+    let mut names: Vec<_> = all.into_iter().filter(|(_, ip)| wanted.contains(ip)).map(|(name, _)| name).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMap<String, u32>) {
+    let interface = match netdev::interface(name) {
+        Ok(interface) => interface,
+        Err(error) => {
+            findings.push(Finding::hindrance(
+                name,
+                error,
+                "the program cannot be attached to it",
+                "name an interface of this host in [offload] interfaces",
+            ));
+            return;
+        }
+    };
+    if ![HARDWARE_ETHERNET, HARDWARE_LOOPBACK].contains(&interface.hardware) {
+        findings.push(Finding::hindrance(
+            name,
+            format!("hardware type {}", interface.hardware),
+            "its packets have no Ethernet header, which the program reads",
+            "leave it out of [offload] interfaces; flows by it stay proxied",
+        ));
+    }
+    if interface.hardware == HARDWARE_ETHERNET {
+        mtus.insert(name.to_owned(), interface.mtu);
+    }
+    if netlink::merging().is_ok_and(|merging| merging.contains(&interface.index)) {
+        findings.push(Finding::hindrance(
+            name,
+            "large receive offload is on, here or at a card below",
+            "what a card has merged not every card can send on: flows that come in by it stay proxied",
+            format!("ethtool -K {name} lro off (of a bond, VLAN or bridge: of the cards below)"),
+        ));
+    }
+    let others = others(name, interface.index);
+    findings.push(match others.is_empty() {
+        true => Finding::good(name, format!("MTU {}, no other program looks at its packets", interface.mtu)),
+        false => Finding::advice(
+            name,
+            others.join("; "),
+            "XDP programs see a packet before Baton's does and may take it; Baton's comes before all other classifiers, \
+             so those (Cilium, Calico) see no packet of an offloaded flow, neither for policy nor for counting",
+            format!("bpftool net show dev {name}, then decide whether its policy may be passed by for these flows"),
+        ),
+    });
+}
+
+/// Programs of others at the ingress of an interface.
+fn others(name: &str, index: u32) -> Vec<String> {
+    let mut others = Vec::new();
+    if let Ok(Some(id)) = netlink::xdp_program(index) {
+        others.push(format!("XDP program {id}"));
+    }
+    if let Ok((_, programs)) = SchedClassifier::query_tcx(name, TcAttachType::Ingress) {
+        let names = programs.iter().map(|program| (program.id(), program.name_as_str().unwrap_or("?").to_owned()));
+        others
+            .extend(names.filter(|(_, name)| name != "offload").map(|(id, name)| format!("TCX program {id} ({name})")));
+    }
+    let filters = netlink::ingress_filters(index).unwrap_or_default();
+    others.extend(filters.into_iter().map(|kind| format!("tc filter ({kind})")));
+    others
+}
+
+fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
+    let (narrow, wide) = (mtus.iter().min_by_key(|(_, mtu)| **mtu)?, mtus.iter().max_by_key(|(_, mtu)| **mtu)?);
+    (narrow.1 != wide.1).then(|| {
+        Finding::advice(
+            "MTU",
+            format!("{} has {}, {} has {}", narrow.0, narrow.1, wide.0, wide.1),
+            "nobody cuts a packet of an offloaded flow in pieces: flows whose segments would not fit stay proxied",
+            format!("ip link set {} mtu {}", wide.0, narrow.1),
+        )
+    })
+}
+
+/// Name, number, and the number of one that contains it (include/uapi/linux/capability.h).
+const CAPABILITIES: [(&str, u32, Option<u32>); 4] =
+    [("CAP_BPF", 39, Some(21)), ("CAP_PERFMON", 38, Some(21)), ("CAP_NET_ADMIN", 12, None), ("CAP_NET_RAW", 13, None)];
+
+/// The interface of connections of this host with itself; the first in every network namespace.
+const LOOPBACK: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::finding::Verdict;
+
+    #[test]
+    fn an_old_number_is_no_hindrance_and_a_missing_feature_is() {
+        let verdict = |release, tcx| kernel_of(release, tcx).verdict;
+        assert_eq!(verdict("5.14.0-570.el9.x86_64", Ok(true)), Verdict::Good);
+        assert_eq!(verdict("6.12.0", Ok(false)), Verdict::Hindrance);
+        assert_eq!(verdict("5.14.0", Err(io::ErrorKind::PermissionDenied.into())), Verdict::Advice);
+    }
+}

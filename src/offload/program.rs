@@ -1,0 +1,406 @@
+//! The loaded program: opened once, used by one thread, outliving the process.
+
+mod carried;
+mod dismiss;
+mod error;
+mod links;
+mod load;
+mod pins;
+mod status;
+mod unknown;
+
+pub use dismiss::dismiss;
+pub use error::{InstallError, OpenError};
+pub use status::{Link, Removal, Status, remove, status};
+pub use unknown::Owner;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+pub use self::pins::LAYOUT;
+use self::pins::Pins;
+use super::counters::Counters;
+use super::entry::{Action, ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
+use super::events::Events;
+use super::moved::Moved;
+use super::probe::{self, Change};
+use super::settings::OffloadSettings;
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::fleet::{Slice, Unknown};
+use crate::model::ids::FlowId;
+use crate::model::splice::{Direction, LegState};
+use crate::sys::bpf::{Map, Update};
+use crate::sys::netdev;
+
+/// The program on its interfaces, with its maps. Dropping it detaches nothing.
+#[derive(Debug)]
+pub struct Program {
+    pins: Pins,
+    interfaces: Vec<String>,
+    /// Their indices.
+    attached: Vec<u32>,
+    origin: Origin,
+    flows: Map,
+    counters: Map,
+    backends: Map,
+    notes: Map,
+    services: Map,
+    slices: Map,
+    foreign: Map,
+    probe: OwnedFd,
+    amend: OwnedFd,
+}
+
+/// Where the program came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing was pinned.
+    Fresh,
+    /// It was pinned, with whatever flows it had.
+    Recovered,
+    /// As `Recovered`, but the program was another version's and was replaced, from one packet to the next.
+    Replaced,
+}
+
+/// A connected socket of this host, by its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leg {
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+/// Both entries of a flow that was removed, with their last counters. `None`: there was none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    pub up: Option<Entry>,
+    pub down: Option<Entry>,
+}
+
+/// Where a scan goes on, and its buffers.
+#[derive(Clone, Debug, Default)]
+pub struct Cursor {
+    /// The kernel's own mark; `None`: at the beginning.
+    mark: Option<u32>,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+/// What a backend was asked and whether it answered, over all its offloaded flows. Nanoseconds on the monotonic clock,
+/// exact to a tick of the kernel (1 to 10 ms); 0: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// The first packet that demands an answer (data, FIN, a probe) since the backend's last packet.
+    pub asked_ns: u64,
+    /// The backend's last packet, which its kernel may have sent alone.
+    pub answered_ns: u64,
+    /// The last one with bytes, as only its process sends them.
+    pub spoke_ns: u64,
+}
+
+/// `struct evidence` of bpf/entry.h.
+const EVIDENCE_BYTES: usize = 24;
+
+/// What user space keeps of a flow, in its own layout.
+pub type Note = [u8; 32];
+
+/// Slices that there can be: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
+pub const SLICES: u32 = 16;
+
+/// Backends that there can be evidence of: slots are below.
+pub const BACKEND_SLOTS: u16 = 4096;
+
+impl Program {
+    /// Loads the program, or recovers the one that is pinned, and attaches it to its interfaces in this thread's network
+    /// namespace. Flows of an recovered program have gone on all the while.
+    pub fn open(settings: &OffloadSettings) -> Result<Self, OpenError> {
+        let pins = Pins::prepare(&settings.directory)?;
+        let _lock = pins.lock()?;
+        let origin = match pins.meta()? {
+            None => {
+                // What somebody who died in the middle left: no interface runs it.
+                pins.clear()?;
+                load::fresh(&pins, settings.flows_max)?;
+                Origin::Fresh
+            }
+            Some(meta) if meta.layout != LAYOUT => {
+                let path = settings.directory.clone();
+                return Err(OpenError::Layout { path, found: meta.layout, wanted: LAYOUT });
+            }
+            Some(meta) if meta.digest != load::digest() => {
+                load::replace(&pins, meta)?;
+                Origin::Replaced
+            }
+            Some(_) => Origin::Recovered,
+        };
+        let interfaces = match settings.interfaces.as_slice() {
+            [] => links::alive(&pins)?,
+            named => named.to_vec(),
+        };
+        links::ensure(&pins, &interfaces)?;
+        let [probe, amend] = load::tools(&pins)?;
+        Ok(Self {
+            flows: pins.map("flows")?,
+            counters: pins.map("counters")?,
+            backends: pins.map("backends")?,
+            notes: pins.map("notes")?,
+            services: pins.map("services")?,
+            slices: pins.map("slices")?,
+            foreign: pins.map("foreign")?,
+            attached: links::indices(&pins, &interfaces)?,
+            interfaces,
+            origin,
+            probe,
+            amend,
+            pins,
+        })
+    }
+
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces. An
+    /// interface that is gone is left out until it is back.
+    pub fn mend(&mut self) -> Result<Vec<String>, OpenError> {
+        let _lock = self.pins.lock()?;
+        let there: Vec<_> = self.interfaces.iter().filter(|name| netdev::interface(name).is_ok()).cloned().collect();
+        let mended = links::ensure(&self.pins, &there)?;
+        self.attached = links::indices(&self.pins, &there)?;
+        Ok(mended)
+    }
+
+    /// Attaches the program to one more interface.
+    pub fn attach(&mut self, index: u32) -> Result<(), OpenError> {
+        if self.attached.contains(&index) {
+            return Ok(());
+        }
+        let name = netdev::name(index)
+            .map_err(|source| OpenError::Interface { interface: format!("number {index}"), source })?;
+        if !self.interfaces.contains(&name) {
+            self.interfaces.push(name.clone());
+        }
+        let failed = self.mend().err();
+        if let Some(error) = failed {
+            self.interfaces.retain(|other| *other != name);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Indices of the interfaces that it is attached to, as of the opening or the last mending.
+    pub fn attached(&self) -> &[u32] {
+        &self.attached
+    }
+
+    /// Where events come from. One new_process at a time: two would each get a part.
+    pub fn events(&self) -> io::Result<Events> {
+        Events::open(&self.pins.path("events"))
+    }
+
+    /// Keeps something of a flow that its entries have no room for, beside them and as long.
+    pub fn keep_note(&self, flow: FlowId, note: &Note) -> io::Result<()> {
+        self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
+    }
+
+    pub fn note(&self, flow: FlowId) -> io::Result<Option<Note>> {
+        let mut note = Note::default();
+        Ok(self.notes.look_up(&flow.0.to_ne_bytes(), &mut note)?.then_some(note))
+    }
+
+    pub fn drop_note(&self, flow: FlowId) -> io::Result<bool> {
+        self.notes.delete(&flow.0.to_ne_bytes())
+    }
+
+    /// Flows that the map can hold.
+    pub fn flows_max(&self) -> u32 {
+        self.flows.max_entries() / 2
+    }
+
+    /// What the kernel knows of each leg; `None`: there is no such socket in this thread's network namespace.
+    pub fn probe(&self, legs: &[Leg]) -> io::Result<Vec<Option<LegState>>> {
+        let keys: Vec<_> = legs.iter().map(|leg| Key { from: leg.remote, to: leg.local }).collect();
+        probe::probe(&self.probe, &keys)
+    }
+
+    /// Enters both directions, or neither. Never evicts, never replaces.
+    pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
+        self.enter(flow, Direction::Down)?;
+        self.enter(flow, Direction::Up).inspect_err(|_| {
+            // It was there a moment ago; if it is gone, so much the better.
+            let _ = self.flows.delete(&flow.ends.key(Direction::Down).encode());
+        })
+    }
+
+    /// Enters what shows how the flow's packets look on the wire while it still has sockets, in both directions or in
+    /// neither; what an earlier process left for the same end is overwritten.
+    pub fn witness(&self, id: FlowId, ends: &Ends) -> Result<(), InstallError> {
+        let enter = |direction| {
+            let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction).encode());
+            match self.flows.update(&key, &raw, Update::OnlyNew).map_err(InstallError::from) {
+                Err(InstallError::Exists) if self.is_witness(&ends.key(direction)) => {
+                    Ok(self.flows.update(&key, &raw, Update::Any)?)
+                }
+                result => result,
+            }
+        };
+        enter(Direction::Down)?;
+        enter(Direction::Up).inspect_err(|_| {
+            let _ = self.flows.delete(&ends.key(Direction::Down).encode());
+        })
+    }
+
+    /// As [`Program::install`], in the place of the flow's own witnesses.
+    pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
+        for direction in [Direction::Down, Direction::Up] {
+            let raw = flow.entry(direction).encode();
+            if let Err(error) = self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::Any) {
+                let _ = self.remove(&flow.ends);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the witnesses of the flow, if it is they that stand there.
+    pub fn withdraw(&self, id: FlowId, ends: &Ends) -> io::Result<()> {
+        for key in [ends.key(Direction::Up), ends.key(Direction::Down)] {
+            if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
+                self.flows.delete(&key.encode())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_witness(&self, key: &Key) -> bool {
+        self.entry(key).ok().flatten().is_some_and(|entry| entry.action == Action::Witness)
+    }
+
+    /// Changes entries in place; returns how many were there.
+    pub fn change(&self, keys: &[Key], change: Change) -> io::Result<usize> {
+        probe::amend(&self.amend, keys, change)
+    }
+
+    /// Takes out both directions; their last counters.
+    pub fn remove(&self, flow: &Ends) -> io::Result<Removed> {
+        let up = self.take_out(&flow.key(Direction::Up))?;
+        let down = self.take_out(&flow.key(Direction::Down))?;
+        Ok(Removed { up, down })
+    }
+
+    /// Takes out one entry.
+    pub fn take_out(&self, key: &Key) -> io::Result<Option<Entry>> {
+        let mut raw = [0; ENTRY_SIZE];
+        Ok(self.flows.take_out(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
+    }
+
+    pub fn entry(&self, key: &Key) -> io::Result<Option<Entry>> {
+        let mut raw = [0; ENTRY_SIZE];
+        Ok(self.flows.look_up(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
+    }
+
+    /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
+    /// that come or go meanwhile may be missed or seen twice.
+    pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
+        scan(&self.flows, cursor, most, out)
+    }
+
+    pub fn counters(&self) -> io::Result<Counters> {
+        Counters::read(&self.counters)
+    }
+
+    /// Which flows something passes of. One new_process at a time.
+    pub fn moved(&self) -> io::Result<Moved> {
+        Moved::open(&self.pins.map("moved")?)
+    }
+
+    /// Of the backend in `slot`, which is below [`BACKEND_SLOTS`].
+    pub fn evidence(&self, slot: u16) -> io::Result<Evidence> {
+        let mut raw = [0; EVIDENCE_BYTES];
+        self.backends.look_up(&u32::from(slot).to_ne_bytes(), &mut raw)?;
+        let word = |at: usize| u64::from_ne_bytes(raw[at..][..8].try_into().expect("eight bytes"));
+        Ok(Evidence { asked_ns: word(0), answered_ns: word(8), spoke_ns: word(16) })
+    }
+
+    /// Forgets what is known of a slot, for the next backend that gets it.
+    pub fn forget_evidence(&self, slot: u16) -> io::Result<()> {
+        self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; EVIDENCE_BYTES], Update::Any)
+    }
+
+    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports of slices that have no rule
+    /// of their own. `None`: they pass to the kernel, as those of all other ports do.
+    pub fn set_unknown(&self, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
+        unknown::set(&self.pins, vip, unknown)
+    }
+
+    /// Lets packets to `vip`, whose rule is `unknown`, be asked for again: so many only between two calls.
+    pub fn refill_asks(&self, vip: VipAddr, unknown: &Unknown) -> io::Result<()> {
+        unknown::refill(&self.services, vip, unknown)
+    }
+
+    /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; without an owner it is
+    /// this one, or one that does not live. At most [`SLICES`].
+    pub fn set_slices(&self, slices: &[(Slice, Vec<Owner>)]) -> io::Result<()> {
+        let raw = slices.iter().map(|(ports, owners)| unknown::slice(*ports, owners));
+        let all = raw.chain(std::iter::repeat([0; unknown::SLICE_SIZE]));
+        let mut indices = 0..SLICES;
+        all.zip(&mut indices).try_for_each(|(raw, index)| self.slices.update(&index.to_ne_bytes(), &raw, Update::Any))
+    }
+
+    /// Lets packets of `key` pass until then, ns on the monotonic clock: its port is one of a slice, and in somebody else's
+    /// use.
+    pub fn leave_alone(&self, key: &Key, until_ns: u64) -> io::Result<()> {
+        self.foreign.update(&key.encode(), &unknown::foreign(until_ns), Update::Any)
+    }
+
+    /// Sends packets of `key` on to the instance that has their flow, whatever became of them before.
+    pub fn forward(&self, key: &Key, owner: &Owner) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::Any)?)
+    }
+
+    /// Answers packets of `key` with RST, whatever became of them before. RSTs go on to whom they were forwarded.
+    pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
+        let mut before = [0; ENTRY_SIZE];
+        let is_there = self.flows.look_up(&key.encode(), &mut before)?;
+        let raw = unknown::refusing(key, is_there.then_some(&before));
+        Ok(self.flows.update(&key.encode(), &raw, Update::Any)?)
+    }
+
+    /// Enters one direction of a flow of another instance, whatever became of its packets before.
+    pub fn hold(&self, key: &Key, entry: &Entry) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
+    }
+
+    fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {
+        let raw: RawEntry = flow.entry(direction).encode();
+        Ok(self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::OnlyNew)?)
+    }
+}
+
+impl Leg {
+    /// The socket that was accepted.
+    pub fn client(client: ClientAddr, vip: VipAddr) -> Self {
+        Self { local: vip.socket_addr(), remote: client.socket_addr() }
+    }
+
+    /// The socket that was connected.
+    pub fn backend(local: LocalAddr, backend: BackendAddr) -> Self {
+        Self { local: local.socket_addr(), remote: backend.socket_addr() }
+    }
+}
+
+/// As [`Program::scan`].
+fn scan(flows: &Map, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
+    let room = most.max(SCAN_MIN);
+    cursor.keys.resize(room * KEY_SIZE, 0);
+    cursor.values.resize(room * ENTRY_SIZE, 0);
+    let (count, mark) = flows.look_up_batch(cursor.mark, &mut cursor.keys, &mut cursor.values)?;
+    cursor.mark = mark;
+    let keys = cursor.keys.as_chunks::<KEY_SIZE>().0;
+    let values = cursor.values.as_chunks::<ENTRY_SIZE>().0;
+    out.extend(keys.iter().zip(values).take(count).map(|(key, value)| (Key::decode(key), Entry::decode(value))));
+    Ok(mark.is_some())
+}
+
+/// Far more than one bucket of the hash table ever holds, so that a scan always moves on.
+const SCAN_MIN: usize = 256;

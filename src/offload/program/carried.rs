@@ -1,0 +1,27 @@
+//! What the program carries, for threads that only want to know.
+
+use std::io;
+
+use super::Program;
+use crate::model::ends::Key;
+use crate::offload::entry::{Action, ENTRY_SIZE, Entry};
+use crate::sys::bpf::Map;
+use crate::table::offload;
+
+/// A second handle on the map of flows.
+#[derive(Debug)]
+pub struct Carried(Map);
+
+impl Program {
+    pub fn carried(&self) -> io::Result<Carried> {
+        self.flows.try_clone().map(Carried)
+    }
+}
+
+impl offload::Carried for Carried {
+    fn carries(&self, key: &Key) -> bool {
+        let mut raw = [0; ENTRY_SIZE];
+        let found = self.0.look_up(&key.encode(), &mut raw).unwrap_or(false);
+        found && Entry::decode(&raw).action == Action::Splice
+    }
+}

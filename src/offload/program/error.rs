@@ -1,0 +1,90 @@
+//! Why the path cannot be opened, or a flow not be entered.
+
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+
+use aya::EbpfError;
+use aya::pin::PinError;
+use aya::programs::ProgramError;
+use thiserror::Error;
+
+/// Why there is no path. Each says what mends it; without a path every flow stays proxied.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    #[error("{path} is not on a BPF file system; mount one there: mount -t bpf bpf {path}", path = .path.display())]
+    NotBpffs { path: PathBuf },
+    #[error("mounting the BPF file system: {0}; mount it before: mount -t bpf bpf /sys/fs/bpf")]
+    Mount(io::Error),
+    #[error("{path}: {source}", path = .path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error(
+        "{path} is of another version (layout {found}, this one has {wanted}); `baton offload remove` takes it away and \
+         resets the flows in it",
+        path = .path.display()
+    )]
+    Layout { path: PathBuf, found: u32, wanted: u32 },
+    #[error(
+        "loading the program: {0}; it takes Linux 6.6, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
+    )]
+    Load(Box<EbpfError>),
+    #[error(
+        "loading the program: {0}; it takes Linux 6.6, /sys/kernel/btf/vmlinux and CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
+    )]
+    Program(Box<ProgramError>),
+    #[error("pinning: {0}")]
+    Pin(Box<PinError>),
+    #[error("interface {interface}: {source}; name those of this host in [offload] interfaces")]
+    Interface { interface: String, source: io::Error },
+    #[error(
+        "interface {interface} has no Ethernet header (hardware type {hardware}); leave it out of [offload] interfaces"
+    )]
+    Hardware { interface: String, hardware: u16 },
+    #[error("attaching to {interface}: {source}; TCX takes Linux 6.6 and CAP_NET_ADMIN")]
+    Attach { interface: String, source: Box<dyn Error + Send + Sync> },
+    #[error("the thread that offloads flows cannot begin: {0}")]
+    Begin(io::Error),
+    #[error("what is pinned cannot be read: {0}; `baton offload remove` takes it away and resets the flows in it")]
+    Pinned(#[from] io::Error),
+}
+
+impl OpenError {
+    pub(super) fn load(error: EbpfError) -> Self {
+        Self::Load(Box::new(error))
+    }
+
+    pub(super) fn program(error: ProgramError) -> Self {
+        Self::Program(Box::new(error))
+    }
+
+    pub(super) fn attach(interface: &str, error: impl Error + Send + Sync + 'static) -> Self {
+        Self::Attach { interface: interface.to_owned(), source: Box::new(error) }
+    }
+
+    pub(super) fn pin(error: PinError) -> Self {
+        Self::Pin(Box::new(error))
+    }
+}
+
+/// Why a flow was not entered; it stays proxied.
+#[derive(Debug, Error)]
+pub enum InstallError {
+    /// Neither direction was entered.
+    #[error("the map of offloaded flows is full")]
+    Full,
+    /// An older flow with these addresses has not been removed yet.
+    #[error("an entry with these addresses is still there")]
+    Exists,
+    #[error("entering a flow: {0}")]
+    Io(io::Error),
+}
+
+impl From<io::Error> for InstallError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull => Self::Full,
+            io::ErrorKind::AlreadyExists => Self::Exists,
+            _ => Self::Io(error),
+        }
+    }
+}

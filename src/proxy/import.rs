@@ -1,0 +1,121 @@
+//! Flows that come from another process.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::admission::{FrontendHold, count_source};
+use super::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
+use super::plane::FrontendPlane;
+use super::relay::Direction;
+use super::upgrade::{Arriving, ImportError};
+use super::worker::Worker;
+use crate::table::backend::BackendEntry;
+use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
+use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
+
+impl Worker {
+    /// Serves a flow from here on. On an error it has not been touched, and its sockets are closed here.
+    pub(super) fn import(&mut self, arriving: Arriving) -> Result<(), ImportError> {
+        let Arriving { transfer, sockets } = arriving;
+        let (expected, got) = (transfer.sockets(), sockets.len());
+        let wrong = ImportError::Sockets { got, expected };
+        let FlowTransfer { id, frontend, client: client_addr, vip, accepted_at_ns, stage } = transfer;
+        let frontend = self.frontend_called(&frontend).ok_or(ImportError::UnknownFrontend(frontend))?;
+        let mut sockets = sockets.into_iter();
+        let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
+        let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        let (phase, words) = match (stage, backend) {
+            (Stage::Header, None) => {
+                (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))])
+            }
+            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, self.now_ns)), Vec::new()),
+            (Stage::Relaying(relayed), Some(socket)) => {
+                let place = self.backend_at(&frontend, &relayed).ok_or_else(|| {
+                    let frontend = frontend.entry.name.to_string();
+                    ImportError::UnknownBackend { frontend, backend: relayed.backend.clone() }
+                })?;
+                let words = words_of(&relayed, &place.0);
+                (Phase::Relaying(relaying(*relayed, client, socket, place)), words)
+            }
+            _ => return Err(wrong),
+        };
+        let key = self.writer.insert_known(&self.table.flows, id, &origin).ok_or(ImportError::TableFull)?;
+        let at = self.occupy_place(key);
+        words.into_iter().for_each(|(field, word)| self.slot(key).set(field as usize, word));
+        let frontend_hold = FrontendHold::count_in(&frontend);
+        let source_hold = match phase {
+            Phase::Header(_) => None,
+            _ => count_source(&frontend, &self.shared.sources, client_addr, self.now_ns),
+        };
+        let now_ns = accepted_at_ns;
+        let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
+        let mut flow = Flow::new(arrival);
+        flow.shared = true;
+        if let Err(error) = self.watch_again(&flow) {
+            // The other process's descriptor would keep the registration alive.
+            let _ = flow.client().map(|client| self.epoll.forget(client));
+            self.vacate(key);
+            return Err(ImportError::Watch(error));
+        }
+        self.tell_established(&flow);
+        self.places[at.index as usize].flow = Some(flow);
+        self.with_flow(at, |worker, flow| worker.go_on(flow));
+        Ok(())
+    }
+
+    /// Also one that the configuration no longer has, as long as somebody watches over its end.
+    fn frontend_called(&mut self, name: &str) -> Option<Arc<FrontendPlane>> {
+        let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
+        let known = self.plane.frontends.iter().chain(&self.gone_frontends).find(called).cloned();
+        known.or_else(|| {
+            let entry = self.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
+            let gone = Arc::new(FrontendPlane::gone(entry));
+            self.gone_frontends.push(gone.clone());
+            Some(gone)
+        })
+    }
+
+    /// Also one that the configuration no longer has, as long as somebody watches over its end, or has elsewhere.
+    fn backend_at(&self, frontend: &FrontendPlane, relayed: &Relayed) -> Option<BackendHold> {
+        let registry = &self.table.registry;
+        let called = |it: &Arc<BackendEntry>| it.frontend.id == frontend.entry.id && *it.name == *relayed.backend;
+        let known = registry.backends().into_iter().find(called)?;
+        let (name, address) = (&known.name, relayed.backend_addr);
+        Some(BackendHold::new(registry.hold_at(&frontend.entry, name, known.hash_key, address)))
+    }
+}
+
+fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendHold) -> Relaying {
+    Relaying {
+        client,
+        backend,
+        backend_addr: relayed.backend_addr,
+        place,
+        source_port: 0,
+        attempt: 0,
+        up: Direction::unpack(relayed.up),
+        down: Direction::unpack(relayed.down),
+        first_fin: relayed.first_fin.map(|side| match side {
+            FirstFin::Client => Side::Client,
+            FirstFin::Backend => Side::Backend,
+        }),
+        closing: None,
+        unanswered_since_ns: relayed.unanswered_since_ns,
+        watched: false,
+        delivering: false,
+        lenient: true,
+        waits_for_turn: false,
+        leaving: Leaving::default(),
+    }
+}
+
+fn words_of(relayed: &Relayed, entry: &BackendEntry) -> Vec<(Field, u64)> {
+    vec![
+        (Field::Place, pack_place(FlowState::Proxied, Some(entry.id))),
+        (Field::BytesUp, relayed.bytes_up),
+        (Field::BytesDown, relayed.bytes_down),
+        (Field::LastUpNs, relayed.last_up_ns),
+        (Field::LastDownNs, relayed.last_down_ns),
+        (Field::ConnectUs, relayed.connect_us),
+    ]
+}

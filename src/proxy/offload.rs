@@ -1,0 +1,392 @@
+//! Flows that leave the proxy: when they are lent to the path, and what its answers mean here.
+//!
+//! A flow leaves at a quiet moment: right after a request was read and before it is passed on, when all that was sent
+//! before has been acknowledged, or when it has reached an age and nothing moves. Only flows that have shown that they
+//! go on do so: a connection for one short request would never get back what its offload costs.
+
+use std::mem;
+use std::time::Duration;
+
+use super::flow::{Asked, Flow, Leaving, Lent, Phase, Relaying};
+use super::relay::{Direction, Pumped};
+use super::timers::Due;
+use super::token::{FlowRef, Token};
+use super::worker::{Verdict, Worker};
+use crate::model::end_reason::EndReason;
+use crate::sys::{silence, socket};
+use crate::table::flows::{Field, FlowState, pack_place};
+use crate::table::offload::{Answer, Candidate, Progress, Record, Request, SocketlessHold, Sockets, Stays, Ticket};
+
+/// A flow that was busy is tried again after this, twice that, and so on up to the second.
+const BUSY_WAIT: Duration = Duration::from_millis(2);
+const BUSY_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Tries in a row, which take two seconds, after which a flow with a silent end counts as refused.
+const UNSEEN_TRIES: u8 = 11;
+
+/// While what becomes of others that offload decides, a flow is tried again after this.
+const TRIAL_WAIT: Duration = Duration::from_secs(2);
+
+/// While the map is full, an address taken, or none may be offloaded, a flow is tried again after this.
+const REFUSED_WAIT: Duration = Duration::from_secs(30);
+
+/// Which flows may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffloadPolicy {
+    pub round_trips: u32,
+    pub after_ns: u64,
+}
+
+impl OffloadPolicy {
+    const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
+}
+
+impl Worker {
+    /// Has the flow looked at when it is old enough to leave.
+    pub(super) fn ripen_later(&mut self, flow: &Flow) {
+        if let Some(policy) = self.policy() {
+            let at_ns = flow.accepted_at_ns.max(self.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
+            self.ripening.push_back((at_ns, flow.at));
+        }
+    }
+
+    /// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
+    pub(super) fn leave_due(&mut self, flow: &mut Flow) -> Verdict {
+        if self.policy().is_none() || flow.pending_end.is_some() {
+            return Verdict::Keep;
+        }
+        let now_ns = self.now_ns;
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
+        if now_ns < relaying.leaving.not_before_ns || closes {
+            return Verdict::Keep;
+        }
+        match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
+            true => self.lend(flow),
+            false => self.try_again(flow),
+        }
+        Verdict::Keep
+    }
+
+    /// Reads what the client sent, and lends the flow if this is the moment. What was read is held otherwise.
+    pub(super) fn read_and_leave(&mut self, flow: &mut Flow, moved: &mut Pumped) -> Result<bool, super::relay::Broken> {
+        let Some(policy) = self.policy() else { return Ok(false) };
+        let (now_ns, age_ns) = (self.now_ns, self.now_ns.saturating_sub(flow.accepted_at_ns));
+        let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
+        let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
+        let leaving = &relaying.leaving;
+        if !ripe || !leaving.announced || now_ns < leaving.not_before_ns || flow.pending_end.is_some() {
+            return Ok(false);
+        }
+        if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
+            return Ok(false);
+        }
+        if !relaying.up.read_ahead(&relaying.client, &mut self.tools, moved)? {
+            return Ok(false);
+        }
+        if !relaying.all_is_acknowledged() {
+            self.try_again(flow);
+            return Ok(false);
+        }
+        // Its own account follows only when bytes are written.
+        self.slot(flow.at.key()).set(Field::LastUpNs as usize, now_ns);
+        self.lend(flow);
+        Ok(true)
+    }
+
+    /// What the path says.
+    pub(super) fn take_answers(&mut self) {
+        while let Some(answer) = self.table.offload.next_answer(self.number) {
+            match answer {
+                Answer::Offloaded(ticket) => self.offloaded(ticket),
+                Answer::Stays { ticket, sockets, why } => self.stays(ticket, sockets, why),
+                Answer::Progress(all) => all.into_iter().for_each(|progress| self.progressed(progress)),
+                Answer::Moves(progress) => self.moves(progress),
+                Answer::Ended { last, reason } => self.path_ended(last, reason),
+                Answer::Found(found) => self.recover_found(*found),
+            }
+        }
+    }
+
+    /// A request has just been passed on. If the flow may leave with the next one, the path begins to look at what its
+    /// packets are like: those until then show it, and no request need wait for that.
+    pub(super) fn announce_if_near(&mut self, flow: &mut Flow) {
+        let Some(policy) = self.policy() else { return };
+        let age_ns = self.now_ns.saturating_sub(flow.accepted_at_ns);
+        let Phase::Relaying(relaying) = &mut flow.phase else { return };
+        let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
+        let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
+        if announced || !near || not_before_ns == Leaving::NEVER {
+            return;
+        }
+        relaying.leaving.announced = true;
+        if let Some(ends) = self.ends_of(flow) {
+            self.table.offload.ask(Request::Witness { id: flow.id, ends });
+        }
+    }
+
+    /// The flow ends in its sockets, and the path need not look at it any more.
+    pub(super) fn forget_announced(&self, flow: &Flow, reason: EndReason) {
+        if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
+            let slot = self.slot(flow.at.key());
+            let bytes = [Field::BytesUp, Field::BytesDown].map(|field| slot.word(field as usize));
+            self.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
+        }
+    }
+
+    /// Asks the path to end a flow that has no sockets here.
+    pub(super) fn end_lent(&mut self, flow: &mut Flow, reason: EndReason) {
+        let ticket = self.ticket(flow);
+        let idle = flow.pending_end.take().and_then(|pending| pending.only_idle_for);
+        let idle = match reason {
+            EndReason::IdleTimeout => flow.frontend.settings.idle_timeout,
+            _ => idle,
+        };
+        let unless_moved_since_ns = idle.map(|idle| self.now_ns.saturating_sub(idle.as_nanos() as u64));
+        let asks = Asked { reason, only_if_idle: idle.is_some() };
+        let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
+        // Once is enough, but what may spare the flow does not stand in for what may not.
+        if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
+            lent.ending = Some(asks);
+            self.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
+        }
+    }
+
+    pub(super) fn ticket(&self, flow: &Flow) -> Ticket {
+        Ticket { worker: self.number, key: flow.at.key(), id: flow.id }
+    }
+
+    /// Whether flows may leave now.
+    fn policy(&self) -> Option<OffloadPolicy> {
+        let policy = self.plane.leave.filter(|_| self.table.offload.is_open())?;
+        Some(if self.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })
+    }
+
+    /// Tries all flows again that may leave now.
+    pub(super) fn try_all_again(&mut self) {
+        let now_ns = self.now_ns;
+        for flow in self.places.iter_mut().filter_map(|place| place.flow.as_deref_mut()) {
+            let Phase::Relaying(relaying) = &mut flow.phase else { continue };
+            if relaying.leaving.not_before_ns != Leaving::NEVER {
+                relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
+                self.ripening.push_front((now_ns, flow.at));
+            }
+        }
+    }
+
+    fn lend(&mut self, flow: &mut Flow) {
+        let Phase::Relaying(relaying) = mem::replace(&mut flow.phase, Phase::Between) else { return };
+        let Relaying { client, backend, backend_addr, place, source_port, attempt, mut up, mut down, leaving, .. } =
+            relaying;
+        if flow.shared {
+            // Another process's descriptors would keep the registration alive (epoll(7), Q6).
+            let _ = self.epoll.forget(&client);
+            let _ = self.epoll.forget(&backend);
+        }
+        let slot = self.slot(flow.at.key());
+        let word = |field: Field| slot.word(field as usize);
+        let candidate = Candidate {
+            ticket: self.ticket(flow),
+            sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },
+            record: Record {
+                accepted_at_ns: flow.accepted_at_ns,
+                connect_us: word(Field::ConnectUs),
+                backend_key: place.0.hash_key,
+                client: flow.client_addr,
+            },
+            bytes_up: word(Field::BytesUp),
+            bytes_down: word(Field::BytesDown),
+            patience_ns: patience_ns(flow),
+        };
+        let leaving = Leaving { announced: true, ..leaving };
+        flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
+        self.table.offload.ask(Request::Offload(Box::new(candidate)));
+    }
+
+    /// Sets the next try of a flow that was busy.
+    fn try_again(&mut self, flow: &mut Flow) {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
+            let wait = BUSY_WAIT.saturating_mul(1 << relaying.leaving.tries.min(16)).min(BUSY_WAIT_MAX);
+            relaying.leaving.tries = relaying.leaving.tries.saturating_add(1);
+            self.try_after(flow, wait);
+        }
+    }
+
+    /// As [`Worker::try_again`], for one of whose ends an answer is awaited.
+    fn try_unseen(&mut self, flow: &mut Flow) {
+        if let Phase::Relaying(Relaying { leaving, .. }) = &mut flow.phase {
+            (leaving.tries, leaving.unseen) = (leaving.unseen, leaving.unseen + 1);
+        }
+        self.try_again(flow);
+    }
+
+    fn try_after(&mut self, flow: &mut Flow, wait: Duration) {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
+            relaying.leaving.not_before_ns = self.now_ns + wait.as_nanos() as u64;
+            self.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
+        }
+    }
+
+    fn offloaded(&mut self, ticket: Ticket) {
+        let table = self.table.clone();
+        self.with_ticket(ticket, |worker, flow| {
+            if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
+                let backend = lent.place.0.id;
+                flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(&table) };
+                worker.show(flow, FlowState::Offloaded, backend);
+            }
+            Verdict::Keep
+        });
+    }
+
+    fn stays(&mut self, ticket: Ticket, sockets: Sockets, why: Stays) {
+        let Some(at) = self.place_of(ticket) else {
+            // A panic has ended it meanwhile.
+            return [sockets.client, sockets.backend].into_iter().for_each(socket::reset);
+        };
+        self.with_flow(at, |worker, flow| worker.take_back(flow, sockets, why));
+    }
+
+    fn take_back(&mut self, flow: &mut Flow, sockets: Sockets, why: Stays) -> Verdict {
+        let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return Verdict::Keep };
+        let Lent { backend_addr, place, source_port, attempt, leaving, ending } = lent;
+        let Sockets { client, backend, held_up, held_down } = sockets;
+        let shared = flow.shared;
+        let leaving = Leaving { unseen: if why == Stays::Unseen { leaving.unseen } else { 0 }, ..leaving };
+        flow.phase = Phase::Relaying(Relaying {
+            client,
+            backend,
+            backend_addr,
+            place,
+            source_port,
+            attempt,
+            up: Direction::holding(held_up),
+            down: Direction::holding(held_down),
+            first_fin: None,
+            closing: None,
+            unanswered_since_ns: 0,
+            watched: false,
+            delivering: false,
+            lenient: true,
+            waits_for_turn: false,
+            leaving,
+        });
+        if let Some(asked) = ending.filter(|asked| !asked.only_if_idle) {
+            return Verdict::End(asked.reason, 0);
+        }
+        self.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
+        match (why, why.for_good()) {
+            (_, true) => self.stay_for_good(flow),
+            (Stays::Busy, _) => self.try_again(flow),
+            // An end that does not answer what it is asked may speak by itself.
+            (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => self.try_unseen(flow),
+            (Stays::Resets, _) if !self.table.offload.is_stopped() => self.try_after(flow, TRIAL_WAIT),
+            _ => self.try_after(flow, REFUSED_WAIT),
+        }
+        let watched = match shared {
+            true => self.watch_again(flow),
+            false => self.watch_anew(flow),
+        };
+        match watched {
+            Ok(()) => self.go_on(flow),
+            Err(error) => Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
+        }
+    }
+
+    fn stay_for_good(&self, flow: &mut Flow) {
+        if let Phase::Relaying(relaying) = &mut flow.phase {
+            relaying.leaving.not_before_ns = Leaving::NEVER;
+        }
+    }
+
+    /// Has epoll tell what the sockets of a flow are ready for, though they have been watched all the time.
+    fn watch_anew(&self, flow: &Flow) -> std::io::Result<()> {
+        if let Phase::Relaying(relaying) = &flow.phase {
+            self.epoll.watch_flow_again(&relaying.client, Token::Client(flow.at).pack())?;
+            let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
+            self.epoll.watch_flow_again(&relaying.backend, token.pack())?;
+        }
+        Ok(())
+    }
+
+    fn progressed(&mut self, progress: Progress) {
+        self.with_ticket(progress.ticket, |worker, flow| {
+            worker.account_path(flow, &progress);
+            Verdict::Keep
+        });
+    }
+
+    /// It was to be ended for being idle, and is not.
+    fn moves(&mut self, progress: Progress) {
+        self.with_ticket(progress.ticket, |worker, flow| {
+            worker.account_path(flow, &progress);
+            if let Phase::Offloading(lent) | Phase::Offloaded { lent, .. } = &mut flow.phase {
+                lent.ending = lent.ending.filter(|asked| !asked.only_if_idle);
+                if lent.ending.is_none() {
+                    worker.show_state(flow);
+                }
+            }
+            Verdict::Keep
+        });
+    }
+
+    fn path_ended(&mut self, last: Progress, reason: Option<EndReason>) {
+        let Some(at) = self.place_of(last.ticket) else { return };
+        let Some(mut flow) = self.places[at.index as usize].flow.take() else { return };
+        self.account_path(&mut flow, &last);
+        let asked = match &flow.phase {
+            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.ending,
+            _ => None,
+        };
+        let reason = reason.or(asked.map(|asked| asked.reason)).unwrap_or(EndReason::Internal);
+        self.finish(flow, reason, 0);
+    }
+
+    /// Counts what the path has moved since it was last heard of.
+    fn account_path(&self, flow: &mut Flow, progress: &Progress) {
+        let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
+        let slot = self.slot(flow.at.key());
+        let lane = &lent.place.0.lanes[self.number];
+        let grown = |field: Field, to: u64| {
+            let before = slot.word(field as usize);
+            slot.set(field as usize, before.max(to));
+            to.saturating_sub(before)
+        };
+        lane.bytes_up.add(grown(Field::BytesUp, progress.bytes_up));
+        lane.bytes_down.add(grown(Field::BytesDown, progress.bytes_down));
+        grown(Field::LastUpNs, progress.last_up_ns);
+        grown(Field::LastDownNs, progress.last_down_ns);
+    }
+
+    /// Hands the flow of `ticket` to `act`; has the path end one that is not known here.
+    fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> Verdict) {
+        match self.place_of(ticket) {
+            Some(at) => self.with_flow(at, act),
+            None => self.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),
+        }
+    }
+
+    fn place_of(&self, ticket: Ticket) -> Option<FlowRef> {
+        let flow = self.places.get(ticket.key.index() as usize)?.flow.as_deref()?;
+        (flow.id == ticket.id).then_some(flow.at)
+    }
+
+    fn show(&self, flow: &Flow, state: FlowState, backend: crate::model::ids::BackendId) {
+        if flow.pending_end.is_none() {
+            self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
+        }
+    }
+}
+
+/// As long as TCP_USER_TIMEOUT would have it.
+pub(super) fn patience_ns(flow: &Flow) -> u64 {
+    flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
+}
+
+impl Relaying {
+    /// Neither leg has anything under way. Two calls, and so asked last.
+    fn all_is_acknowledged(&self) -> bool {
+        let quiet = |socket: &std::os::fd::OwnedFd| silence::unacknowledged(socket).is_ok_and(|bytes| bytes == 0);
+        quiet(&self.client) && quiet(&self.backend)
+    }
+}

@@ -1,0 +1,230 @@
+//! Flows that change processes: what the control side may ask of the workers.
+//!
+//! ```text
+//!   old   take ──▶ MovingFlow ──▶ let_go    the other process has it: closed here without a word to either end
+//!                    ├──────▶ put_back  served here as before
+//!                    └──────▶ reset     the other process had it and died, or did not want it
+//!   new   Arriving ──▶ import
+//! ```
+//! A flow that was taken is in no epoll set; nobody reads or writes its sockets until its moving_flow is given back.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::flow::{Flow, Phase};
+use super::worker::Worker;
+use super::{Proxy, worker};
+use crate::addr::VipAddr;
+use crate::model::end_reason::EndReason;
+use crate::model::ids::FlowId;
+use crate::table::carried::SavedTurns;
+use crate::table::flow_transfer::FlowTransfer;
+
+/// A worker that does not answer within this is stuck.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// A flow that its worker has taken out of service.
+#[derive(Debug)]
+pub struct MovingFlow {
+    pub transfer: FlowTransfer,
+    pub(super) worker: usize,
+    pub(super) flow: Box<Flow>,
+}
+
+/// Flows that one worker gave.
+#[derive(Debug)]
+pub struct Departure {
+    pub moving: Vec<MovingFlow>,
+    /// The worker has looked at all its flows once; the next call begins anew.
+    pub whole_round: bool,
+}
+
+/// A flow that came from another process.
+#[derive(Debug)]
+pub struct Arriving {
+    pub transfer: FlowTransfer,
+    /// As its transfer says.
+    pub sockets: Vec<OwnedFd>,
+}
+
+/// Why a flow cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("frontend {0} is not in the configuration")]
+    UnknownFrontend(String),
+    #[error("backend {frontend}/{backend} is not in the configuration")]
+    UnknownBackend { frontend: String, backend: String },
+    #[error("{got} sockets came with it instead of {expected}")]
+    Sockets { got: usize, expected: usize },
+    #[error("the flow table is full")]
+    TableFull,
+    #[error("its sockets cannot be watched: {0}")]
+    Watch(#[source] io::Error),
+    #[error("its worker does not answer")]
+    Stuck,
+}
+
+/// A worker did not answer in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("worker {0} does not answer")]
+pub struct StuckWorker(pub usize);
+
+#[derive(Debug)]
+pub enum Message {
+    Take { flows_max: usize, bytes_max: usize, answer: Sender<Departure> },
+    PutBack(Vec<MovingFlow>),
+    LetGo(Vec<MovingFlow>),
+    End(Vec<MovingFlow>, EndReason),
+    Import { flows: Vec<Arriving>, answer: Sender<Vec<(FlowId, ImportError)>> },
+    LendListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },
+    ParkListeners { parked: bool, answer: Sender<()> },
+    ExchangeListener { address: VipAddr, own: OwnedFd },
+    SaveTurns { answer: Sender<Vec<SavedTurns>> },
+    RecallTurns(Vec<SavedTurns>),
+}
+
+impl MovingFlow {
+    /// In the order that its transfer promises.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let backend = match &self.flow.phase {
+            Phase::Relaying(relaying) => Some(relaying.backend.as_fd()),
+            _ => None,
+        };
+        self.flow.client().into_iter().chain(backend)
+    }
+}
+
+impl Proxy {
+    pub fn workers(&self) -> usize {
+        self.table.workers.len()
+    }
+
+    /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows that
+    /// were ordered to end stay until they have, and so do those that the path has.
+    pub fn take(&self, worker: usize, flows_max: usize, bytes_max: usize) -> Result<Departure, StuckWorker> {
+        self.ask(worker, |answer| Message::Take { flows_max, bytes_max, answer })
+    }
+
+    /// Serves the flows again as if nothing had been asked.
+    pub fn put_back(&self, moving: Vec<MovingFlow>) {
+        self.give_back(moving, Message::PutBack);
+    }
+
+    /// Forgets flows that another process has now.
+    pub fn let_go(&self, moving: Vec<MovingFlow>) {
+        self.give_back(moving, Message::LetGo);
+    }
+
+    /// Ends flows that no process can serve any more.
+    pub fn end(&self, moving: Vec<MovingFlow>, reason: EndReason) {
+        self.give_back(moving, |moving| Message::End(moving, reason));
+    }
+
+    /// Serves flows that another process gave; returns those that cannot be, with their sockets closed here.
+    pub fn import(&self, flows: Vec<Arriving>) -> Vec<(FlowId, ImportError)> {
+        let workers = self.workers();
+        let mut shares: Vec<Vec<Arriving>> = (0..workers).map(|_| Vec::new()).collect();
+        for flow in flows {
+            // Ids come one after the other, so this spreads them.
+            shares[(flow.transfer.id.0 % workers as u64) as usize].push(flow);
+        }
+        let asked = shares.into_iter().enumerate().filter(|(_, flows)| !flows.is_empty()).map(|(worker, flows)| {
+            let ids: Vec<_> = flows.iter().map(|flow| flow.transfer.id).collect();
+            let (answer, answered) = channel();
+            self.tell(worker, Message::Import { flows, answer });
+            (worker, ids, answered)
+        });
+        let asked: Vec<_> = asked.collect();
+        let outcome = |(worker, ids, answered): (usize, Vec<FlowId>, Receiver<_>)| match wait(worker, &answered) {
+            Ok(refused) => refused,
+            Err(StuckWorker(_)) => ids.into_iter().map(|id| (id, ImportError::Stuck)).collect::<Vec<_>>(),
+        };
+        asked.into_iter().flat_map(outcome).collect()
+    }
+
+    /// A second descriptor for each listening socket of each worker.
+    pub fn lend_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
+        let mut all = Vec::new();
+        for worker in 0..self.workers() {
+            let lent = self.ask(worker, |answer| Message::LendListeners { answer });
+            all.extend(lent.map_err(io::Error::other)??);
+        }
+        Ok(all)
+    }
+
+    /// Stops (or begins again) to accept without closing a listener. When this returns, the backlogs have been served.
+    pub fn park_listeners(&self, parked: bool) -> Result<(), StuckWorker> {
+        let ask = |worker| {
+            let (answer, answered) = channel();
+            self.tell(worker, Message::ParkListeners { parked, answer });
+            (worker, answered)
+        };
+        let asked: Vec<_> = (0..self.workers()).map(ask).collect();
+        asked.iter().try_for_each(|(worker, answered)| wait(*worker, answered))
+    }
+
+    fn give_back(&self, moving: Vec<MovingFlow>, message: impl Fn(Vec<MovingFlow>) -> Message) {
+        let mut shares: Vec<Vec<MovingFlow>> = (0..self.workers()).map(|_| Vec::new()).collect();
+        for moving_flow in moving {
+            shares[moving_flow.worker].push(moving_flow);
+        }
+        for (worker, moving) in shares.into_iter().enumerate().filter(|(_, moving)| !moving.is_empty()) {
+            self.tell(worker, message(moving));
+        }
+    }
+
+    pub(super) fn ask<T>(&self, worker: usize, question: impl FnOnce(Sender<T>) -> Message) -> Result<T, StuckWorker> {
+        let (answer, answered) = channel();
+        self.tell(worker, question(answer));
+        wait(worker, &answered)
+    }
+
+    pub(super) fn tell(&self, worker: usize, message: Message) {
+        self.shared.inboxes[worker].push(worker::Message::Upgrade(message));
+        self.table.orders.wake(worker);
+    }
+}
+
+impl Worker {
+    pub(super) fn handle_upgrade(&mut self, message: Message) {
+        match message {
+            Message::Take { flows_max, bytes_max, answer } => {
+                let departure = self.take_flows(flows_max, bytes_max);
+                // Whoever asked has given up on us: nothing happened.
+                if let Err(unwanted) = answer.send(departure) {
+                    unwanted.0.moving.into_iter().for_each(|moving_flow| self.put_back(moving_flow.flow));
+                }
+            }
+            Message::PutBack(moving) => moving.into_iter().for_each(|moving_flow| self.put_back(moving_flow.flow)),
+            Message::LetGo(moving) => moving.into_iter().for_each(|moving_flow| self.let_go(moving_flow.flow)),
+            Message::End(moving, reason) => {
+                moving.into_iter().for_each(|moving_flow| self.end_taken(moving_flow.flow, reason))
+            }
+            Message::Import { flows, answer } => {
+                let refused = flows.into_iter().filter_map(|flow| {
+                    let id = flow.transfer.id;
+                    self.import(flow).err().map(|error| (id, error))
+                });
+                let _ = answer.send(refused.collect());
+            }
+            Message::LendListeners { answer } => {
+                let _ = answer.send(self.lend_listeners());
+            }
+            Message::ParkListeners { parked, answer } => {
+                self.park_listeners(parked);
+                let _ = answer.send(());
+            }
+            Message::ExchangeListener { address, own } => self.exchange_listener(address, own),
+            Message::SaveTurns { answer } => {
+                let _ = answer.send(self.save_turns());
+            }
+            Message::RecallTurns(saved) => self.recall_turns(&saved),
+        }
+    }
+}
+
+fn wait<T>(worker: usize, answered: &Receiver<T>) -> Result<T, StuckWorker> {
+    answered.recv_timeout(ANSWER_MAX).map_err(|_| StuckWorker(worker))
+}

@@ -1,0 +1,352 @@
+//! Where the data plane and the path meet: flows that are lent, given back, carried and ended.
+//!
+//! ```text
+//!   worker                                         path
+//!     │  Witness: it may be offloaded soon ─────────────▶ │  looks at its packets, which its sockets still get
+//!     │  Offload(Candidate): both sockets ─────────▶ │  probes, enters, closes in silence
+//!     │ ◀───────── Stays: both sockets, and why       │
+//!     │ ◀───────── Offloaded                          │
+//!     │ ◀───────── Progress, now and then             │
+//!     │  End: reset it ─────────────────────────────▶ │
+//!     │ ◀───────── Ended, or Moves: it was not idle   │
+//!     │ ◀───────── Found: an earlier process's flow   │
+//!     │  Claim: it has a place here ────────────────▶ │
+//! ```
+//! A flow stays with its worker for its whole life, with its place in the table and its part of every limit; only its
+//! bytes take another way.
+
+mod census;
+mod held;
+mod stays;
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+use crossbeam_queue::SegQueue;
+
+use super::flows::FlowKey;
+use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+use crate::model::end_reason::EndReason;
+use crate::model::ends::Ends;
+use crate::model::ids::FlowId;
+use crate::sys::eventfd::EventFd;
+
+pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
+pub use census::{Census, OFF, OffloadView};
+pub use held::{Carried, HeldQueues};
+pub use stays::Stays;
+
+/// Which flow is meant. The id tells it from a later one in the same place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    pub worker: usize,
+    pub key: FlowKey,
+    pub id: FlowId,
+}
+
+/// A flow that may be offloaded. Nobody reads or writes its sockets but the path until it answers.
+#[derive(Debug)]
+pub struct Candidate {
+    pub ticket: Ticket,
+    pub sockets: Sockets,
+    pub record: Record,
+    /// Bytes that were passed on, without those held.
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    /// Silence of one side, while the other waits for it, that ends the flow.
+    pub patience_ns: u64,
+}
+
+/// Both legs, and what was read from one and not yet written to the other.
+#[derive(Debug)]
+pub struct Sockets {
+    pub client: OwnedFd,
+    pub backend: OwnedFd,
+    pub held_up: Vec<u8>,
+    pub held_down: Vec<u8>,
+}
+
+/// What a later process must know to list a flow as this one does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub accepted_at_ns: u64,
+    pub connect_us: u64,
+    /// `BackendEntry::hash_key`: names frontend and backend.
+    pub backend_key: u64,
+    /// As it is shown and counted; another than the connection's own if a PROXY header said so.
+    pub client: ClientAddr,
+}
+
+/// How far an offloaded flow has come. Times are nanoseconds on the monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub ticket: Ticket,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub last_up_ns: u64,
+    pub last_down_ns: u64,
+}
+
+impl Progress {
+    /// Nothing that is not known already.
+    pub fn none(ticket: Ticket) -> Self {
+        Self { ticket, bytes_up: 0, bytes_down: 0, last_up_ns: 0, last_down_ns: 0 }
+    }
+}
+
+/// A flow of an earlier process that the path carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub id: FlowId,
+    pub record: Record,
+    /// The client's end of its connection.
+    pub connection: ClientAddr,
+    pub vip: VipAddr,
+    pub backend: BackendAddr,
+    pub local: LocalAddr,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub last_up_ns: u64,
+    pub last_down_ns: u64,
+}
+
+/// What the workers ask of the path.
+#[derive(Debug)]
+pub enum Request {
+    /// A flow that has sockets may be offloaded soon: the path is to see what its packets look like on the wire.
+    Witness {
+        id: FlowId,
+        ends: Ends,
+    },
+    /// Such a flow has ended in its sockets.
+    Forget {
+        id: FlowId,
+        reason: EndReason,
+        bytes: [u64; 2],
+    },
+    Offload(Box<Candidate>),
+    /// Reset both ends, unless a byte moved since this time. Answered by `Ended` or `Moves`.
+    End {
+        ticket: Ticket,
+        unless_moved_since_ns: Option<u64>,
+    },
+    /// A flow that the path carries already belongs to this ticket from now on.
+    Claim {
+        ticket: Ticket,
+        patience_ns: u64,
+    },
+    /// Silence that ends a flow has become another.
+    Patience {
+        ticket: Ticket,
+        patience_ns: u64,
+    },
+    /// A flow that was found has no place here, and is to be reset.
+    Refuse {
+        id: FlowId,
+        why: String,
+    },
+}
+
+/// What the path says to a flow's worker.
+#[derive(Debug)]
+pub enum Answer {
+    /// Its packets pass the worker by from now on.
+    Offloaded(Ticket),
+    Stays {
+        ticket: Ticket,
+        sockets: Sockets,
+        why: Stays,
+    },
+    Progress(Vec<Progress>),
+    /// It moved a byte too lately to be ended.
+    Moves(Progress),
+    /// It is over. `None`: as the worker asked.
+    Ended {
+        last: Progress,
+        reason: Option<EndReason>,
+    },
+    Found(Box<Found>),
+}
+
+/// Queues between workers and path, and what both count.
+#[derive(Debug)]
+pub struct Offload {
+    requests: SegQueue<Request>,
+    /// A wake is on its way already.
+    woken: AtomicBool,
+    wake: EventFd,
+    answers: Box<[SegQueue<Answer>]>,
+    open: AtomicBool,
+    /// Flows are to leave however young they are: their host is about to go.
+    hurried: AtomicBool,
+    /// None is offloaded, for those that did were reset right after; and somebody wants to know whether that is still so.
+    stopped: AtomicBool,
+    retry_wanted: AtomicBool,
+    /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
+    reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
+    /// Flows whose sockets the path has.
+    in_flight: AtomicU32,
+    /// Flows without sockets now.
+    without_sockets: AtomicU32,
+    pub census: Census,
+    /// Flows of other instances.
+    pub held: HeldQueues,
+}
+
+impl Offload {
+    pub fn new(workers: usize) -> io::Result<Self> {
+        Ok(Self {
+            requests: SegQueue::new(),
+            woken: AtomicBool::new(false),
+            wake: EventFd::new()?,
+            answers: (0..workers).map(|_| SegQueue::new()).collect(),
+            open: AtomicBool::new(false),
+            hurried: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            retry_wanted: AtomicBool::new(false),
+            reserved: papaya::HashSet::default(),
+            in_flight: AtomicU32::new(0),
+            without_sockets: AtomicU32::new(0),
+            census: Census::default(),
+            held: HeldQueues::default(),
+        })
+    }
+
+    /// Whether flows may be lent now.
+    pub fn is_open(&self) -> bool {
+        self.open.load(Relaxed)
+    }
+
+    pub fn set_open(&self, open: bool) {
+        self.open.store(open, Relaxed);
+    }
+
+    /// Whether flows are to leave as soon as they can, however young they are.
+    pub fn is_hurried(&self) -> bool {
+        self.hurried.load(Relaxed)
+    }
+
+    pub fn set_hurried(&self, hurried: bool) {
+        self.hurried.store(hurried, Relaxed);
+    }
+
+    /// Whether none is offloaded, because those that did were reset right after.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    pub fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Relaxed);
+    }
+
+    /// Has it tried whether that is still so.
+    pub fn want_retry(&self) {
+        self.retry_wanted.store(true, Relaxed);
+    }
+
+    pub fn take_retry_wanted(&self) -> bool {
+        self.retry_wanted.swap(false, Relaxed)
+    }
+
+    /// Asks the path; never waits.
+    pub fn ask(&self, request: Request) {
+        if matches!(request, Request::Offload(_)) {
+            self.in_flight.fetch_add(1, Relaxed);
+        }
+        self.requests.push(request);
+        self.wake_once();
+    }
+
+    /// Asks the path for what concerns flows of other instances; never waits.
+    pub fn ask_held(&self, request: HeldRequest) {
+        self.held.push(request);
+        self.wake_once();
+    }
+
+    /// One wake for many requests: the path clears this before it takes them.
+    fn wake_once(&self) {
+        if !self.woken.swap(true, AcqRel) {
+            self.wake.signal();
+        }
+    }
+
+    /// Readable when there may be requests.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.fd()
+    }
+
+    /// Makes the path look at its requests though there may be none.
+    pub fn wake(&self) {
+        self.wake.signal();
+    }
+
+    /// Call it before taking requests, so that none is missed.
+    pub fn clear_wake(&self) {
+        self.wake.clear();
+        self.woken.store(false, Release);
+    }
+
+    pub fn next_request(&self) -> Option<Request> {
+        self.requests.pop()
+    }
+
+    /// Leaves an answer for `worker`; it must still be woken.
+    pub fn answer(&self, worker: usize, answer: Answer) {
+        self.answers[worker].push(answer);
+    }
+
+    pub fn next_answer(&self, worker: usize) -> Option<Answer> {
+        self.answers[worker].pop()
+    }
+
+    /// Keeps a source port from being used again towards `backend`.
+    pub fn reserve(&self, local: LocalAddr, backend: BackendAddr) {
+        self.reserved.pin().insert((local, backend));
+    }
+
+    pub fn release(&self, local: LocalAddr, backend: BackendAddr) {
+        self.reserved.pin().remove(&(local, backend));
+    }
+
+    pub fn is_reserved(&self, local: LocalAddr, backend: BackendAddr) -> bool {
+        self.reserved.pin().contains(&(local, backend))
+    }
+
+    /// Whether the kernel must not choose source ports.
+    pub fn keeps_ports(&self) -> bool {
+        self.is_open() || !self.reserved.is_empty()
+    }
+
+    /// The path has given a flow's sockets back, or closed them.
+    pub fn count_out(&self) {
+        self.in_flight.fetch_sub(1, Relaxed);
+    }
+
+    /// Flows whose sockets the path has.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Flows that need no descriptor.
+    pub fn without_sockets(&self) -> usize {
+        self.without_sockets.load(Relaxed) as usize
+    }
+}
+
+/// Counts one flow without sockets for as long as it is held.
+#[derive(Debug)]
+pub struct SocketlessHold(std::sync::Arc<super::Table>);
+
+impl SocketlessHold {
+    pub fn count_in(table: &std::sync::Arc<super::Table>) -> Self {
+        table.offload.without_sockets.fetch_add(1, Relaxed);
+        Self(table.clone())
+    }
+}
+
+impl Drop for SocketlessHold {
+    fn drop(&mut self) {
+        self.0.offload.without_sockets.fetch_sub(1, Relaxed);
+    }
+}

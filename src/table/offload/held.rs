@@ -1,0 +1,74 @@
+//! Where the failover and the path meet: flows of other instances.
+//!
+//! ```text
+//!   failover                                          path
+//!     │  Hold: a flow without sockets ──────────────▶ │  carries its packets if they come
+//!     │  Forward, Refuse, Forget: its packets ──────▶ │  sends them on, answers RST, knows them no more
+//!     │ ◀────────────── Touched: packets have come    │
+//!     │  Inherit: it is this instance's ──────────────▶ │  finds it a worker
+//!     │  Release: it is another's ──────────────────▶ │  tells its worker, and holds it
+//!     │  Unknown, Slices: what nobody knows ────────▶ │
+//!     │ ◀────────────── Strays: what nobody knew      │
+//! ```
+
+use std::sync::OnceLock;
+
+use crossbeam_queue::SegQueue;
+use tokio::sync::Notify;
+
+use crate::model::ends::Key;
+use crate::model::fleet::{HeldAnswer, HeldRequest};
+
+/// What the path carries at this moment, whoever's flows they are.
+pub trait Carried: std::fmt::Debug + Send + Sync {
+    /// Whether such a packet is passed on to the flow's other end.
+    fn carries(&self, key: &Key) -> bool;
+}
+
+/// The queues between them.
+#[derive(Debug, Default)]
+pub struct HeldQueues {
+    requests: SegQueue<HeldRequest>,
+    answers: SegQueue<HeldAnswer>,
+    answered: Notify,
+    /// `None`: there is no path that could do what it is asked.
+    carried: OnceLock<Box<dyn Carried>>,
+}
+
+impl HeldQueues {
+    pub(super) fn push(&self, request: HeldRequest) {
+        self.requests.push(request);
+    }
+
+    pub fn next_request(&self) -> Option<HeldRequest> {
+        self.requests.pop()
+    }
+
+    pub fn answer(&self, answer: HeldAnswer) {
+        self.answers.push(answer);
+        self.answered.notify_one();
+    }
+
+    pub fn next_answer(&self) -> Option<HeldAnswer> {
+        self.answers.pop()
+    }
+
+    /// Returns when there may be answers.
+    pub async fn answered(&self) {
+        self.answered.notified().await;
+    }
+
+    /// Whether there is a path that holds and forwards.
+    pub fn serves(&self) -> bool {
+        self.carried.get().is_some()
+    }
+
+    /// The path holds and forwards from now on.
+    pub fn serve(&self, carried: Box<dyn Carried>) {
+        let _ = self.carried.set(carried);
+    }
+
+    pub fn carries(&self, key: &Key) -> bool {
+        self.carried.get().is_some_and(|carried| carried.carries(key))
+    }
+}

@@ -1,0 +1,95 @@
+//! Why a flow is proxied and not offloaded.
+
+use crate::model::splice::Obstacle;
+
+macro_rules! reasons {
+    ($($variant:ident $label:literal $for_good:literal $about:literal;)*) => {
+        /// Why a flow stays proxied, for now or for good.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Stays {
+            $(#[doc = $about] $variant,)*
+        }
+
+        impl Stays {
+            pub const ALL: &'static [Stays] = &[$(Stays::$variant,)*];
+
+            /// The name in lists and metrics.
+            pub fn label(self) -> &'static str {
+                match self { $(Stays::$variant => $label,)* }
+            }
+
+            /// It is not asked again.
+            pub fn for_good(self) -> bool {
+                match self { $(Stays::$variant => $for_good,)* }
+            }
+
+            /// One sentence for people.
+            pub fn about(self) -> &'static str {
+                match self { $(Stays::$variant => $about,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    Busy "busy" false "Bytes were under way at every moment that was tried.";
+    Timestamps "timestamps" true "Only one of its ends uses TCP timestamps.";
+    Sack "sack" true "Only one of its ends uses SACK.";
+    Mss "mss" true "One end may send segments that are too large for the other, or for the way there.";
+    Ecn "ecn" true "One of its ends uses accurate ECN.";
+    Families "families" true "One leg is IPv4 and the other IPv6.";
+    HalfClosed "half_closed" true "One of its ends has closed already.";
+    Local "local" true "Its client or its backend is on this host.";
+    Interface "interface" true "Its packets come in by an interface that is not in path.interfaces.";
+    Lro "lro" true "Its packets come in by a card that merges them (large receive offload), or by what stands on one.";
+    Ipsec "ipsec" true "An IPsec policy covers one of its legs.";
+    Nat "nat" true "Its addresses or numbers are others on the wire than in its sockets: this host translates them.";
+    Unseen "unseen" false "No packet of one of its ends has shown yet what it looks like on the wire.";
+    Resets "resets" false "Flows were reset right after they offloaded: none does until it is known that this is over.";
+    MapFull "map_full" false "The map of offloaded flows is full.";
+    AddressInUse "address_in_use" false "An earlier flow between the same addresses is still remembered.";
+    Failed "failed" false "The kernel refused a call that offload needs; the log has the error.";
+}
+
+impl Stays {
+    /// The word that a flow's entry in the table holds; 0 is none.
+    pub fn pack(why: Option<Self>) -> u64 {
+        why.map_or(0, |why| why as u64 + 1)
+    }
+
+    /// The inverse of [`Stays::pack`].
+    pub fn unpack(word: u64) -> Option<Self> {
+        Self::ALL.get(word.checked_sub(1)? as usize).copied()
+    }
+}
+
+impl From<Obstacle> for Stays {
+    fn from(obstacle: Obstacle) -> Self {
+        match obstacle {
+            Obstacle::NotEstablished(_) => Self::HalfClosed,
+            Obstacle::Families => Self::Families,
+            Obstacle::Timestamps(_) => Self::Timestamps,
+            Obstacle::Sack(_) => Self::Sack,
+            Obstacle::Mss { .. } => Self::Mss,
+            Obstacle::AccurateEcn(_) => Self::Ecn,
+            Obstacle::Unacknowledged { .. }
+            | Obstacle::OutOfOrder(_)
+            | Obstacle::Urgent(_)
+            | Obstacle::Limbo { .. } => Self::Busy,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_survives_its_word() {
+        for (place, why) in Stays::ALL.iter().enumerate() {
+            assert_eq!(*why as usize, place);
+            assert_eq!(Stays::unpack(Stays::pack(Some(*why))), Some(*why));
+        }
+        assert_eq!((Stays::unpack(0), Stays::unpack(99)), (None, None));
+    }
+}

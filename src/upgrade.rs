@@ -1,0 +1,15 @@
+//! Replacing the process without its flows noticing: the old one gives its listeners, its state and its flows to the
+//! new one, which it has started, over a socket pair that nobody else can reach.
+//!
+//! ```text
+//!   message  what is said, and in which order        codec    how it looks on the wire
+//!   channel  one message, with descriptors           source   the old process      destination  the new one
+//! ```
+//! Post-condition, whatever happens to either process at any step: each flow is served by exactly one of them, or was
+//! reset. What the new process has imported stays with it; all the rest stays with the old one.
+
+pub mod channel;
+pub mod codec;
+pub mod destination;
+pub mod message;
+pub mod source;

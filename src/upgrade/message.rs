@@ -1,0 +1,266 @@
+//! What the two processes say to each other.
+//!
+//! ```text
+//!   old (source)                                   new (destination)
+//!                      ◀── Hello ──                knows its file to be valid
+//!   Welcome, Doors, State ──▶                      builds everything, serves nothing
+//!                      ◀── Ready ──                or Refuse
+//!   Begin ──▶                                      accepts, as the old one still does
+//!                      ◀── Serving ──
+//!   Batch 1 ──▶                                    has it, touches nothing
+//!                      ◀── Received 1 ──
+//!   Commit 1 ──▶       from here on they are the new one's
+//!                      ◀── Imported 1 ──            serves them
+//!   closes its descriptors of batch 1; batch 2 ...
+//!   stops accepting, last batches
+//!   Done ──▶                                       opens the admin doors
+//!                      ◀── Finished ──
+//!   exits
+//! ```
+//! At any time the old one may say Abort, and serves again what was not committed; the new one answers Left, serves
+//! what it has, and exits after its last flow. `source` and `destination` say what holds after each failure.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::addr::VipAddr;
+use crate::model::health::SavedBackend;
+use crate::model::ids::FlowId;
+use crate::table::carried::{Carried, SavedSource};
+use crate::table::flow_transfer::FlowTransfer;
+use crate::table::totals::Totals;
+
+/// The versions of the protocol that this release speaks, lowest and highest: at least one that the release before
+/// speaks too, so that an upgrade can be taken back.
+///
+/// | version | what it changed |
+/// |---|---|
+/// | 1 | |
+/// | 2 | flows tell since when they wait for an answer; while both processes serve, each gives flow ids of its own |
+pub const PROTOCOL: (u32, u32) = (1, 2);
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    Hello(Hello),
+    Welcome(Welcome),
+    /// One descriptor for each.
+    Doors(Vec<Door>),
+    State(Box<State>),
+    Ready,
+    Begin,
+    Serving,
+    /// The sockets of all flows, in order, as their transfers say.
+    Batch(Batch),
+    Received(BatchNumber),
+    Commit(BatchNumber),
+    Imported(Imported),
+    Done(Box<LastWord>),
+    Finished,
+    Refuse(Reasons),
+    Abort(Reasons),
+    Left(Left),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Of the release.
+    pub version: String,
+    pub protocol_min: u32,
+    pub protocol_max: u32,
+    pub pid: u32,
+    /// Absent: it knows nothing of offloaded flows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<ProgramReader>,
+}
+
+/// Which offloaded flows a process can import. They do not go over the wire: they are in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramReader {
+    /// Of the kernel's map.
+    pub layout: u32,
+    /// Where its file says that they are pinned; absent from a process that was given none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pins: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    pub version: String,
+    /// The highest version that both speak.
+    pub protocol: u32,
+    pub pid: u32,
+    /// Doors to come, over all messages.
+    pub doors: usize,
+}
+
+/// What a listening socket is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Door {
+    Frontend(VipAddr),
+    /// As configured: its port may be 0.
+    AdminHttp(SocketAddr),
+    AdminSocket(PathBuf),
+}
+
+/// What an instance knows besides its flows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// Ids below it are, or may yet be, given by the old process.
+    pub next_flow_id: u64,
+    pub flows: u64,
+    /// Flows that the new process has to find in the kernel.
+    pub offloaded: u64,
+    pub backends: Vec<SavedBackend>,
+    pub totals: Totals,
+    pub carried: Carried,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    pub number: BatchNumber,
+    pub flows: Vec<FlowTransfer>,
+}
+
+/// Grows by one from 1 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BatchNumber(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imported {
+    pub number: BatchNumber,
+    /// Flows that the new process could not serve and has not touched.
+    pub refused: Vec<Refused>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    pub flow: FlowId,
+    pub why: String,
+}
+
+/// What the old process says before it leaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LastWord {
+    pub totals: Totals,
+    /// Flows that moved.
+    pub flows: u64,
+    /// Bytes that were read and not yet delivered when their flow moved.
+    pub held_bytes: u64,
+    /// Flows that the new process could not serve.
+    pub refused: u64,
+    /// The longest that a flow was with neither process.
+    pub longest_pause_us: u64,
+    /// From Welcome to here.
+    pub took_us: u64,
+    /// The first flow id that nobody was given.
+    pub next_flow_id: u64,
+    /// Sources as they stood at the very end.
+    pub sources: Vec<SavedSource>,
+}
+
+/// One sentence each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Reasons(pub Vec<String>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Flows that the new process goes on to serve.
+    pub flows: u64,
+}
+
+impl Hello {
+    /// What this process says.
+    pub fn here() -> Self {
+        let (protocol_min, protocol_max) = PROTOCOL;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Self { version, protocol_min, protocol_max, pid: std::process::id(), path: None }
+    }
+
+    /// The same, of a process that can import offloaded flows.
+    pub fn reading(self, path: ProgramReader) -> Self {
+        Self { path: Some(path), ..self }
+    }
+
+    /// The highest version that it and this release speak.
+    pub fn common_protocol(&self) -> Option<u32> {
+        let highest = self.protocol_max.min(PROTOCOL.1);
+        (highest >= self.protocol_min.max(PROTOCOL.0)).then_some(highest)
+    }
+}
+
+macro_rules! kinds {
+    ($($kind:ident = $number:literal $name:literal),* $(,)?) => {
+        /// What a message is, and its number on the wire. A number is never used again for something else.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind { $($kind = $number,)* }
+
+        impl Kind {
+            /// In the order of the conversation; what may come instead of another is last.
+            pub const ALL: &[Kind] = &[$(Self::$kind),*];
+
+            pub fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$kind),)* _ => None }
+            }
+
+            /// As errors call it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    Hello = 1 "hello", Welcome = 2 "welcome", Doors = 3 "doors", State = 4 "state", Ready = 5 "ready",
+    Begin = 6 "begin", Serving = 7 "serving", Batch = 8 "batch", Received = 9 "received", Commit = 10 "commit",
+    Imported = 11 "imported", Done = 12 "done", Finished = 13 "finished",
+    Refuse = 14 "refuse", Abort = 15 "abort", Left = 16 "left",
+}
+
+impl Kind {
+    /// Said instead of what comes next, by whoever gives up.
+    pub fn breaks_off(self) -> bool {
+        matches!(self, Self::Refuse | Self::Abort | Self::Left)
+    }
+
+    /// Who says it.
+    pub fn is_said_by_the_old(self) -> bool {
+        use Kind::{Abort, Batch, Begin, Commit, Done, Doors, State, Welcome};
+        matches!(self, Welcome | Doors | State | Begin | Batch | Commit | Done | Abort)
+    }
+}
+
+impl Message {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Hello(_) => Kind::Hello,
+            Self::Welcome(_) => Kind::Welcome,
+            Self::Doors(_) => Kind::Doors,
+            Self::State(_) => Kind::State,
+            Self::Ready => Kind::Ready,
+            Self::Begin => Kind::Begin,
+            Self::Serving => Kind::Serving,
+            Self::Batch(_) => Kind::Batch,
+            Self::Received(_) => Kind::Received,
+            Self::Commit(_) => Kind::Commit,
+            Self::Imported(_) => Kind::Imported,
+            Self::Done(_) => Kind::Done,
+            Self::Finished => Kind::Finished,
+            Self::Refuse(_) => Kind::Refuse,
+            Self::Abort(_) => Kind::Abort,
+            Self::Left(_) => Kind::Left,
+        }
+    }
+
+    /// Its name in errors.
+    pub fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+}

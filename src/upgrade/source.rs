@@ -1,0 +1,519 @@
+//! The old process's side.
+//!
+//! After [`give`] has returned `Ok`, every flow is with the new process or has ended, and this process has nothing
+//! left to do. After an error it serves all flows that the new process has not imported, and its listeners, as before.
+//!
+//! What happens to a batch when the new process fails in the middle of it:
+//! ```text
+//!   before Commit was sent    put back: the new one must not touch it without Commit, and is told Abort first,
+//!                             or killed if it cannot be told
+//!   after Commit, it died     reset: it may have read bytes that died with it
+//!   after Commit, it left     put back: it says Imported before Left, if it has imported anything
+//!   after Commit, it hangs    let go: they are its flows; it is told Abort, and killed if it does not answer
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use super::channel::{Channel, ChannelError};
+use super::message::{Batch, BatchNumber, Door, Hello, Imported, LastWord, Message, PROTOCOL, Refused, State, Welcome};
+use crate::sys::clock::now_ns;
+use crate::sys::fd_passing::FDS_MAX;
+use crate::table::flow_transfer::FlowTransfer;
+
+/// What the old process can do; the wiring implements it.
+pub trait OldProcess {
+    type MovingFlow: Load;
+
+    /// Every listening socket, the admin doors' included.
+    fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>>;
+
+    /// Why the process that said `hello` cannot take what is here, if so. Asked when the doors are lent.
+    fn obstacle(&self, hello: &Hello) -> Option<String>;
+
+    /// In words that a process understands which speaks `protocol`.
+    fn state(&self, protocol: u32) -> Result<State, String>;
+
+    /// Takes some flows out of service.
+    fn take(&mut self) -> Result<Taken<Self::MovingFlow>, String>;
+
+    /// Serves flows again.
+    fn put_back(&mut self, moving: Vec<Self::MovingFlow>);
+
+    /// Forgets flows that the new process serves.
+    fn let_go(&mut self, moving: Vec<Self::MovingFlow>);
+
+    /// Resets flows that no process can serve.
+    fn end(&mut self, moving: Vec<Self::MovingFlow>);
+
+    /// Stops accepting, with the backlogs served, or begins again.
+    fn park(&mut self, parked: bool) -> Result<(), String>;
+
+    /// Flows that are still here.
+    fn left(&self) -> usize;
+
+    /// Ends what is left and cannot be taken.
+    fn end_the_rest(&mut self);
+
+    /// What is known at the very end; the numbers of the upgrade itself are added to it.
+    fn last_word(&self) -> LastWord;
+
+    /// Shuts the admin doors without removing them, or opens them again.
+    fn shut_doors(&mut self, shut: bool);
+
+    /// Makes sure that the new process runs no more.
+    fn kill_other(&mut self);
+
+    fn progress(&mut self, progress: &Progress);
+}
+
+/// A flow that was taken out of service.
+pub trait Load {
+    fn transfer(&self) -> &FlowTransfer;
+
+    /// In the order that the transfer promises.
+    fn sockets(&self) -> Vec<BorrowedFd<'_>>;
+}
+
+#[derive(Debug)]
+pub struct Taken<P> {
+    pub moving: Vec<P>,
+    /// All flows have been looked at once.
+    pub whole_round: bool,
+}
+
+/// How long each step may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// From its start until the new process has read its file and says hello.
+    pub hello: Duration,
+    /// Until it has built everything.
+    pub ready: Duration,
+    /// Any answer after that.
+    pub answer: Duration,
+    /// For flows that are ordered to end to do so.
+    pub last_flows: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        let (hello, ready) = (Duration::from_secs(10), Duration::from_secs(10));
+        Self { hello, ready, answer: Duration::from_secs(3), last_flows: Duration::from_secs(1) }
+    }
+}
+
+/// How far an upgrade has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub step: Step,
+    /// Flows that were there at the beginning, or more if more have moved.
+    pub flows: u64,
+    pub moved: u64,
+    /// Not yet delivered bytes that went along.
+    pub held_bytes: u64,
+    pub batches: u64,
+    /// The longest that a flow was with neither process.
+    pub longest_pause: Duration,
+    /// Flows that the new process could not serve.
+    pub refused: Vec<Refused>,
+    /// The new process's release.
+    pub version: String,
+    /// From the new process's hello to the last word.
+    pub took: Duration,
+}
+
+/// What the old process waits for, or does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    Hello,
+    Doors,
+    State,
+    Ready,
+    Begin,
+    Serving,
+    Batch,
+    Received,
+    Commit,
+    Imported,
+    Park,
+    Done,
+    Finished,
+}
+
+impl Step {
+    pub const ALL: [Step; 13] = [
+        Self::Hello,
+        Self::Doors,
+        Self::State,
+        Self::Ready,
+        Self::Begin,
+        Self::Serving,
+        Self::Batch,
+        Self::Received,
+        Self::Commit,
+        Self::Imported,
+        Self::Park,
+        Self::Done,
+        Self::Finished,
+    ];
+
+    /// As a clause: "the upgrade failed while ...".
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Hello => "waiting for the new process to read its file",
+            Self::Doors => "giving the listeners",
+            Self::State => "giving the state",
+            Self::Ready => "waiting for the new process to be ready",
+            Self::Begin => "asking the new process to accept",
+            Self::Serving => "waiting for the new process to accept",
+            Self::Batch => "giving flows",
+            Self::Received => "waiting for the new process to receive flows",
+            Self::Commit => "committing flows",
+            Self::Imported => "waiting for the new process to import flows",
+            Self::Park => "closing the door to new flows",
+            Self::Done => "giving the last word",
+            Self::Finished => "waiting for the new process's last word",
+        }
+    }
+}
+
+/// Why an upgrade came to nothing, or to a part.
+#[derive(Debug, thiserror::Error)]
+#[error("failed while {}: {why}", step.label())]
+pub struct Failure {
+    pub step: Step,
+    pub why: Why,
+    pub progress: Progress,
+    pub other: Other,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Why {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error("it refused: {}", .0.join("; "))]
+    Refused(Vec<String>),
+    #[error("it speaks versions {min} to {max} of the upgrade, and this release {} to {}", PROTOCOL.0, PROTOCOL.1)]
+    Protocol { version: String, min: u32, max: u32 },
+    #[error("it gave up; it goes on with {0} flows until they end")]
+    Left(u64),
+    #[error("it said {said} instead of {expected}")]
+    OutOfTurn { said: &'static str, expected: &'static str },
+    #[error("{0}")]
+    Here(String),
+}
+
+/// What is known of the new process after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Other {
+    /// It runs no more.
+    Dead,
+    /// It serves so many flows to their end, and then exits.
+    Serves(u64),
+    /// It may have flows and does not answer: it should be killed before its clients lose patience.
+    Silent,
+}
+
+/// Hands everything over. Blocks; call it on a thread of its own.
+pub fn give<G: OldProcess>(
+    channel: &Channel,
+    old_process: &mut G,
+    deadlines: &Deadlines,
+) -> Result<Progress, Box<Failure>> {
+    let progress = Progress {
+        step: Step::Hello,
+        flows: old_process.left() as u64,
+        moved: 0,
+        held_bytes: 0,
+        batches: 0,
+        longest_pause: Duration::ZERO,
+        refused: Vec::new(),
+        version: String::new(),
+        took: Duration::ZERO,
+    };
+    let (begun, parked, shut, dead, told) = (false, false, false, false, None);
+    let mut source =
+        Source { channel, old_process, deadlines, progress, begun, parked, shut, dead, told, welcomed_at_ns: now_ns() };
+    match source.run() {
+        Ok(()) => Ok(source.progress),
+        Err(why) => Err(source.fail(why)),
+    }
+}
+
+struct Source<'a, G> {
+    channel: &'a Channel,
+    old_process: &'a mut G,
+    deadlines: &'a Deadlines,
+    progress: Progress,
+    /// The new process accepts, and so may have flows.
+    begun: bool,
+    parked: bool,
+    shut: bool,
+    /// The new process was killed, or found dead.
+    dead: bool,
+    /// Whether an Abort was said, and is sure to arrive.
+    told: Option<bool>,
+    welcomed_at_ns: u64,
+}
+
+impl<G: OldProcess> Source<'_, G> {
+    fn run(&mut self) -> Result<(), Why> {
+        self.introduce()?;
+        self.at(Step::Ready);
+        self.expect(self.deadlines.ready, "ready", |message| matches!(message, Message::Ready).then_some(()))?;
+        self.at(Step::Begin);
+        self.begun = true;
+        self.send(&Message::Begin, &[])?;
+        self.at(Step::Serving);
+        self.expect(self.deadlines.answer, "serving", |message| matches!(message, Message::Serving).then_some(()))?;
+
+        // Both accept, so that no connection waits should the new process hang.
+        while !self.move_some()? {}
+        self.at(Step::Park);
+        self.parked = true;
+        self.old_process.park(true).map_err(Why::Here)?;
+        self.move_the_rest()?;
+
+        self.at(Step::Done);
+        self.shut = true;
+        self.old_process.shut_doors(true);
+        let last = self.last_word();
+        self.send(&Message::Done(Box::new(last)), &[])?;
+        self.at(Step::Finished);
+        self.expect(self.deadlines.answer, "finished", |message| matches!(message, Message::Finished).then_some(()))
+    }
+
+    fn last_word(&mut self) -> LastWord {
+        let progress = &mut self.progress;
+        progress.took = Duration::from_nanos(now_ns().saturating_sub(self.welcomed_at_ns));
+        LastWord {
+            flows: progress.moved,
+            held_bytes: progress.held_bytes,
+            refused: progress.refused.len() as u64,
+            longest_pause_us: progress.longest_pause.as_micros() as u64,
+            took_us: progress.took.as_micros() as u64,
+            ..self.old_process.last_word()
+        }
+    }
+
+    fn introduce(&mut self) -> Result<(), Why> {
+        self.at(Step::Hello);
+        let hello = self.expect(self.deadlines.hello, "hello", |message| match message {
+            Message::Hello(hello) => Some(hello.clone()),
+            _ => None,
+        })?;
+        self.progress.version.clone_from(&hello.version);
+        let Some(protocol) = hello.common_protocol() else {
+            let Hello { version, protocol_min: min, protocol_max: max, .. } = hello;
+            return Err(Why::Protocol { version, min, max });
+        };
+        self.welcomed_at_ns = now_ns();
+        self.at(Step::Doors);
+        let doors =
+            self.old_process.doors().map_err(|error| Why::Here(format!("the listeners cannot be lent: {error}")))?;
+        if let Some(why) = self.old_process.obstacle(&hello) {
+            return Err(Why::Here(why));
+        }
+        let Hello { version, pid, .. } = Hello::here();
+        self.send(&Message::Welcome(Welcome { version, protocol, pid, doors: doors.len() }), &[])?;
+        self.channel.speak(protocol);
+        for some in doors.chunks(FDS_MAX) {
+            let names = some.iter().map(|(door, _)| door.clone()).collect();
+            let fds: Vec<_> = some.iter().map(|(_, socket)| socket.as_fd()).collect();
+            self.send(&Message::Doors(names), &fds)?;
+        }
+        self.at(Step::State);
+        let state = Box::new(self.old_process.state(protocol).map_err(Why::Here)?);
+        self.send(&Message::State(state), &[])
+    }
+
+    /// Moves one batch; true once all flows have been looked at.
+    fn move_some(&mut self) -> Result<bool, Why> {
+        self.progress.step = Step::Batch;
+        let taken_at_ns = now_ns();
+        let Taken { moving, whole_round } = self.old_process.take().map_err(Why::Here)?;
+        if moving.is_empty() {
+            return Ok(whole_round);
+        }
+        let number = BatchNumber(self.progress.batches + 1);
+        let flows: Vec<_> = moving.iter().map(|moving_flow| moving_flow.transfer().clone()).collect();
+        let held_bytes = flows.iter().map(|flow| flow.held_bytes() as u64).sum::<u64>();
+        if let Err(why) = self.offer(number, flows, &moving) {
+            return Err(self.keep(moving, why));
+        }
+        self.progress.step = Step::Commit;
+        if let Err(why) = self.send(&Message::Commit(number), &[]) {
+            // It cannot have gone: it is short, and all before it was read.
+            return Err(self.keep(moving, why));
+        }
+        self.progress.step = Step::Imported;
+        let imported = self.expect(self.deadlines.answer, "imported", |message| match message {
+            Message::Imported(imported) if imported.number == number => Some(imported.clone()),
+            _ => None,
+        });
+        match imported {
+            Ok(Imported { refused, .. }) => self.settle(moving, refused),
+            Err(why) => {
+                match why {
+                    Why::Left(_) => self.old_process.put_back(moving),
+                    Why::Channel(ChannelError::Closed | ChannelError::Cut) => {
+                        self.kill();
+                        self.old_process.end(moving);
+                    }
+                    _ => {
+                        self.progress.moved += moving.len() as u64;
+                        self.old_process.let_go(moving);
+                    }
+                }
+                return Err(why);
+            }
+        }
+        self.progress.batches += 1;
+        self.progress.held_bytes += held_bytes;
+        let pause = Duration::from_nanos(now_ns().saturating_sub(taken_at_ns));
+        self.progress.longest_pause = self.progress.longest_pause.max(pause);
+        self.at(Step::Batch);
+        Ok(whole_round)
+    }
+
+    fn offer(&mut self, number: BatchNumber, flows: Vec<FlowTransfer>, moving: &[G::MovingFlow]) -> Result<(), Why> {
+        let sockets: Vec<_> = moving.iter().flat_map(Load::sockets).collect();
+        self.send(&Message::Batch(Batch { number, flows }), &sockets)?;
+        self.progress.step = Step::Received;
+        self.expect(self.deadlines.answer, "received", |message| match message {
+            Message::Received(received) if *received == number => Some(()),
+            _ => None,
+        })
+    }
+
+    /// The new process has the flows, but for those that it `refused`.
+    fn settle(&mut self, moving: Vec<G::MovingFlow>, refused: Vec<Refused>) {
+        let is_refused =
+            |moving_flow: &G::MovingFlow| refused.iter().any(|refused| refused.flow == moving_flow.transfer().id);
+        let (unwanted, imported): (Vec<_>, Vec<_>) = moving.into_iter().partition(is_refused);
+        self.progress.moved += imported.len() as u64;
+        self.old_process.let_go(imported);
+        self.old_process.end(unwanted);
+        self.progress.refused.extend(refused);
+    }
+
+    /// Serves a batch again that was never committed.
+    fn keep(&mut self, moving: Vec<G::MovingFlow>, why: Why) -> Why {
+        // The Abort must be on its way, or the other dead, before a byte of these flows moves here again.
+        if !matches!(why, Why::Left(_)) && !self.abort(&why) {
+            self.kill();
+        }
+        self.old_process.put_back(moving);
+        why
+    }
+
+    /// True: the new process will hear of it.
+    fn abort(&mut self, why: &Why) -> bool {
+        *self.told.get_or_insert_with(|| self.channel.abort(&why.to_string()))
+    }
+
+    fn kill(&mut self) {
+        if !std::mem::replace(&mut self.dead, true) {
+            self.old_process.kill_other();
+        }
+    }
+
+    fn move_the_rest(&mut self) -> Result<(), Why> {
+        let deadline_ns = now_ns() + self.deadlines.last_flows.as_nanos() as u64;
+        let mut ending = false;
+        loop {
+            while !self.move_some()? {}
+            let left = self.old_process.left();
+            if left == 0 {
+                return Ok(());
+            }
+            if now_ns() >= deadline_ns && !ending {
+                // What was ordered to end and is still here has its end early.
+                ending = true;
+                self.old_process.end_the_rest();
+            } else if now_ns() >= deadline_ns + self.deadlines.answer.as_nanos() as u64 {
+                return Err(Why::Here(format!("{left} flows do not end")));
+            }
+            // Workers let go of flows in their own time; nothing tells when.
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Goes on as if nothing had been asked.
+    fn fail(&mut self, why: Why) -> Box<Failure> {
+        let step = self.progress.step;
+        let other = match &why {
+            Why::Left(flows) => Other::Serves(*flows),
+            // Its end of the connection closes only with its life, unless it said that it left.
+            Why::Channel(ChannelError::Closed | ChannelError::Cut) => Other::Dead,
+            _ if self.dead || !self.begun => Other::Dead,
+            _ => {
+                self.abort(&why);
+                Other::Silent
+            }
+        };
+        if other == Other::Dead {
+            self.kill();
+        }
+        if self.parked
+            && let Err(error) = self.old_process.park(false)
+        {
+            tracing::error!(%error, "a worker does not accept again after a failed upgrade");
+        }
+        if self.shut {
+            self.old_process.shut_doors(false);
+        }
+        Box::new(Failure { step, why, progress: self.progress.clone(), other })
+    }
+
+    fn at(&mut self, step: Step) {
+        self.progress.step = step;
+        self.progress.flows = self.progress.flows.max(self.progress.moved);
+        self.old_process.progress(&self.progress);
+    }
+
+    fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Why> {
+        match self.channel.send(message, fds, self.deadlines.answer) {
+            Ok(()) => Ok(()),
+            // It may have closed its end because it left, and said so before.
+            Err(ChannelError::Closed) => match farewell(self.channel, Duration::ZERO) {
+                Other::Serves(flows) => Err(Why::Left(flows)),
+                Other::Dead | Other::Silent => Err(ChannelError::Closed.into()),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn expect<T>(
+        &self,
+        limit: Duration,
+        expected: &'static str,
+        wanted: impl Fn(&Message) -> Option<T>,
+    ) -> Result<T, Why> {
+        let (message, _) = self.channel.receive(limit)?;
+        match (wanted(&message), message) {
+            (Some(found), _) => Ok(found),
+            (None, Message::Refuse(reasons)) => Err(Why::Refused(reasons.0)),
+            (None, Message::Left(left)) => Err(Why::Left(left.flows)),
+            (None, other) => Err(Why::OutOfTurn { said: other.name(), expected }),
+        }
+    }
+}
+
+/// Waits for the new process's word after a failure that left it with flows.
+pub fn farewell(channel: &Channel, limit: Duration) -> Other {
+    let deadline_ns = now_ns() + limit.as_nanos() as u64;
+    loop {
+        let left_ns = deadline_ns.saturating_sub(now_ns());
+        match channel.receive(Duration::from_nanos(left_ns)) {
+            Ok((Message::Left(left), _)) => return Other::Serves(left.flows),
+            // Answers that came too late.
+            Ok(_) => {}
+            Err(ChannelError::Closed | ChannelError::Cut) => return Other::Dead,
+            Err(_) => return Other::Silent,
+        }
+    }
+}
+
+const LOOK_EVERY: Duration = Duration::from_millis(2);

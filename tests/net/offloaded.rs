@@ -1,0 +1,39 @@
+//! Offloaded flows: what users and operators notice of them, which is nothing but their speed and their long life.
+
+mod basics;
+mod closes;
+mod conntrack;
+mod faults;
+mod interfaces;
+mod ipsec;
+mod kills;
+mod layouts;
+mod matrix;
+mod mixes;
+mod nat;
+mod process;
+mod resets;
+mod spoofed;
+mod steps;
+mod sums;
+
+use crate::lab::*;
+
+/// A lab whose flows are offloaded, and where their program is pinned. The lab's hosts go first, the pins last.
+pub struct Scene {
+    pub lab: Lab,
+    pub pinned: Pinned,
+}
+
+impl Scene {
+    /// `None` where this process may not load programs.
+    pub fn new(test: &str) -> Option<Self> {
+        let lab = Lab::new(test)?;
+        let (pinned, _) = Pinned::load(test, &[])?;
+        Some(Self { lab, pinned })
+    }
+
+    pub fn config(&self) -> Config {
+        self.lab.config().offloading(&self.pinned.directory)
+    }
+}

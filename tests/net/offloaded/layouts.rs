@@ -1,0 +1,134 @@
+//! Where clients and backends may stand: behind routers, behind a bridge of the balancer's own, on a backend's host, on
+//! this one; and routes that move.
+
+use std::net::IpAddr;
+
+use super::Scene;
+use crate::lab::*;
+
+/// An address behind `host`, by way of which the balancer reaches it.
+fn behind(scene: &Scene, host: &Host, address: &str) -> IpAddr {
+    host.run(&format!("ip address add {address}/32 dev lo"));
+    scene.lab.lb.run(&format!("ip route add {address}/32 via {}", host.v4));
+    address.parse().unwrap()
+}
+
+fn talk(conns: &mut [Conn]) {
+    conns.iter_mut().enumerate().for_each(|(seed, conn)| conn.echo(seed as u64, 50_000));
+}
+
+#[test]
+fn clients_and_backends_behind_routers_are_reached_by_the_next_hop() {
+    let Some(scene) = Scene::new("layouts") else { return };
+    let lab = &scene.lab;
+    let backend = behind(&scene, &lab.b1, "10.88.0.1");
+    let client = behind(&scene, &lab.client, "10.99.0.1");
+    let _server = lab.b1.serve_on((backend, 6443).into(), Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&[]).backend("far", (backend, 6443).into()));
+    let mut conns: Vec<_> = (0..5).map(|_| lab.client.connect_from(client, lab.lb.v4(6443)).unwrap()).collect();
+    talk(&mut conns);
+    baton.wait_offloaded(5);
+    talk(&mut conns);
+    drop(conns);
+    baton.rests();
+}
+
+#[test]
+fn flows_follow_routes_to_another_next_hop_and_to_another_interface() {
+    let Some(scene) = Scene::new("layouts") else { return };
+    let lab = &scene.lab;
+    let backend = behind(&scene, &lab.b1, "10.88.0.1");
+    let _server = lab.b1.serve_on((backend, 6443).into(), Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&[]).backend("far", (backend, 6443).into()));
+    let mut conns: Vec<_> = (0..5).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    talk(&mut conns);
+    baton.wait_offloaded(5);
+    // By a router in between.
+    lab.b2.run("ip route add 10.88.0.1/32 via 10.77.0.21; echo 1 > /proc/sys/net/ipv4/ip_forward");
+    lab.lb.run("ip route replace 10.88.0.1/32 via 10.77.0.22");
+    talk(&mut conns);
+    // By another interface of both, there and back. All are plugged into one switch: whoever answered for addresses of
+    // its other interface would be remembered by an Ethernet address that vanishes with that.
+    for host in [&lab.lb, &lab.b1] {
+        host.sysctl("net/ipv4/conf/all/arp_ignore", "1");
+        host.sysctl("net/ipv4/conf/all/arp_announce", "2");
+    }
+    for (host, address) in [(&lab.lb, "10.66.0.2"), (&lab.b1, "10.66.0.21")] {
+        host.second_link("other");
+        host.run(&format!("ip address add {address}/24 dev other"));
+    }
+    eventually(LONG, "the path looks there", || {
+        baton.status()["offload"]["interfaces"].as_array().unwrap().iter().any(|name| name == "other")
+    });
+    lab.lb.run("ip route replace 10.88.0.1/32 via 10.66.0.21 src 10.77.0.2");
+    lab.b1.run("ip route add 10.77.0.2/32 via 10.66.0.2");
+    lab.b1.drop_packets("input", "iifname eth0 ip daddr 10.88.0.1");
+    talk(&mut conns);
+    assert!(baton.ended().is_empty(), "{:?}", baton.ended());
+    // And by the route in reserve when that one is gone, which the kernel tells nobody of: only that the link is. Without
+    // one, no probe would get an answer until the next command has given it, however long a busy machine takes.
+    lab.b1.nft_clear();
+    lab.b1.run("ip route del 10.77.0.2/32");
+    lab.lb.run("ip route add 10.88.0.1/32 via 10.77.0.21 metric 100; ip link del other");
+    talk(&mut conns);
+    assert!(baton.ended().is_empty(), "{:?}", baton.ended());
+}
+
+#[test]
+fn an_interface_that_is_a_bridge_of_the_balancer_s_own_has_its_flows_offloaded() {
+    let Some(scene) = Scene::new("layouts") else { return };
+    let lab = &scene.lab;
+    lab.lb.run(
+        "ip link add name br-host type bridge forward_delay 0 stp_state 0; ip link set br-host up\n\
+         ip address del 10.77.0.2/24 dev eth0; ip link set eth0 master br-host; ip address add 10.77.0.2/24 dev br-host",
+    );
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let mut conns: Vec<_> = (0..5).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    talk(&mut conns);
+    baton.wait_offloaded(5);
+    talk(&mut conns);
+    assert_eq!(baton.status()["offload"]["interfaces"][0], "br-host");
+    drop(conns);
+    baton.wait_ended("client_closed", 5);
+}
+
+#[test]
+fn a_backend_s_host_that_is_a_client_itself_reaches_its_own_backend_and_others() {
+    let Some(scene) = Scene::new("layouts") else { return };
+    let lab = &scene.lab;
+    let _servers = lab.echo_everywhere();
+    let baton = lab.start(&scene.config());
+    let mut conns: Vec<_> = (0..9).map(|_| lab.b1.connect(lab.lb.v4(6443))).collect();
+    talk(&mut conns);
+    baton.wait_offloaded(9);
+    assert!(baton.flows_of("b1") > 0, "some come back to where they came from");
+    talk(&mut conns);
+    drop(conns);
+    baton.rests();
+}
+
+#[test]
+fn a_backend_or_a_client_on_the_balancer_s_own_host_stays_proxied_and_works() {
+    let Some(scene) = Scene::new("layouts") else { return };
+    let lab = &scene.lab;
+    let _local = lab.lb.serve_on(lab.lb.v4(7443), Behaviour::Echo);
+    let _far = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&scene.config().only(&["b1"]).backend("here", lab.lb.v4(7443)));
+    let mut conns: Vec<_> = (0..8).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    conns.extend((0..4).map(|_| lab.lb.connect(lab.lb.v4(6443))));
+    talk(&mut conns);
+    let here = baton.flows_of("here");
+    assert!((1..12).contains(&here), "{here} flows to the backend on this host");
+    eventually(LONG, "all that can have been offloaded", || {
+        let flows = baton.flows();
+        let stays = |flow: &serde_json::Value| {
+            flow["backend"] == "here" || flow["client"].as_str().is_some_and(|client| client.starts_with("10.77.0.2:"))
+        };
+        flows.iter().all(|flow| match stays(flow) {
+            true => flow["state"] == "proxied" && flow["stays"] == "local",
+            false => flow["state"] == "offloaded",
+        })
+    });
+    talk(&mut conns);
+}

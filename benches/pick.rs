@@ -2,13 +2,13 @@
 
 use std::hint::black_box;
 
-use baton::model::balance::{Balance, Candidate, Draw, Preference, Turns, hash_name, pick};
+use baton::model::balance::{Balance, Draw, PickCandidate, Preference, Turns, hash_name, pick};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 /// Ready backends with flows, none like the other.
-fn candidates(count: usize) -> Vec<Candidate> {
+fn candidates(count: usize) -> Vec<PickCandidate> {
     (0..count)
-        .map(|number| Candidate {
+        .map(|number| PickCandidate {
             preference: Preference::Ready,
             weight: 1024,
             active: 100 + (number as u32 * 7) % 13,

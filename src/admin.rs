@@ -34,7 +34,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use crate::config::Config;
-use crate::drain::{DrainWatch, Phase};
+use crate::drain::{DrainWatch, LifePhase};
 use crate::metrics::Metrics;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
@@ -80,8 +80,8 @@ impl Admin {
     /// Why `/readyz` fails, one sentence each; empty: it does not.
     pub fn not_ready(&self) -> Vec<String> {
         let phase = match self.phase.phase() {
-            Phase::Starting => Some("this instance is starting".to_owned()),
-            Phase::Serving => None,
+            LifePhase::Starting => Some("this instance is starting".to_owned()),
+            LifePhase::Serving => None,
             stopping => Some(format!("this instance is stopping: {}", stopping.label())),
         };
         phase.into_iter().chain(self.control.not_ready()).collect()

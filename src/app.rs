@@ -35,7 +35,7 @@ use crate::admin::Admin;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::{flow_log, watchdog};
 use crate::config::{Config, OffloadMode};
-use crate::drain::{Drain, DrainWatch, Phase};
+use crate::drain::{Drain, DrainWatch, LifePhase};
 use crate::essential;
 use crate::failover;
 use crate::health::Checker;
@@ -100,7 +100,7 @@ pub struct Bound {
 pub struct Core {
     table: Arc<Table>,
     offload: offload::Path,
-    peers: peers::Peers,
+    peers: peers::PeerLinks,
     evacuation: evacuate::Desk,
     proxy: Proxy,
     checker: Checker,
@@ -154,7 +154,7 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
     let met = move || (destination::meet(&channel, hello, upgrade::new::PATIENCE), channel);
     let (offer, channel) = tokio::task::spawn_blocking(met).await.expect("meeting does not panic");
     let Offer { welcome, doors, state } = offer?;
-    let old = process::Other::open(welcome.pid).ok();
+    let old = process::ProcessHandle::open(welcome.pid).ok();
     let (listeners, lent) = upgrade::new::sort(doors);
     let carried = state.carried.clone();
     let assembled = assemble(config, path, listeners, state, true).inspect(|parts| {
@@ -206,7 +206,7 @@ fn assemble(
         // Peers hold flows that this host may have forgotten. Where the clock is wrong, they tell which.
         table.flows.begin_ids_at(FlowId::first_count(unix_ns() / 1_000_000_000));
     }
-    peers::Peers::expect(&config, &table);
+    peers::PeerLinks::expect(&config, &table);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
     let left_by = match taking_over {
@@ -220,7 +220,7 @@ fn assemble(
     let core = Arc::new(Core {
         table: table.clone(),
         offload: offloaded,
-        peers: peers::Peers::default(),
+        peers: peers::PeerLinks::default(),
         evacuation: evacuate::Desk::default(),
         proxy,
         checker,
@@ -379,14 +379,14 @@ impl Core {
 }
 
 async fn once_serving(mut phase: DrainWatch, work: impl Future<Output = ()>) {
-    phase.reached(Phase::Serving).await;
+    phase.reached(LifePhase::Serving).await;
     work.await;
 }
 
 /// Serving begins when every backend has been looked at once.
 async fn announce(core: Arc<Core>) {
     core.checker.first_round().await;
-    core.drain.advance(Phase::Serving);
+    core.drain.advance(LifePhase::Serving);
 }
 
 async fn sweep(core: Arc<Core>) {

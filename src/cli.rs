@@ -62,11 +62,11 @@ struct Arguments {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    command: Command,
+    command: Verb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum Verb {
     /// Runs an instance in the foreground.
     Run {
         /// Takes over from the process at the other end of standard input, which started this one.
@@ -212,20 +212,20 @@ pub fn main() -> ExitCode {
     };
     let config = || arguments.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
     match arguments.command {
-        Command::Run { upgrade } => run::run(&config(), upgrade),
-        Command::UpgradeVersion => upgrade::upgrade_version(),
-        Command::Check(check) => check::run(&config(), &check, arguments.json),
-        Command::Demo(demo) => demo::command::run(demo),
-        Command::Drill(drill) => drill::run(&drill, arguments.json),
-        Command::Completion { shell } => shell::completion::<Arguments>(shell),
-        Command::Man => shell::man::<Arguments>(),
-        Command::StandIn(stand_in) => demo::stand_in::run(stand_in),
-        Command::Kubelet(kubelet) => kubelet::command::run(kubelet),
-        Command::Genkey(genkey) => {
+        Verb::Run { upgrade } => run::run(&config(), upgrade),
+        Verb::UpgradeVersion => upgrade::upgrade_version(),
+        Verb::Check(check) => check::run(&config(), &check, arguments.json),
+        Verb::Demo(demo) => demo::command::run(demo),
+        Verb::Drill(drill) => drill::run(&drill, arguments.json),
+        Verb::Completion { shell } => shell::completion::<Arguments>(shell),
+        Verb::Man => shell::man::<Arguments>(),
+        Verb::StandIn(stand_in) => demo::stand_in::run(stand_in),
+        Verb::Kubelet(kubelet) => kubelet::command::run(kubelet),
+        Verb::Genkey(genkey) => {
             let output = Output::new(arguments.json);
             genkey::genkey(&genkey, &output).unwrap_or_else(|error| output.fail(&error))
         }
-        Command::Offload(command) => {
+        Verb::Offload(command) => {
             let output = Output::new(arguments.json);
             offload::run(command, arguments.config.as_deref(), &output).unwrap_or_else(|error| output.fail(&error))
         }
@@ -240,50 +240,45 @@ pub fn main() -> ExitCode {
 }
 
 /// The commands that speak with a running instance.
-fn talk(
-    command: Command,
-    named: Option<PathBuf>,
-    config: Option<&Path>,
-    output: &Output,
-) -> Result<ExitCode, CliError> {
+fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
     let socket = match named {
         Some(socket) => socket,
         None => socket::find(config)?,
     };
-    if let Command::Version = command {
+    if let Verb::Version = command {
         return reload::version(Client::connect(&socket), output);
     }
-    if let Command::Ready(arguments) = &command {
+    if let Verb::Ready(arguments) = &command {
         return ready::ready(&socket, arguments, output);
     }
     let mut client = Client::connect(&socket)?;
     match command {
-        Command::Status => status::status(&mut client, output),
-        Command::Flows(arguments) => flows::list(&mut client, arguments, output),
-        Command::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
-        Command::Peers(arguments) => peers::peers(&mut client, &arguments, output),
-        Command::Events(arguments) => events::list(client, &arguments, output),
-        Command::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
-        Command::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),
-        Command::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
-        Command::Kill(arguments) => kill::kill(&mut client, arguments, output),
-        Command::Reload => reload::reload(&mut client, output),
-        Command::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
-        Command::Evacuate(arguments) => evacuate::run(&mut client, arguments, output),
-        Command::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
-        Command::Run { .. }
-        | Command::UpgradeVersion
-        | Command::Check(_)
-        | Command::Offload(_)
-        | Command::Genkey(_)
-        | Command::Demo(_)
-        | Command::Drill(_)
-        | Command::Completion { .. }
-        | Command::Man
-        | Command::StandIn(_)
-        | Command::Kubelet(_)
-        | Command::Ready(_)
-        | Command::Version => unreachable!("these ask no running instance, or were answered above"),
+        Verb::Status => status::status(&mut client, output),
+        Verb::Flows(arguments) => flows::list(&mut client, arguments, output),
+        Verb::Backends { backend } => status::backends(&mut client, backend.map(BackendName), output),
+        Verb::Peers(arguments) => peers::peers(&mut client, &arguments, output),
+        Verb::Events(arguments) => events::list(client, &arguments, output),
+        Verb::Drain { backend, wait } => orders::drain(&mut client, BackendName(backend), wait, output),
+        Verb::Undrain { backend } => orders::undrain(&mut client, BackendName(backend), output),
+        Verb::Eject { backend } => orders::eject(&mut client, BackendName(backend), output),
+        Verb::Kill(arguments) => kill::kill(&mut client, arguments, output),
+        Verb::Reload => reload::reload(&mut client, output),
+        Verb::Upgrade(arguments) => upgrade::upgrade(&mut client, arguments, config, output),
+        Verb::Evacuate(arguments) => evacuate::run(&mut client, arguments, output),
+        Verb::Rebalance { dry_run } => reload::rebalance(&mut client, dry_run, output),
+        Verb::Run { .. }
+        | Verb::UpgradeVersion
+        | Verb::Check(_)
+        | Verb::Offload(_)
+        | Verb::Genkey(_)
+        | Verb::Demo(_)
+        | Verb::Drill(_)
+        | Verb::Completion { .. }
+        | Verb::Man
+        | Verb::StandIn(_)
+        | Verb::Kubelet(_)
+        | Verb::Ready(_)
+        | Verb::Version => unreachable!("these ask no running instance, or were answered above"),
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 /// Where the instance is in its life. The order is the order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum LifePhase {
     /// Not yet serving.
     Starting,
     Serving,
@@ -18,7 +18,7 @@ pub enum Phase {
     Forced,
 }
 
-impl Phase {
+impl LifePhase {
     pub fn label(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -33,24 +33,24 @@ impl Phase {
 /// Publishes phases.
 #[derive(Debug)]
 pub struct Drain {
-    phase: watch::Sender<Phase>,
+    phase: watch::Sender<LifePhase>,
 }
 
 /// Sees phases.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<LifePhase>,
 }
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { phase: watch::Sender::new(Phase::Starting) }
+        Self { phase: watch::Sender::new(LifePhase::Starting) }
     }
 }
 
 impl Drain {
     /// Goes on to `phase`; going back is ignored.
-    pub fn advance(&self, phase: Phase) {
+    pub fn advance(&self, phase: LifePhase) {
         self.phase.send_if_modified(|now| {
             let later = phase > *now;
             if later {
@@ -66,17 +66,17 @@ impl Drain {
 }
 
 impl DrainWatch {
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> LifePhase {
         *self.phase.borrow()
     }
 
     /// Returns once the instance is in `phase` or past it, or gone.
-    pub async fn reached(&mut self, phase: Phase) {
+    pub async fn reached(&mut self, phase: LifePhase) {
         let _ = self.phase.wait_for(|now| *now >= phase).await;
     }
 
     /// As [`DrainWatch::reached`], but gives up after `limit`. True if it was reached.
-    pub async fn reached_within(&mut self, phase: Phase, limit: Duration) -> bool {
+    pub async fn reached_within(&mut self, phase: LifePhase, limit: Duration) -> bool {
         tokio::time::timeout(limit, self.reached(phase)).await.is_ok()
     }
 }

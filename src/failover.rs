@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::essential;
 use crate::model::fleet::failover::Settings;
-use crate::model::fleet::{Command, Remote};
+use crate::model::fleet::{PeerCommand, Remote};
 use crate::sys::source;
 use crate::table::Table;
 
@@ -32,7 +32,7 @@ use crate::table::Table;
 #[derive(Debug)]
 pub struct Links {
     pub remotes: mpsc::Receiver<Remote>,
-    pub commands: mpsc::Sender<Command>,
+    pub commands: mpsc::Sender<PeerCommand>,
 }
 
 /// Starts the control task, which follows reloads of `config`. `None`: there are no peers, and `links` go. Needs a tokio
@@ -44,7 +44,7 @@ pub fn start(
 ) -> io::Result<Option<JoinHandle<()>>> {
     let running = config.borrow_and_update().clone();
     let Some(settings) = settings(&running, &table) else { return Ok(None) };
-    let control = control::Control::new(table, settings, config, &running.failover, links)?;
+    let control = control::FailoverControl::new(table, settings, config, &running.failover, links)?;
     Ok(Some(tokio::spawn(essential::task("failover", control.run()))))
 }
 

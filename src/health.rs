@@ -39,12 +39,12 @@ use crate::table::backend::BackendEntry;
 use crate::table::journal::What;
 use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
-use watcher::{Beginning, Command, Known, Spec, Watcher};
+use watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
 
 /// Watches over every backend. Dropping it stops all probes; the last standings stay.
 #[derive(Debug)]
 pub struct Checker {
-    shared: Arc<Shared>,
+    shared: Arc<SharedHealth>,
     strangers: JoinHandle<()>,
 }
 
@@ -69,7 +69,7 @@ pub enum OrderError {
 
 /// What the watchers share.
 #[derive(Debug)]
-struct Shared {
+struct SharedHealth {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
     runtime: Handle,
@@ -94,7 +94,7 @@ enum Newcomers {
 #[derive(Debug)]
 struct Watched {
     entry: Arc<BackendEntry>,
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<WatcherCommand>,
     first_probed: watch::Receiver<bool>,
     task: JoinHandle<()>,
     /// `Some` once it gets no flows for good.
@@ -117,7 +117,7 @@ impl Checker {
         saved: Vec<SavedBackend>,
     ) -> Self {
         let (roster, latest) = (Mutex::default(), Mutex::new(config.clone()));
-        let shared = Arc::new(Shared { table, metrics, runtime, config: latest, roster });
+        let shared = Arc::new(SharedHealth { table, metrics, runtime, config: latest, roster });
         let strangers = shared.runtime.spawn(essential::task("health", shared.clone().watch_strangers()));
         let checker = Self { shared, strangers };
         let newcomers = Newcomers::AtStart(saved);
@@ -131,7 +131,7 @@ impl Checker {
     pub async fn save(&self) -> Vec<SavedBackend> {
         let ask = |watched: &Watched| {
             let (answer, answered) = oneshot::channel();
-            let _ = watched.commands.send(Command::Save(answer));
+            let _ = watched.commands.send(WatcherCommand::Save(answer));
             answered
         };
         let asked: Vec<_> = self.shared.roster().watched.values().map(ask).collect();
@@ -192,13 +192,13 @@ impl Checker {
         let (entry, others) = {
             let roster = self.shared.roster();
             let watched = roster.watched.get(&id).ok_or_else(|| OrderError::Unknown(format!("with id {id}")))?;
-            let _ = watched.commands.send(Command::Order(order, done));
+            let _ = watched.commands.send(WatcherCommand::Order(order, done));
             let entry = watched.entry.clone();
             // Its flows at addresses that it had are its flows, too. They are drained already.
             let formers = self.shared.table.registry.formers_of(&entry).into_iter().filter(|_| order == Order::Eject);
             let ask = |former: Arc<BackendEntry>| {
                 let (done, carried_out) = oneshot::channel();
-                let _ = roster.watched.get(&former.id)?.commands.send(Command::Order(order, done));
+                let _ = roster.watched.get(&former.id)?.commands.send(WatcherCommand::Order(order, done));
                 Some(carried_out)
             };
             (entry, formers.filter_map(ask).collect::<Vec<_>>())
@@ -236,7 +236,7 @@ impl Checker {
                 match roster.watched.get_mut(&entry.id) {
                     Some(watched) => {
                         watched.removed = None;
-                        let _ = watched.commands.send(Command::Configure(Box::new(spec)));
+                        let _ = watched.commands.send(WatcherCommand::Configure(Box::new(spec)));
                     }
                     None => {
                         let beginning = self.beginning(&entry, newcomers);
@@ -251,7 +251,7 @@ impl Checker {
         let known = match newcomers {
             Newcomers::ByReload if entry.is_former() => {
                 let current = self.shared.table.registry.backend(&entry.frontend, &entry.name);
-                let known = Known::Nothing(Arrival::ByReload);
+                let known = KnownBefore::Nothing(Arrival::ByReload);
                 return Beginning { order: order_for(&current), ..Beginning::new(known) };
             }
             Newcomers::ByReload => {
@@ -270,9 +270,9 @@ impl Checker {
         };
         let reinstated = |saved: &SavedBackend| {
             let machine = saved.machine.clone().reinstated();
-            Known::Saved(Box::new(SavedBackend { machine, ..saved.clone() }))
+            KnownBefore::Saved(Box::new(SavedBackend { machine, ..saved.clone() }))
         };
-        Beginning::new(known.map_or(Known::Nothing(arrival), reinstated))
+        Beginning::new(known.map_or(KnownBefore::Nothing(arrival), reinstated))
     }
 
     /// Watches also what `config` no longer has, or has elsewhere, until its last flow has ended: dismissed next, it drains as
@@ -288,7 +288,7 @@ impl Checker {
             let frontend = registry.frontend(&Arc::from(&*saved.frontend));
             let entry = registry.backend_at(&frontend, &Arc::from(&*saved.backend), address);
             if !roster.watched.contains_key(&entry.id) {
-                let known = Known::Saved(Box::new(saved.clone()));
+                let known = KnownBefore::Saved(Box::new(saved.clone()));
                 self.shared.watch(&mut roster, entry, spec, Beginning::new(known));
             }
         }
@@ -332,13 +332,13 @@ impl Roster {
         let Some(watched) = self.watched.get_mut(&entry.id) else { return false };
         let before = watched.removed.replace(dismissal);
         if before != Some(dismissal) {
-            let _ = watched.commands.send(Command::Remove(dismissal));
+            let _ = watched.commands.send(WatcherCommand::Remove(dismissal));
         }
         before.is_none()
     }
 }
 
-impl Shared {
+impl SharedHealth {
     fn watch(self: &Arc<Self>, roster: &mut Roster, entry: Arc<BackendEntry>, spec: Spec, beginning: Beginning) {
         let votes = roster.votes.entry(entry.frontend.id).or_default().clone();
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -354,7 +354,12 @@ impl Shared {
     }
 
     /// Forgets a removed backend, unless a command has just come for it.
-    fn retire(&self, entry: &BackendEntry, inbox: &mpsc::UnboundedReceiver<Command>, with_frontend: bool) -> bool {
+    fn retire(
+        &self,
+        entry: &BackendEntry,
+        inbox: &mpsc::UnboundedReceiver<WatcherCommand>,
+        with_frontend: bool,
+    ) -> bool {
         let mut roster = self.roster();
         if !inbox.is_empty() {
             return false;

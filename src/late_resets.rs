@@ -21,7 +21,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
 use crate::sys::{netlink, sock_diag};
 use crate::table::Table;
-use crate::table::late_resets::{Abandoned, Told, Word};
+use crate::table::late_resets::{Abandoned, ToldBefore, Word};
 
 /// How often they are told in the first minute, and after that.
 const OFTEN: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ const AGAIN_PER_SECOND: u32 = 1_000;
 const TOGETHER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingEnd {
     word: Word,
     since_ns: u64,
     due_ns: u64,
@@ -49,12 +49,12 @@ struct Waiting {
 
 /// Those that wait equally long between two words, soonest first.
 #[derive(Debug, Default)]
-struct Lines {
-    often: VecDeque<Waiting>,
-    seldom: VecDeque<Waiting>,
+struct WaitingLines {
+    often: VecDeque<WaitingEnd>,
+    seldom: VecDeque<WaitingEnd>,
 }
 
-impl Lines {
+impl WaitingLines {
     /// Remembers one that was told just now.
     fn remember(&mut self, word: Word, since_ns: u64, now_ns: u64) {
         if self.often.len() + self.seldom.len() >= REMEMBERED_MAX && self.seldom.pop_front().is_none() {
@@ -62,13 +62,13 @@ impl Lines {
         }
         let is_early = now_ns.saturating_sub(since_ns) < MINUTE.as_nanos() as u64;
         let (line, pause) = if is_early { (&mut self.often, OFTEN) } else { (&mut self.seldom, SELDOM) };
-        line.push_back(Waiting { word, since_ns, due_ns: now_ns + pause.as_nanos() as u64 });
+        line.push_back(WaitingEnd { word, since_ns, due_ns: now_ns + pause.as_nanos() as u64 });
     }
 
     /// One that is to be told again.
-    fn take_due(&mut self, now_ns: u64) -> Option<Waiting> {
+    fn take_due(&mut self, now_ns: u64) -> Option<WaitingEnd> {
         let lines = [&mut self.often, &mut self.seldom];
-        let due = |line: &&mut VecDeque<Waiting>| line.front().is_some_and(|next| next.due_ns <= now_ns);
+        let due = |line: &&mut VecDeque<WaitingEnd>| line.front().is_some_and(|next| next.due_ns <= now_ns);
         let soonest = lines.into_iter().filter(due).min_by_key(|line| line.front().map(|next| next.due_ns));
         soonest.and_then(VecDeque::pop_front)
     }
@@ -81,7 +81,7 @@ impl Lines {
 /// Runs until it is dropped.
 pub async fn run(table: Arc<Table>) {
     let raw = RawSender::open();
-    let mut lines = Lines::default();
+    let mut lines = WaitingLines::default();
     let mut pace = TokenBucket::new(AGAIN_PER_SECOND, AGAIN_PER_SECOND, now_ns());
     loop {
         match lines.next_ns() {
@@ -94,7 +94,7 @@ pub async fn run(table: Arc<Table>) {
         let now_ns = now_ns();
         while let Some((word, told)) = table.late_resets.take() {
             match &raw {
-                Ok(raw) if told == Told::Never => send(raw, &word),
+                Ok(raw) if told == ToldBefore::Never => send(raw, &word),
                 Ok(_) => {}
                 Err(error) => {
                     table.late_resets.complain(error);
@@ -106,16 +106,16 @@ pub async fn run(table: Arc<Table>) {
         let Ok(raw) = &raw else { continue };
         while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
             && pace.take(now_ns)
-            && let Some(Waiting { word, since_ns, .. }) = lines.take_due(now_ns)
+            && let Some(WaitingEnd { word, since_ns, .. }) = lines.take_due(now_ns)
         {
             if now_ns - since_ns > LONGEST.as_nanos() as u64 {
                 continue;
             }
             match place(&table, &word) {
-                Place::Here => send(raw, &word),
+                Speaker::Here => send(raw, &word),
                 // Those that the owner's death left have no other list here that has them told when it comes back.
-                Place::OtherProcess if matches!(word, Word::Wake(_)) => {}
-                Place::OtherProcess | Place::Another => continue,
+                Speaker::OtherProcess if matches!(word, Word::Wake(_)) => {}
+                Speaker::OtherProcess | Speaker::Another => continue,
             }
             lines.remember(word, since_ns, now_ns);
         }
@@ -123,7 +123,7 @@ pub async fn run(table: Arc<Table>) {
 }
 
 /// Who speaks for a connection that is over.
-enum Place {
+enum Speaker {
     Here,
     /// Who has its address: the next owner, who tells it if it is a peer.
     OtherProcess,
@@ -131,15 +131,15 @@ enum Place {
     Another,
 }
 
-fn place(table: &Table, word: &Word) -> Place {
+fn place(table: &Table, word: &Word) -> Speaker {
     let (from, to) = word.ends();
     let is_carried = || table.offload.held.carries(&Key { from: to, to: from });
     if !netlink::route(from.ip()).is_ok_and(|route| route.is_local) {
-        Place::OtherProcess
+        Speaker::OtherProcess
     } else if is_carried() || sock_diag::has_connection(from, to).unwrap_or(true) {
-        Place::Another
+        Speaker::Another
     } else {
-        Place::Here
+        Speaker::Here
     }
 }
 
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn all_have_their_turn_before_one_has_its_second_and_the_old_ones_wait_longer() {
-        let mut lines = Lines::default();
+        let mut lines = WaitingLines::default();
         for port in 0..1000 {
             lines.remember(abandoned(port), u64::from(port), u64::from(port));
         }
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn of_too_many_the_oldest_are_forgotten() {
-        let mut lines = Lines::default();
+        let mut lines = WaitingLines::default();
         lines.remember(abandoned(1), 0, 61 * SECOND_NS);
         for _ in 0..REMEMBERED_MAX {
             lines.remember(abandoned(2), 61 * SECOND_NS, 61 * SECOND_NS);

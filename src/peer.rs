@@ -16,4 +16,4 @@ mod link;
 pub mod secure;
 pub mod wire;
 
-pub use hub::{Peers, start};
+pub use hub::{PeerHub, start};

@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::model::finding::Finding;
 use keepalived::Keepalived;
 pub use kernel::Setting;
-use place::Place;
+use place::HostPlace;
 
 /// Where keepalived's configuration is unless somebody says otherwise.
 pub const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
@@ -42,7 +42,7 @@ pub struct Report {
 /// [`KEEPALIVED_DEFAULT`].
 pub fn look(config: &Config, keepalived: Option<&Path>) -> Report {
     let keepalived = Keepalived::read(keepalived);
-    let place = Place::find(config, &keepalived.addresses());
+    let place = HostPlace::find(config, &keepalived.addresses());
     let (mut findings, mut settings) = kernel::look(&place);
     findings.extend(firewall::look(config, &place));
     findings.extend(limits::look(config, &place));

@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
 use crate::config::{Config, Frontend};
-use crate::drain::{DrainWatch, Phase};
+use crate::drain::{DrainWatch, LifePhase};
 use crate::model::balance::Balance;
 use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, Standing};
 use crate::model::ids::{BackendId, FlowId};
-use crate::model::rebalance::{self, Allowance, Load};
+use crate::model::rebalance::{self, Allowance, BackendLoad};
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::BackendEntry;
@@ -53,11 +53,11 @@ pub async fn run(
     mut drain: DrainWatch,
     ordered: Arc<Notify>,
 ) {
-    let mut movers: HashMap<Arc<str>, Mover> = HashMap::new();
+    let mut movers: HashMap<Arc<str>, Rebalancer> = HashMap::new();
     let mut once: HashSet<Arc<str>> = HashSet::new();
     loop {
         tokio::select! {
-            left = drain.reached_within(Phase::Leaving, STEP) => if left { return },
+            left = drain.reached_within(LifePhase::Leaving, STEP) => if left { return },
             () = ordered.notified() => once.extend(config.borrow().frontends.iter().map(|f| f.name.clone())),
         }
         let config = config.borrow_and_update().clone();
@@ -65,7 +65,7 @@ pub async fn run(
         movers.retain(|name, _| config.frontends.iter().any(|f| f.name == *name && wanted(f)));
         let mut even = Vec::new();
         for frontend in config.frontends.iter().filter(|frontend| wanted(frontend)) {
-            let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Mover::new(now_ns()));
+            let mover = movers.entry(frontend.name.clone()).or_insert_with(|| Rebalancer::new(now_ns()));
             mover.step(&table, frontend, now_ns()).await;
             if !mover.moving {
                 even.push(frontend.name.clone());
@@ -77,13 +77,13 @@ pub async fn run(
 
 /// The state of one frontend between steps.
 #[derive(Debug)]
-struct Mover {
+struct Rebalancer {
     allowance: Allowance,
     asked: HashSet<FlowId>,
     moving: bool,
 }
 
-impl Mover {
+impl Rebalancer {
     fn new(now_ns: u64) -> Self {
         Self { allowance: Allowance::new(now_ns), asked: HashSet::new(), moving: false }
     }
@@ -139,7 +139,7 @@ fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
     let entries: Vec<_> = table.registry.backends().into_iter().filter(|entry| configured(entry)).collect();
     let loads: Vec<_> = entries.iter().map(|entry| load(entry)).collect();
     // While a share still grows, new flows are steered by it; moving flows there would undo the slow start.
-    let starting = |(entry, load): (&Arc<BackendEntry>, &Load)| load.ready && entry.share(now_ns) < WHOLE_SHARE;
+    let starting = |(entry, load): (&Arc<BackendEntry>, &BackendLoad)| load.ready && entry.share(now_ns) < WHOLE_SHARE;
     if entries.iter().zip(&loads).any(starting) {
         return Vec::new();
     }
@@ -151,9 +151,9 @@ fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
     planned.collect()
 }
 
-fn load(entry: &BackendEntry) -> Load {
+fn load(entry: &BackendEntry) -> BackendLoad {
     let health = entry.health();
-    Load {
+    BackendLoad {
         ready: health.standing == Standing::Ready && health.cause == Cause::Passed,
         weight: entry.weight(),
         flows: entry.active.load(Relaxed),

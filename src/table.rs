@@ -27,7 +27,7 @@ mod sync {
 use std::sync::Arc;
 
 use backend::Registry;
-use beats::Beats;
+use beats::LoopBeats;
 use count::Tally;
 use fleet::Fleet;
 use flows::FlowTable;
@@ -49,7 +49,7 @@ pub struct Table {
     pub hearing: Hearing,
     pub journal: Journal,
     pub late_resets: LateResets,
-    pub beats: Beats,
+    pub beats: LoopBeats,
     /// Ended flows left out of the log by its rate limit.
     pub log_skipped: Tally,
     /// One entry per worker thread.
@@ -73,7 +73,7 @@ impl Table {
             hearing: Hearing::default(),
             journal: Journal::default(),
             late_resets: LateResets::default(),
-            beats: Beats::default(),
+            beats: LoopBeats::default(),
             log_skipped: Tally::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))

@@ -27,7 +27,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::{netdev, process};
 use crate::table::Table;
 use crate::table::journal::What;
-use claims::{Change, Claims};
+use claims::{ClaimChange, Claims};
 use ears::Ears;
 
 /// What was heard is looked at this often.
@@ -169,19 +169,19 @@ impl Keeper {
             .collect()
     }
 
-    fn tell(&self, change: Change) {
+    fn tell(&self, change: ClaimChange) {
         let gauge = |address: IpAddr, value: i64| {
             let labels = AddressLabels { address: address.to_string() };
             self.metrics.vip_duplicate.get_or_create(&labels).set(value);
         };
         match change {
-            Change::Shared { address, mac } => {
+            ClaimChange::Shared { address, mac } => {
                 gauge(address, 1);
                 let by = spelled(mac);
                 tracing::error!(%address, by, "another host has this address too: clients reach either by chance");
                 self.table.journal.record(What::VipShared { address, by });
             }
-            Change::Alone { address } => {
+            ClaimChange::Alone { address } => {
                 gauge(address, 0);
                 tracing::info!(%address, "no other host has this address any more");
                 self.table.journal.record(What::VipAlone { address });

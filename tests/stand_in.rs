@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton::addr::{BackendAddr, VipAddr};
 use baton::cli::demo::certs::{Authority, CertFiles, Flaw};
 use baton::cli::demo::process::{Condition, Recipe, StandInProcess};
-use baton::cli::kubelet::{Event, Heartbeat, Kubelet, Observed, Settings};
+use baton::cli::kubelet::{Heartbeat, Kubelet, KubeletEvent, KubeletSettings, Observed};
 use baton::cli::tls;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -41,16 +41,16 @@ impl Scene {
         StandInProcess::start(recipe, "127.0.0.1:0".parse().unwrap(), None).await.unwrap()
     }
 
-    fn settings(&self, server: BackendAddr) -> Settings {
+    fn settings(&self, server: BackendAddr) -> KubeletSettings {
         let tls = tls::client_config(&self.ca).unwrap();
-        let mut settings = Settings::new(VipAddr::new(server.socket_addr()), tls, "node-1");
+        let mut settings = KubeletSettings::new(VipAddr::new(server.socket_addr()), tls, "node-1");
         settings.renew_every = Duration::from_millis(50);
         settings
     }
 }
 
 /// The first event that `wanted` accepts, which must come within ten seconds.
-async fn next(events: &mut UnboundedReceiver<Observed>, wanted: impl Fn(&Event) -> bool) -> Event {
+async fn next(events: &mut UnboundedReceiver<Observed>, wanted: impl Fn(&KubeletEvent) -> bool) -> KubeletEvent {
     let search = async {
         loop {
             let event = events.recv().await.expect("the client lives").event;
@@ -62,17 +62,17 @@ async fn next(events: &mut UnboundedReceiver<Observed>, wanted: impl Fn(&Event) 
     tokio::time::timeout(Duration::from_secs(10), search).await.expect("the event comes in time")
 }
 
-fn connected(event: &Event) -> bool {
-    matches!(event, Event::Connected { .. })
+fn connected(event: &KubeletEvent) -> bool {
+    matches!(event, KubeletEvent::Connected { .. })
 }
 
-fn renewed(event: &Event) -> bool {
-    matches!(event, Event::Renewed { .. })
+fn renewed(event: &KubeletEvent) -> bool {
+    matches!(event, KubeletEvent::Renewed { .. })
 }
 
-fn error_text(event: &Event) -> &str {
+fn error_text(event: &KubeletEvent) -> &str {
     match event {
-        Event::Failed { error } | Event::Disconnected { error } => error,
+        KubeletEvent::Failed { error } | KubeletEvent::Disconnected { error } => error,
         other => panic!("not an error: {other:?}"),
     }
 }
@@ -84,9 +84,9 @@ async fn renewals_and_watch_events_share_one_connection() {
     let (kubelet, mut events) = Kubelet::start(scene.settings(stand_in.address()));
 
     let first = next(&mut events, connected).await;
-    assert!(matches!(&first, Event::Connected { stand_in: Some(name), .. } if name == "cp7"), "{first:?}");
+    assert!(matches!(&first, KubeletEvent::Connected { stand_in: Some(name), .. } if name == "cp7"), "{first:?}");
     for _ in 0..5 {
-        next(&mut events, |event| matches!(event, Event::Watched { bytes, .. } if *bytes > 0)).await;
+        next(&mut events, |event| matches!(event, KubeletEvent::Watched { bytes, .. } if *bytes > 0)).await;
         next(&mut events, renewed).await;
     }
     let summary = kubelet.stop();
@@ -103,8 +103,8 @@ async fn a_killed_stand_in_disconnects_and_is_found_again_on_its_address() {
 
     stand_in.kill();
     assert_eq!(stand_in.condition(), Condition::Killed);
-    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
-    let failed = next(&mut events, |event| matches!(event, Event::Failed { .. })).await;
+    next(&mut events, |event| matches!(event, KubeletEvent::Disconnected { .. })).await;
+    let failed = next(&mut events, |event| matches!(event, KubeletEvent::Failed { .. })).await;
     assert!(error_text(&failed).contains("Connection refused"), "{failed:?}");
 
     stand_in.restart(None).await.unwrap();
@@ -127,13 +127,14 @@ async fn a_hung_stand_in_is_left_by_an_unanswered_ping_and_the_gap_is_measured()
 
     stand_in.hang().unwrap();
     kubelet.begin_window();
-    let failed = next(&mut events, |event| matches!(event, Event::Failed { .. })).await;
+    let failed = next(&mut events, |event| matches!(event, KubeletEvent::Failed { .. })).await;
     assert_eq!(error_text(&failed), "renewing the lease: no answer within 200 ms");
     assert_eq!(kubelet.summary().disconnections, 0, "a timeout alone does not end a connection");
-    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
+    next(&mut events, |event| matches!(event, KubeletEvent::Disconnected { .. })).await;
     // The kernel still accepts; nobody speaks TLS.
     let failed =
-        next(&mut events, |event| matches!(event, Event::Failed { error } if error.contains("connecting"))).await;
+        next(&mut events, |event| matches!(event, KubeletEvent::Failed { error } if error.contains("connecting")))
+            .await;
     assert!(error_text(&failed).ends_with("not done within 200 ms"), "{failed:?}");
 
     stand_in.resume().unwrap();
@@ -184,11 +185,11 @@ async fn a_stand_in_that_is_told_to_end_serves_on_and_then_lets_clients_go_witho
     next(&mut events, renewed).await;
     stand_in.terminate().unwrap();
     let begin = kubelet.summary();
-    let ended = next(&mut events, |event| matches!(event, Event::WatchEnded { .. })).await;
-    assert_eq!(ended, Event::WatchEnded { error: None });
+    let ended = next(&mut events, |event| matches!(event, KubeletEvent::WatchEnded { .. })).await;
+    assert_eq!(ended, KubeletEvent::WatchEnded { error: None });
     let end = kubelet.summary();
     assert!(end.renewals >= begin.renewals + 2, "it served on for a while: {begin:?} {end:?}");
-    next(&mut events, |event| matches!(event, Event::Disconnected { .. })).await;
+    next(&mut events, |event| matches!(event, KubeletEvent::Disconnected { .. })).await;
 }
 
 #[tokio::test]
@@ -307,7 +308,7 @@ async fn a_drill_against_nobody_has_no_heartbeat_and_says_why_it_cannot_begin() 
 fn reader(scene: &Scene, server: BackendAddr, namespace: &str, name: &str) -> (Kubelet, UnboundedReceiver<Observed>) {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
     let settings = scene.settings(server);
-    Kubelet::start(Settings { heartbeat: Heartbeat::Get(path), watch: None, ..settings })
+    Kubelet::start(KubeletSettings { heartbeat: Heartbeat::Get(path), watch: None, ..settings })
 }
 
 #[tokio::test]
@@ -324,7 +325,7 @@ async fn a_drill_keeps_leases_as_kubelets_do_and_leaves_none_behind() {
     assert_eq!((verdict["never"].as_u64(), code), (Some(0), 0), "{verdict}");
     assert!(verdict["heartbeats"].as_u64() > Some(200), "{verdict}");
     assert_eq!((verdict["failures"].as_u64(), verdict["leases_left"].as_u64()), (Some(0), Some(0)), "{verdict}");
-    let gone = |event: &Event| matches!(event, Event::Failed { error } if error.contains("404"));
+    let gone = |event: &KubeletEvent| matches!(event, KubeletEvent::Failed { error } if error.contains("404"));
     next(&mut seen, gone).await;
     for name in ["lb-a-1", "lb-a-49"] {
         let (_reader, mut seen) = reader(&scene, server, "trial", name);
@@ -349,7 +350,7 @@ async fn a_drill_does_not_touch_the_lease_of_a_node() {
     let (_reader, mut seen) = reader(&scene, server, "kube-node-lease", "node-1");
     next(&mut seen, renewed).await;
     let (_reader, mut seen) = reader(&scene, server, "kube-node-lease", "node-2");
-    next(&mut seen, |event| matches!(event, Event::Failed { error } if error.contains("404"))).await;
+    next(&mut seen, |event| matches!(event, KubeletEvent::Failed { error } if error.contains("404"))).await;
 }
 
 #[tokio::test]

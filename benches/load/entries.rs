@@ -8,9 +8,9 @@ use std::time::Duration;
 use baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use baton::model::balance::hash_name;
 use baton::model::ids::FlowId;
-use baton::model::splice::{Direction, Terms};
+use baton::model::splice::{FlowDirection, Terms};
 use baton::offload::entry::{Egress, Ends, Identity, Splice, Start};
-use baton::offload::probe::Change;
+use baton::offload::probe::EntryChange;
 use baton::offload::program::{Cursor, Program};
 use baton::offload::settings::OffloadSettings;
 use baton::sys::clock::now_ns;
@@ -54,8 +54,8 @@ pub fn run(asked: &Entries) -> io::Result<Value> {
     let began_ns = now_ns();
     for first in (0..asked.flows).step_by(MARKED_AT_ONCE) {
         let some = (first..asked.flows).take(MARKED_AT_ONCE).map(|number| flow(asked, number).ends);
-        let keys: Vec<_> = some.flat_map(|ends| [ends.key(Direction::Up), ends.key(Direction::Down)]).collect();
-        program.change(&keys, Change::Commit)?;
+        let keys: Vec<_> = some.flat_map(|ends| [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)]).collect();
+        program.change(&keys, EntryChange::Commit)?;
     }
     let marked = now_ns() - began_ns;
     let (mut cursor, mut seen, mut count, mut longest) = (Cursor::default(), Vec::new(), 0, 0);

@@ -62,7 +62,7 @@ struct SocketDoor {
 
 /// A door's listening socket on its way to another process.
 #[derive(Debug)]
-pub enum Lent {
+pub enum LentListener {
     /// The address as configured.
     Http(SocketAddr, OwnedFd),
     Socket(PathBuf, OwnedFd),
@@ -71,7 +71,7 @@ pub enum Lent {
 /// Doors of this process-to-be: opened, or inherited from one that serves them still. Dropping it leaves the
 /// inherited ones as they are.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct WaitingDoors {
     http: Option<(TcpListener, SocketAddr)>,
     socket: WaitingSocket,
 }
@@ -100,12 +100,12 @@ impl Doors {
     }
 
     /// Opens both doors, or takes them from what was `lent`, without serving them. Needs a tokio runtime.
-    pub fn wait(config: &config::Admin, lent: Vec<Lent>) -> Result<Waiting, OpenDoorError> {
+    pub fn wait(config: &config::Admin, lent: Vec<LentListener>) -> Result<WaitingDoors, OpenDoorError> {
         let (mut http, mut socket) = (None, None);
         for door in lent {
             match door {
-                Lent::Http(address, fd) if config.http == Some(address) => http = Some(fd),
-                Lent::Socket(path, fd) if config.socket == path => socket = Some(fd),
+                LentListener::Http(address, fd) if config.http == Some(address) => http = Some(fd),
+                LentListener::Socket(path, fd) if config.socket == path => socket = Some(fd),
                 _ => {}
             }
         }
@@ -121,11 +121,11 @@ impl Doors {
                 WaitingSocket::Opened(listener, file)
             }
         };
-        Ok(Waiting { http, socket })
+        Ok(WaitingDoors { http, socket })
     }
 
     /// Serves doors that have waited.
-    pub fn serve(admin: Arc<Admin>, waiting: Waiting) -> Result<Self, OpenDoorError> {
+    pub fn serve(admin: Arc<Admin>, waiting: WaitingDoors) -> Result<Self, OpenDoorError> {
         let opened = match waiting.socket {
             WaitingSocket::Opened(listener, file) => (listener, file),
             WaitingSocket::Inherited(listener, path) => (listener, SocketFile::claim(&path)?),
@@ -136,9 +136,10 @@ impl Doors {
     }
 
     /// Their listening sockets, for another process.
-    pub fn lend(&self) -> io::Result<Vec<Lent>> {
-        let http = self.http.as_ref().map(|door| Ok::<_, io::Error>(Lent::Http(door.asked, door.spare.try_clone()?)));
-        let socket = Lent::Socket(self.socket.file.path().to_owned(), self.socket.spare.try_clone()?);
+    pub fn lend(&self) -> io::Result<Vec<LentListener>> {
+        let http =
+            self.http.as_ref().map(|door| Ok::<_, io::Error>(LentListener::Http(door.asked, door.spare.try_clone()?)));
+        let socket = LentListener::Socket(self.socket.file.path().to_owned(), self.socket.spare.try_clone()?);
         http.into_iter().chain([Ok(socket)]).collect()
     }
 
@@ -197,7 +198,7 @@ impl Doors {
     }
 }
 
-impl Waiting {
+impl WaitingDoors {
     /// Where the HTTP door will be, if there is to be one.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().and_then(|(listener, _)| listener.local_addr().ok())

@@ -59,7 +59,7 @@ pub fn open(address: SocketAddr) -> io::Result<TcpListener> {
 /// Serves `listener` for as long as it is polled; connections that were begun end by themselves.
 pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits) {
     let room = Arc::new(Semaphore::new(limits.connections));
-    let sources = Sources::default();
+    let sources = DoorSources::default();
     let mut hasty = VecDeque::new();
     loop {
         match listener.accept().await {
@@ -95,25 +95,25 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits)
 
 /// How many connections each source has.
 #[derive(Clone, Debug, Default)]
-struct Sources(Arc<Mutex<HashMap<IpAddr, usize>>>);
+struct DoorSources(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
 /// One of them; dropped, it is counted out.
 #[derive(Debug)]
-struct Entered(Sources, IpAddr);
+struct DoorPermit(DoorSources, IpAddr);
 
-impl Sources {
+impl DoorSources {
     /// `None`: it has `max` already.
-    fn enter(&self, ip: IpAddr, max: usize) -> Option<Entered> {
+    fn enter(&self, ip: IpAddr, max: usize) -> Option<DoorPermit> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(ip).or_default();
         (*count < max).then(|| {
             *count += 1;
-            Entered(self.clone(), ip)
+            DoorPermit(self.clone(), ip)
         })
     }
 }
 
-impl Drop for Entered {
+impl Drop for DoorPermit {
     fn drop(&mut self) {
         let mut counts = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.1) {

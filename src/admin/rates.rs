@@ -14,7 +14,7 @@ const SPAN_MIN_S: f64 = 0.5;
 
 /// Counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct RateCounters {
     pub flows: u64,
     pub bytes_up: u64,
     pub bytes_down: u64,
@@ -24,10 +24,10 @@ pub struct Counters {
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     at_ns: u64,
-    pub totals: Counters,
-    pub frontends: HashMap<FrontendId, Counters>,
+    pub totals: RateCounters,
+    pub frontends: HashMap<FrontendId, RateCounters>,
     /// By `BackendEntry::hash_key`: a name that has another address goes on.
-    pub backends: HashMap<u64, Counters>,
+    pub backends: HashMap<u64, RateCounters>,
 }
 
 /// The samples of the last ten seconds.
@@ -42,7 +42,7 @@ impl Sample {
         for frontend in table.registry.frontends() {
             let flows = accepted(&frontend);
             sample.totals.flows += flows;
-            sample.frontends.insert(frontend.id, Counters { flows, ..Counters::default() });
+            sample.frontends.insert(frontend.id, RateCounters { flows, ..RateCounters::default() });
         }
         for backend in table.registry.backends().into_iter().filter(|it| !it.is_former()) {
             let counters = of_backend(&backend);
@@ -67,7 +67,7 @@ impl Samples {
     }
 
     /// The averages up to `now` of what `counters` picks out of a sample; 0 while too little time has passed.
-    pub fn rate(&self, now: &Sample, counters: impl Fn(&Sample) -> Option<Counters>) -> Rate {
+    pub fn rate(&self, now: &Sample, counters: impl Fn(&Sample) -> Option<RateCounters>) -> Rate {
         let Some(then) = self.ring.front() else { return Rate::default() };
         let span_s = now.at_ns.saturating_sub(then.at_ns) as f64 / 1e9;
         if span_s < SPAN_MIN_S {
@@ -88,8 +88,8 @@ fn accepted(frontend: &FrontendEntry) -> u64 {
     frontend.lanes.iter().map(|lane| lane.accepted.value()).sum()
 }
 
-fn of_backend(backend: &BackendEntry) -> Counters {
-    let mut sum = Counters::default();
+fn of_backend(backend: &BackendEntry) -> RateCounters {
+    let mut sum = RateCounters::default();
     for lane in &*backend.lanes {
         sum.flows += lane.connected.value();
         sum.bytes_up += lane.bytes_up.value();
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn at(second: u64, flows: u64) -> Sample {
-        let totals = Counters { flows, bytes_up: flows * 100, bytes_down: 0 };
+        let totals = RateCounters { flows, bytes_up: flows * 100, bytes_down: 0 };
         Sample { at_ns: second * 1_000_000_000 + 1, totals, ..Sample::default() }
     }
 

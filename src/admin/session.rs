@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::protocol::{Command, REQUEST_MAX, Refusal};
-use super::upgrade::Told;
+use super::upgrade::ToldGuard;
 use super::{Admin, commands};
 
 /// Limits of one admin socket; the tests make them small.
@@ -67,7 +67,7 @@ pub struct Replies {
     writer: OwnedWriteHalf,
     pending: Vec<u8>,
     write_limit: Duration,
-    told: Option<Told>,
+    told: Option<ToldGuard>,
 }
 
 impl Replies {
@@ -92,7 +92,7 @@ impl Replies {
     }
 
     /// Keeps `told` until the result has been sent.
-    pub fn tell(&mut self, told: Told) {
+    pub fn tell(&mut self, told: ToldGuard) {
         self.told = Some(told);
     }
 
@@ -120,7 +120,7 @@ impl Replies {
 async fn converse(
     admin: &Arc<Admin>,
     reader: BufReader<OwnedReadHalf>,
-    writer: Writer,
+    writer: LineWriter,
     limits: SessionLimits,
 ) -> io::Result<()> {
     let mut replies = Replies { reader, writer: writer.0, pending: Vec::new(), write_limit: limits.write, told: None };
@@ -151,9 +151,9 @@ async fn converse(
     }
 }
 
-struct Writer(OwnedWriteHalf, Duration);
+struct LineWriter(OwnedWriteHalf, Duration);
 
-fn stream_parts(stream: UnixStream, limits: SessionLimits) -> (Result<BufReader<OwnedReadHalf>, Refusal>, Writer) {
+fn stream_parts(stream: UnixStream, limits: SessionLimits) -> (Result<BufReader<OwnedReadHalf>, Refusal>, LineWriter) {
     let peer = stream.peer_cred().map(|peer| peer.uid());
     let (reader, writer) = stream.into_split();
     let own = rustix::process::geteuid().as_raw();
@@ -162,7 +162,7 @@ fn stream_parts(stream: UnixStream, limits: SessionLimits) -> (Result<BufReader<
         Ok(uid) => Err(Refusal::Forbidden { uid }),
         Err(_) => Err(Refusal::Forbidden { uid: u32::MAX }),
     };
-    (allowed, Writer(writer, limits.write))
+    (allowed, LineWriter(writer, limits.write))
 }
 
 /// The file's mode says the same, but a mode can be changed by mistake.
@@ -170,7 +170,7 @@ fn may_speak(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }
 
-async fn refuse(mut writer: Writer, refusal: &Refusal) -> io::Result<()> {
+async fn refuse(mut writer: LineWriter, refusal: &Refusal) -> io::Result<()> {
     let mut line = refusal.to_json().to_string().into_bytes();
     line.push(b'\n');
     timeout(writer.1, writer.0.write_all(&line)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

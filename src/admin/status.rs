@@ -24,7 +24,7 @@ pub struct Status {
     /// Milliseconds since 1970, UTC, when this was gathered.
     pub at_unix_ms: u64,
     pub instance: Instance,
-    pub totals: Totals,
+    pub totals: StatusTotals,
     #[serde(default)]
     pub offload: OffloadStatus,
     #[serde(default)]
@@ -52,12 +52,12 @@ pub struct Instance {
     pub not_ready: Vec<String>,
     /// Why `/livez` fails; empty: it does not.
     pub not_live: Vec<String>,
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerStatus>,
     pub config: ConfigState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Worker {
+pub struct WorkerStatus {
     pub state: WorkerCondition,
     pub accepted_total: u64,
     pub accept_errors_total: u64,
@@ -81,7 +81,7 @@ pub enum WorkerCondition {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Totals {
+pub struct StatusTotals {
     pub flows: FlowCounts,
     pub accepted_total: u64,
     pub bytes_up_total: u64,

@@ -25,11 +25,11 @@ pub struct Upgrading {
     pub outcome: Pin<Box<dyn Future<Output = UpgradeOutcome> + Send>>,
 }
 
-pub type UpgradeOutcome = Result<(Upgraded, Told), UpgradeFailed>;
+pub type UpgradeOutcome = Result<(Upgraded, ToldGuard), UpgradeFailed>;
 
 /// Drop it when whoever asked has been told: the old process waits for that before it exits.
 #[derive(Debug)]
-pub struct Told(pub oneshot::Sender<()>);
+pub struct ToldGuard(pub oneshot::Sender<()>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeProgress {

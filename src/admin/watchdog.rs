@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::journal::What;
@@ -21,8 +21,8 @@ pub fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
 }
 
 /// Every loop that keeps this process from being alive, one sentence each.
-pub fn complaints(table: &Table, phase: Phase, now_ns: u64) -> Vec<String> {
-    let must_serve = (Phase::Serving..=Phase::Draining).contains(&phase);
+pub fn complaints(table: &Table, phase: LifePhase, now_ns: u64) -> Vec<String> {
+    let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
         Some(stuck) => Some(format!("worker {worker} has been stuck for {} ms", stuck.as_millis())),
         None if must_serve && !state.is_alive() => Some(format!("worker {worker} is gone")),
@@ -107,14 +107,14 @@ mod tests {
     #[test]
     fn livez_names_stuck_and_gone_workers_but_no_worker_that_has_not_begun() {
         let table = Table::new(2).unwrap();
-        assert_eq!(complaints(&table, Phase::Starting, S), Vec::<String>::new());
+        assert_eq!(complaints(&table, LifePhase::Starting, S), Vec::<String>::new());
         table.workers[0].mark_alive(true);
-        assert_eq!(complaints(&table, Phase::Serving, S), ["worker 1 is gone"]);
+        assert_eq!(complaints(&table, LifePhase::Serving, S), ["worker 1 is gone"]);
         table.workers[1].mark_alive(true);
         table.workers[0].mark_busy(S);
-        assert_eq!(complaints(&table, Phase::Serving, 3 * S), ["worker 0 has been stuck for 2000 ms"]);
+        assert_eq!(complaints(&table, LifePhase::Serving, 3 * S), ["worker 0 has been stuck for 2000 ms"]);
         table.workers[0].mark_waiting();
-        assert_eq!(complaints(&table, Phase::Serving, 3 * S), Vec::<String>::new());
+        assert_eq!(complaints(&table, LifePhase::Serving, 3 * S), Vec::<String>::new());
     }
 
     #[test]
@@ -122,10 +122,10 @@ mod tests {
         let table = Table::new(0).unwrap();
         let beat = table.beats.begin("offload");
         let now = now_ns();
-        assert_eq!(complaints(&table, Phase::Serving, now), Vec::<String>::new());
-        let stuck = complaints(&table, Phase::Starting, now + 8 * S);
+        assert_eq!(complaints(&table, LifePhase::Serving, now), Vec::<String>::new());
+        let stuck = complaints(&table, LifePhase::Starting, now + 8 * S);
         assert!(matches!(&stuck[..], [one] if one.starts_with("the offload has been stuck for ")), "{stuck:?}");
         drop(beat);
-        assert_eq!(complaints(&table, Phase::Serving, now + 8 * S), Vec::<String>::new());
+        assert_eq!(complaints(&table, LifePhase::Serving, now + 8 * S), Vec::<String>::new());
     }
 }

@@ -9,7 +9,7 @@ use super::upgrade::Upgrader;
 use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, Reloading};
 use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::model::health::{Cause, Order};
 use crate::model::ids::BackendId;
 use crate::rebalance;
@@ -45,7 +45,7 @@ impl Control for Wiring {
     fn order(&self, backend: BackendId, order: Order) -> Ordering {
         let core = self.core.clone();
         Box::pin(async move {
-            if core.drain.watch().phase() > Phase::Serving {
+            if core.drain.watch().phase() > LifePhase::Serving {
                 return Err(OrderRefused::Stopping);
             }
             if core.is_upgrading() {

@@ -14,11 +14,11 @@ use crate::admin::evacuate::{
     EvacuationReport, EvacuationRequest, EvacuationStep, VipPlace,
 };
 use crate::config::Config;
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Pulse;
-use crate::model::fleet::evacuate::{Evacuation, Failure, Look, Order, Step, Wish};
+use crate::model::fleet::evacuate::{EvacuateOrder, EvacuateStep, Evacuation, Failure, Situation, Wish};
 use crate::preflight::mover;
 use crate::sys::clock::now_ns;
 use crate::table::flows::FlowState;
@@ -36,13 +36,13 @@ const SHOW_EVERY_NS: u64 = 100_000_000;
 #[derive(Debug, Default)]
 pub struct Desk {
     /// `None`: this host may have the VIP, and nobody wants to change that.
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<RunningEvacuation>>,
     /// This host should not have the VIP.
     let_go: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
-struct Running {
+struct RunningEvacuation {
     handing: Evacuating,
     cancel: Arc<Notify>,
 }
@@ -58,7 +58,7 @@ impl Desk {
         self.let_go.load(Relaxed).then(|| "its VIP is handed over to another instance".to_owned())
     }
 
-    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+    fn running(&self) -> MutexGuard<'_, Option<RunningEvacuation>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,7 +102,7 @@ pub fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, 
     let (report_sender, report) = watch::channel(None);
     let handing = Evacuating { progress, report };
     let cancel = Arc::new(Notify::new());
-    *running = Some(Running { handing: handing.clone(), cancel: cancel.clone() });
+    *running = Some(RunningEvacuation { handing: handing.clone(), cancel: cancel.clone() });
     let flows = core.table.flows.len();
     tracing::info!(to = asked.to.as_ref().map(|to| to.0.as_ref()), flows, "handing over");
     core.table.journal.record(What::EvacuationBegun { to: asked.to.clone(), flows });
@@ -110,7 +110,7 @@ pub fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, 
         core: core.clone(),
         machine,
         track_file,
-        before: Counts::of(core),
+        before: OwnFlowCounts::of(core),
         began_ns: now_ns(),
         shown_at_ns: 0,
         progress: progress_sender,
@@ -162,7 +162,7 @@ pub fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
 fn obstacle(core: &Core) -> Option<String> {
     let config = core.config.load();
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
-    if core.drain.watch().phase() != Phase::Serving {
+    if core.drain.watch().phase() != LifePhase::Serving {
         Some("this instance is starting or stopping".to_owned())
     } else if core.is_upgrading() {
         Some("an upgrade is under way".to_owned())
@@ -179,15 +179,15 @@ fn wish(asked: &EvacuationRequest) -> Wish {
     Wish { to: asked.to.clone(), deadline_ns: asked.deadline_ms.saturating_mul(1_000_000) }
 }
 
-fn with_look<T>(core: &Core, act: impl FnOnce(&Look<'_>) -> T) -> T {
+fn with_look<T>(core: &Core, act: impl FnOnce(&Situation<'_>) -> T) -> T {
     let fleet = &core.table.fleet;
     let (peers, places) = (fleet.members(), fleet.places());
-    act(&Look {
+    act(&Situation {
         now_ns: now_ns(),
         peers: &peers,
         places: &places,
         proxied: core.table.flows_with_sockets(),
-        accepted: Counts::of(core).accepted,
+        accepted: OwnFlowCounts::of(core).accepted,
     })
 }
 
@@ -211,7 +211,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
 
 /// What is counted of this instance's flows.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct OwnFlowCounts {
     proxied: u64,
     all: u64,
     accepted: u64,
@@ -221,7 +221,7 @@ struct Counts {
     ended: u64,
 }
 
-impl Counts {
+impl OwnFlowCounts {
     fn of(core: &Core) -> Self {
         let table = &core.table;
         let mut counts = Self {
@@ -264,7 +264,7 @@ struct Run {
     core: Arc<Core>,
     machine: Evacuation,
     track_file: Option<PathBuf>,
-    before: Counts,
+    before: OwnFlowCounts,
     began_ns: u64,
     shown_at_ns: u64,
     progress: watch::Sender<EvacuationProgress>,
@@ -276,7 +276,7 @@ impl Run {
         let mut was = self.machine.step();
         loop {
             // An instance that stops has nothing to take back.
-            if self.core.drain.watch().phase() == Phase::Serving {
+            if self.core.drain.watch().phase() == LifePhase::Serving {
                 let core = self.core.clone();
                 with_look(&core, |look| self.machine.handle_look(look));
             }
@@ -284,12 +284,12 @@ impl Run {
             let step = self.machine.step();
             self.show(step != was);
             match step {
-                Step::Here => return self.end(),
-                Step::Away if was != Step::Away => self.away(),
+                EvacuateStep::Here => return self.end(),
+                EvacuateStep::Away if was != EvacuateStep::Away => self.away(),
                 _ => {}
             }
             was = step;
-            let wait = if step == Step::Away { WATCH_EVERY } else { LOOK_EVERY };
+            let wait = if step == EvacuateStep::Away { WATCH_EVERY } else { LOOK_EVERY };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = cancel.notified() => self.machine.cancel(),
@@ -302,8 +302,8 @@ impl Run {
             tracing::debug!(?order, "handing over");
             let Core { proxy, table, evacuation, config, .. } = &*self.core;
             match order {
-                Order::Keep => table.fleet.set_keeping(true),
-                Order::LetGo => {
+                EvacuateOrder::Keep => table.fleet.set_keeping(true),
+                EvacuateOrder::LetGo => {
                     evacuation.let_go.store(true, Relaxed);
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, true)
@@ -311,8 +311,8 @@ impl Run {
                         self.machine.fail(unwritable(path, &error));
                     }
                 }
-                Order::Offload => proxy.hurry(true),
-                Order::Reset => {
+                EvacuateOrder::Offload => proxy.hurry(true),
+                EvacuateOrder::Reset => {
                     let process = &config.load().process;
                     let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
                     let (selector, reason) = (Selector::WithSockets, EndReason::EvacuationDeadline);
@@ -322,7 +322,7 @@ impl Run {
                     );
                     table.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }
-                Order::TakeBack => {
+                EvacuateOrder::TakeBack => {
                     evacuation.let_go.store(false, Relaxed);
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, false)
@@ -332,7 +332,7 @@ impl Run {
                     proxy.hurry(false);
                     table.fleet.set_keeping(false);
                 }
-                Order::Release => {
+                EvacuateOrder::Release => {
                     proxy.hurry(false);
                     table.fleet.set_keeping(false);
                 }
@@ -347,18 +347,18 @@ impl Run {
         }
         self.shown_at_ns = now_ns;
         let step = match self.machine.step() {
-            Step::Telling => EvacuationStep::Telling,
-            Step::LettingGo => EvacuationStep::LettingGo,
-            Step::Emptying => EvacuationStep::Emptying,
-            Step::Resetting => EvacuationStep::Resetting,
-            Step::Confirming => EvacuationStep::Confirming,
+            EvacuateStep::Telling => EvacuationStep::Telling,
+            EvacuateStep::LettingGo => EvacuationStep::LettingGo,
+            EvacuateStep::Emptying => EvacuationStep::Emptying,
+            EvacuateStep::Resetting => EvacuationStep::Resetting,
+            EvacuateStep::Confirming => EvacuationStep::Confirming,
             // The report says it.
-            Step::Away | Step::Here => return,
+            EvacuateStep::Away | EvacuateStep::Here => return,
         };
         self.progress.send_replace(EvacuationProgress {
             step,
             vips: self.machine.vips().collect(),
-            flows: Counts::of(&self.core).since(&self.before),
+            flows: OwnFlowCounts::of(&self.core).since(&self.before),
             deadline_in_ms: self.machine.deadline_ns().saturating_sub(now_ns) / 1_000_000,
         });
     }
@@ -367,7 +367,7 @@ impl Run {
         EvacuationReport {
             outcome,
             vips: places(&self.core, self.machine.watched()),
-            flows: Counts::of(&self.core).since(&self.before),
+            flows: OwnFlowCounts::of(&self.core).since(&self.before),
             took_ms: now_ns().saturating_sub(self.began_ns) / 1_000_000,
             unconfirmed: self.machine.unconfirmed().to_vec(),
         }

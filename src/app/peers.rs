@@ -17,11 +17,11 @@ const COMMANDS_MAX: usize = 1024;
 
 /// The link of this instance, if it has peers.
 #[derive(Debug, Default)]
-pub struct Peers {
-    running: OnceLock<peer::Peers>,
+pub struct PeerLinks {
+    running: OnceLock<peer::PeerHub>,
 }
 
-impl Peers {
+impl PeerLinks {
     /// Has own flows noted from now on, if there are peers to be told. Call it before the first flow.
     pub fn expect(config: &Config, table: &Table) {
         let Some(peers) = &config.peers else { return };
@@ -51,7 +51,7 @@ impl Peers {
         }
     }
 
-    /// Goes on after [`Peers::leave`].
+    /// Goes on after [`PeerLinks::leave`].
     pub async fn come_back(&self) {
         if let Some(running) = self.running.get() {
             running.come_back().await;

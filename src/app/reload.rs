@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload};
-use crate::admin::doors::{Doors, Lent, OpenDoorError};
+use crate::admin::doors::{Doors, LentListener, OpenDoorError};
 use crate::config::{self, FileFault};
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
 use crate::proxy::ProxyError;
@@ -93,7 +93,7 @@ impl Reloader {
     }
 
     /// The admin doors' listening sockets, for another process.
-    pub fn lend_doors(&self) -> io::Result<Vec<Lent>> {
+    pub fn lend_doors(&self) -> io::Result<Vec<LentListener>> {
         self.inner().doors.as_ref().map_or(Ok(Vec::new()), Doors::lend)
     }
 
@@ -174,7 +174,7 @@ impl Reloader {
     }
 
     async fn apply(&self) -> Result<Vec<String>, ReloadError> {
-        if self.core.drain.watch().phase() > Phase::Serving {
+        if self.core.drain.watch().phase() > LifePhase::Serving {
             return Err(ReloadError::Stopping);
         }
         // It had its turn before this one, and has succeeded.

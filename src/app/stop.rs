@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Core;
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::model::end_reason::EndReason;
 use crate::table::journal::What;
 use crate::table::orders::{EndOrder, Pace, Selector};
@@ -24,13 +24,13 @@ pub async fn run(core: &Core) {
     tracing::info!(flows, stop_timeout = ?process.stop_timeout, "stopping");
     core.table.journal.record(What::Stopping { flows, timeout_ms: process.stop_timeout.as_millis() as u64 });
 
-    core.drain.advance(Phase::Leaving);
+    core.drain.advance(LifePhase::Leaving);
     tokio::select! {
         () = tokio::time::sleep(process.shutdown_delay) => {}
         () = core.hasten.notified() => tracing::info!("hastened: closing the listeners now"),
     }
 
-    core.drain.advance(Phase::Draining);
+    core.drain.advance(LifePhase::Draining);
     match core.listeners_kept.load(Relaxed) {
         true => core.proxy.turn_away(),
         false => core.proxy.stop_accepting(),
@@ -42,7 +42,7 @@ pub async fn run(core: &Core) {
         () = core.hasten.notified() => tracing::info!("hastened: resetting what is left"),
     }
 
-    core.drain.advance(Phase::Forced);
+    core.drain.advance(LifePhase::Forced);
     let left = core.table.flows_with_sockets();
     if left > 0 {
         tracing::warn!(flows = left, "resetting the flows that are left");

@@ -16,16 +16,16 @@ use self::old::{IDS_KEPT, RunningInstance, kill};
 use super::Core;
 use super::reload::Reloader;
 use crate::admin::upgrade::{
-    Checking, NotMoved, Told, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
+    Checking, NotMoved, ToldGuard, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
 };
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, UpgradeLabels};
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
 use crate::upgrade::channel::Channel;
 use crate::upgrade::message::Hello;
-use crate::upgrade::source::{self, Deadlines, Failure, Other, Progress, Step};
+use crate::upgrade::source::{self, Deadlines, Other, SourceProgress, SourceStep, UpgradeFailure};
 
 /// A new process that has flows and does not answer is killed after this: its clients must not wait for it for ever.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
@@ -75,8 +75,8 @@ impl Upgrader {
     pub fn upgrade(self: &Arc<Self>, asked: UpgradeRequest) -> Result<Upgrading, UpgradeFailed> {
         let refused = |why: &str| UpgradeFailed { why: why.to_owned(), moved: 0 };
         match self.core.drain.watch().phase() {
-            Phase::Serving => {}
-            Phase::Starting => return Err(refused("it is still starting")),
+            LifePhase::Serving => {}
+            LifePhase::Starting => return Err(refused("it is still starting")),
             _ => return Err(refused("it is stopping")),
         }
         if self.core.evacuation.is_busy() {
@@ -124,7 +124,7 @@ impl Upgrader {
         binary: PathBuf,
         config: PathBuf,
         progress: watch::Sender<UpgradeProgress>,
-    ) -> Result<(Upgraded, Told), UpgradeFailed> {
+    ) -> Result<(Upgraded, ToldGuard), UpgradeFailed> {
         // No reload may change what is being handed over.
         let _turn = self.reloader.hold().await;
         tracing::info!(binary = %binary.display(), config = %config.display(), "upgrading");
@@ -160,7 +160,7 @@ impl Upgrader {
         config: &Path,
         runtime: Handle,
         progress: watch::Sender<UpgradeProgress>,
-    ) -> Result<(u32, Progress), UpgradeFailed> {
+    ) -> Result<(u32, SourceProgress), UpgradeFailed> {
         let failed =
             |error: io::Error| UpgradeFailed { why: format!("cannot start {}: {error}", binary.display()), moved: 0 };
         let (near, far) = Channel::pair().map_err(failed)?;
@@ -176,9 +176,9 @@ impl Upgrader {
         match source::give(&channel, &mut old_process, &Deadlines::default()) {
             Ok(progress) => Ok((old_process.child.id(), progress)),
             Err(failure) => {
-                let Failure { progress, other, .. } = &*failure;
+                let UpgradeFailure { progress, other, .. } = &*failure;
                 let (moved, why) = (progress.moved, explain(&failure, &mut old_process.child));
-                self.core.go_on_alone(failure.step >= Step::Begin);
+                self.core.go_on_alone(failure.step >= SourceStep::Begin);
                 if *other != Other::Dead {
                     attend(channel, old_process.child, *other);
                 }
@@ -187,7 +187,7 @@ impl Upgrader {
         }
     }
 
-    fn done(&self, pid: u32, progress: Progress) -> (Upgraded, Told) {
+    fn done(&self, pid: u32, progress: SourceProgress) -> (Upgraded, ToldGuard) {
         let not_moved = progress.refused.into_iter().map(|refused| NotMoved { flow: refused.flow, why: refused.why });
         let upgraded = Upgraded {
             old_pid: std::process::id(),
@@ -211,7 +211,7 @@ impl Upgrader {
         let (tell, told) = oneshot::channel();
         self.core.succession.send_replace(Succession::Done { pid });
         self.core.replacement.send_replace(Some(Replacement { pid, told }));
-        (upgraded, Told(tell))
+        (upgraded, ToldGuard(tell))
     }
 
     fn places(&self, asked: UpgradeRequest) -> Result<(PathBuf, PathBuf), UpgradeFailed> {
@@ -245,7 +245,7 @@ fn start(binary: &Path, config: &Path, far: std::os::fd::OwnedFd) -> io::Result<
 }
 
 /// In words, with how the new process ended if it has.
-fn explain(failure: &Failure, child: &mut Child) -> String {
+fn explain(failure: &UpgradeFailure, child: &mut Child) -> String {
     match child.try_wait() {
         Ok(Some(status)) if !matches!(failure.why, source::Why::Refused(_)) => format!("{failure} ({status})"),
         _ => failure.to_string(),

@@ -10,7 +10,7 @@ use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 
 use super::reload::Reloader;
-use crate::drain::{DrainWatch, Phase};
+use crate::drain::{DrainWatch, LifePhase};
 
 /// A file is read when it has been left alone for this long: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(200);
@@ -36,7 +36,7 @@ pub async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) 
         tokio::select! {
             () = changed.notified() => {}
             () = tokio::time::sleep(COMPARE_EVERY) => {}
-            () = phase.reached(Phase::Draining) => return,
+            () = phase.reached(LifePhase::Draining) => return,
         }
         let quiet = async { while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {} };
         let _ = tokio::time::timeout(QUIET_WAIT_MAX, quiet).await;

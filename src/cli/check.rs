@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
-use crate::model::budget::{Fault, Timers, Vrrp, longest_gap};
+use crate::model::budget::{BudgetFault, BudgetTimers, Vrrp, longest_gap};
 use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -76,18 +76,18 @@ fn budget(config: &Config) -> String {
         seconds(grace)
     );
     for frontend in &config.frontends {
-        let timers = Timers {
+        let timers = BudgetTimers {
             lease_renew,
             reset_after_silence: reset_after_silence(&frontend.health, config.process.reset_within),
             probes_ask_the_process: frontend.health.kind != ProbeKind::Tcp,
             vrrp,
         };
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
-        for fault in Fault::ALL {
+        for fault in BudgetFault::ALL {
             let (gap, verdict) = match longest_gap(fault, &timers) {
                 None => ("?".to_owned(), "depends on what moves the VIP: set cluster.vrrp_advert_interval"),
                 Some(gap) if gap <= grace => (seconds(gap), "ok"),
-                Some(gap) if fault == Fault::ApiserverHung && !timers.probes_ask_the_process => {
+                Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
                     (seconds(gap), "NotReady: kind = \"tcp\" asks the kernel only; kind = \"https\" sees it")
                 }
                 Some(gap) => (seconds(gap), "NotReady: shorten the timers"),

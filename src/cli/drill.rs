@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::duration;
-use super::kubelet::{Heartbeat, Kubelet, Observed, Retries, Settings, Summary};
+use super::kubelet::{Heartbeat, Kubelet, KubeletSettings, Observed, Retries, Summary};
 use super::tls::{self, TlsFileError};
 use crate::addr::VipAddr;
 use crate::cli::lease::{DRILL_LABEL, WATCH_PATH};
@@ -30,7 +30,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::process;
 use leases::LeaseName;
 use screen::{Moment, seconds};
-use tally::{Tally, Verdict};
+use tally::{DrillVerdict, GapTally};
 
 /// How often the picture is drawn, and how often a line is printed where nothing can be drawn.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
@@ -136,7 +136,7 @@ pub fn run(args: &DrillArgs, json: bool) -> ExitCode {
     }
 }
 
-async fn drill(args: &DrillArgs, json: bool) -> Result<Verdict, DrillError> {
+async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError> {
     let settings = settings(args).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -147,13 +147,13 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<Verdict, DrillError> {
         }
     });
     let (events, mut observed) = mpsc::unbounded_channel();
-    let mut fleet = Fleet { settings, events, kubelets: Vec::with_capacity(args.kubelets.into()) };
+    let mut fleet = KubeletFleet { settings, events, kubelets: Vec::with_capacity(args.kubelets.into()) };
     // Spread over one interval, as the nodes of a cluster are.
     let mut births = interval((args.every / u32::from(args.kubelets)).max(Duration::from_micros(100)));
     births.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut draws = interval(DRAW_EVERY);
     let mut picture = Picture::new(json);
-    let mut tally = Tally::default();
+    let mut tally = GapTally::default();
     let start_ns = now_ns();
     loop {
         tokio::select! {
@@ -184,7 +184,7 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<Verdict, DrillError> {
     Ok(verdict)
 }
 
-async fn settings(args: &DrillArgs) -> Result<Settings, DrillError> {
+async fn settings(args: &DrillArgs) -> Result<KubeletSettings, DrillError> {
     if args.every.is_zero() {
         return Err(DrillError::Every);
     }
@@ -204,7 +204,7 @@ async fn settings(args: &DrillArgs) -> Result<Settings, DrillError> {
     });
     let own = args.client_cert.as_deref().zip(args.client_key.as_deref());
     let prefix = args.lease.as_ref().map_or("node", |lease| &lease.prefix);
-    Ok(Settings {
+    Ok(KubeletSettings {
         server_name: ServerName::try_from(name.to_owned())
             .map_err(|_| DrillError::ServerName { name: name.to_owned() })?,
         heartbeat: match &args.lease {
@@ -219,7 +219,7 @@ async fn settings(args: &DrillArgs) -> Result<Settings, DrillError> {
         authorization: authorization.transpose()?,
         ping_after: Some(args.ping_after).filter(|after| !after.is_zero()),
         ping_timeout: args.ping_timeout,
-        ..Settings::new(VipAddr::new(server), tls::client_config_as(&args.ca, own)?, prefix)
+        ..KubeletSettings::new(VipAddr::new(server), tls::client_config_as(&args.ca, own)?, prefix)
     })
 }
 
@@ -230,15 +230,15 @@ async fn resolve(server: &str) -> Result<SocketAddr, DrillError> {
 }
 
 /// The kubelets so far.
-struct Fleet {
-    settings: Settings,
+struct KubeletFleet {
+    settings: KubeletSettings,
     events: mpsc::UnboundedSender<Observed>,
     kubelets: Vec<Kubelet>,
 }
 
-impl Fleet {
+impl KubeletFleet {
     fn grow(&mut self) {
-        let settings = Settings { name: self.name(self.kubelets.len() + 1), ..self.settings.clone() };
+        let settings = KubeletSettings { name: self.name(self.kubelets.len() + 1), ..self.settings.clone() };
         self.kubelets.push(Kubelet::start_into(settings, self.events.clone()));
     }
 
@@ -286,7 +286,7 @@ impl Picture {
     }
 }
 
-fn tell(verdict: &Verdict, json: bool) {
+fn tell(verdict: &DrillVerdict, json: bool) {
     let mut out = io::stdout().lock();
     let text = match json {
         true => serde_json::to_string(verdict).unwrap_or_default(),
@@ -304,7 +304,7 @@ fn tell(verdict: &Verdict, json: bool) {
 }
 
 /// What is worth a line of its own.
-fn more(verdict: &Verdict) -> String {
+fn more(verdict: &DrillVerdict) -> String {
     let mut text = String::new();
     if verdict.watches_open > 0 || verdict.watches_ended > 0 {
         text += &format!(

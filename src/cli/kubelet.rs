@@ -26,10 +26,10 @@ use crate::cli::lease::WATCH_PATH;
 use crate::sys::clock::now_ns;
 use gap::GapMeter;
 
-/// How a kubelet-like client behaves. [`Settings::new`] fills in what a real one does, except that it renews every
+/// How a kubelet-like client behaves. [`KubeletSettings::new`] fills in what a real one does, except that it renews every
 /// second instead of every 10 s, so that gaps are measured finely.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct KubeletSettings {
     /// The one address it ever connects to.
     pub server: VipAddr,
     /// The name its certificate must have.
@@ -57,7 +57,7 @@ pub struct Settings {
     pub source: Option<IpAddr>,
 }
 
-impl Settings {
+impl KubeletSettings {
     pub fn new(server: VipAddr, tls: Arc<rustls::ClientConfig>, name: impl Into<String>) -> Self {
         Self {
             server,
@@ -120,7 +120,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Something the client noticed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum KubeletEvent {
     /// The first answer came over a new connection. `stand_in`: who answered, if it says so.
     Connected { stand_in: Option<String>, local: SocketAddr, took_ms: u64 },
     /// `gap_ms`: time since the renewal before.
@@ -135,7 +135,7 @@ pub enum Event {
     WatchEnded { error: Option<String> },
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for KubeletEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connected { stand_in, local, took_ms } => {
@@ -159,7 +159,7 @@ pub struct Observed {
     /// Since the client's start.
     pub at_ms: u64,
     #[serde(flatten)]
-    pub event: Event,
+    pub event: KubeletEvent,
 }
 
 /// A client's life in figures.
@@ -186,33 +186,38 @@ pub struct Summary {
 /// A running client; dropping it ends it.
 #[derive(Debug)]
 pub struct Kubelet {
-    progress: Arc<Progress>,
+    progress: Arc<KubeletProgress>,
     task: JoinHandle<()>,
 }
 
 impl Kubelet {
     /// Starts it on the current tokio runtime. The receiver yields what it notices; it may be dropped.
-    pub fn start(settings: Settings) -> (Self, mpsc::UnboundedReceiver<Observed>) {
+    pub fn start(settings: KubeletSettings) -> (Self, mpsc::UnboundedReceiver<Observed>) {
         let (events, observed) = mpsc::unbounded_channel();
         (Self::start_into(settings, events), observed)
     }
 
     /// Removes the leases that a drill kept for these nodes, over a connection of its own; how many of them are gone.
-    pub async fn remove_leases(settings: &Settings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
+    pub async fn remove_leases(
+        settings: &KubeletSettings,
+        namespace: &str,
+        nodes: &[String],
+        limit: Duration,
+    ) -> usize {
         lease::remove(settings, namespace, nodes, limit).await
     }
 
     /// As [`Kubelet::start`], for many whose events come together.
-    pub fn start_into(settings: Settings, events: mpsc::UnboundedSender<Observed>) -> Self {
+    pub fn start_into(settings: KubeletSettings, events: mpsc::UnboundedSender<Observed>) -> Self {
         let now = now_ns();
-        let counters = Counters {
+        let counters = KubeletCounters {
             summary: Summary { name: settings.name.clone(), ..Summary::default() },
             whole: GapMeter::new(now),
             window: GapMeter::new(now),
             failed_in_a_row: 0,
             lease_version: None,
         };
-        let progress = Arc::new(Progress { start_ns: now, counters: Mutex::new(counters), events });
+        let progress = Arc::new(KubeletProgress { start_ns: now, counters: Mutex::new(counters), events });
         let task = tokio::spawn(live(settings, progress.clone()));
         Self { progress, task }
     }
@@ -246,14 +251,14 @@ impl Drop for Kubelet {
 
 /// What the client's task writes and its owner reads.
 #[derive(Debug)]
-struct Progress {
+struct KubeletProgress {
     start_ns: u64,
-    counters: Mutex<Counters>,
+    counters: Mutex<KubeletCounters>,
     events: mpsc::UnboundedSender<Observed>,
 }
 
 #[derive(Debug)]
-struct Counters {
+struct KubeletCounters {
     summary: Summary,
     whole: GapMeter,
     window: GapMeter,
@@ -263,8 +268,8 @@ struct Counters {
     lease_version: Option<String>,
 }
 
-impl Progress {
-    fn counters(&self) -> std::sync::MutexGuard<'_, Counters> {
+impl KubeletProgress {
+    fn counters(&self) -> std::sync::MutexGuard<'_, KubeletCounters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,7 +283,7 @@ impl Progress {
             counters.failed_in_a_row = 0;
             gap_ms
         };
-        self.note(Event::Renewed { latency_ms: latency.as_millis() as u64, gap_ms });
+        self.note(KubeletEvent::Renewed { latency_ms: latency.as_millis() as u64, gap_ms });
     }
 
     fn failed(&self) {
@@ -313,22 +318,22 @@ impl Progress {
     }
 
     /// Counts an event and passes it on.
-    fn note(&self, event: Event) {
+    fn note(&self, event: KubeletEvent) {
         {
             let summary = &mut self.counters().summary;
             match &event {
-                Event::Connected { stand_in, .. } => {
+                KubeletEvent::Connected { stand_in, .. } => {
                     summary.connections += 1;
                     summary.stand_in.clone_from(stand_in);
                 }
-                Event::Renewed { .. } => summary.renewals += 1,
-                Event::Failed { .. } => summary.failures += 1,
-                Event::Disconnected { .. } => {
+                KubeletEvent::Renewed { .. } => summary.renewals += 1,
+                KubeletEvent::Failed { .. } => summary.failures += 1,
+                KubeletEvent::Disconnected { .. } => {
                     summary.disconnections += 1;
                     summary.stand_in = None;
                 }
-                Event::Watched { .. } => summary.watch_events += 1,
-                Event::WatchEnded { .. } => {}
+                KubeletEvent::Watched { .. } => summary.watch_events += 1,
+                KubeletEvent::WatchEnded { .. } => {}
             }
         }
         let at_ms = (now_ns() - self.start_ns) / 1_000_000;
@@ -348,7 +353,7 @@ impl Progress {
 }
 
 /// An open watch.
-struct Watching<'p>(&'p Progress);
+struct Watching<'p>(&'p KubeletProgress);
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
@@ -358,20 +363,20 @@ impl Drop for Watching<'_> {
 
 /// Connects again and again: at once when a connection that worked is lost, with growing pauses when not even a
 /// renewal succeeds.
-async fn live(settings: Settings, progress: Arc<Progress>) {
+async fn live(settings: KubeletSettings, progress: Arc<KubeletProgress>) {
     let mut pause = PAUSE_MIN;
     loop {
         match session::connect(&settings).await {
             Ok(session) => {
                 let renewals_before = progress.counters().summary.renewals;
                 let error = session.run(&settings, &progress).await;
-                progress.note(Event::Disconnected { error });
+                progress.note(KubeletEvent::Disconnected { error });
                 if progress.counters().summary.renewals > renewals_before {
                     pause = PAUSE_MIN;
                     continue;
                 }
             }
-            Err(error) => progress.note(Event::Failed { error: error.to_string() }),
+            Err(error) => progress.note(KubeletEvent::Failed { error: error.to_string() }),
         }
         sleep(pause).await;
         pause = (pause * 2).min(settings.retries.pause_max.unwrap_or(PAUSE_MAX));

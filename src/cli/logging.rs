@@ -27,7 +27,7 @@ use crate::essential;
 pub struct Logging {
     level: reload::Handle<Targets, tracing_subscriber::Registry>,
     json: Arc<AtomicBool>,
-    lines: Lines,
+    lines: LogLines,
     writer: JoinHandle<()>,
 }
 
@@ -53,7 +53,7 @@ impl Drop for Logging {
         let mut said = false;
         for _ in 0..END_TRIES {
             // The subscriber lives on and holds a sender, so the end must be said.
-            said = said || self.lines.sender.try_send(Line::End).is_ok();
+            said = said || self.lines.sender.try_send(LogLine::End).is_ok();
             if self.writer.is_finished() {
                 return;
             }
@@ -65,7 +65,7 @@ impl Drop for Logging {
 fn build(log: &Log, to: impl Write + Send + 'static) -> io::Result<(Logging, impl Subscriber + Send + Sync)> {
     let json = Arc::new(AtomicBool::new(log.format == LogFormat::Json));
     let (sender, receiver) = sync_channel(LINES_WAITING);
-    let lines = Lines { sender, lost: Arc::default() };
+    let lines = LogLines { sender, lost: Arc::default() };
     let lost = lines.lost.clone();
     let writer = essential::thread("log", {
         let json = json.clone();
@@ -93,19 +93,19 @@ fn targets(level: LogLevel) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("baton", level)
 }
 
-enum Line {
+enum LogLine {
     Text(Vec<u8>),
     End,
 }
 
 /// Where threads that log put their lines; never waits.
 #[derive(Clone, Debug)]
-struct Lines {
-    sender: SyncSender<Line>,
+struct LogLines {
+    sender: SyncSender<LogLine>,
     lost: Arc<AtomicU64>,
 }
 
-impl<'a> MakeWriter<'a> for Lines {
+impl<'a> MakeWriter<'a> for LogLines {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {
@@ -113,10 +113,10 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-impl Write for Lines {
+impl Write for LogLines {
     /// The subscriber writes each line in one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if let Err(TrySendError::Full(_)) = self.sender.try_send(Line::Text(line.to_vec())) {
+        if let Err(TrySendError::Full(_)) = self.sender.try_send(LogLine::Text(line.to_vec())) {
             self.lost.fetch_add(1, Relaxed);
         }
         Ok(line.len())
@@ -127,8 +127,8 @@ impl Write for Lines {
     }
 }
 
-fn write(lines: &Receiver<Line>, lost: &AtomicU64, json: &AtomicBool, mut to: impl Write) {
-    while let Ok(Line::Text(line)) = lines.recv() {
+fn write(lines: &Receiver<LogLine>, lost: &AtomicU64, json: &AtomicBool, mut to: impl Write) {
+    while let Ok(LogLine::Text(line)) = lines.recv() {
         // A log that cannot be written cannot be told so.
         let _ = to.write_all(&line);
         let lost = lost.swap(0, Relaxed);

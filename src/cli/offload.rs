@@ -10,7 +10,7 @@ use super::output::{CliError, Output};
 use crate::admin::humane::{count, plural};
 use crate::admin::words::Weight;
 use crate::config;
-use crate::offload::program::{self, Status};
+use crate::offload::program::{self, ProgramStatus};
 use crate::offload::settings::DIRECTORY_DEFAULT;
 
 #[derive(Debug, Args)]
@@ -87,7 +87,7 @@ fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn version(status: &Status, output: &Output) -> String {
+fn version(status: &ProgramStatus, output: &Output) -> String {
     match (status.recoverable, status.current) {
         (true, true) => output.paint(Weight::Good, "of this version"),
         (true, false) => output.paint(Weight::Notice, "of another version; an instance of this one takes it over"),

@@ -20,12 +20,12 @@ pub struct ReadyArguments {
 
 /// What matters of the status: an instance of another version is understood, and one that does not say this is not ready.
 #[derive(Deserialize)]
-struct Answer {
-    instance: Said,
+struct ReadyAnswer {
+    instance: ReadySaid,
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct ReadySaid {
     not_ready: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ struct Said {
 pub fn ready(socket: &Path, arguments: &ReadyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let asked = Client::connect(socket)
         .and_then(|client| client.with_limit(arguments.within))
-        .and_then(|mut client| client.ask::<Answer>(&Command::Status {}));
+        .and_then(|mut client| client.ask::<ReadyAnswer>(&Command::Status {}));
     let reasons = match asked {
         Ok(answer) => answer.instance.not_ready,
         Err(ClientError::Broken(_) | ClientError::Cut) => {

@@ -16,7 +16,7 @@ use super::service::{self, ServiceManager};
 use crate::addr::VipAddr;
 use crate::app::{self, Bound, Replacement, Succession};
 use crate::config::{self, Config};
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::essential;
 use crate::sys::{inherited, process};
 use crate::upgrade::channel::Channel;
@@ -35,7 +35,7 @@ const TELL_MAX: Duration = Duration::from_secs(1);
 const KEEP_ALIVES: u32 = 5;
 
 /// Where a new process gets its listeners from.
-enum Origin {
+enum ListenerOrigin {
     /// From the service manager, if it kept any.
     Fresh(Vec<(VipAddr, OwnedFd)>),
     /// From the process before it.
@@ -45,9 +45,9 @@ enum Origin {
 /// Runs until stopped by a signal, or replaced.
 pub fn run(path: &Path, upgrade: bool) -> ExitCode {
     let origin = match upgrade {
-        false => Origin::Fresh(service::passed_listeners()),
+        false => ListenerOrigin::Fresh(service::passed_listeners()),
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {
-            Ok(channel) => Origin::Upgrade(channel),
+            Ok(channel) => ListenerOrigin::Upgrade(channel),
             Err(error) => {
                 eprintln!("not started: cannot speak with the old process: {error}");
                 return ExitCode::FAILURE;
@@ -60,7 +60,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
             for finding in rejected.errors.iter().chain(&rejected.warnings) {
                 eprintln!("{finding}");
             }
-            if let Origin::Upgrade(channel) = &origin {
+            if let ListenerOrigin::Upgrade(channel) = &origin {
                 let reasons = rejected.errors.iter().map(ToString::to_string).collect();
                 destination::refuse(channel, reasons, REFUSE_MAX);
             }
@@ -75,7 +75,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    if let Origin::Fresh(listeners) = &origin
+    if let ListenerOrigin::Fresh(listeners) = &origin
         && !listeners.is_empty()
     {
         let listeners = listeners.len();
@@ -97,7 +97,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
     }
 }
 
-async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Logging>) -> ExitCode {
+async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Arc<Logging>) -> ExitCode {
     let mut signals = Vec::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::user_defined2()] {
         match signal(kind) {
@@ -109,8 +109,8 @@ async fn serve(config: Config, path: &Path, origin: Origin, logging: &Arc<Loggin
         unreachable!("four were made")
     };
     let built = match origin {
-        Origin::Fresh(listeners) => app::build(config, path, listeners).await,
-        Origin::Upgrade(channel) => app::upgrade_from(config, path, channel).await,
+        ListenerOrigin::Fresh(listeners) => app::build(config, path, listeners).await,
+        ListenerOrigin::Upgrade(channel) => app::upgrade_from(config, path, channel).await,
     };
     let bound = match built {
         Ok(bound) => bound,
@@ -237,7 +237,7 @@ async fn keep_listeners(
     mut phase: crate::drain::DrainWatch,
     manager: Arc<ServiceManager>,
 ) {
-    phase.reached(Phase::Serving).await;
+    phase.reached(LifePhase::Serving).await;
     let mut kept = Vec::new();
     loop {
         config.borrow_and_update();
@@ -261,9 +261,9 @@ async fn keep_listeners(
 }
 
 async fn tell_service_manager(mut phase: crate::drain::DrainWatch, manager: Arc<ServiceManager>) {
-    phase.reached(Phase::Serving).await;
+    phase.reached(LifePhase::Serving).await;
     manager.ready();
-    phase.reached(Phase::Leaving).await;
+    phase.reached(LifePhase::Leaving).await;
     manager.stopping();
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::kind::{Name, Place, ProbePlace, whole};
+use super::kind::{AddressKind, Name, ProbePlace, whole};
 use super::process::cap;
 use super::section::Section;
 use super::{Backend, Target};
@@ -45,7 +45,7 @@ pub fn place(target: &Target) -> String {
 
 fn read(section: &Section) -> Option<Backend> {
     let name = section.require("name", &Name);
-    let address = section.require("address", &Place);
+    let address = section.require("address", &AddressKind);
     let weight = section.read_or("weight", &whole(0, WEIGHT_MAX), 1).value;
     let max_connections = cap(section, "max_connections");
     let health_address = section.read("health_address", &ProbePlace).value;

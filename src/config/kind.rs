@@ -2,7 +2,7 @@
 
 mod address;
 
-pub use address::{Host, Listen, Network, Place, ProbePlace, SourcePlace, path_text};
+pub use address::{AddressKind, Host, Listen, Network, ProbePlace, SourcePlace, path_text};
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ pub fn read(section: &Section, max_connections: Option<u32>) -> OffloadSettings 
         max_flows: max_flows.value,
         after_round_trips: section.read_or("after_round_trips", &whole(1, 1000), default.after_round_trips).value,
         after: section.read_or("after", &AFTER, default.after).value,
-        pins: section.read_or("pins", &Pins, default.pins).value,
+        pins: section.read_or("pins", &PinsFolder, default.pins).value,
     };
     if mode.value == OffloadMode::Off && mode.is_given() {
         for key in KEYS.iter().filter(|key| section.has(key)) {
@@ -70,7 +70,7 @@ pub fn warn_of_fleet(section: &Section, settings: &OffloadSettings, max_connecti
 fn interfaces(section: &Section) -> Vec<Arc<str>> {
     let mut first = HashMap::new();
     let mut names = Vec::new();
-    for element in section.list("interfaces", &Interface) {
+    for element in section.list("interfaces", &InterfaceName) {
         let before = first.entry(element.value.clone()).or_insert_with(|| element.key.clone());
         if *before != element.key {
             let read = format!("{:?}, which is {before} too", element.value);
@@ -82,9 +82,9 @@ fn interfaces(section: &Section) -> Vec<Arc<str>> {
 }
 
 /// The name of a network interface (net/core/dev.c, dev_valid_name).
-struct Interface;
+struct InterfaceName;
 
-impl Kind for Interface {
+impl Kind for InterfaceName {
     type Value = String;
 
     fn read(&self, value: &DeValue) -> Option<String> {
@@ -100,9 +100,9 @@ impl Kind for Interface {
 }
 
 /// A folder of its own in a BPF file system, made if need be.
-struct Pins;
+struct PinsFolder;
 
-impl Kind for Pins {
+impl Kind for PinsFolder {
     type Value = PathBuf;
 
     fn read(&self, value: &DeValue) -> Option<PathBuf> {

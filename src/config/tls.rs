@@ -95,9 +95,9 @@ enum Verify {
     Nothing,
 }
 
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-fn client_config(verify: Verify, identity: Option<Identity>) -> Result<ClientConfig, rustls::Error> {
+fn client_config(verify: Verify, identity: Option<ClientIdentity>) -> Result<ClientConfig, rustls::Error> {
     // The provider is named: a process default may be another one, or none.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
@@ -116,7 +116,7 @@ fn client_config(verify: Verify, identity: Option<Identity>) -> Result<ClientCon
 }
 
 /// Settings and contents: what decides how a probe behaves.
-fn fingerprint(verify: &Verify, identity: Option<&Identity>, alpn: &[Vec<u8>]) -> u64 {
+fn fingerprint(verify: &Verify, identity: Option<&ClientIdentity>, alpn: &[Vec<u8>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     match verify {
         Verify::Against(roots) => roots.iter().for_each(|root| root.as_ref().hash(&mut hasher)),

@@ -38,7 +38,7 @@ pub struct Addresses {
 
 /// What a look has shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenAddresses {
     /// Addresses that are this host's, those left out that are only kept.
     pub all: Vec<IpAddr>,
     /// Kept from now on.
@@ -61,9 +61,9 @@ impl Addresses {
     }
 
     /// Looks at what is there, and keeps what flows need.
-    pub fn look(&mut self, table: &Table, now_ns: u64) -> io::Result<Seen> {
+    pub fn look(&mut self, table: &Table, now_ns: u64) -> io::Result<SeenAddresses> {
         let there = netdev::addresses()?;
-        let mut seen = Seen::default();
+        let mut seen = SeenAddresses::default();
         let mut now_on = HashMap::new();
         for (interface, ip) in there.into_iter().filter(|(_, ip)| is_global(*ip)) {
             let is_kept = interface == LOOPBACK && self.kept.contains(&ip);

@@ -12,12 +12,12 @@ use tokio::sync::watch;
 use super::Links;
 use super::addresses::Addresses;
 use super::firewall::{self, MARK};
-use super::untold::Untold;
-use super::wire::{Batch, Wire};
+use super::untold::UntoldQueue;
+use super::wire::{ChallengeBatch, Wire};
 use crate::config::{Config, FailoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::failover::{Action, Failover, Note, Settings};
-use crate::model::fleet::{Command, HeldRequest, Remote};
+use crate::model::fleet::{HeldRequest, PeerCommand, Remote};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::{Changed, Watch};
 use crate::table::Table;
@@ -32,21 +32,21 @@ const BURST: usize = 512;
 /// Routes change many at a time.
 const ROUTES_SETTLE: Duration = Duration::from_millis(50);
 
-pub struct Control {
+pub struct FailoverControl {
     table: Arc<Table>,
     machine: Failover,
     settings: Settings,
     addresses: Addresses,
     watch: AsyncFd<Watch>,
     wire: Wire,
-    untold: Untold,
+    untold: UntoldQueue,
     challenged: mpsc::UnboundedReceiver<u64>,
     /// Whether addresses are about to leave on purpose.
     keeping: watch::Receiver<bool>,
     config: watch::Receiver<Arc<Config>>,
     links: Links,
     /// Commands that the link has no room for yet.
-    backlog: VecDeque<Command>,
+    backlog: VecDeque<PeerCommand>,
     routes_moved: bool,
     told_ready: bool,
     /// The last look at the addresses failed.
@@ -55,7 +55,7 @@ pub struct Control {
     look_at_ns: u64,
 }
 
-enum Heard {
+enum ControlHeard {
     Remotes,
     Answers,
     Network,
@@ -66,7 +66,7 @@ enum Heard {
     Gone,
 }
 
-impl Control {
+impl FailoverControl {
     pub fn new(
         table: Arc<Table>,
         settings: Settings,
@@ -80,7 +80,7 @@ impl Control {
             addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip())),
             watch: Watch::open()?.register()?,
             wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
-            untold: Untold::default(),
+            untold: UntoldQueue::default(),
             challenged,
             keeping: table.fleet.keeping(),
             config,
@@ -103,8 +103,8 @@ impl Control {
         loop {
             beat.turn();
             match self.hear(&mut remotes).await {
-                Heard::Gone => break,
-                Heard::Remotes => {
+                ControlHeard::Gone => break,
+                ControlHeard::Remotes => {
                     let now_ns = now_ns();
                     for remote in remotes.drain(..) {
                         match remote {
@@ -113,19 +113,19 @@ impl Control {
                         }
                     }
                 }
-                Heard::Answers => {
+                ControlHeard::Answers => {
                     while let Some(answer) = self.table.offload.held.next_answer() {
                         self.machine.handle_held(now_ns(), answer);
                     }
                 }
-                Heard::Network => self.network_changed(),
-                Heard::Challenged(round) => self.machine.handle_challenged(now_ns(), round),
-                Heard::Keeping(keeping) => {
+                ControlHeard::Network => self.network_changed(),
+                ControlHeard::Challenged(round) => self.machine.handle_challenged(now_ns(), round),
+                ControlHeard::Keeping(keeping) => {
                     self.addresses.keep_ahead(keeping);
                     self.look_at_addresses();
                 }
-                Heard::Reloaded => self.follow().await,
-                Heard::Time => self.tick(),
+                ControlHeard::Reloaded => self.follow().await,
+                ControlHeard::Time => self.tick(),
             }
             // With busy peers there is always something else to hear.
             if now_ns() >= self.look_at_ns {
@@ -158,7 +158,7 @@ impl Control {
         self.look_at_addresses();
     }
 
-    async fn hear(&mut self, remotes: &mut Vec<Remote>) -> Heard {
+    async fn hear(&mut self, remotes: &mut Vec<Remote>) -> ControlHeard {
         let due =
             self.machine.poll_timeout().map_or(TICK, |at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())));
         let wait = if self.routes_moved { ROUTES_SETTLE } else { TICK };
@@ -169,19 +169,19 @@ impl Control {
                 match ready {
                     // All is read after this: what comes later makes it ready again.
                     Ok(mut ready) => ready.clear_ready(),
-                    Err(_) => return Heard::Gone,
+                    Err(_) => return ControlHeard::Gone,
                 }
-                Heard::Network
+                ControlHeard::Network
             }
             count = self.links.remotes.recv_many(remotes, BURST) => match count {
-                0 => Heard::Gone,
-                _ => Heard::Remotes,
+                0 => ControlHeard::Gone,
+                _ => ControlHeard::Remotes,
             },
-            () = self.table.offload.held.answered() => Heard::Answers,
-            Some(round) = self.challenged.recv() => Heard::Challenged(round),
-            Ok(()) = self.config.changed() => Heard::Reloaded,
-            Ok(()) = self.keeping.changed() => Heard::Keeping(*self.keeping.borrow_and_update()),
-            () = tokio::time::sleep(due.min(wait)) => Heard::Time,
+            () = self.table.offload.held.answered() => ControlHeard::Answers,
+            Some(round) = self.challenged.recv() => ControlHeard::Challenged(round),
+            Ok(()) = self.config.changed() => ControlHeard::Reloaded,
+            Ok(()) = self.keeping.changed() => ControlHeard::Keeping(*self.keeping.borrow_and_update()),
+            () = tokio::time::sleep(due.min(wait)) => ControlHeard::Time,
         }
     }
 
@@ -197,7 +197,7 @@ impl Control {
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let untold = self.untold.take_own(&self.table, &vips, now_ns);
         if !untold.is_empty() {
-            self.backlog.push_back(Command::Untold(untold));
+            self.backlog.push_back(PeerCommand::Untold(untold));
         }
         if !self.told_ready && self.table.fleet.is_ready() {
             self.told_ready = true;
@@ -256,7 +256,7 @@ impl Control {
                     self.send();
                 }
                 Action::Announce(ip) => self.wire.announce(ip),
-                Action::Challenge { round, ends } => self.wire.challenge(Batch { round, ends }),
+                Action::Challenge { round, ends } => self.wire.challenge(ChallengeBatch { round, ends }),
                 Action::WakeOn(all) => all.into_iter().for_each(|wake| self.table.late_resets.wake(wake)),
                 Action::Answer(stray) => {
                     let Key { from, to } = stray.key;

@@ -11,9 +11,9 @@ use crate::table::Table;
 const AT_ONCE: usize = 200;
 
 #[derive(Debug, Default)]
-pub struct Untold(Remembered);
+pub struct UntoldQueue(Remembered);
 
-impl Untold {
+impl UntoldQueue {
     /// Of this instance, for the peers: those of `vips`.
     pub fn take_own(&mut self, table: &Table, vips: &[IpAddr], now_ns: u64) -> Vec<Abandoned> {
         let all = std::iter::from_fn(|| table.late_resets.take_to_share()).take(AT_ONCE);

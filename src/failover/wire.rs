@@ -25,14 +25,14 @@ pub struct Wire {
     /// `None`: this process may not send frames.
     frames: Option<FrameSender>,
     raw: RawSender,
-    batches: mpsc::UnboundedSender<(Batch, u32)>,
+    batches: mpsc::UnboundedSender<(ChallengeBatch, u32)>,
     /// Segments of batches from now on.
     per_second: u32,
 }
 
 /// Ends to be challenged one after the other.
 #[derive(Debug)]
-pub struct Batch {
+pub struct ChallengeBatch {
     pub round: u64,
     pub ends: Vec<Challenge>,
 }
@@ -68,7 +68,7 @@ impl Wire {
         reset.packet().is_some_and(|packet| self.raw.send(&packet, reset.to.ip()).is_ok())
     }
 
-    pub fn challenge(&self, batch: Batch) {
+    pub fn challenge(&self, batch: ChallengeBatch) {
         let _ = self.batches.send((batch, self.per_second));
     }
 
@@ -80,10 +80,10 @@ impl Wire {
 async fn challenge(
     table: Arc<Table>,
     raw: RawSender,
-    mut waiting: mpsc::UnboundedReceiver<(Batch, u32)>,
+    mut waiting: mpsc::UnboundedReceiver<(ChallengeBatch, u32)>,
     done: mpsc::UnboundedSender<u64>,
 ) {
-    while let Some((Batch { round, ends }, per_second)) = waiting.recv().await {
+    while let Some((ChallengeBatch { round, ends }, per_second)) = waiting.recv().await {
         let (every, step) = pace(per_second);
         let mut ticks = tokio::time::interval(every);
         for some in ends.chunks(step) {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use crate::addr::BackendAddr;
 use crate::config::{Backend, Health, ProbeKind, Target};
 use crate::model::health::Cause;
-use crate::model::health::machine::Outcome;
+use crate::model::health::machine::ProbeOutcome;
 use crate::sys::socket;
 
 /// A lost SYN comes again only after 1 s (RFC 6298), a lost segment after 200 ms: on a lossy path a single connection
@@ -30,18 +30,18 @@ const PARTS: u32 = 10;
 /// How one backend is probed.
 #[derive(Debug)]
 pub(super) struct Manner {
-    kind: Kind,
+    kind: ProbeBy,
     timeout: Duration,
     /// The longest segment that the backend takes, as the last connection was told; 0: there was none.
     segment_max: AtomicU32,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum ProbeBy {
     Tcp,
-    Tls(tls::Client),
+    Tls(tls::TlsClient),
     Http(http::Question),
-    Https(tls::Client, http::Question),
+    Https(tls::TlsClient, http::Question),
 }
 
 impl Manner {
@@ -54,13 +54,13 @@ impl Manner {
         let question = || http::Question { host: name.clone(), path: health.path.clone() };
         let client = |alpn: &[&[u8]]| {
             let tls = health.tls.as_ref().expect("a valid configuration has TLS settings for this kind");
-            tls::Client::new(tls, name.as_deref(), alpn)
+            tls::TlsClient::new(tls, name.as_deref(), alpn)
         };
         let kind = match health.kind {
-            ProbeKind::Tcp => Kind::Tcp,
-            ProbeKind::Tls => Kind::Tls(client(&[])),
-            ProbeKind::Http => Kind::Http(question()),
-            ProbeKind::Https => Kind::Https(client(http::ALPN), question()),
+            ProbeKind::Tcp => ProbeBy::Tcp,
+            ProbeKind::Tls => ProbeBy::Tls(client(&[])),
+            ProbeKind::Http => ProbeBy::Http(question()),
+            ProbeKind::Https => ProbeBy::Https(client(http::ALPN), question()),
         };
         Self { kind, timeout: health.timeout, segment_max: AtomicU32::new(0) }
     }
@@ -71,16 +71,16 @@ impl Manner {
     }
 
     /// Probes `to` once. The timeout covers everything from the SYN to the answer.
-    pub(super) async fn probe(self: Arc<Self>, to: BackendAddr) -> Outcome {
+    pub(super) async fn probe(self: Arc<Self>, to: BackendAddr) -> ProbeOutcome {
         let timeout = self.timeout;
         tokio::select! {
             biased;
             outcome = self.first_of_several(to) => outcome,
-            () = run_out(timeout) => Outcome::Failed(Cause::TimedOut { after_ms: timeout.as_millis() as u64 }),
+            () = run_out(timeout) => ProbeOutcome::Failed(Cause::TimedOut { after_ms: timeout.as_millis() as u64 }),
         }
     }
 
-    async fn first_of_several(self: Arc<Self>, to: BackendAddr) -> Outcome {
+    async fn first_of_several(self: Arc<Self>, to: BackendAddr) -> ProbeOutcome {
         let mut begin = interval((self.timeout / (ATTEMPTS + 1)).max(Duration::from_millis(1)));
         begin.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attempts = JoinSet::new();
@@ -88,7 +88,7 @@ impl Manner {
         loop {
             tokio::select! {
                 Some(ended) = attempts.join_next() => {
-                    return ended.unwrap_or_else(|error| Outcome::Inconclusive { error: error.to_string() });
+                    return ended.unwrap_or_else(|error| ProbeOutcome::Inconclusive { error: error.to_string() });
                 }
                 _ = begin.tick(), if left > 0 => {
                     left -= 1;
@@ -99,20 +99,20 @@ impl Manner {
         }
     }
 
-    async fn attempt(&self, to: BackendAddr) -> Outcome {
+    async fn attempt(&self, to: BackendAddr) -> ProbeOutcome {
         let stream = match connect::connect(to).await {
             Ok(stream) => stream,
             Err(error) => return fault::of_connect(&error),
         };
         self.segment_max.store(socket::segment_max(&stream).unwrap_or(0), Relaxed);
         match &self.kind {
-            Kind::Tcp => Outcome::Passed,
-            Kind::Tls(client) => match client.handshake(to, stream).await {
+            ProbeBy::Tcp => ProbeOutcome::Passed,
+            ProbeBy::Tls(client) => match client.handshake(to, stream).await {
                 Ok(stream) => tls::aftermath(stream).await,
                 Err(error) => fault::of_io(&error),
             },
-            Kind::Http(question) => question.ask(to, stream).await,
-            Kind::Https(client, question) => match client.handshake(to, stream).await {
+            ProbeBy::Http(question) => question.ask(to, stream).await,
+            ProbeBy::Https(client, question) => match client.handshake(to, stream).await {
                 Ok(stream) => question.ask(to, stream).await,
                 Err(error) => fault::of_io(&error),
             },

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::watcher::Watcher;
 use crate::model::end_reason::EndReason;
-use crate::model::health::machine::Action;
+use crate::model::health::machine::HealthAction;
 use crate::model::health::{Cause, Standing};
 use crate::sys::clock::now_ns;
 use crate::table::backend::HealthView;
@@ -17,9 +17,9 @@ impl Watcher {
     pub(super) fn publish(&mut self) {
         let mut actions: Vec<_> = std::iter::from_fn(|| self.machine.poll_action()).collect();
         // The ramp first, or a burst would get a whole share; the preference next, or flows would follow a reset.
-        actions.sort_by_key(|action| !matches!(action, Action::SlowStart { .. }));
+        actions.sort_by_key(|action| !matches!(action, HealthAction::SlowStart { .. }));
         for action in &actions {
-            if let Action::SlowStart { start_ns, ramp_ns } = action {
+            if let HealthAction::SlowStart { start_ns, ramp_ns } = action {
                 self.entry.set_ramp(*start_ns, *ramp_ns);
             }
         }
@@ -30,9 +30,9 @@ impl Watcher {
         self.vote.set(self.machine.is_proven_ready() && self.entry.weight() > 0);
         for action in actions {
             match action {
-                Action::SlowStart { .. } => {}
-                Action::Changed { from, to, cause } => self.tell(from, to, cause),
-                Action::ResetFlows { reason, again } => self.reset_flows(reason, again),
+                HealthAction::SlowStart { .. } => {}
+                HealthAction::Changed { from, to, cause } => self.tell(from, to, cause),
+                HealthAction::ResetFlows { reason, again } => self.reset_flows(reason, again),
             }
         }
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::watcher::{Beginning, Command, Known, Spec, Watcher, forget_metrics};
-use super::{Roster, Shared};
+use super::watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand, forget_metrics};
+use super::{Roster, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{Config, Target};
 use crate::model::health::machine::Arrival;
@@ -62,7 +62,7 @@ impl Watcher {
     }
 }
 
-impl Shared {
+impl SharedHealth {
     /// Watches over `address`, where the name of `old` leads now. `None`: a reload has just decided otherwise.
     fn begin_successor(
         self: &Arc<Self>,
@@ -80,11 +80,11 @@ impl Shared {
         match roster.watched.get_mut(&entry.id) {
             Some(watched) => {
                 watched.removed = None;
-                let _ = watched.commands.send(Command::Configure(Box::new(spec)));
+                let _ = watched.commands.send(WatcherCommand::Configure(Box::new(spec)));
             }
             None => {
                 let beginning =
-                    Beginning { order: order_for(old), ..Beginning::new(Known::Nothing(Arrival::ByReload)) };
+                    Beginning { order: order_for(old), ..Beginning::new(KnownBefore::Nothing(Arrival::ByReload)) };
                 self.watch(&mut roster, entry.clone(), spec, beginning);
             }
         }
@@ -100,7 +100,7 @@ impl Shared {
         }
         let Some(watched) = roster.watched.get_mut(&new.id) else { return };
         watched.removed = None;
-        let _ = watched.commands.send(Command::Lead(Box::new(spec.clone())));
+        let _ = watched.commands.send(WatcherCommand::Lead(Box::new(spec.clone())));
         self.lead(new);
         roster.dismiss(old, Dismissal::Address);
         self.expire_oldest(&roster, new);
@@ -114,7 +114,7 @@ impl Shared {
         let too_many = formers.len().saturating_sub(FORMERS_MAX);
         for one in &formers[..too_many] {
             if let Some(watched) = roster.watched.get(&one.id) {
-                let _ = watched.commands.send(Command::Expire);
+                let _ = watched.commands.send(WatcherCommand::Expire);
             }
         }
     }
@@ -155,13 +155,14 @@ impl Shared {
             "flows at an address that is not configured"
         );
         // Taken for alive until its first probe: that comes at once, and drains at least.
-        let beginning = Beginning { dismissed: Some(dismissal), ..Beginning::new(Known::Nothing(Arrival::AtStart)) };
+        let beginning =
+            Beginning { dismissed: Some(dismissal), ..Beginning::new(KnownBefore::Nothing(Arrival::AtStart)) };
         self.watch(&mut roster, entry.clone(), spec, beginning);
         roster.watched.entry(entry.id).and_modify(|it| it.removed = Some(dismissal));
         if dismissal == Dismissal::Address {
             let current = self.table.registry.backend(&entry.frontend, &entry.name);
             if let Some(watched) = roster.watched.get(&current.id) {
-                let _ = watched.commands.send(Command::Prefer(address));
+                let _ = watched.commands.send(WatcherCommand::Prefer(address));
             }
         }
     }

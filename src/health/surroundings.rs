@@ -8,7 +8,7 @@ use super::watcher::Watcher;
 use crate::model::fleet::{MemberView, Pulse};
 use crate::model::health::Cause;
 use crate::model::health::doubt::{Silence, Surroundings};
-use crate::model::health::machine::Outcome;
+use crate::model::health::machine::ProbeOutcome;
 use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::sys::netlink::{self, Route};
@@ -22,14 +22,14 @@ const LOOPBACK: &str = "lo";
 
 /// The interface by which a backend is reached.
 #[derive(Debug, Default)]
-pub(super) struct Wire {
+pub(super) struct CarrierWatch {
     /// Its index, and how often its carrier has come or gone.
     known: Option<(u32, u32)>,
     /// When either was last seen to have changed; 0: never.
     back_ns: u64,
 }
 
-impl Wire {
+impl CarrierWatch {
     fn look(&mut self, interface: u32, now_ns: u64) {
         let Ok(changes) = netlink::carrier_changes(interface) else { return };
         let before = self.known.replace((interface, changes));
@@ -41,19 +41,19 @@ impl Wire {
 
 impl Watcher {
     /// Takes note of how a probe ended, and says what its silence does, if it was silent.
-    pub(super) fn hear(&mut self, outcome: &Outcome, flows_moved: bool, began_ns: u64) -> Silence {
+    pub(super) fn hear(&mut self, outcome: &ProbeOutcome, flows_moved: bool, began_ns: u64) -> Silence {
         let was_deaf = self.doubt.is_deaf();
         self.look_at_wire();
         let silence = match outcome {
-            Outcome::Inconclusive { .. } => Silence::Counts,
-            Outcome::Failed(Cause::TimedOut { .. } | Cause::Unreachable { .. }) if !flows_moved => {
+            ProbeOutcome::Inconclusive { .. } => Silence::Counts,
+            ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Unreachable { .. }) if !flows_moved => {
                 let around = self.surroundings();
                 if around.are_dark {
                     self.ask_around();
                 }
                 self.doubt.handle_silence(began_ns, around)
             }
-            Outcome::Failed(Cause::Unresolved { .. }) => Silence::Counts,
+            ProbeOutcome::Failed(Cause::Unresolved { .. }) => Silence::Counts,
             _ => {
                 self.entry.answered_ns.store(now_ns(), Relaxed);
                 self.doubt.handle_answer();

@@ -12,15 +12,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::probe::Manner;
 use super::resolve::{ResolveError, resolve};
 use super::succession::{Successor, probed};
-use super::surroundings::Wire;
+use super::surroundings::CarrierWatch;
 use super::votes::{Vote, Votes};
-use super::{Ordered, Shared};
+use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::model::health::Cause;
 use crate::model::health::doubt::{Doubt, Silence};
-use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Outcome, Policy};
+use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
 use crate::sys::clock::now_ns;
@@ -34,7 +34,7 @@ use crate::table::orders::Pace;
 const RETIRE_POLL_NS: u64 = 250_000_000;
 
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum WatcherCommand {
     Configure(Box<Spec>),
     /// As that, and its name is its own from now on: it sees to where that leads.
     Lead(Box<Spec>),
@@ -49,21 +49,21 @@ pub(super) enum Command {
 
 /// What a watcher begins with.
 pub(super) struct Beginning {
-    pub(super) known: Known,
+    pub(super) known: KnownBefore,
     /// An operator's, given to the name.
     pub(super) order: Option<Order>,
     pub(super) dismissed: Option<Dismissal>,
 }
 
 /// What is known of the backend before its first probe.
-pub(super) enum Known {
+pub(super) enum KnownBefore {
     Nothing(Arrival),
     /// Another process knew it.
     Saved(Box<SavedBackend>),
 }
 
 impl Beginning {
-    pub(super) fn new(known: Known) -> Self {
+    pub(super) fn new(known: KnownBefore) -> Self {
         Self { known, order: None, dismissed: None }
     }
 }
@@ -80,22 +80,22 @@ pub(super) struct Spec {
 }
 
 pub(super) struct Watcher {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedHealth>,
     pub(super) entry: Arc<BackendEntry>,
     pub(super) spec: Spec,
     pub(super) machine: Machine,
     pub(super) vote: Vote,
     pub(super) doubt: Doubt,
-    pub(super) wire: Wire,
+    pub(super) wire: CarrierWatch,
     /// When others are looked for again, while nobody is heard.
     pub(super) look_at_ns: u64,
     /// In words, and in µs.
     pub(super) last_probe: Option<String>,
     pub(super) last_probe_us: u64,
     manner: Arc<Manner>,
-    inbox: mpsc::UnboundedReceiver<Command>,
+    inbox: mpsc::UnboundedReceiver<WatcherCommand>,
     first_probed: watch::Sender<bool>,
-    probing: Option<Running<Report>>,
+    probing: Option<Running<ProbeReport>>,
     resolving: Option<Running<Result<BackendAddr, ResolveError>>>,
     /// `None` for a fixed address.
     resolve_at_ns: Option<u64>,
@@ -111,8 +111,8 @@ pub(super) struct Watcher {
 
 type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-struct Report {
-    outcome: Outcome,
+struct ProbeReport {
+    outcome: ProbeOutcome,
     began_ns: u64,
     took: Duration,
     flows_moved: bool,
@@ -185,25 +185,25 @@ impl Spec {
 
 impl Watcher {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedHealth>,
         entry: Arc<BackendEntry>,
         spec: Spec,
         beginning: Beginning,
         votes: Arc<Votes>,
-        inbox: mpsc::UnboundedReceiver<Command>,
+        inbox: mpsc::UnboundedReceiver<WatcherCommand>,
         first_probed: watch::Sender<bool>,
     ) -> Self {
         let Beginning { known, order, dismissed } = beginning;
         let (arrival, saved) = match known {
-            Known::Nothing(arrival) => (arrival, None),
-            Known::Saved(saved) => (Arrival::AtStart, Some(saved)),
+            KnownBefore::Nothing(arrival) => (arrival, None),
+            KnownBefore::Saved(saved) => (Arrival::AtStart, Some(saved)),
         };
         let mut watcher = Self {
             machine: Machine::new(spec.policy(), arrival, now_ns()),
             manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
             vote: Vote::new(votes),
             doubt: Doubt::default(),
-            wire: Wire::default(),
+            wire: CarrierWatch::default(),
             look_at_ns: 0,
             last_probe: None,
             last_probe_us: 0,
@@ -362,13 +362,13 @@ impl Watcher {
         due.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
-    fn judge(&mut self, report: Report) {
+    fn judge(&mut self, report: ProbeReport) {
         let (frontend, backend) = self.entry.full_name();
         let labels = ProbeLabels { frontend, backend, outcome: report.outcome.label() };
         self.shared.metrics.probe.get_or_create(&labels).observe(report.took.as_secs_f64());
         self.last_probe = Some(report.outcome.to_string());
         self.last_probe_us = report.took.as_micros() as u64;
-        if let Outcome::Inconclusive { error } = &report.outcome {
+        if let ProbeOutcome::Inconclusive { error } = &report.outcome {
             tracing::warn!(backend = labels.backend, error, "this host cannot probe");
         }
         match self.hear(&report.outcome, report.flows_moved, report.began_ns) {
@@ -409,8 +409,8 @@ impl Watcher {
                 self.resolve_fails = true;
                 // A known address is better than none: names fail for reasons that are not the backend's.
                 if before.is_none() {
-                    let outcome = Outcome::Failed(Cause::Unresolved { error });
-                    self.judge(Report { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
+                    let outcome = ProbeOutcome::Failed(Cause::Unresolved { error });
+                    self.judge(ProbeReport { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
                 }
             }
         }
@@ -426,26 +426,26 @@ impl Watcher {
         self.shared.table.journal.record(What::BackendResolved { frontend, backend, address, error });
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: WatcherCommand) {
         match command {
-            Command::Configure(spec) => self.reconfigure(*spec),
-            Command::Lead(spec) => {
+            WatcherCommand::Configure(spec) => self.reconfigure(*spec),
+            WatcherCommand::Lead(spec) => {
                 self.reconfigure(*spec);
                 // It was resolved a moment ago.
                 let next_ns = now_ns().saturating_add(ns(self.spec.health.resolve_interval));
                 self.resolve_at_ns = self.resolve_at_ns.map(|_| next_ns);
             }
-            Command::Remove(dismissal) => self.dismiss(dismissal),
-            Command::Prefer(address) => {
+            WatcherCommand::Remove(dismissal) => self.dismiss(dismissal),
+            WatcherCommand::Prefer(address) => {
                 (self.preferred, self.resolving) = (Some(address), None);
                 self.resolve_at_ns = self.resolve_at_ns.map(|_| now_ns());
             }
-            Command::Expire => self.machine.handle_expired(now_ns()),
-            Command::Save(answer) => {
+            WatcherCommand::Expire => self.machine.handle_expired(now_ns()),
+            WatcherCommand::Save(answer) => {
                 self.publish();
                 let _ = answer.send(self.saved());
             }
-            Command::Order(order, done) => {
+            WatcherCommand::Order(order, done) => {
                 self.machine.handle_order(now_ns(), order);
                 self.publish();
                 let active = self.entry.active.load(Relaxed);
@@ -509,14 +509,19 @@ impl Watcher {
     }
 }
 
-async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: BackendId, started_ns: u64) -> Report {
+async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: BackendId, started_ns: u64) -> ProbeReport {
     let outcome = manner.clone().probe(to).await;
     let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
     if let Some(entry) = table.registry.find_backend(id) {
         entry.segment_max.store(manner.segment_max(), Relaxed);
     }
-    let doubtful = matches!(outcome, Outcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
-    Report { flows_moved: doubtful && flows_moved(table, id, started_ns).await, outcome, began_ns: started_ns, took }
+    let doubtful = matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
+    ProbeReport {
+        flows_moved: doubtful && flows_moved(table, id, started_ns).await,
+        outcome,
+        began_ns: started_ns,
+        took,
+    }
 }
 
 /// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of

@@ -44,7 +44,7 @@ impl Preference {
 
 /// One backend as the pick sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub struct PickCandidate {
     pub preference: Preference,
     /// Weight times share: 1024 is weight 1 with a whole share. 0 is never picked.
     pub weight: u32,
@@ -80,10 +80,10 @@ pub struct Turns {
 }
 
 /// The index of the candidate that gets the flow.
-pub fn pick(policy: Balance, candidates: &[Candidate], turns: &mut Turns, draw: Draw) -> Result<usize, NoPick> {
-    let usable = |c: &Candidate| !c.tried && c.weight > 0 && c.preference != Preference::Never;
+pub fn pick(policy: Balance, candidates: &[PickCandidate], turns: &mut Turns, draw: Draw) -> Result<usize, NoPick> {
+    let usable = |c: &PickCandidate| !c.tried && c.weight > 0 && c.preference != Preference::Never;
     let best = candidates.iter().filter(|c| usable(c)).map(|c| c.preference).min().ok_or(NoPick::None)?;
-    let open = |c: &Candidate| usable(c) && c.preference == best && !c.full;
+    let open = |c: &PickCandidate| usable(c) && c.preference == best && !c.full;
     let picked = match policy {
         Balance::LeastConn => least_loaded(candidates, open, draw.random),
         Balance::RoundRobin => turns.next(candidates, open),
@@ -134,7 +134,7 @@ impl Turns {
         &self.credits
     }
 
-    fn next(&mut self, candidates: &[Candidate], open: impl Fn(&Candidate) -> bool) -> Option<usize> {
+    fn next(&mut self, candidates: &[PickCandidate], open: impl Fn(&PickCandidate) -> bool) -> Option<usize> {
         self.credits.resize(candidates.len(), 0);
         let mut total = 0;
         let mut best: Option<usize> = None;
@@ -151,11 +151,11 @@ impl Turns {
 }
 
 /// Flows per weight if it took one more.
-fn load(candidate: &Candidate) -> f64 {
+fn load(candidate: &PickCandidate) -> f64 {
     f64::from(candidate.active + 1) / f64::from(candidate.weight)
 }
 
-fn least_loaded(candidates: &[Candidate], open: impl Fn(&Candidate) -> bool, random: u64) -> Option<usize> {
+fn least_loaded(candidates: &[PickCandidate], open: impl Fn(&PickCandidate) -> bool, random: u64) -> Option<usize> {
     let offset = (random % candidates.len().max(1) as u64) as usize;
     (0..candidates.len())
         .map(|step| (step + offset) % candidates.len())
@@ -163,7 +163,7 @@ fn least_loaded(candidates: &[Candidate], open: impl Fn(&Candidate) -> bool, ran
         .min_by(|a, b| load(&candidates[*a]).total_cmp(&load(&candidates[*b])))
 }
 
-fn by_weight(candidates: &[Candidate], open: impl Fn(&Candidate) -> bool, random: u64) -> Option<usize> {
+fn by_weight(candidates: &[PickCandidate], open: impl Fn(&PickCandidate) -> bool, random: u64) -> Option<usize> {
     let total: u64 = candidates.iter().filter(|c| open(c)).map(|c| u64::from(c.weight)).sum();
     let mut ticket = random.checked_rem(total)?;
     candidates.iter().position(|c| {
@@ -176,13 +176,13 @@ fn by_weight(candidates: &[Candidate], open: impl Fn(&Candidate) -> bool, random
     })
 }
 
-fn same(candidate: &Candidate, index: Option<usize>, candidates: &[Candidate]) -> bool {
+fn same(candidate: &PickCandidate, index: Option<usize>, candidates: &[PickCandidate]) -> bool {
     index.is_some_and(|index| std::ptr::eq(candidate, &candidates[index]))
 }
 
 /// Weighted rendezvous: the least of -ln(u) / weight wins, u being a hash of source and backend in (0, 1].
-fn rendezvous(candidates: &[Candidate], open: impl Fn(&Candidate) -> bool, source_hash: u64) -> Option<usize> {
-    let score = |c: &Candidate| {
+fn rendezvous(candidates: &[PickCandidate], open: impl Fn(&PickCandidate) -> bool, source_hash: u64) -> Option<usize> {
+    let score = |c: &PickCandidate| {
         let u = ((mix(source_hash ^ c.hash_key) >> 11) + 1) as f64 / (1u64 << 53) as f64;
         -u.ln() / f64::from(c.weight)
     };
@@ -206,8 +206,8 @@ fn mix(value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn ready(active: u32) -> Candidate {
-        Candidate {
+    fn ready(active: u32) -> PickCandidate {
+        PickCandidate {
             preference: Preference::Ready,
             weight: 1024,
             active,
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    fn spread(policy: Balance, candidates: &[Candidate], flows: u64) -> Vec<u64> {
+    fn spread(policy: Balance, candidates: &[PickCandidate], flows: u64) -> Vec<u64> {
         let mut counts = vec![0; candidates.len()];
         let mut turns = Turns::default();
         for flow in 0..flows {
@@ -311,7 +311,7 @@ mod tests {
             random: u64,
             source_hash: u64,
         ) {
-            let candidates: Vec<_> = raw.iter().enumerate().map(|(index, &(tier, weight, active, full, tried))| Candidate {
+            let candidates: Vec<_> = raw.iter().enumerate().map(|(index, &(tier, weight, active, full, tried))| PickCandidate {
                 preference: Preference::from_u8(tier), weight, active, full, tried, hash_key: index as u64,
             }).collect();
             for policy in ALL {

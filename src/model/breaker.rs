@@ -72,7 +72,7 @@ pub enum Fate {
 
 /// What is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum BreakerChange {
     /// Offload stops: so many of so many that offloaded were reset right after, at last.
     Opened { reset: u32, of: u32 },
     /// It goes on after it had stopped.
@@ -80,7 +80,7 @@ pub enum Change {
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum BreakerState {
     #[default]
     Closed,
     Trial {
@@ -107,7 +107,7 @@ struct Arm {
 
 #[derive(Debug, Default)]
 pub struct Breaker {
-    state: State,
+    state: BreakerState,
     /// Offloaded and reset, by the bucket's time modulo [`BUCKETS`].
     buckets: [(u64, u32, u32); BUCKETS],
     trusted_until_ns: u64,
@@ -118,36 +118,36 @@ pub struct Breaker {
 
 impl Breaker {
     pub fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        matches!(self.state, BreakerState::Closed)
     }
 
     /// Nothing is offloaded, or one flow to see whether that still ends so.
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open { .. } | State::Probe(_))
+        matches!(self.state, BreakerState::Open { .. } | BreakerState::Probe(_))
     }
 
     /// Asks for a flow that could be offloaded. If it may and does not after all, that is [`Fate::Gone`].
     pub fn admit(&mut self, id: FlowId, now_ns: u64) -> Admission {
         let admission = match &mut self.state {
-            State::Closed => Admission::Offload,
-            State::Trial { held, .. } if held.watches(id) => Admission::Stay,
+            BreakerState::Closed => Admission::Offload,
+            BreakerState::Trial { held, .. } if held.watches(id) => Admission::Stay,
             // In turn, so that neither has what the other lacks.
-            State::Trial { next_ns, offloaded, held, .. }
+            BreakerState::Trial { next_ns, offloaded, held, .. }
                 if offloaded.all() < TRIAL && offloaded.all() <= held.all() && now_ns >= *next_ns =>
             {
                 *next_ns = now_ns + TRIAL_STEP_NS;
                 offloaded.watched.push((id, now_ns));
                 Admission::Offload
             }
-            State::Trial { held, .. } if held.watched.len() < HELD_MAX => {
+            BreakerState::Trial { held, .. } if held.watched.len() < HELD_MAX => {
                 held.watched.push((id, now_ns));
                 Admission::Observe
             }
-            State::Probe(arm) if arm.all() == 0 => {
+            BreakerState::Probe(arm) if arm.all() == 0 => {
                 arm.watched.push((id, now_ns));
                 Admission::Offload
             }
-            State::Trial { .. } | State::Probe(_) | State::Open { .. } => Admission::Stay,
+            BreakerState::Trial { .. } | BreakerState::Probe(_) | BreakerState::Open { .. } => Admission::Stay,
         };
         if admission == Admission::Offload {
             self.bucket(now_ns).1 += 1;
@@ -158,8 +158,8 @@ impl Breaker {
     /// Flows that have been offloaded, or (not `offloaded`) were held back, of which it is to be told what becomes of them.
     pub fn watched(&self, offloaded: bool) -> impl Iterator<Item = FlowId> + '_ {
         let arm = match &self.state {
-            State::Trial { offloaded: arm, .. } | State::Probe(arm) if offloaded => Some(arm),
-            State::Trial { held, .. } if !offloaded => Some(held),
+            BreakerState::Trial { offloaded: arm, .. } | BreakerState::Probe(arm) if offloaded => Some(arm),
+            BreakerState::Trial { held, .. } if !offloaded => Some(held),
             _ => None,
         };
         arm.into_iter().flat_map(|arm| arm.watched.iter().map(|(id, _)| *id))
@@ -167,7 +167,7 @@ impl Breaker {
 
     /// Of flows that have been offloaded each reset is told; else only what became of those that are watched.
     pub fn handle_fate(&mut self, id: FlowId, fate: Fate, now_ns: u64) {
-        if let State::Trial { held, .. } = &mut self.state
+        if let BreakerState::Trial { held, .. } = &mut self.state
             && held.settle(id, fate)
         {
             return;
@@ -176,24 +176,24 @@ impl Breaker {
             self.bucket(now_ns).2 += 1;
         }
         match &mut self.state {
-            State::Closed if fate == Fate::Reset && now_ns >= self.trusted_until_ns => self.suspect(now_ns),
-            State::Trial { offloaded: arm, .. } | State::Probe(arm) => drop(arm.settle(id, fate)),
-            State::Closed | State::Open { .. } => {}
+            BreakerState::Closed if fate == Fate::Reset && now_ns >= self.trusted_until_ns => self.suspect(now_ns),
+            BreakerState::Trial { offloaded: arm, .. } | BreakerState::Probe(arm) => drop(arm.settle(id, fate)),
+            BreakerState::Closed | BreakerState::Open { .. } => {}
         }
     }
 
     /// Somebody has changed something, which may have been the cause.
     pub fn handle_reload(&mut self) {
         if self.is_open() {
-            self.state = State::Probe(Arm::default());
+            self.state = BreakerState::Probe(Arm::default());
         }
     }
 
     /// Call it now and then.
-    pub fn poll(&mut self, now_ns: u64) -> Option<Change> {
+    pub fn poll(&mut self, now_ns: u64) -> Option<BreakerChange> {
         match &mut self.state {
-            State::Closed => None,
-            State::Trial { since_ns, offloaded, held, .. } => {
+            BreakerState::Closed => None,
+            BreakerState::Trial { since_ns, offloaded, held, .. } => {
                 offloaded.expire(now_ns, MUTE_NS);
                 held.expire(now_ns, 2 * MUTE_NS);
                 let age_ns = now_ns.saturating_sub(*since_ns);
@@ -212,11 +212,11 @@ impl Breaker {
                     false => {
                         let (reset, of) = (offloaded.reset, offloaded.known());
                         self.open(now_ns);
-                        Some(Change::Opened { reset, of })
+                        Some(BreakerChange::Opened { reset, of })
                     }
                 }
             }
-            State::Probe(arm) => {
+            BreakerState::Probe(arm) => {
                 arm.expire(now_ns, MUTE_ALONE_NS);
                 match (arm.reset, arm.lived) {
                     (0, 0) => {}
@@ -225,9 +225,9 @@ impl Breaker {
                 }
                 None
             }
-            State::Open { until_ns } => {
+            BreakerState::Open { until_ns } => {
                 if now_ns >= *until_ns {
-                    self.state = State::Probe(Arm::default());
+                    self.state = BreakerState::Probe(Arm::default());
                 }
                 None
             }
@@ -240,7 +240,7 @@ impl Breaker {
         let (of, reset) = recent.fold((0, 0), |(of, reset), bucket| (of + bucket.1, reset + bucket.2));
         if reset >= SUSPECT_MIN && reset * SUSPECT_ONE_IN >= of {
             let (offloaded, held) = (Arm::default(), Arm::default());
-            self.state = State::Trial { since_ns: now_ns, next_ns: now_ns, offloaded, held };
+            self.state = BreakerState::Trial { since_ns: now_ns, next_ns: now_ns, offloaded, held };
         }
     }
 
@@ -251,18 +251,18 @@ impl Breaker {
         let wait_ns = OPEN_NS.saturating_mul(1 << self.failures.min(8)).min(OPEN_NS_MAX);
         self.failures += 1;
         self.closed_ns = 0;
-        self.state = State::Open { until_ns: now_ns + wait_ns };
+        self.state = BreakerState::Open { until_ns: now_ns + wait_ns };
     }
 
-    fn close(&mut self, now_ns: u64, trusted_ns: u64) -> Option<Change> {
+    fn close(&mut self, now_ns: u64, trusted_ns: u64) -> Option<BreakerChange> {
         let was_open = self.is_open();
-        self.state = State::Closed;
+        self.state = BreakerState::Closed;
         self.buckets = Default::default();
         self.trusted_until_ns = now_ns + trusted_ns;
         if was_open {
             self.closed_ns = now_ns;
         }
-        was_open.then_some(Change::Closed)
+        was_open.then_some(BreakerChange::Closed)
     }
 
     fn bucket(&mut self, now_ns: u64) -> &mut (u64, u32, u32) {
@@ -322,7 +322,7 @@ mod tests {
         from_ns: u64,
         seconds: u64,
         resets: impl Fn(u64, bool) -> bool,
-    ) -> (Vec<Change>, u32) {
+    ) -> (Vec<BreakerChange>, u32) {
         let (mut told, mut harmed) = (Vec::new(), 0);
         let mut due = std::collections::BTreeMap::new();
         for step in 0..seconds * 50 {
@@ -347,22 +347,22 @@ mod tests {
         (told, harmed)
     }
 
-    fn opened(told: &[Change]) -> usize {
-        told.iter().filter(|change| matches!(change, Change::Opened { .. })).count()
+    fn opened(told: &[BreakerChange]) -> usize {
+        told.iter().filter(|change| matches!(change, BreakerChange::Opened { .. })).count()
     }
 
     #[test]
     fn what_offload_breaks_stops_it_after_a_few_and_a_reload_tries_again_with_one() {
         let mut breaker = Breaker::default();
         let (told, harmed) = play(&mut breaker, MS, 30, |_, offloaded| offloaded);
-        assert!(matches!(told[..], [Change::Opened { .. }]), "{told:?}");
+        assert!(matches!(told[..], [BreakerChange::Opened { .. }]), "{told:?}");
         assert!(harmed <= 20, "{harmed}");
         breaker.handle_reload();
         let (told, harmed) = play(&mut breaker, 100_000 * MS, 30, |_, offloaded| offloaded);
         assert_eq!((told, harmed), (vec![], 1));
         breaker.handle_reload();
         let (told, harmed) = play(&mut breaker, 200_000 * MS, 30, |_, _| false);
-        assert_eq!((told, harmed, breaker.is_closed()), (vec![Change::Closed], 0, true));
+        assert_eq!((told, harmed, breaker.is_closed()), (vec![BreakerChange::Closed], 0, true));
     }
 
     #[test]

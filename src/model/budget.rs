@@ -21,7 +21,7 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 
 /// What the computation rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timers {
+pub struct BudgetTimers {
     /// Between two renewals of a node's lease.
     pub lease_renew: Duration,
     /// From a backend's silence to the last RST to its clients.
@@ -41,7 +41,7 @@ pub struct Vrrp {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum BudgetFault {
     /// Its process ends; its kernel resets what it had.
     ApiserverKilled,
     /// Its process stops answering; its kernel still accepts and acknowledges.
@@ -60,8 +60,8 @@ pub enum Fault {
     Upgrade,
 }
 
-impl Fault {
-    pub const ALL: [Fault; 8] = [
+impl BudgetFault {
+    pub const ALL: [BudgetFault; 8] = [
         Self::ApiserverKilled,
         Self::ApiserverHung,
         Self::ApiserverSilent,
@@ -90,17 +90,20 @@ impl Fault {
 ///
 /// Offloaded flows that another instance holds as well do better than this in all faults of an instance: what is computed
 /// is what a flow costs that must be made anew.
-pub fn longest_gap(fault: Fault, timers: &Timers) -> Option<Duration> {
+pub fn longest_gap(fault: BudgetFault, timers: &BudgetTimers) -> Option<Duration> {
     let until_told = match fault {
-        Fault::ApiserverKilled | Fault::Upgrade => Duration::ZERO,
-        Fault::ApiserverSilent => timers.reset_after_silence,
-        Fault::ApiserverHung if timers.probes_ask_the_process => timers.reset_after_silence,
-        Fault::ApiserverHung => PING_GIVES_UP,
-        Fault::InstanceKilled | Fault::InstanceHung | Fault::HostDies | Fault::PlannedFailover => {
+        BudgetFault::ApiserverKilled | BudgetFault::Upgrade => Duration::ZERO,
+        BudgetFault::ApiserverSilent => timers.reset_after_silence,
+        BudgetFault::ApiserverHung if timers.probes_ask_the_process => timers.reset_after_silence,
+        BudgetFault::ApiserverHung => PING_GIVES_UP,
+        BudgetFault::InstanceKilled
+        | BudgetFault::InstanceHung
+        | BudgetFault::HostDies
+        | BudgetFault::PlannedFailover => {
             let Vrrp { advert_interval, track_time } = timers.vrrp?;
             let outage = match fault {
-                Fault::HostDies => advert_interval * ADVERTS_UNTIL_FAILOVER,
-                Fault::PlannedFailover => advert_interval * ADVERTS_WHEN_TOLD,
+                BudgetFault::HostDies => advert_interval * ADVERTS_UNTIL_FAILOVER,
+                BudgetFault::PlannedFailover => advert_interval * ADVERTS_WHEN_TOLD,
                 _ => track_time + advert_interval * ADVERTS_WHEN_TOLD,
             };
             // A segment that is sent again, and a renewal that is tried again, both come after pauses that double: the one
@@ -116,33 +119,34 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const TIMERS: Timers = Timers {
+    const TIMERS: BudgetTimers = BudgetTimers {
         lease_renew: Duration::from_secs(10),
         reset_after_silence: Duration::from_millis(2250),
         probes_ask_the_process: true,
         vrrp: Some(Vrrp { advert_interval: SECOND, track_time: Duration::from_secs(3) }),
     };
 
-    fn gap_s(fault: Fault, timers: &Timers) -> f64 {
+    fn gap_s(fault: BudgetFault, timers: &BudgetTimers) -> f64 {
         longest_gap(fault, timers).unwrap().as_secs_f64()
     }
 
     #[test]
     fn each_fault_costs_a_renewal_and_the_time_until_the_client_is_told() {
-        let gaps = Fault::ALL.map(|fault| gap_s(fault, &TIMERS));
+        let gaps = BudgetFault::ALL.map(|fault| gap_s(fault, &TIMERS));
         assert_eq!(gaps, [10.0, 12.25, 12.25, 18.2, 18.2, 18.2, 12.2, 10.0]);
     }
 
     #[test]
     fn a_probe_of_the_kernel_alone_leaves_a_hung_process_to_the_clients_pings() {
-        assert_eq!(gap_s(Fault::ApiserverHung, &Timers { probes_ask_the_process: false, ..TIMERS }), 55.0);
+        assert_eq!(gap_s(BudgetFault::ApiserverHung, &BudgetTimers { probes_ask_the_process: false, ..TIMERS }), 55.0);
     }
 
     #[test]
     fn how_long_a_vip_takes_is_not_guessed() {
-        let alone = Timers { vrrp: None, ..TIMERS };
-        let unknown: Vec<_> = Fault::ALL.into_iter().filter(|fault| longest_gap(*fault, &alone).is_none()).collect();
-        use Fault::*;
+        let alone = BudgetTimers { vrrp: None, ..TIMERS };
+        let unknown: Vec<_> =
+            BudgetFault::ALL.into_iter().filter(|fault| longest_gap(*fault, &alone).is_none()).collect();
+        use BudgetFault::*;
         assert_eq!(unknown, [InstanceKilled, InstanceHung, HostDies, PlannedFailover]);
     }
 }

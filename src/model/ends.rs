@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::splice::Direction;
+use super::splice::FlowDirection;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 
 /// How a packet of one direction shows itself on arrival.
@@ -26,18 +26,18 @@ pub struct Ends {
 
 impl Ends {
     /// The key of one direction's packets.
-    pub fn key(&self, direction: Direction) -> Key {
+    pub fn key(&self, direction: FlowDirection) -> Key {
         match direction {
-            Direction::Up => Key { from: self.client.socket_addr(), to: self.vip.socket_addr() },
-            Direction::Down => Key { from: self.backend.socket_addr(), to: self.local.socket_addr() },
+            FlowDirection::Up => Key { from: self.client.socket_addr(), to: self.vip.socket_addr() },
+            FlowDirection::Down => Key { from: self.backend.socket_addr(), to: self.local.socket_addr() },
         }
     }
 
     /// What one direction's packets become.
-    pub fn onward(&self, direction: Direction) -> Key {
+    pub fn onward(&self, direction: FlowDirection) -> Key {
         match direction {
-            Direction::Up => self.key(Direction::Down).reversed(),
-            Direction::Down => self.key(Direction::Up).reversed(),
+            FlowDirection::Up => self.key(FlowDirection::Down).reversed(),
+            FlowDirection::Down => self.key(FlowDirection::Up).reversed(),
         }
     }
 }

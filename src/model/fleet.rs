@@ -25,8 +25,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use beat::{Beat, BeatKey, Heard as HeardOf, Wanted as BeatTo};
-pub use events::{Asked, Command, Local, MemberView, Remote, Said};
-pub use exchange::{Exchange, Member, Notice, Own, Query};
+pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
+pub use exchange::{Exchange, KnowsQuery, Member, Notice, Own};
 pub use fleet_id::FleetId;
 pub use held::{HeldAnswer, HeldRequest, PeerSlice};
 pub use message::{Change, Hello, Message};

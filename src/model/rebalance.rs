@@ -2,7 +2,7 @@
 
 /// One backend as the plan sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct BackendLoad {
     /// Others neither give nor take: their flows end by themselves or by other rules.
     pub ready: bool,
     /// 0 takes no flow, and so neither gives nor takes here.
@@ -22,7 +22,7 @@ pub struct Excess {
 /// What must go so that no ready backend has more than `tolerance_percent` above its share of the flows that the ready
 /// ones have. A share is by weight, and never above `max_connections`: what a full backend cannot take is the others'.
 /// A share is rounded up, so that one flow among three backends stays where it is.
-pub fn plan(loads: &[Load], tolerance_percent: u32) -> Vec<Excess> {
+pub fn plan(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<Excess> {
     let mut sharers: Vec<usize> = (0..loads.len()).filter(|index| takes_part(&loads[*index])).collect();
     if sharers.len() < 2 {
         return Vec::new();
@@ -75,7 +75,7 @@ impl Allowance {
     }
 }
 
-fn takes_part(load: &Load) -> bool {
+fn takes_part(load: &BackendLoad) -> bool {
     load.ready && load.weight > 0
 }
 
@@ -85,11 +85,11 @@ mod tests {
 
     use super::*;
 
-    fn ready(flows: u32) -> Load {
-        Load { ready: true, weight: 1, flows, max_connections: None }
+    fn ready(flows: u32) -> BackendLoad {
+        BackendLoad { ready: true, weight: 1, flows, max_connections: None }
     }
 
-    fn moves(loads: &[Load], tolerance_percent: u32) -> Vec<(usize, u32)> {
+    fn moves(loads: &[BackendLoad], tolerance_percent: u32) -> Vec<(usize, u32)> {
         plan(loads, tolerance_percent).iter().map(|excess| (excess.backend, excess.flows)).collect()
     }
 
@@ -108,21 +108,21 @@ mod tests {
 
     #[test]
     fn shares_follow_weights() {
-        let heavy = Load { weight: 3, ..ready(300) };
+        let heavy = BackendLoad { weight: 3, ..ready(300) };
         assert_eq!(moves(&[heavy, ready(100)], 0), []);
         assert_eq!(moves(&[heavy, ready(300)], 0), [(1, 150)]);
     }
 
     #[test]
     fn one_ready_backend_has_nowhere_to_move_to() {
-        let away = Load { ready: false, ..ready(0) };
-        let idle = Load { weight: 0, ..ready(0) };
+        let away = BackendLoad { ready: false, ..ready(0) };
+        let idle = BackendLoad { weight: 0, ..ready(0) };
         assert_eq!(moves(&[ready(1000), away, idle], 10), []);
     }
 
     #[test]
     fn a_full_backend_is_not_asked_to_take_more() {
-        let full = Load { max_connections: Some(50), ..ready(50) };
+        let full = BackendLoad { max_connections: Some(50), ..ready(50) };
         assert_eq!(moves(&[ready(475), ready(475), full], 0), []);
         assert_eq!(moves(&[ready(950), ready(0), full], 0), [(0, 475)]);
     }
@@ -147,7 +147,7 @@ mod tests {
             tolerance_percent in 0u32..50,
         ) {
             let mut loads: Vec<_> = raw.into_iter().map(|(ready, weight, flows, max)| {
-                Load { ready, weight, flows, max_connections: max.map(|max| max.max(flows)) }
+                BackendLoad { ready, weight, flows, max_connections: max.map(|max| max.max(flows)) }
             }).collect();
             let mut homeless = 0;
             for excess in plan(&loads, tolerance_percent) {
@@ -157,8 +157,8 @@ mod tests {
             }
             // Each moved flow goes where there is the least load of those with room, as least_conn does.
             for _ in 0..homeless {
-                let room = |load: &&mut Load| takes_part(load) && load.max_connections.is_none_or(|max| load.flows < max);
-                let per_weight = |load: &&mut Load| u64::from(load.flows + 1) * 60 / u64::from(load.weight);
+                let room = |load: &&mut BackendLoad| takes_part(load) && load.max_connections.is_none_or(|max| load.flows < max);
+                let per_weight = |load: &&mut BackendLoad| u64::from(load.flows + 1) * 60 / u64::from(load.weight);
                 let new_process = loads.iter_mut().filter(room).min_by_key(per_weight);
                 prop_assert!(new_process.is_some(), "a moved flow found no room");
                 new_process.unwrap().flows += 1;

@@ -15,7 +15,7 @@ mod obstacle;
 use serde::{Deserialize, Serialize};
 
 pub use leg::{Ecn, LegState, SocketState, Timestamps};
-pub use obstacle::{Direction, Obstacle, Side};
+pub use obstacle::{FlowDirection, Obstacle, Side};
 
 /// What is added to the header fields of every packet of one direction, modulo 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,8 +102,8 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
 /// Whether what is in between can still be passed on at once, now that more may be `unread`, of the client's and of the
 /// backend's bytes.
 pub fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u32; 2]) -> Result<(), Obstacle> {
-    obstacle::limbo(Direction::Up, &client.with_unread(unread[0]), held.up, backend)?;
-    obstacle::limbo(Direction::Down, &backend.with_unread(unread[1]), held.down, client)
+    obstacle::limbo(FlowDirection::Up, &client.with_unread(unread[0]), held.up, backend)?;
+    obstacle::limbo(FlowDirection::Down, &backend.with_unread(unread[1]), held.down, client)
 }
 
 /// How far the timestamps that came on `from` lag behind those that this host sent on `to`.

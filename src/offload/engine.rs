@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::events::Events;
+use super::events::ProgramEvents;
 use super::moved::Marked;
 use super::program::{OpenError, Program};
 use crate::essential;
@@ -58,7 +58,7 @@ use grace::Grace;
 use held::Keep;
 use scan::Scan;
 use slots::Slots;
-use surroundings::Surroundings;
+use surroundings::HostSurroundings;
 use untrack::Untrack;
 
 /// How often what is carried is looked at.
@@ -74,13 +74,13 @@ const STOP_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct OffloadEngine {
     table: Arc<Table>,
-    orders: Arc<Orders>,
+    orders: Arc<EngineOrders>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the control side wants of the thread.
 #[derive(Debug, Default)]
-struct Orders {
+struct EngineOrders {
     /// Nothing in the map is to be changed on this thread's own account: another process is about to take it over.
     frozen: AtomicBool,
     recover: AtomicBool,
@@ -93,11 +93,11 @@ impl OffloadEngine {
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         let grace = Grace::start(table.clone()).map_err(OpenError::Begin)?;
         let program_events = program.events()?;
-        let orders = Arc::new(Orders::default());
+        let orders = Arc::new(EngineOrders::default());
         let mut engine = Engine {
             raw: RawSender::open().map_err(OpenError::Begin)?,
             routes: Watch::open().map_err(OpenError::Begin)?,
-            surroundings: Surroundings::open().map_err(OpenError::Begin)?,
+            surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
             on_demand,
             grace,
             untrack: Untrack::start(table.clone()).map_err(OpenError::Begin)?,
@@ -163,10 +163,10 @@ impl OffloadEngine {
 struct Engine {
     program: Program,
     table: Arc<Table>,
-    orders: Arc<Orders>,
+    orders: Arc<EngineOrders>,
     raw: RawSender,
     routes: Watch,
-    surroundings: Surroundings,
+    surroundings: HostSurroundings,
     grace: Grace,
     untrack: Untrack,
     on_demand: bool,
@@ -180,7 +180,7 @@ struct Engine {
     hasty: HashSet<FlowId>,
     /// What is to be done with flows that are over, soonest first.
     later: BTreeSet<(u64, FlowId)>,
-    events: Events,
+    events: ProgramEvents,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
     /// Flows of an earlier process that no worker has taken or refused yet.

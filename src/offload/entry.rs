@@ -9,7 +9,7 @@ pub use codec::{ENTRY_SIZE, FLAG_COMMITTED, KEY_SIZE, RawEntry, RawKey};
 
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ids::FlowId;
-use crate::model::splice::{Direction, LegState, Rewrite, Terms};
+use crate::model::splice::{FlowDirection, LegState, Rewrite, Terms};
 
 /// A flow to be offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub action: Action,
-    pub direction: Direction,
+    pub direction: FlowDirection,
     /// How the packet shows itself when it leaves; for [`Action::Forward`], `to` is the next hop.
     pub onward: Key,
     pub rewrite: Rewrite,
@@ -145,10 +145,10 @@ impl Identity {
         }
     }
 
-    fn share(&self, direction: Direction) -> Share {
+    fn share(&self, direction: FlowDirection) -> Share {
         match direction {
-            Direction::Up => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
-            Direction::Down => Share::Down { backend_key: self.backend_key },
+            FlowDirection::Up => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
+            FlowDirection::Down => Share::Down { backend_key: self.backend_key },
         }
     }
 }
@@ -157,8 +157,8 @@ impl Entry {
     /// The four ends of the flow whose entry stands at `key`.
     pub fn ends(&self, key: Key) -> Ends {
         let (near, far) = match self.direction {
-            Direction::Up => (key, self.onward),
-            Direction::Down => (self.onward.reversed(), key.reversed()),
+            FlowDirection::Up => (key, self.onward),
+            FlowDirection::Down => (self.onward.reversed(), key.reversed()),
         };
         Ends {
             client: ClientAddr::new(near.from),
@@ -187,7 +187,7 @@ impl Entry {
 
 impl Entry {
     /// Of a flow that is in its sockets, to see what its packets look like on the wire.
-    pub fn witness(id: FlowId, ends: &Ends, direction: Direction) -> Self {
+    pub fn witness(id: FlowId, ends: &Ends, direction: FlowDirection) -> Self {
         Self {
             action: Action::Witness,
             direction,
@@ -200,8 +200,8 @@ impl Entry {
             windows: Windows::default(),
             id,
             share: match direction {
-                Direction::Up => Share::Up { accepted_at_ns: 0, connect_us: 0 },
-                Direction::Down => Share::Down { backend_key: 0 },
+                FlowDirection::Up => Share::Up { accepted_at_ns: 0, connect_us: 0 },
+                FlowDirection::Down => Share::Down { backend_key: 0 },
             },
             start_position: 0,
             bytes_before: 0,
@@ -227,15 +227,15 @@ const UNDER_WAY: u32 = 1 << 20;
 
 impl Splice {
     /// The entry of one direction, as it is installed.
-    pub fn entry(&self, direction: Direction) -> Entry {
+    pub fn entry(&self, direction: FlowDirection) -> Entry {
         let terms = &self.terms;
         // All that this host has sent is acknowledged, or there would be no terms.
         let (rewrite, start, acked, own, far) = match direction {
-            Direction::Up => {
+            FlowDirection::Up => {
                 let acked = terms.client_must_ack.wrapping_sub(terms.limbo_down);
                 (terms.up, self.up, acked, terms.client_window, terms.backend_window)
             }
-            Direction::Down => {
+            FlowDirection::Down => {
                 let acked = terms.backend_must_ack.wrapping_sub(terms.limbo_up);
                 (terms.down, self.down, acked, terms.backend_window, terms.client_window)
             }
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn keys_and_entries_survive_the_map() {
-        for direction in [Direction::Up, Direction::Down] {
+        for direction in [FlowDirection::Up, FlowDirection::Down] {
             let mut entry = splice().entry(direction);
             entry.seen.fin_ns = 5;
             entry.seen.reused = true;
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_two_entries_hold_the_identity_together() {
-        let [up, down] = [Direction::Up, Direction::Down].map(|direction| splice().entry(direction));
+        let [up, down] = [FlowDirection::Up, FlowDirection::Down].map(|direction| splice().entry(direction));
         assert_eq!(Identity::of(&up, &down), Some(splice().identity));
         assert_eq!(Identity::of(&up, &Entry { id: FlowId(1), ..down }), None);
         assert_eq!(Identity::of(&down, &up), None);
@@ -326,15 +326,15 @@ mod tests {
 
     #[test]
     fn the_sockets_acknowledgements_count_before_the_limbo_does() {
-        let up = splice().entry(Direction::Up);
-        let down = splice().entry(Direction::Down);
+        let up = splice().entry(FlowDirection::Up);
+        let down = splice().entry(FlowDirection::Down);
         assert!(up.has_acked(2000) && !up.has_acked(2007));
         assert!(down.has_acked(1000) && !down.has_acked(1005));
     }
 
     #[test]
     fn bytes_go_on_from_the_relays_past_4_gib_and_without_the_fin() {
-        let mut up = splice().entry(Direction::Up);
+        let mut up = splice().entry(FlowDirection::Up);
         assert_eq!(up.bytes(), 1 << 33);
         up.seen.sent += 5_000_000_001;
         up.seen.fin_ns = 1;

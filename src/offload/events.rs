@@ -11,12 +11,12 @@ use aya::maps::{Map, MapData, RingBuf};
 use super::entry::{KEY_SIZE, Key};
 use crate::model::fleet::Stray;
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 
 /// What the program tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    Flow(Event),
+    Flow(ProgramEvent),
     /// A packet that nobody here knows; it was dropped.
     Stray(Stray),
     /// A segment of a flow, sent on, whose numbers its receiver would not take. The next one of its direction is told of once
@@ -28,7 +28,7 @@ pub enum Told {
 
 impl Told {
     /// `None`: it is of no flow.
-    pub fn flow(self) -> Option<Event> {
+    pub fn flow(self) -> Option<ProgramEvent> {
         match self {
             Self::Flow(event) => Some(event),
             Self::Stray(_) | Self::Doubt(_) | Self::Foreign(_) => None,
@@ -38,15 +38,15 @@ impl Told {
 
 /// Something happened to a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ProgramEvent {
     pub key: Key,
     pub id: FlowId,
-    pub direction: Direction,
-    pub what: What,
+    pub direction: FlowDirection,
+    pub what: ProgramWhat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ProgramWhat {
     /// The direction's first FIN passed.
     Fin,
     /// The direction's first RST that its receiver has to take passed.
@@ -60,16 +60,16 @@ pub enum What {
 }
 
 /// Where events come from; readable when there is one.
-pub struct Events(RingBuf<MapData>);
+pub struct ProgramEvents(RingBuf<MapData>);
 
-impl Events {
+impl ProgramEvents {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let map = MapData::from_pin(path).and_then(Map::from_map_data).map_err(io::Error::other)?;
         Ok(Self(RingBuf::try_from(map).map_err(io::Error::other)?))
     }
 }
 
-impl Iterator for Events {
+impl Iterator for ProgramEvents {
     type Item = Told;
 
     /// The next event that waits.
@@ -83,13 +83,13 @@ impl Iterator for Events {
     }
 }
 
-impl fmt::Debug for Events {
+impl fmt::Debug for ProgramEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Events").field(&self.0.as_fd()).finish()
     }
 }
 
-impl AsFd for Events {
+impl AsFd for ProgramEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -103,11 +103,11 @@ fn decode(raw: &[u8]) -> Option<Told> {
     let (last, _) = rest.split_first_chunk::<4>()?;
     let key = Key::decode(key);
     let what = match u32::from_ne_bytes(*kind) {
-        1 => What::Fin,
-        2 => What::Rst,
-        3 => What::Reused,
-        4 => What::Oversized,
-        7 => What::Finished,
+        1 => ProgramWhat::Fin,
+        2 => ProgramWhat::Rst,
+        3 => ProgramWhat::Reused,
+        4 => ProgramWhat::Oversized,
+        7 => ProgramWhat::Finished,
         kind @ (STRAY | DOUBT) => {
             let [seq, ack] = [[word[0], word[1], word[2], word[3]], [word[4], word[5], word[6], word[7]]];
             let length = u16::from_ne_bytes([last[0], last[1]]);
@@ -118,8 +118,8 @@ fn decode(raw: &[u8]) -> Option<Told> {
         FOREIGN => return Some(Told::Foreign(key)),
         _ => return None,
     };
-    let direction = if u32::from_ne_bytes(*last) != 0 { Direction::Down } else { Direction::Up };
-    Some(Told::Flow(Event { key, id: FlowId(u64::from_ne_bytes(*word)), direction, what }))
+    let direction = if u32::from_ne_bytes(*last) != 0 { FlowDirection::Down } else { FlowDirection::Up };
+    Some(Told::Flow(ProgramEvent { key, id: FlowId(u64::from_ne_bytes(*word)), direction, what }))
 }
 
 const STRAY: u32 = 5;

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering::*;
 
 use crate::model::ids::FlowId;
-use crate::sys::bpf::{Map, Shared};
+use crate::sys::bpf::{Map, SharedWords};
 
 /// Marks that there are; `MARKS_SHIFT` of `bpf/entry.h`. Flows beyond share them.
 const MARKS: usize = 1 << 18;
@@ -28,11 +28,11 @@ impl Mark {
 
 /// The marks, as the program sets them.
 #[derive(Debug)]
-pub struct Moved(Shared);
+pub struct Moved(SharedWords);
 
 impl Moved {
     pub(super) fn open(map: &Map) -> io::Result<Self> {
-        let shared = Shared::of(map)?;
+        let shared = SharedWords::of(map)?;
         if shared.words().len() == MARKS / 8 { Ok(Self(shared)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 

@@ -10,7 +10,7 @@ use crate::sys::bpf::{self, Context};
 
 /// What is changed in place, while packets go on passing: nothing that was counted is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum EntryChange {
     /// The sockets are gone.
     Commit,
     /// Packets leave through the interface with this index.
@@ -54,20 +54,20 @@ pub(super) fn probe(program: &OwnedFd, keys: &[Key]) -> io::Result<Vec<Option<Le
 }
 
 /// Changes the entries of `keys`; returns how many were there.
-pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: Change) -> io::Result<usize> {
+pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: EntryChange) -> io::Result<usize> {
     let (operation, number) = match change {
-        Change::Commit => (1, 0),
-        Change::Interface(index) => (2, index),
-        Change::Local => (3, 0),
-        Change::Reset => (4, 0),
-        Change::Pass => (5, 0),
-        Change::Hold => (6, 0),
-        Change::Own => (7, 0),
-        Change::Sent(position) => (8, position),
-        Change::Fin(position) => (9, position),
-        Change::Hear => (10, 0),
-        Change::Take => (11, 0),
-        Change::TakeNear => (12, 0),
+        EntryChange::Commit => (1, 0),
+        EntryChange::Interface(index) => (2, index),
+        EntryChange::Local => (3, 0),
+        EntryChange::Reset => (4, 0),
+        EntryChange::Pass => (5, 0),
+        EntryChange::Hold => (6, 0),
+        EntryChange::Own => (7, 0),
+        EntryChange::Sent(position) => (8, position),
+        EntryChange::Fin(position) => (9, position),
+        EntryChange::Hear => (10, 0),
+        EntryChange::Take => (11, 0),
+        EntryChange::TakeNear => (12, 0),
     };
     let mut found = 0;
     for keys in keys.chunks(CHANGES_MAX) {

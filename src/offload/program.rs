@@ -11,7 +11,7 @@ mod unknown;
 
 pub use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
-pub use status::{Link, Removal, Status, remove, status};
+pub use status::{AttachedLink, ProgramStatus, Removal, remove, status};
 pub use unknown::Owner;
 
 use std::io;
@@ -22,14 +22,14 @@ pub use self::pins::LAYOUT;
 use self::pins::Pins;
 use super::counters::Counters;
 use super::entry::{Action, ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
-use super::events::Events;
+use super::events::ProgramEvents;
 use super::moved::Moved;
-use super::probe::{self, Change};
+use super::probe::{self, EntryChange};
 use super::settings::OffloadSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::fleet::{Slice, Unknown};
 use crate::model::ids::FlowId;
-use crate::model::splice::{Direction, LegState};
+use crate::model::splice::{FlowDirection, LegState};
 use crate::sys::bpf::{Map, Update};
 use crate::sys::netdev;
 
@@ -40,7 +40,7 @@ pub struct Program {
     interfaces: Vec<String>,
     /// Their indices.
     attached: Vec<u32>,
-    origin: Origin,
+    origin: ProgramOrigin,
     flows: Map,
     counters: Map,
     backends: Map,
@@ -54,7 +54,7 @@ pub struct Program {
 
 /// Where the program came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ProgramOrigin {
     /// Nothing was pinned.
     Fresh,
     /// It was pinned, with whatever flows it had.
@@ -65,7 +65,7 @@ pub enum Origin {
 
 /// A connected socket of this host, by its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leg {
+pub struct LegAddresses {
     local: SocketAddr,
     remote: SocketAddr,
 }
@@ -102,7 +102,7 @@ pub struct Evidence {
 const EVIDENCE_BYTES: usize = 24;
 
 /// What user space keeps of a flow, in its own layout.
-pub type Note = [u8; 32];
+pub type UserNote = [u8; 32];
 
 /// Slices that there can be: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
 pub const SLICES: u32 = 16;
@@ -121,7 +121,7 @@ impl Program {
                 // What somebody who died in the middle left: no interface runs it.
                 pins.clear()?;
                 load::fresh(&pins, settings.flows_max)?;
-                Origin::Fresh
+                ProgramOrigin::Fresh
             }
             Some(meta) if meta.layout != LAYOUT => {
                 let path = settings.directory.clone();
@@ -129,9 +129,9 @@ impl Program {
             }
             Some(meta) if meta.digest != load::digest() => {
                 load::replace(&pins, meta)?;
-                Origin::Replaced
+                ProgramOrigin::Replaced
             }
-            Some(_) => Origin::Recovered,
+            Some(_) => ProgramOrigin::Recovered,
         };
         let interfaces = match settings.interfaces.as_slice() {
             [] => links::alive(&pins)?,
@@ -156,7 +156,7 @@ impl Program {
         })
     }
 
-    pub fn origin(&self) -> Origin {
+    pub fn origin(&self) -> ProgramOrigin {
         self.origin
     }
 
@@ -194,17 +194,17 @@ impl Program {
     }
 
     /// Where events come from. One new_process at a time: two would each get a part.
-    pub fn events(&self) -> io::Result<Events> {
-        Events::open(&self.pins.path("events"))
+    pub fn events(&self) -> io::Result<ProgramEvents> {
+        ProgramEvents::open(&self.pins.path("events"))
     }
 
     /// Keeps something of a flow that its entries have no room for, beside them and as long.
-    pub fn keep_note(&self, flow: FlowId, note: &Note) -> io::Result<()> {
+    pub fn keep_note(&self, flow: FlowId, note: &UserNote) -> io::Result<()> {
         self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
     }
 
-    pub fn note(&self, flow: FlowId) -> io::Result<Option<Note>> {
-        let mut note = Note::default();
+    pub fn note(&self, flow: FlowId) -> io::Result<Option<UserNote>> {
+        let mut note = UserNote::default();
         Ok(self.notes.look_up(&flow.0.to_ne_bytes(), &mut note)?.then_some(note))
     }
 
@@ -218,17 +218,17 @@ impl Program {
     }
 
     /// What the kernel knows of each leg; `None`: there is no such socket in this thread's network namespace.
-    pub fn probe(&self, legs: &[Leg]) -> io::Result<Vec<Option<LegState>>> {
+    pub fn probe(&self, legs: &[LegAddresses]) -> io::Result<Vec<Option<LegState>>> {
         let keys: Vec<_> = legs.iter().map(|leg| Key { from: leg.remote, to: leg.local }).collect();
         probe::probe(&self.probe, &keys)
     }
 
     /// Enters both directions, or neither. Never evicts, never replaces.
     pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
-        self.enter(flow, Direction::Down)?;
-        self.enter(flow, Direction::Up).inspect_err(|_| {
+        self.enter(flow, FlowDirection::Down)?;
+        self.enter(flow, FlowDirection::Up).inspect_err(|_| {
             // It was there a moment ago; if it is gone, so much the better.
-            let _ = self.flows.delete(&flow.ends.key(Direction::Down).encode());
+            let _ = self.flows.delete(&flow.ends.key(FlowDirection::Down).encode());
         })
     }
 
@@ -244,15 +244,15 @@ impl Program {
                 result => result,
             }
         };
-        enter(Direction::Down)?;
-        enter(Direction::Up).inspect_err(|_| {
-            let _ = self.flows.delete(&ends.key(Direction::Down).encode());
+        enter(FlowDirection::Down)?;
+        enter(FlowDirection::Up).inspect_err(|_| {
+            let _ = self.flows.delete(&ends.key(FlowDirection::Down).encode());
         })
     }
 
     /// As [`Program::install`], in the place of the flow's own witnesses.
     pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
-        for direction in [Direction::Down, Direction::Up] {
+        for direction in [FlowDirection::Down, FlowDirection::Up] {
             let raw = flow.entry(direction).encode();
             if let Err(error) = self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::Any) {
                 let _ = self.remove(&flow.ends);
@@ -264,7 +264,7 @@ impl Program {
 
     /// Takes out the witnesses of the flow, if it is they that stand there.
     pub fn withdraw(&self, id: FlowId, ends: &Ends) -> io::Result<()> {
-        for key in [ends.key(Direction::Up), ends.key(Direction::Down)] {
+        for key in [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)] {
             if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
                 self.flows.delete(&key.encode())?;
             }
@@ -277,14 +277,14 @@ impl Program {
     }
 
     /// Changes entries in place; returns how many were there.
-    pub fn change(&self, keys: &[Key], change: Change) -> io::Result<usize> {
+    pub fn change(&self, keys: &[Key], change: EntryChange) -> io::Result<usize> {
         probe::amend(&self.amend, keys, change)
     }
 
     /// Takes out both directions; their last counters.
     pub fn remove(&self, flow: &Ends) -> io::Result<Removed> {
-        let up = self.take_out(&flow.key(Direction::Up))?;
-        let down = self.take_out(&flow.key(Direction::Down))?;
+        let up = self.take_out(&flow.key(FlowDirection::Up))?;
+        let down = self.take_out(&flow.key(FlowDirection::Down))?;
         Ok(Removed { up, down })
     }
 
@@ -371,13 +371,13 @@ impl Program {
         Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
     }
 
-    fn enter(&self, flow: &Splice, direction: Direction) -> Result<(), InstallError> {
+    fn enter(&self, flow: &Splice, direction: FlowDirection) -> Result<(), InstallError> {
         let raw: RawEntry = flow.entry(direction).encode();
         Ok(self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::OnlyNew)?)
     }
 }
 
-impl Leg {
+impl LegAddresses {
     /// The socket that was accepted.
     pub fn client(client: ClientAddr, vip: VipAddr) -> Self {
         Self { local: vip.socket_addr(), remote: client.socket_addr() }

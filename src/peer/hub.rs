@@ -16,8 +16,8 @@ use crate::config::{self, Config, PeerKey};
 use crate::essential;
 use crate::model::ends::Key;
 use crate::model::fleet::{
-    BeatKey, Command, Epoch, Exchange, Farewell, Hello, InstanceName, Member, Message, Notice, Own, Pulse, Query,
-    Remote,
+    BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Member, Message, Notice, Own, PeerCommand,
+    Pulse, Remote,
 };
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::{random, sock_diag};
@@ -50,28 +50,28 @@ const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
 /// The running link. Dropping it leaves it running until the runtime ends.
 #[derive(Clone, Debug)]
-pub struct Peers {
-    orders: mpsc::Sender<Order>,
+pub struct PeerHub {
+    orders: mpsc::Sender<HubOrder>,
 }
 
 #[derive(Debug)]
-enum Order {
+enum HubOrder {
     Leave { farewell: Farewell, done: oneshot::Sender<()> },
     Return,
 }
 
-impl Peers {
+impl PeerHub {
     /// Says goodbye to all, ends all links and listens no more. Own flows are noted still.
     pub async fn leave(&self, farewell: Farewell) {
         let (done, left) = oneshot::channel();
-        if self.orders.send(Order::Leave { farewell, done }).await.is_ok() {
+        if self.orders.send(HubOrder::Leave { farewell, done }).await.is_ok() {
             let _ = timeout(2 * FAREWELL_MAX, left).await;
         }
     }
 
-    /// Goes on after [`Peers::leave`].
+    /// Goes on after [`PeerHub::leave`].
     pub async fn come_back(&self) {
-        let _ = self.orders.send(Order::Return).await;
+        let _ = self.orders.send(HubOrder::Return).await;
     }
 }
 
@@ -80,8 +80,8 @@ pub fn start(
     table: Arc<Table>,
     mut config: watch::Receiver<Arc<Config>>,
     remotes: mpsc::Sender<Remote>,
-    commands: mpsc::Receiver<Command>,
-) -> Option<Peers> {
+    commands: mpsc::Receiver<PeerCommand>,
+) -> Option<PeerHub> {
     let running = config.borrow_and_update().clone();
     let settings = running.peers.clone()?;
     let own = Own {
@@ -120,12 +120,12 @@ pub fn start(
     // Without it peers would take this process for dead, and its flows for nobody's, while it serves them.
     let run = async move { hub.run(config, inputs, commands, orders_receiver).await };
     tokio::spawn(essential::task("peer link", run));
-    Some(Peers { orders })
+    Some(PeerHub { orders })
 }
 
 /// A link that counts.
 #[derive(Debug)]
-struct Link {
+struct LiveLink {
     number: u64,
     /// Which its other end has proven.
     key: PeerKey,
@@ -147,7 +147,7 @@ struct Hub {
     open_beats_ns: u64,
     /// Tries in a row.
     beats_refused: u32,
-    links: HashMap<InstanceName, Link>,
+    links: HashMap<InstanceName, LiveLink>,
     next_link: u64,
     remotes: mpsc::Sender<Remote>,
     started_ns: u64,
@@ -163,8 +163,8 @@ impl Hub {
         &mut self,
         mut config: watch::Receiver<Arc<Config>>,
         mut inputs: mpsc::Receiver<Input>,
-        mut commands: mpsc::Receiver<Command>,
-        mut orders: mpsc::Receiver<Order>,
+        mut commands: mpsc::Receiver<PeerCommand>,
+        mut orders: mpsc::Receiver<HubOrder>,
     ) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -203,11 +203,11 @@ impl Hub {
                     self.follow(&config);
                 }
                 order = orders.recv() => match order {
-                    Some(Order::Leave { farewell, done }) => {
+                    Some(HubOrder::Leave { farewell, done }) => {
                         self.leave(farewell).await;
                         let _ = done.send(());
                     }
-                    Some(Order::Return) => self.come_back(),
+                    Some(HubOrder::Return) => self.come_back(),
                     None => return,
                 },
             }
@@ -364,7 +364,7 @@ impl Hub {
         let (messages, receiver) = mpsc::channel(MESSAGES_MAX);
         let (given_up, gone) = oneshot::channel();
         // An older link to the same peer ends here.
-        self.links.insert(hello.name.clone(), Link { number, key, messages, _given_up: given_up });
+        self.links.insert(hello.name.clone(), LiveLink { number, key, messages, _given_up: given_up });
         Ok(Admitted { link: number, messages: receiver, given_up: gone })
     }
 
@@ -386,7 +386,7 @@ impl Hub {
     }
 
     /// Whether such a packet finds its way from here: into a socket, or through the path, whoever looks after its flow.
-    fn is_here(&self, query: &Query) -> bool {
+    fn is_here(&self, query: &KnowsQuery) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
         self.table.offload.held.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
     }
@@ -462,7 +462,7 @@ impl Hub {
                 }
             };
             let _ = timeout(FAREWELL_MAX, goodbye).await;
-            let Link { messages, _given_up: given_up, .. } = link;
+            let LiveLink { messages, _given_up: given_up, .. } = link;
             drop(messages);
             // Its last words go out, then it ends by itself.
             tokio::spawn(async move {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::wire::{self, DecodeError, FRAME_MAX, PREAMBLE_BYTES, SEAL_BYTES, TooLong, VERSIONS, Version, Versions};
+use super::wire::{self, FRAME_MAX, FrameError, FrameTooLong, PREAMBLE_BYTES, SEAL_BYTES, VERSIONS, Version, Versions};
 use crate::config::PeerKey;
 use crate::model::fleet::Message;
 
@@ -38,9 +38,9 @@ pub enum LinkError {
     #[error("a frame does not open: it was altered on the way")]
     Seal,
     #[error("a message cannot be read: {0}")]
-    Decode(#[from] DecodeError),
+    Decode(#[from] FrameError),
     #[error(transparent)]
-    TooLong(#[from] TooLong),
+    FrameTooLong(#[from] FrameTooLong),
     #[error("it said something before its hello")]
     NoHello,
     #[error("{0} answers there")]
@@ -171,7 +171,7 @@ impl Sealer {
     /// Adds the frame of `plain` to `out`.
     fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), LinkError> {
         let length = plain.len() + SEAL_BYTES;
-        let short = u16::try_from(length).map_err(|_| TooLong(plain.len()))?;
+        let short = u16::try_from(length).map_err(|_| FrameTooLong(plain.len()))?;
         out.extend(short.to_be_bytes());
         let start = out.len();
         out.resize(start + length, 0);

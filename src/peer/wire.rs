@@ -38,7 +38,7 @@ pub struct Versions {
 
 /// Why bytes are no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum FrameError {
     #[error("it is none that this release knows: {0}")]
     Body(String),
     #[error("{0} bytes are left over")]
@@ -48,7 +48,7 @@ pub enum DecodeError {
 /// The message is longer than a frame can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message has {0} bytes, more than fit into a frame")]
-pub struct TooLong(pub usize);
+pub struct FrameTooLong(pub usize);
 
 impl Versions {
     pub fn preamble(self) -> [u8; PREAMBLE_BYTES] {
@@ -89,21 +89,21 @@ impl std::fmt::Display for Versions {
     }
 }
 
-pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, TooLong> {
+pub fn encode(message: &Message, version: Version) -> Result<Vec<u8>, FrameTooLong> {
     let bytes = match version {
         Version::One => postcard::to_stdvec(message).expect("a vector takes everything"),
     };
-    if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(TooLong(bytes.len())) } else { Ok(bytes) }
+    if bytes.len() > FRAME_MAX - SEAL_BYTES { Err(FrameTooLong(bytes.len())) } else { Ok(bytes) }
 }
 
-pub fn decode(bytes: &[u8], version: Version) -> Result<Message, DecodeError> {
+pub fn decode(bytes: &[u8], version: Version) -> Result<Message, FrameError> {
     let read = match version {
         Version::One => postcard::take_from_bytes(bytes),
     };
     match read {
         Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(DecodeError::Rest(rest.len())),
-        Err(error) => Err(DecodeError::Body(error.to_string())),
+        Ok((_, rest)) => Err(FrameError::Rest(rest.len())),
+        Err(error) => Err(FrameError::Body(error.to_string())),
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(decode(&bytes, Version::One).as_ref(), Ok(&message));
             let mut longer = bytes.clone();
             longer.push(0);
-            assert_eq!(decode(&longer, Version::One), Err(DecodeError::Rest(1)));
+            assert_eq!(decode(&longer, Version::One), Err(FrameError::Rest(1)));
             for length in 0..bytes.len().min(300) {
                 assert!(decode(&bytes[..length], Version::One).is_err(), "{message:?} cut to {length}");
             }

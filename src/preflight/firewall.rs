@@ -22,16 +22,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 
 use super::kernel;
-use super::place::Place;
+use super::place::HostPlace;
 use crate::config::{Config, Peer};
 use crate::model::finding::Finding;
 use crate::model::untracked;
-use rules::{Ruleset, Transport, Way};
+use rules::{RuleWay, Ruleset, Transport};
 use walk::{Culprit, Packet, Towards, culprit};
 
 const TOPIC: &str = "firewall";
 
-pub fn look(config: &Config, place: &Place) -> Vec<Finding> {
+pub fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let (rules, unread) = read();
     let translated = nat::look(&rules, unread.is_empty(), config, place);
     let mut findings = of_vips(&rules, unread, place);
@@ -39,7 +39,7 @@ pub fn look(config: &Config, place: &Place) -> Vec<Finding> {
     findings
 }
 
-fn of_vips(rules: &Ruleset, unread: Vec<Finding>, place: &Place) -> Vec<Finding> {
+fn of_vips(rules: &Ruleset, unread: Vec<Finding>, place: &HostPlace) -> Vec<Finding> {
     let services: Vec<_> = place.services.iter().copied().filter(|s| place.vips.contains(&s.ip())).collect();
     if services.is_empty() {
         return vec![Finding::good(TOPIC, "no VIP: every connection begins here")];
@@ -142,11 +142,11 @@ impl Culprit {
         let (command, bits) = if service.is_ipv6() { ("ip6tables", 128) } else { ("iptables", 32) };
         let (ip, port) = (service.ip(), service.port());
         match self.way {
-            Way::Iptables => {
+            RuleWay::Iptables => {
                 let from = from.map(|from| format!("-s {from}/{bits} ")).unwrap_or_default();
                 format!("{command} -I {} -p {protocol} {from}-d {ip}/{bits} --dport {port} -j ACCEPT", self.chain)
             }
-            Way::Nft => {
+            RuleWay::Nft => {
                 let family = if service.is_ipv6() { "ip6" } else { "ip" };
                 let chain = format!("{} {}", self.table, self.chain);
                 let from = from.map(|from| format!("{family} saddr {from} ")).unwrap_or_default();

@@ -11,7 +11,7 @@ use super::firewall;
 use super::kernel::Setting;
 use super::limits::local_ports;
 use super::node_ports::{self, BEYOND};
-use super::place::Place;
+use super::place::HostPlace;
 use crate::config::{Config, OffloadMode, Peer, Peers};
 use crate::model::finding::Finding;
 use crate::model::fleet::{SLOTS, slice};
@@ -22,7 +22,7 @@ use crate::sys::netlink::{Route, route};
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// Findings, and what sysctl.d is to hold for them. Without `[peers]`: none.
-pub fn look(config: &Config, place: &Place) -> (Vec<Finding>, Vec<Setting>) {
+pub fn look(config: &Config, place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     let Some(peers) = &config.peers else { return Default::default() };
     let (mut findings, mut settings) = (own_address(peers, place), Vec::new());
     findings.push(key_file(peers));
@@ -37,7 +37,7 @@ pub fn look(config: &Config, place: &Place) -> (Vec<Finding>, Vec<Setting>) {
 }
 
 /// Whether peers find this instance at an address that stays.
-fn own_address(peers: &Peers, place: &Place) -> Vec<Finding> {
+fn own_address(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     let (topic, ip) = ("peers.listen", peers.listen.ip());
     let better = || {
         let towards = peers.peers.first().and_then(|peer| netdev::source_towards(peer.address.ip()));
@@ -95,7 +95,7 @@ fn links(peers: &Peers) -> Vec<Finding> {
 }
 
 /// A packet is forwarded in its own family, so the link needs an address of each family that VIPs have.
-fn families(peers: &Peers, place: &Place) -> Vec<Finding> {
+fn families(peers: &Peers, place: &HostPlace) -> Vec<Finding> {
     let of_listen = |(_, network): &&(String, ipnet::IpNet)| network.addr() == peers.listen.ip();
     let Some((interface, _)) = place.networks.iter().find(of_listen) else { return Vec::new() };
     let own = |v6: bool| {

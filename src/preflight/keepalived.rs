@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::KEEPALIVED_DEFAULT;
-use super::place::Place;
+use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
 use syntax::{File, Node};
@@ -39,7 +39,7 @@ pub enum Follows {
 
 /// One `vrrp_instance`.
 #[derive(Clone, Copy, Debug)]
-struct Instance<'f> {
+struct VrrpInstance<'f> {
     node: &'f Node,
     name: &'f str,
 }
@@ -64,7 +64,7 @@ impl Keepalived {
 
     /// Every address that it moves.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        self.instances().iter().flat_map(Instance::addresses).collect()
+        self.instances().iter().flat_map(VrrpInstance::addresses).collect()
     }
 
     pub fn name(&self) -> String {
@@ -81,7 +81,7 @@ impl Keepalived {
         };
         let files: Vec<_> = file.nodes.iter().filter(is_tracked).filter_map(Node::argument).collect();
         let with_vip: Vec<_> = self.instances().into_iter().filter(|it| it.addresses().contains(&vip)).collect();
-        let follows = |it: &Instance| {
+        let follows = |it: &VrrpInstance| {
             let in_block = |block: &str, name: &str| {
                 it.node.find(block).is_some_and(|block| block.block.iter().any(|line| line.keyword() == name))
             };
@@ -95,7 +95,7 @@ impl Keepalived {
         }
     }
 
-    pub fn judge(&self, config: &Config, place: &Place) -> Vec<Finding> {
+    pub fn judge(&self, config: &Config, place: &HostPlace) -> Vec<Finding> {
         match &self.file {
             Ok(file) => judge::all(self, file, config, place),
             Err(error) if self.named => vec![Finding::fault(
@@ -120,14 +120,14 @@ impl Keepalived {
         }
     }
 
-    fn instances(&self) -> Vec<Instance<'_>> {
+    fn instances(&self) -> Vec<VrrpInstance<'_>> {
         let nodes = self.file.as_ref().map_or(&[][..], |file| &file.nodes);
         let instances = nodes.iter().filter(|node| node.keyword() == "vrrp_instance");
-        instances.map(|node| Instance { node, name: node.argument().unwrap_or("?") }).collect()
+        instances.map(|node| VrrpInstance { node, name: node.argument().unwrap_or("?") }).collect()
     }
 }
 
-impl Instance<'_> {
+impl VrrpInstance<'_> {
     /// `virtual_ipaddress` and `virtual_ipaddress_excluded`, without their prefixes.
     fn addresses(&self) -> Vec<IpAddr> {
         let blocks = ["virtual_ipaddress", "virtual_ipaddress_excluded"];

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use super::place::Place;
+use super::place::HostPlace;
 use crate::model::finding::Finding;
-use crate::sys::netlink::conntrack::{self, Load};
+use crate::sys::netlink::conntrack::{self, TableLoad};
 
 /// One line of a sysctl.d(5) file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Setting {
 }
 
 /// Findings, and every setting that this host should have.
-pub fn look(place: &Place) -> (Vec<Finding>, Vec<Setting>) {
+pub fn look(place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     let mut looked = Looked { findings: Vec::new(), settings: Vec::new(), place };
     if !place.vips.is_empty() {
         looked.arp();
@@ -33,7 +33,7 @@ pub fn look(place: &Place) -> (Vec<Finding>, Vec<Setting>) {
 struct Looked<'p> {
     findings: Vec<Finding>,
     settings: Vec<Setting>,
-    place: &'p Place,
+    place: &'p HostPlace,
 }
 
 impl Looked<'_> {
@@ -142,7 +142,7 @@ impl Looked<'_> {
 
     /// A full table drops what is new, whoever's it is.
     fn table(&mut self) {
-        let Ok(Some(Load { entries, entries_max })) = conntrack::load() else { return };
+        let Ok(Some(TableLoad { entries, entries_max })) = conntrack::load() else { return };
         let read = format!("{entries} of {entries_max} entries");
         self.findings.push(match entries * 5 < entries_max * 4 {
             true => Finding::good("conntrack table", read),

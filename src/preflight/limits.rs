@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use super::kernel::{command, read};
-use super::place::Place;
+use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
 use crate::sys::process;
@@ -14,7 +14,7 @@ const SPARE_FILES: u64 = 256;
 /// Client's and backend's.
 const FILES_PER_FLOW: u64 = 2;
 
-pub fn look(config: &Config, place: &Place) -> Vec<Finding> {
+pub fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let mut findings = vec![files(config)];
     findings.extend(ports(config));
     findings.extend(reserved(place));
@@ -60,7 +60,7 @@ fn ports(config: &Config) -> Option<Finding> {
 }
 
 /// A port that others' connections may be given is not always free when Baton wants to listen there.
-fn reserved(place: &Place) -> Option<Finding> {
+fn reserved(place: &HostPlace) -> Option<Finding> {
     let range = local_ports()?;
     let reserved = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
     let reserved = ranges(reserved.trim());

@@ -13,7 +13,7 @@ const LOOPBACK: &str = "lo";
 
 /// What all findings rest on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct HostPlace {
     /// Addresses and ports where clients connect; a wildcard stands for every VIP of its family.
     pub services: Vec<SocketAddr>,
     /// Addresses that are here now and elsewhere tomorrow, or here and elsewhere at once.
@@ -30,13 +30,13 @@ pub struct Place {
     pub has_backend: bool,
 }
 
-impl Place {
+impl HostPlace {
     /// `moved`: addresses that keepalived moves.
     pub fn find(config: &Config, moved: &[IpAddr]) -> Self {
         Self::among(config, moved, netdev::networks().unwrap_or_default(), netdev::source_towards)
     }
 
-    /// As [`Place::find`], on a host with these `networks` where a packet to an address leaves from `source`.
+    /// As [`HostPlace::find`], on a host with these `networks` where a packet to an address leaves from `source`.
     fn among(
         config: &Config,
         moved: &[IpAddr],
@@ -119,9 +119,9 @@ mod tests {
         text.iter().map(|(name, network)| (name.to_string(), network.parse().unwrap())).collect()
     }
 
-    fn find(listen: &str, moved: &[&str], on: &[(&str, &str)]) -> Place {
+    fn find(listen: &str, moved: &[&str], on: &[(&str, &str)]) -> HostPlace {
         let moved: Vec<_> = moved.iter().map(|ip| ip.parse().unwrap()).collect();
-        Place::among(&config(listen), &moved, networks(on), |_| None)
+        HostPlace::among(&config(listen), &moved, networks(on), |_| None)
     }
 
     const HOST: &[(&str, &str)] = &[("lo", "127.0.0.1/8"), ("eth0", "10.0.0.21/24"), ("eth1", "192.168.0.1/24")];

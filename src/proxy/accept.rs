@@ -11,7 +11,7 @@ use super::flow::{Arrival, Flow, Phase};
 use super::plane::FrontendPlane;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
-use super::worker::{Place, Verdict, Worker};
+use super::worker::{FlowVerdict, Place, Worker};
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol::{self, Parse};
@@ -152,18 +152,18 @@ impl Worker {
     }
 
     /// Reads the PROXY header if it is complete, and goes on to connect.
-    pub(super) fn header_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
-        let Phase::Header(client) = &flow.phase else { return Verdict::Keep };
+    pub(super) fn header_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
+        let Phase::Header(client) = &flow.phase else { return FlowVerdict::Keep };
         let mut header = [0; HEADER_MAX];
         let length = match socket::peek(client, &mut header) {
-            Ok(0) => return Verdict::End(EndReason::BadProxyHeader, 0),
+            Ok(0) => return FlowVerdict::End(EndReason::BadProxyHeader, 0),
             Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Verdict::Keep,
-            Err(error) => return Verdict::End(EndReason::ClientLeft, error.raw_os_error().unwrap_or(0)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return FlowVerdict::Keep,
+            Err(error) => return FlowVerdict::End(EndReason::ClientLeft, error.raw_os_error().unwrap_or(0)),
         };
         match proxy_protocol::parse(&header[..length]) {
-            Parse::Incomplete if length < HEADER_MAX => return Verdict::Keep,
-            Parse::Incomplete | Parse::Invalid(_) => return Verdict::End(EndReason::BadProxyHeader, 0),
+            Parse::Incomplete if length < HEADER_MAX => return FlowVerdict::Keep,
+            Parse::Incomplete | Parse::Invalid(_) => return FlowVerdict::End(EndReason::BadProxyHeader, 0),
             Parse::Header { length, source } => {
                 let _ = socket::read(client, &mut header[..length]);
                 if let Some((client, vip)) = source {
@@ -175,7 +175,7 @@ impl Worker {
         }
         match admission::admit_source(&flow.frontend, &self.shared.sources, flow.client_addr, self.now_ns) {
             Ok(hold) => flow.holds.source = hold,
-            Err(reason) => return Verdict::End(reason, 0),
+            Err(reason) => return FlowVerdict::End(reason, 0),
         }
         self.begin_connect(flow, Some(ready))
     }
@@ -251,10 +251,10 @@ impl Worker {
         let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
         self.places[index].flow = Some(Flow::new(arrival));
         self.with_flow(at, |worker, flow| match watched {
-            Err(error) => Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
+            Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
             Ok(()) if wants_header => {
                 worker.expect_header(flow, worker.now_ns);
-                Verdict::Keep
+                FlowVerdict::Keep
             }
             Ok(()) => worker.begin_connect(flow, None),
         });

@@ -10,7 +10,7 @@ use crate::config::{Config, Frontend};
 use crate::model::balance::{Balance, Turns};
 use crate::model::pacing::TokenBucket;
 use crate::sys::clock::now_ns;
-use crate::table::carried::{Carried, FrontendLoad, SavedSource, SavedTurns};
+use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource, SavedTurns};
 
 /// Sources that are told of at most: with more of them a message would grow too long. Those that are nearest to a limit
 /// go first.
@@ -18,7 +18,7 @@ const SOURCES_MAX: usize = 30_000;
 
 impl Proxy {
     /// What another process should know to go on with.
-    pub fn save(&self) -> Result<Carried, StuckWorker> {
+    pub fn save(&self) -> Result<CarriedCounters, StuckWorker> {
         let (sources, sources_left_out) = self.save_sources();
         let mut turns = Vec::new();
         for worker in 0..self.workers() {
@@ -29,7 +29,7 @@ impl Proxy {
             flows: entry.active.load(Relaxed),
         };
         let frontends = self.table.registry.frontends().iter().map(|entry| load(entry)).collect();
-        Ok(Carried { frontends, sources, sources_left_out, turns })
+        Ok(CarriedCounters { frontends, sources, sources_left_out, turns })
     }
 
     /// The sources alone, at the very end.
@@ -39,7 +39,7 @@ impl Proxy {
     }
 
     /// Goes on with what another process knew, which still has its flows. Call it before anyone is served.
-    pub fn recall(&self, config: &Config, carried: &Carried) {
+    pub fn recall(&self, config: &Config, carried: &CarriedCounters) {
         for entry in self.table.registry.frontends() {
             let loads = carried.frontends.iter().filter(|load| *load.name == *entry.name);
             loads.for_each(|load| entry.elsewhere.expect(load.flows));

@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use super::admission::{FrontendHold, count_source_again};
 use super::flow::{Flow, Phase, Relaying, Side};
 use super::serve::{ended_by, errno, is_silence};
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::{silence, socket, tcp_info};
 use crate::table::flows::{Field, FlowState, pack_place};
@@ -36,7 +36,7 @@ pub struct Closing {
 }
 
 /// What has become of one end.
-enum Leg {
+enum ClosingLeg {
     Open,
     /// It has acknowledged all, or has reset the connection.
     Over,
@@ -55,7 +55,7 @@ impl Closing {
 
 impl Worker {
     /// Has a flow end whose both directions are done, now or when that has arrived.
-    pub(super) fn close_if_done(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn close_if_done(&mut self, flow: &mut Flow) -> FlowVerdict {
         match &flow.phase {
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
@@ -65,13 +65,13 @@ impl Worker {
                 };
                 self.close(flow, reason)
             }
-            _ => Verdict::Keep,
+            _ => FlowVerdict::Keep,
         }
     }
 
     /// Ends a flow by FIN both ways, for `reason`. Nothing may be held of it.
-    pub(super) fn close_both(&mut self, flow: &mut Flow, reason: EndReason) -> Verdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::End(reason, 0) };
+    pub(super) fn close_both(&mut self, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::End(reason, 0) };
         flow.holds.let_go();
         relaying.up.pass_fin(&relaying.backend);
         relaying.down.pass_fin(&relaying.client);
@@ -79,23 +79,23 @@ impl Worker {
         self.close(flow, reason)
     }
 
-    fn close(&mut self, flow: &mut Flow, reason: EndReason) -> Verdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+    fn close(&mut self, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let all_arrived = |leg| silence::unacknowledged(leg).is_ok_and(|bytes| bytes == 0);
         let (client_is_over, backend_is_over) = (all_arrived(&relaying.client), all_arrived(&relaying.backend));
         if client_is_over && backend_is_over {
-            return Verdict::End(reason, 0);
+            return FlowVerdict::End(reason, 0);
         }
         let closing = Closing { reason, client_is_over, backend_is_over, left: usize::MAX, left_since_ns: 0 };
         relaying.closing = Some(Box::new(closing));
         self.backend_may_be_over(flow);
-        Verdict::Keep
+        FlowVerdict::Keep
     }
 
     /// One of its sockets has something to tell: most likely that it is over.
-    pub(super) fn closing_ready(&mut self, flow: &mut Flow) -> Verdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
-        let Some(closing) = &mut relaying.closing else { return Verdict::Keep };
+    pub(super) fn closing_ready(&mut self, flow: &mut Flow) -> FlowVerdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
+        let Some(closing) = &mut relaying.closing else { return FlowVerdict::Keep };
         let legs = [
             (Side::Client, &relaying.client, &mut closing.client_is_over),
             (Side::Backend, &relaying.backend, &mut closing.backend_is_over),
@@ -104,21 +104,21 @@ impl Worker {
             if *is_over {
                 continue;
             }
-            match Leg::look(leg) {
-                Leg::Open => {}
-                Leg::Over => *is_over = true,
-                Leg::Silent(error) => return ended_by(side, errno(Some(&error))),
+            match ClosingLeg::look(leg) {
+                ClosingLeg::Open => {}
+                ClosingLeg::Over => *is_over = true,
+                ClosingLeg::Silent(error) => return ended_by(side, errno(Some(&error))),
             }
         }
         if closing.client_is_over && closing.backend_is_over {
-            return Verdict::End(closing.reason, 0);
+            return FlowVerdict::End(closing.reason, 0);
         }
         self.backend_may_be_over(flow);
-        Verdict::Keep
+        FlowVerdict::Keep
     }
 
     /// A flow that is closing takes longer than a round trip.
-    pub(super) fn closing_is_late(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn closing_is_late(&mut self, flow: &mut Flow) -> FlowVerdict {
         self.count_again(flow);
         self.closing_ready(flow)
     }
@@ -133,7 +133,7 @@ impl Worker {
     }
 
     /// A flow that has been idle for too long: one that is closing has not while its end takes something.
-    pub(super) fn idle_due(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn idle_due(&mut self, flow: &mut Flow) -> FlowVerdict {
         let (limit, now_ns) = (flow.frontend.settings.idle_timeout, self.now_ns);
         if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
             let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);
@@ -142,10 +142,10 @@ impl Worker {
                 (closing.left, closing.left_since_ns) = (left, now_ns);
             }
             if limit.is_none_or(|limit| now_ns - closing.left_since_ns < limit.as_nanos() as u64) {
-                return Verdict::Keep;
+                return FlowVerdict::Keep;
             }
         }
-        Verdict::End(EndReason::IdleTimeout, 0)
+        FlowVerdict::End(EndReason::IdleTimeout, 0)
     }
 
     /// A backend that has done its part has the flow no more, though its client may need long to read the end.
@@ -160,7 +160,7 @@ impl Worker {
     }
 }
 
-impl Leg {
+impl ClosingLeg {
     fn look(leg: &OwnedFd) -> Self {
         if silence::unacknowledged(leg).is_ok_and(|bytes| bytes == 0) {
             return Self::Over;

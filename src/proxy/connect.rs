@@ -13,9 +13,9 @@ use super::legs::Leg;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::addr::VipAddr;
-use crate::model::balance::{self, Balance, Candidate, Draw, NoPick, Preference, Turns};
+use crate::model::balance::{self, Balance, Draw, NoPick, PickCandidate, Preference, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
 use crate::sys::epoll::Ready;
@@ -29,13 +29,13 @@ const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// Starts the first attempt. `ready` is an event of the client's socket that was not acted upon.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, ready: Option<Ready>) -> Verdict {
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, ready: Option<Ready>) -> FlowVerdict {
         let client = match mem::replace(&mut flow.phase, Phase::Between) {
             Phase::Header(client) => client,
             Phase::Connecting(connecting) => connecting.client,
             other => {
                 flow.phase = other;
-                return Verdict::Keep;
+                return FlowVerdict::Keep;
             }
         };
         let mut connecting = Connecting::new(client, self.now_ns);
@@ -46,13 +46,13 @@ impl Worker {
     }
 
     /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
-    pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> FlowVerdict {
         let mut no_pick = None;
         // Another worker took the last place of a backend between our look and our reservation.
         let mut taken_meanwhile = false;
         loop {
             let picked = self.pick(flow);
-            let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
+            let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
             let settings = &flow.frontend.settings;
             if u32::from(current.begun) >= settings.connect_attempts {
                 break;
@@ -86,16 +86,16 @@ impl Worker {
                     let backend = place.0.id;
                     let started_at_ns = self.now_ns;
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
-                    let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
+                    let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
                     self.slot(flow.at.key()).set(Field::Place as usize, word);
-                    return Verdict::Keep;
+                    return FlowVerdict::Keep;
                 }
                 Err(error) => {
                     let failure = classify(&error);
                     self.account_failure(&place.0, failure);
-                    let Phase::Connecting(current) = &mut flow.phase else { return Verdict::Keep };
+                    let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
                     if failure == ConnectFailure::OutOfFiles {
                         // This flow's own descriptor is about to be free again: without a pause the next client would
@@ -108,15 +108,15 @@ impl Worker {
         }
         match &flow.phase {
             Phase::Connecting(connecting) if connecting.attempts.is_empty() => give_up(connecting, no_pick),
-            _ => Verdict::Keep,
+            _ => FlowVerdict::Keep,
         }
     }
 
     /// An attempt was answered, one way or the other.
-    pub(super) fn attempt_ready(&mut self, flow: &mut Flow, number: u8, ready: Ready) -> Verdict {
-        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+    pub(super) fn attempt_ready(&mut self, flow: &mut Flow, number: u8, ready: Ready) -> FlowVerdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
         let Some(index) = connecting.attempts.iter().position(|attempt| attempt.number == number) else {
-            return Verdict::Keep;
+            return FlowVerdict::Keep;
         };
         if ready.failed() || ready.hung_up() {
             let attempt = connecting.attempts.swap_remove(index);
@@ -124,7 +124,7 @@ impl Worker {
             return self.attempt_failed(flow, attempt, classify(&error), error.raw_os_error().unwrap_or(0));
         }
         if !ready.writable() {
-            return Verdict::Keep;
+            return FlowVerdict::Keep;
         }
         let attempt = connecting.attempts.swap_remove(index);
         if attempt.place.0.preference() == Preference::Never {
@@ -136,14 +136,14 @@ impl Worker {
     }
 
     /// A deadline of a connecting flow has come: give up slow attempts, hedge the only one left.
-    pub(super) fn connect_due(&mut self, flow: &mut Flow) -> Verdict {
-        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+    pub(super) fn connect_due(&mut self, flow: &mut Flow) -> FlowVerdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
         let now_ns = self.now_ns;
         if let Some(index) = connecting.attempts.iter().position(|attempt| attempt.deadline_ns <= now_ns) {
             let attempt = connecting.attempts.swap_remove(index);
             let verdict = self.attempt_failed(flow, attempt, ConnectFailure::TimedOut, libc::ETIMEDOUT);
             return match verdict {
-                Verdict::Keep => self.connect_due(flow),
+                FlowVerdict::Keep => self.connect_due(flow),
                 end => end,
             };
         }
@@ -160,20 +160,20 @@ impl Worker {
                 hedge.place.0.lanes[self.number].hedged.add(1);
             }
         }
-        let Phase::Connecting(connecting) = &flow.phase else { return Verdict::Keep };
+        let Phase::Connecting(connecting) = &flow.phase else { return FlowVerdict::Keep };
         if let Some(next) = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min() {
             self.timers.set(next, Due::Connect(flow.at));
         }
-        Verdict::Keep
+        FlowVerdict::Keep
     }
 
     /// Gives up the attempts at one backend, for it was ejected, and tries another.
-    pub(super) fn abandon_attempts(&mut self, flow: &mut Flow, backend: crate::model::ids::BackendId) -> Verdict {
-        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+    pub(super) fn abandon_attempts(&mut self, flow: &mut Flow, backend: crate::model::ids::BackendId) -> FlowVerdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
         connecting.attempts.retain(|attempt| attempt.place.0.id != backend);
         match connecting.attempts.is_empty() {
             true => self.next_attempt(flow),
-            false => Verdict::Keep,
+            false => FlowVerdict::Keep,
         }
     }
 
@@ -183,7 +183,7 @@ impl Worker {
     }
 
     /// Sets the options that only a flow of some age is worth, and shows its source port.
-    pub(super) fn settle(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn settle(&mut self, flow: &mut Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
             let set = if relaying.lenient { socket::set_keepalive } else { socket::set_liveness };
             let _ = set(&relaying.backend, &flow.frontend.liveness);
@@ -191,10 +191,16 @@ impl Worker {
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }
         }
-        Verdict::Keep
+        FlowVerdict::Keep
     }
 
-    fn attempt_failed(&mut self, flow: &mut Flow, attempt: Attempt, failure: ConnectFailure, errno: i32) -> Verdict {
+    fn attempt_failed(
+        &mut self,
+        flow: &mut Flow,
+        attempt: Attempt,
+        failure: ConnectFailure,
+        errno: i32,
+    ) -> FlowVerdict {
         self.account_failure(&attempt.place.0, failure);
         socket::reset(attempt.socket);
         if let Phase::Connecting(connecting) = &mut flow.phase {
@@ -212,8 +218,8 @@ impl Worker {
     }
 
     /// The first attempt to be answered becomes the backend leg; the others are reset.
-    fn establish(&mut self, flow: &mut Flow, winner: Attempt, ready: Ready) -> Verdict {
-        let Phase::Connecting(connecting) = &mut flow.phase else { return Verdict::Keep };
+    fn establish(&mut self, flow: &mut Flow, winner: Attempt, ready: Ready) -> FlowVerdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
         for loser in connecting.attempts.drain(..) {
             socket::reset(loser.socket);
         }
@@ -229,7 +235,9 @@ impl Worker {
             false => Direction::default(),
         };
         let mut down = Direction::default();
-        let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else { return Verdict::Keep };
+        let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else {
+            return FlowVerdict::Keep;
+        };
         match connecting.client_readable {
             true => up.source_ready(connecting.client_ends),
             // A backend that speaks first is not to wait for the client's first byte.
@@ -279,7 +287,7 @@ impl Worker {
         self.candidates.extend(flow.frontend.backends.iter().map(|named| {
             let entry = named.current();
             let active = entry.load();
-            Candidate {
+            PickCandidate {
                 preference: entry.preference(),
                 weight: entry.weight().saturating_mul(entry.share(now_ns)),
                 active,
@@ -316,7 +324,7 @@ pub(super) fn classify(error: &io::Error) -> ConnectFailure {
 }
 
 /// The reason for a flow that no backend took.
-fn give_up(connecting: &Connecting, no_pick: Option<NoPick>) -> Verdict {
+fn give_up(connecting: &Connecting, no_pick: Option<NoPick>) -> FlowVerdict {
     match connecting.last_failure {
         Some((failure, errno)) => {
             let reason = match failure {
@@ -325,10 +333,10 @@ fn give_up(connecting: &Connecting, no_pick: Option<NoPick>) -> Verdict {
                 ConnectFailure::OutOfPorts => EndReason::OutOfPorts,
                 _ => EndReason::ConnectFailed,
             };
-            Verdict::End(reason, errno)
+            FlowVerdict::End(reason, errno)
         }
-        None if no_pick == Some(NoPick::AllFull) => Verdict::End(EndReason::BackendsFull, 0),
-        None => Verdict::End(EndReason::NoBackend, 0),
+        None if no_pick == Some(NoPick::AllFull) => FlowVerdict::End(EndReason::BackendsFull, 0),
+        None => FlowVerdict::End(EndReason::NoBackend, 0),
     }
 }
 

@@ -37,11 +37,11 @@ const MARGIN_MIN_NS: u64 = 500_000_000;
 #[derive(Debug, Default)]
 pub struct Deliveries {
     /// Those that are looked at equally often, soonest first. As many as there are settings of TCP_USER_TIMEOUT.
-    lines: Vec<Line>,
+    lines: Vec<DeliveryLine>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct DeliveryLine {
     every_ns: u64,
     flows: VecDeque<Delivering>,
 }
@@ -54,12 +54,12 @@ struct Delivering {
     /// from the first one, though much arrives in between (retrans_stamp).
     since_ns: u64,
     /// Its client and its backend as they were.
-    seen: Option<Box<[Option<Seen>; 2]>>,
+    seen: Option<Box<[Option<SeenLeg>; 2]>>,
 }
 
 /// A leg that had something under way when it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct SeenLeg {
     acked: u64,
     is_stuck: bool,
     /// The first look at it, or the last one that found that something was taken.
@@ -70,7 +70,7 @@ struct Seen {
 
 /// What becomes of a leg's TCP_USER_TIMEOUT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Act {
+enum TimeoutAct {
     /// The far end lives: it gets more time.
     Extend,
     Leave,
@@ -87,12 +87,12 @@ impl Deliveries {
     fn push(&mut self, every_ns: u64, next: Delivering) {
         match self.lines.iter_mut().find(|line| line.every_ns == every_ns) {
             Some(line) => line.flows.push_back(next),
-            None => self.lines.push(Line { every_ns, flows: [next].into() }),
+            None => self.lines.push(DeliveryLine { every_ns, flows: [next].into() }),
         }
     }
 
     fn pop(&mut self, now_ns: u64) -> Option<Delivering> {
-        let due = |line: &&mut Line| line.flows.front().is_some_and(|next| next.due_ns <= now_ns);
+        let due = |line: &&mut DeliveryLine| line.flows.front().is_some_and(|next| next.due_ns <= now_ns);
         let found = self.lines.iter_mut().find(due).and_then(|line| line.flows.pop_front());
         if found.is_none() {
             // Settings that a reload changed, some time ago.
@@ -155,15 +155,15 @@ fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
     for (side, leg) in legs.into_iter().enumerate() {
         let state = delivery(leg).unwrap_or(Delivery::Done);
         let before = looked.seen.as_deref().and_then(|seen| seen[side]);
-        seen[side] = Seen::go_on(before, state, now_ns);
+        seen[side] = SeenLeg::go_on(before, state, now_ns);
         match act(state, seen[side], now_ns, patience_ns) {
-            Act::Extend => {
+            TimeoutAct::Extend => {
                 set_patience(leg, extended_ns(now_ns - looked.since_ns, patience_ns));
                 lenient = true;
             }
-            Act::Leave => lenient |= relaying.lenient,
-            Act::Restore if relaying.lenient => set_patience(leg, patience_ns),
-            Act::Restore => {}
+            TimeoutAct::Leave => lenient |= relaying.lenient,
+            TimeoutAct::Restore if relaying.lenient => set_patience(leg, patience_ns),
+            TimeoutAct::Restore => {}
         }
     }
     relaying.lenient = lenient;
@@ -172,7 +172,7 @@ fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
     relaying.delivering
 }
 
-impl Seen {
+impl SeenLeg {
     /// What was seen before goes on, or begins.
     fn go_on(before: Option<Self>, state: Delivery, now_ns: u64) -> Option<Self> {
         let (acked, is_stuck) = match state {
@@ -188,19 +188,19 @@ impl Seen {
     }
 }
 
-fn act(state: Delivery, seen: Option<Seen>, now_ns: u64, patience_ns: u64) -> Act {
+fn act(state: Delivery, seen: Option<SeenLeg>, now_ns: u64, patience_ns: u64) -> TimeoutAct {
     let (Delivery::Stuck(stuck), Some(seen)) = (state, seen) else {
-        return if state == Delivery::Done { Act::Restore } else { Act::Leave };
+        return if state == Delivery::Done { TimeoutAct::Restore } else { TimeoutAct::Leave };
     };
     let is_silent = stuck.silence.as_nanos() >= u128::from(patience_ns);
     match stuck.by {
-        StuckBy::Probes(unanswered) if is_silent && unanswered >= LOST_PROBES_MAX => Act::Restore,
-        StuckBy::ClosedWindow if is_silent => Act::Restore,
-        StuckBy::Probes(_) | StuckBy::ClosedWindow => Act::Extend,
+        StuckBy::Probes(unanswered) if is_silent && unanswered >= LOST_PROBES_MAX => TimeoutAct::Restore,
+        StuckBy::ClosedWindow if is_silent => TimeoutAct::Restore,
+        StuckBy::Probes(_) | StuckBy::ClosedWindow => TimeoutAct::Extend,
         // That it sends something itself does not say that it hears us.
-        StuckBy::Loss if now_ns - seen.news_ns >= patience_ns => Act::Restore,
-        StuckBy::Loss if seen.moves => Act::Extend,
-        StuckBy::Loss => Act::Leave,
+        StuckBy::Loss if now_ns - seen.news_ns >= patience_ns => TimeoutAct::Restore,
+        StuckBy::Loss if seen.moves => TimeoutAct::Extend,
+        StuckBy::Loss => TimeoutAct::Leave,
     }
 }
 
@@ -232,11 +232,11 @@ mod tests {
     }
 
     /// What becomes of a leg that was first seen at 0 and is seen again after `after_s`.
-    fn after(after_s: u64, first: Stuck, again: Stuck) -> Act {
+    fn after(after_s: u64, first: Stuck, again: Stuck) -> TimeoutAct {
         let now_ns = after_s * 1_000_000_000;
-        let seen = Seen::go_on(None, Delivery::Stuck(first), 0);
+        let seen = SeenLeg::go_on(None, Delivery::Stuck(first), 0);
         let again = Delivery::Stuck(again);
-        act(again, Seen::go_on(seen, again, now_ns), now_ns, PATIENCE_NS)
+        act(again, SeenLeg::go_on(seen, again, now_ns), now_ns, PATIENCE_NS)
     }
 
     #[test]
@@ -245,30 +245,33 @@ mod tests {
             let seen = stuck(StuckBy::Probes(unanswered), silence_s, 1);
             after(100, seen, seen)
         };
-        assert_eq!(probes(119, 0), Act::Extend, "it was not asked");
-        assert_eq!(probes(40, 2), Act::Extend, "two probes can be lost");
-        assert_eq!(probes(29, 9), Act::Extend, "it answered lately");
-        assert_eq!(probes(30, 3), Act::Restore);
+        assert_eq!(probes(119, 0), TimeoutAct::Extend, "it was not asked");
+        assert_eq!(probes(40, 2), TimeoutAct::Extend, "two probes can be lost");
+        assert_eq!(probes(29, 9), TimeoutAct::Extend, "it answered lately");
+        assert_eq!(probes(30, 3), TimeoutAct::Restore);
         let closed = |silence_s| stuck(StuckBy::ClosedWindow, silence_s, 1);
-        assert_eq!([after(100, closed(1), closed(29)), after(100, closed(1), closed(30))], [Act::Extend, Act::Restore]);
+        assert_eq!(
+            [after(100, closed(1), closed(29)), after(100, closed(1), closed(30))],
+            [TimeoutAct::Extend, TimeoutAct::Restore]
+        );
     }
 
     #[test]
     fn a_host_that_loses_segments_must_take_some_and_not_only_speak() {
         let loss = |acked| stuck(StuckBy::Loss, 0, acked);
-        assert_eq!(after(5, loss(1), loss(1)), Act::Leave, "it may take some yet");
-        assert_eq!(after(30, loss(1), loss(1)), Act::Restore);
-        assert_eq!(after(500, loss(1), loss(2)), Act::Extend);
+        assert_eq!(after(5, loss(1), loss(1)), TimeoutAct::Leave, "it may take some yet");
+        assert_eq!(after(30, loss(1), loss(1)), TimeoutAct::Restore);
+        assert_eq!(after(500, loss(1), loss(2)), TimeoutAct::Extend);
     }
 
     /// Else a host that vanishes amid a transfer is given time for what it took before.
     #[test]
     fn what_was_taken_before_the_losses_began_does_not_count() {
         let (smooth, loss) = (Delivery::UnderWay { acked: 1 }, Delivery::Stuck(stuck(StuckBy::Loss, 0, 2)));
-        let seen = Seen::go_on(Seen::go_on(None, smooth, 0), loss, 1_000_000_000);
-        assert_eq!(act(loss, seen, 1_000_000_000, PATIENCE_NS), Act::Leave);
-        assert_eq!(act(smooth, seen, 1_000_000_000, PATIENCE_NS), Act::Leave);
-        assert_eq!(act(Delivery::Done, None, 1_000_000_000, PATIENCE_NS), Act::Restore);
+        let seen = SeenLeg::go_on(SeenLeg::go_on(None, smooth, 0), loss, 1_000_000_000);
+        assert_eq!(act(loss, seen, 1_000_000_000, PATIENCE_NS), TimeoutAct::Leave);
+        assert_eq!(act(smooth, seen, 1_000_000_000, PATIENCE_NS), TimeoutAct::Leave);
+        assert_eq!(act(Delivery::Done, None, 1_000_000_000, PATIENCE_NS), TimeoutAct::Restore);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::flow::{Connecting, Flow, PendingEnd, Phase, Side};
 use super::timers::Due;
 use super::unheard::Otherwise;
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::standing::standing;
 use crate::sys::{socket, tcp_info};
@@ -50,20 +50,20 @@ impl Worker {
     }
 
     /// A flow's turn to end has come.
-    pub(super) fn end_due(&mut self, flow: &mut Flow) -> Verdict {
-        let Some(pending) = flow.pending_end else { return Verdict::Keep };
+    pub(super) fn end_due(&mut self, flow: &mut Flow) -> FlowVerdict {
+        let Some(pending) = flow.pending_end else { return FlowVerdict::Keep };
         if let Some(idle) = pending.only_idle_for {
             let quiet_ns = self.now_ns.saturating_sub(self.last_byte_ns(flow));
             if flow.holds_bytes() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
                 flow.pending_end = None;
                 self.show_state(flow);
-                return Verdict::Keep;
+                return FlowVerdict::Keep;
             }
         }
         match pending.reason.client_saw() {
-            ClientSaw::Fin if flow.is_closing() => Verdict::Keep,
+            ClientSaw::Fin if flow.is_closing() => FlowVerdict::Keep,
             ClientSaw::Fin => self.close_both(flow, pending.reason),
-            _ => Verdict::End(pending.reason, 0),
+            _ => FlowVerdict::End(pending.reason, 0),
         }
     }
 
@@ -208,7 +208,7 @@ impl Worker {
             flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
             let backend = flow.backend_used();
             worker.slot(at.key()).set(Field::Place as usize, pack_place(FlowState::Ending, backend));
-            Verdict::Keep
+            FlowVerdict::Keep
         });
     }
 

@@ -7,7 +7,7 @@ use super::relay::Tools;
 use super::sources::SourceHold;
 use super::token::{FlowRef, Token};
 use super::upgrade::{Departure, MovingFlow};
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::socket;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
@@ -46,7 +46,7 @@ impl Worker {
         self.with_flow(at, |worker, flow| {
             let begun = worker.watch_again(flow);
             if let Err(error) = begun {
-                return Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0));
+                return FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0));
             }
             worker.go_on(flow)
         });
@@ -72,11 +72,11 @@ impl Worker {
     }
 
     /// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
-    pub(super) fn go_on(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn go_on(&mut self, flow: &mut Flow) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) => {
                 self.expect_header(flow, flow.accepted_at_ns);
-                Verdict::Keep
+                FlowVerdict::Keep
             }
             Phase::Connecting(_) => self.begin_connect(flow, None),
             Phase::Relaying(relaying) => {
@@ -93,7 +93,7 @@ impl Worker {
                 self.ripen_later(flow);
                 self.close_if_done(flow)
             }
-            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => Verdict::Keep,
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
         }
     }
 

@@ -118,10 +118,10 @@ pub struct Attempt {
 
 /// Counts one flow towards its backend for as long as it is held, or until it is told not to.
 #[derive(Debug)]
-pub struct BackendHold(pub Arc<BackendEntry>, Counts);
+pub struct BackendHold(pub Arc<BackendEntry>, ByteCounts);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counts {
+enum ByteCounts {
     Yes,
     No,
 }
@@ -129,12 +129,12 @@ enum Counts {
 impl BackendHold {
     /// Of a flow that has been counted.
     pub fn new(entry: Arc<BackendEntry>) -> Self {
-        Self(entry, Counts::Yes)
+        Self(entry, ByteCounts::Yes)
     }
 
     /// True: it did until now.
     pub fn count_out(&mut self) -> bool {
-        let counted = mem::replace(&mut self.1, Counts::No) == Counts::Yes;
+        let counted = mem::replace(&mut self.1, ByteCounts::No) == ByteCounts::Yes;
         if counted {
             self.0.release();
         }
@@ -142,7 +142,7 @@ impl BackendHold {
     }
 
     pub fn count_again(&mut self) {
-        if mem::replace(&mut self.1, Counts::Yes) == Counts::No {
+        if mem::replace(&mut self.1, ByteCounts::Yes) == ByteCounts::No {
             self.0.count_again();
         }
     }
@@ -196,12 +196,12 @@ pub struct Lent {
     pub attempt: u8,
     pub leaving: Leaving,
     /// What the path was asked for.
-    pub ending: Option<Asked>,
+    pub ending: Option<EndAsked>,
 }
 
 /// The path was asked to end a flow.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct EndAsked {
     pub reason: EndReason,
     /// Unless it moved a byte lately.
     pub only_if_idle: bool,

@@ -7,11 +7,11 @@
 use std::mem;
 use std::time::Duration;
 
-use super::flow::{Asked, Flow, Leaving, Lent, Phase, Relaying};
+use super::flow::{EndAsked, Flow, Leaving, Lent, Phase, Relaying};
 use super::relay::{Direction, Pumped};
 use super::timers::Due;
 use super::token::{FlowRef, Token};
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::{silence, socket};
 use crate::table::flows::{Field, FlowState, pack_place};
@@ -51,21 +51,21 @@ impl Worker {
     }
 
     /// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
-    pub(super) fn leave_due(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn leave_due(&mut self, flow: &mut Flow) -> FlowVerdict {
         if self.policy().is_none() || flow.pending_end.is_some() {
-            return Verdict::Keep;
+            return FlowVerdict::Keep;
         }
         let now_ns = self.now_ns;
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
         if now_ns < relaying.leaving.not_before_ns || closes {
-            return Verdict::Keep;
+            return FlowVerdict::Keep;
         }
         match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
             true => self.lend(flow),
             false => self.try_again(flow),
         }
-        Verdict::Keep
+        FlowVerdict::Keep
     }
 
     /// Reads what the client sent, and lends the flow if this is the moment. What was read is held otherwise.
@@ -143,7 +143,7 @@ impl Worker {
             _ => idle,
         };
         let unless_moved_since_ns = idle.map(|idle| self.now_ns.saturating_sub(idle.as_nanos() as u64));
-        let asks = Asked { reason, only_if_idle: idle.is_some() };
+        let asks = EndAsked { reason, only_if_idle: idle.is_some() };
         let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
         // Once is enough, but what may spare the flow does not stand in for what may not.
         if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
@@ -235,7 +235,7 @@ impl Worker {
                 flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(&table) };
                 worker.show(flow, FlowState::Offloaded, backend);
             }
-            Verdict::Keep
+            FlowVerdict::Keep
         });
     }
 
@@ -247,8 +247,8 @@ impl Worker {
         self.with_flow(at, |worker, flow| worker.take_back(flow, sockets, why));
     }
 
-    fn take_back(&mut self, flow: &mut Flow, sockets: Sockets, why: Stays) -> Verdict {
-        let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return Verdict::Keep };
+    fn take_back(&mut self, flow: &mut Flow, sockets: Sockets, why: Stays) -> FlowVerdict {
+        let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
         let Lent { backend_addr, place, source_port, attempt, leaving, ending } = lent;
         let Sockets { client, backend, held_up, held_down } = sockets;
         let shared = flow.shared;
@@ -272,7 +272,7 @@ impl Worker {
             leaving,
         });
         if let Some(asked) = ending.filter(|asked| !asked.only_if_idle) {
-            return Verdict::End(asked.reason, 0);
+            return FlowVerdict::End(asked.reason, 0);
         }
         self.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
         match (why, why.for_good()) {
@@ -289,7 +289,7 @@ impl Worker {
         };
         match watched {
             Ok(()) => self.go_on(flow),
-            Err(error) => Verdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
+            Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
         }
     }
 
@@ -312,7 +312,7 @@ impl Worker {
     fn progressed(&mut self, progress: Progress) {
         self.with_ticket(progress.ticket, |worker, flow| {
             worker.account_path(flow, &progress);
-            Verdict::Keep
+            FlowVerdict::Keep
         });
     }
 
@@ -326,7 +326,7 @@ impl Worker {
                     worker.show_state(flow);
                 }
             }
-            Verdict::Keep
+            FlowVerdict::Keep
         });
     }
 
@@ -359,7 +359,7 @@ impl Worker {
     }
 
     /// Hands the flow of `ticket` to `act`; has the path end one that is not known here.
-    fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> Verdict) {
+    fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         match self.place_of(ticket) {
             Some(at) => self.with_flow(at, act),
             None => self.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),

@@ -30,11 +30,11 @@ const GIVE_UP_FOR: Duration = Duration::from_secs(10);
 /// One worker's ports in TIME_WAIT, by backend.
 #[derive(Debug, Default)]
 pub struct Ports {
-    backends: HashMap<BackendAddr, Waiting>,
+    backends: HashMap<BackendAddr, WaitingPorts>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingPorts {
     /// Oldest first, each with the time when it was given.
     ports: VecDeque<(u64, u16)>,
     refusals: u32,
@@ -67,7 +67,8 @@ impl Ports {
         let waiting = self.backends.entry(backend).or_default();
         waiting.refusals = if had { 0 } else { waiting.refusals + 1 };
         if waiting.refusals == REFUSALS_MAX {
-            *waiting = Waiting { given_up_until_ns: now_ns + GIVE_UP_FOR.as_nanos() as u64, ..Waiting::default() };
+            *waiting =
+                WaitingPorts { given_up_until_ns: now_ns + GIVE_UP_FOR.as_nanos() as u64, ..WaitingPorts::default() };
         }
     }
 

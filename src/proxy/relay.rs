@@ -60,8 +60,8 @@ pub struct Tools {
 
 #[derive(Debug)]
 pub struct Direction {
-    stage: Stage,
-    held: Held,
+    stage: RelayStage,
+    held: HeldBytes,
     /// The source may have bytes, an EOF or an error.
     readable: bool,
     /// The kernel said that an end is behind the bytes: a short read must not be taken for all there is.
@@ -70,7 +70,7 @@ pub struct Direction {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum RelayStage {
     Open,
     Ending,
     Done,
@@ -78,7 +78,7 @@ enum Stage {
 
 /// Bytes read and not yet written. Anything but `Nothing` means that the destination was full.
 #[derive(Debug)]
-enum Held {
+enum HeldBytes {
     Nothing,
     Bytes { bytes: Box<[u8]>, written: usize },
     Pipe(Pipe),
@@ -86,14 +86,14 @@ enum Held {
 
 impl Default for Direction {
     fn default() -> Self {
-        Self { stage: Stage::Open, held: Held::Nothing, readable: false, end_behind: false, large_reads: 0 }
+        Self { stage: RelayStage::Open, held: HeldBytes::Nothing, readable: false, end_behind: false, large_reads: 0 }
     }
 }
 
 impl Direction {
     /// A direction that must deliver `first` before anything it reads.
     pub fn beginning_with(first: Vec<u8>) -> Self {
-        Self { held: Held::Bytes { bytes: first.into_boxed_slice(), written: 0 }, ..Self::default() }
+        Self { held: HeldBytes::Bytes { bytes: first.into_boxed_slice(), written: 0 }, ..Self::default() }
     }
 
     /// An open direction that holds `bytes`, perhaps none. What its sockets are ready for is told by epoll anew.
@@ -109,17 +109,17 @@ impl Direction {
 
     /// Waits for the destination to take what is held.
     pub fn is_blocked(&self) -> bool {
-        !matches!(self.held, Held::Nothing)
+        !matches!(self.held, HeldBytes::Nothing)
     }
 
     /// Reads its source when that is ready: not while it is blocked, nor after the source's EOF.
     pub fn reads(&self) -> bool {
-        self.stage == Stage::Open && !self.is_blocked()
+        self.stage == RelayStage::Open && !self.is_blocked()
     }
 
     /// Its FIN was passed on.
     pub fn is_done(&self) -> bool {
-        self.stage == Stage::Done
+        self.stage == RelayStage::Done
     }
 
     /// Has nothing to do: no byte is held, none waits to be read, and its source goes on.
@@ -131,18 +131,18 @@ impl Direction {
     pub fn read_ahead(&mut self, source: impl AsFd, tools: &mut Tools, pumped: &mut Pumped) -> Result<bool, Broken> {
         let Some(count) = self.read(source.as_fd(), tools)? else { return Ok(false) };
         pumped.read += count as u64;
-        self.held = Held::Bytes { bytes: tools.buffer[..count].into(), written: 0 };
+        self.held = HeldBytes::Bytes { bytes: tools.buffer[..count].into(), written: 0 };
         Ok(!self.readable)
     }
 
     /// What it holds, to leave with the flow. Not from a pipe: that is bulk, which does not leave.
     pub fn take_held(&mut self) -> Vec<u8> {
-        match std::mem::replace(&mut self.held, Held::Nothing) {
-            Held::Bytes { bytes, written: 0 } => bytes.into_vec(),
-            Held::Bytes { bytes, written } => bytes[written..].to_vec(),
-            Held::Nothing => Vec::new(),
-            Held::Pipe(pipe) => {
-                self.held = Held::Pipe(pipe);
+        match std::mem::replace(&mut self.held, HeldBytes::Nothing) {
+            HeldBytes::Bytes { bytes, written: 0 } => bytes.into_vec(),
+            HeldBytes::Bytes { bytes, written } => bytes[written..].to_vec(),
+            HeldBytes::Nothing => Vec::new(),
+            HeldBytes::Pipe(pipe) => {
+                self.held = HeldBytes::Pipe(pipe);
                 Vec::new()
             }
         }
@@ -155,19 +155,19 @@ impl Direction {
 
     /// What another process must know to go on with it. Bytes in a pipe become bytes in memory, here too.
     pub fn pack(&mut self, tools: &mut Tools) -> io::Result<HalfWay> {
-        if let Held::Pipe(pipe) = &mut self.held {
+        if let HeldBytes::Pipe(pipe) = &mut self.held {
             let bytes = pipe.read_out()?.into_boxed_slice();
             self.dismantle(tools);
-            self.held = Held::Bytes { bytes, written: 0 };
+            self.held = HeldBytes::Bytes { bytes, written: 0 };
         }
         let held = match &self.held {
-            Held::Bytes { bytes, written } => bytes[*written..].to_vec(),
-            Held::Nothing | Held::Pipe(_) => Vec::new(),
+            HeldBytes::Bytes { bytes, written } => bytes[*written..].to_vec(),
+            HeldBytes::Nothing | HeldBytes::Pipe(_) => Vec::new(),
         };
         let progress = match self.stage {
-            Stage::Open => Progress::Open,
-            Stage::Ending => Progress::Ending,
-            Stage::Done => Progress::Done,
+            RelayStage::Open => Progress::Open,
+            RelayStage::Ending => Progress::Ending,
+            RelayStage::Done => Progress::Done,
         };
         Ok(HalfWay { progress, held })
     }
@@ -175,13 +175,13 @@ impl Direction {
     /// Goes on where [`Direction::pack`] left off. What the sockets are ready for is told by epoll anew.
     pub fn unpack(half_way: HalfWay) -> Self {
         let stage = match half_way.progress {
-            Progress::Open => Stage::Open,
-            Progress::Ending => Stage::Ending,
-            Progress::Done => Stage::Done,
+            Progress::Open => RelayStage::Open,
+            Progress::Ending => RelayStage::Ending,
+            Progress::Done => RelayStage::Done,
         };
         let held = match half_way.held.is_empty() {
-            true => Held::Nothing,
-            false => Held::Bytes { bytes: half_way.held.into_boxed_slice(), written: 0 },
+            true => HeldBytes::Nothing,
+            false => HeldBytes::Bytes { bytes: half_way.held.into_boxed_slice(), written: 0 },
         };
         Self { stage, held, ..Self::default() }
     }
@@ -199,7 +199,7 @@ impl Direction {
             if !self.deliver(destination, tools, pumped)? {
                 return Ok(());
             }
-            if self.stage != Stage::Open || !self.readable {
+            if self.stage != RelayStage::Open || !self.readable {
                 return Ok(());
             }
             if pumped.read >= FAIR_BYTES {
@@ -213,19 +213,19 @@ impl Direction {
 
     /// Whether the source's FIN is now to be passed on: all that came before it was delivered.
     pub fn owes_fin(&self) -> bool {
-        self.stage == Stage::Ending && !self.is_blocked()
+        self.stage == RelayStage::Ending && !self.is_blocked()
     }
 
     /// Passes the source's FIN on, or says FIN for it.
     pub fn pass_fin(&mut self, destination: impl AsFd) {
         // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
         let _ = socket::finish_writing(destination);
-        self.stage = Stage::Done;
+        self.stage = RelayStage::Done;
     }
 
     /// Gives back what was borrowed. Call it before dropping.
     pub fn dismantle(&mut self, tools: &mut Tools) {
-        if let Held::Pipe(pipe) = std::mem::replace(&mut self.held, Held::Nothing) {
+        if let HeldBytes::Pipe(pipe) = std::mem::replace(&mut self.held, HeldBytes::Nothing) {
             tools.pipes.give_back(pipe);
         }
     }
@@ -234,19 +234,19 @@ impl Direction {
     fn deliver(&mut self, destination: BorrowedFd<'_>, tools: &mut Tools, pumped: &mut Pumped) -> Result<bool, Broken> {
         loop {
             let result = match &mut self.held {
-                Held::Nothing => return Ok(true),
-                Held::Bytes { bytes, written } if *written == bytes.len() => {
-                    self.held = Held::Nothing;
+                HeldBytes::Nothing => return Ok(true),
+                HeldBytes::Bytes { bytes, written } if *written == bytes.len() => {
+                    self.held = HeldBytes::Nothing;
                     return Ok(true);
                 }
-                Held::Bytes { bytes, written } => {
+                HeldBytes::Bytes { bytes, written } => {
                     socket::write(destination, &bytes[*written..]).inspect(|count| *written += count)
                 }
-                Held::Pipe(pipe) if pipe.held() == 0 => {
+                HeldBytes::Pipe(pipe) if pipe.held() == 0 => {
                     self.dismantle(tools);
                     return Ok(true);
                 }
-                Held::Pipe(pipe) => pipe.drain_to(destination),
+                HeldBytes::Pipe(pipe) => pipe.drain_to(destination),
             };
             match settle(result) {
                 Ok(Some(count)) => pumped.written += count as u64,
@@ -277,7 +277,7 @@ impl Direction {
                 let written = written.unwrap_or(0);
                 pumped.written += written as u64;
                 if written < count {
-                    self.held = Held::Bytes { bytes: bytes[written..].into(), written: 0 };
+                    self.held = HeldBytes::Bytes { bytes: bytes[written..].into(), written: 0 };
                 }
                 Ok(())
             }
@@ -330,7 +330,7 @@ impl Direction {
                 match settle(pipe.drain_to(destination)) {
                     Ok(Some(count)) => pumped.written += count as u64,
                     Ok(None) => {
-                        self.held = Held::Pipe(pipe);
+                        self.held = HeldBytes::Pipe(pipe);
                         return outcome;
                     }
                     Err(error) => {
@@ -353,7 +353,7 @@ impl Direction {
     }
 
     fn end(&mut self) {
-        self.stage = Stage::Ending;
+        self.stage = RelayStage::Ending;
         self.readable = false;
     }
 

@@ -2,13 +2,13 @@
 
 use super::flow::{Flow, Phase};
 use super::offload::patience_ns;
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::sys::socket;
 use crate::table::offload::Request;
 
 impl Worker {
     /// Gives a flow the timers that its frontend has now. What is opened or lent later has them anyway.
-    pub(super) fn retime(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn retime(&mut self, flow: &mut Flow) -> FlowVerdict {
         let liveness = &flow.frontend.liveness;
         // They fail if the connection has ended, which epoll tells.
         match &flow.phase {
@@ -26,6 +26,6 @@ impl Worker {
             }
             Phase::Between => {}
         }
-        Verdict::Keep
+        FlowVerdict::Keep
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use super::flow::{Flow, Phase, Side};
 use super::relay::{Broken, End, Pumped};
-use super::worker::{Verdict, Worker};
+use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
@@ -12,17 +12,17 @@ use crate::sys::tcp_info::fin_came;
 use crate::table::flows::Field;
 
 impl Worker {
-    pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> Verdict {
+    pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) => self.header_ready(flow, ready),
             Phase::Connecting(connecting) => {
                 if ready.failed() || ready.hung_up() {
                     let errno = errno(socket::take_error(&connecting.client).as_ref());
-                    return Verdict::End(EndReason::ClientLeft, errno);
+                    return FlowVerdict::End(EndReason::ClientLeft, errno);
                 }
                 connecting.client_readable |= ready.readable();
                 connecting.client_ends |= ready.ends();
-                Verdict::Keep
+                FlowVerdict::Keep
             }
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) => {
@@ -37,20 +37,20 @@ impl Worker {
                 let answer_wanted = ready.writable() && relaying.down.is_blocked();
                 let verdict = self.pump_up(flow);
                 match verdict {
-                    Verdict::Keep if answer_wanted => self.pump_down(flow),
+                    FlowVerdict::Keep if answer_wanted => self.pump_down(flow),
                     verdict => verdict,
                 }
             }
             // What it has is the path's to see.
-            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => Verdict::Keep,
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
         }
     }
 
-    pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> Verdict {
+    pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
-            Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => Verdict::Keep,
+            Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
-            Phase::Relaying(relaying) if relaying.attempt != attempt => Verdict::Keep,
+            Phase::Relaying(relaying) if relaying.attempt != attempt => FlowVerdict::Keep,
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) => {
                 if ready.readable() {
@@ -63,7 +63,7 @@ impl Worker {
                 let room_wanted = ready.writable() && relaying.up.is_blocked();
                 let verdict = self.pump_down(flow);
                 match verdict {
-                    Verdict::Keep if room_wanted => self.pump_up(flow),
+                    FlowVerdict::Keep if room_wanted => self.pump_up(flow),
                     verdict => verdict,
                 }
             }
@@ -71,7 +71,7 @@ impl Worker {
     }
 
     /// The turn of a flow that had its fair share and wanted more.
-    pub(super) fn pump_more(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn pump_more(&mut self, flow: &mut Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             relaying.waits_for_turn = false;
         }
@@ -79,22 +79,22 @@ impl Worker {
     }
 
     /// Moves whatever can be moved, either way.
-    pub(super) fn pump_both(&mut self, flow: &mut Flow) -> Verdict {
+    pub(super) fn pump_both(&mut self, flow: &mut Flow) -> FlowVerdict {
         match self.pump_up(flow) {
-            Verdict::Keep => self.pump_down(flow),
+            FlowVerdict::Keep => self.pump_down(flow),
             end => end,
         }
     }
 
     /// Client to backend.
-    fn pump_up(&mut self, flow: &mut Flow) -> Verdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+    fn pump_up(&mut self, flow: &mut Flow) -> FlowVerdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         if !relaying.up.wants_pump() {
-            return Verdict::Keep;
+            return FlowVerdict::Keep;
         }
         let mut moved = Pumped::default();
         let left = self.read_and_leave(flow, &mut moved);
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let result = match left {
             Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved),
             Err(broken) => Err(broken),
@@ -134,10 +134,10 @@ impl Worker {
     }
 
     /// Backend to client.
-    fn pump_down(&mut self, flow: &mut Flow) -> Verdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Verdict::Keep };
+    fn pump_down(&mut self, flow: &mut Flow) -> FlowVerdict {
+        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         if !relaying.down.wants_pump() {
-            return Verdict::Keep;
+            return FlowVerdict::Keep;
         }
         let mut moved = Pumped::default();
         let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
@@ -168,7 +168,7 @@ impl Worker {
 
     /// Writing to the backend failed, yet what it sent before may still wait in its socket, an answer that says why:
     /// that goes to the client first.
-    fn backend_broke(&mut self, flow: &mut Flow, error: &io::Error) -> Verdict {
+    fn backend_broke(&mut self, flow: &mut Flow, error: &io::Error) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
@@ -215,7 +215,7 @@ impl Worker {
 }
 
 /// The reason for an error on one side's socket.
-pub(super) fn ended_by(side: Side, errno: i32) -> Verdict {
+pub(super) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
     let reason = match errno {
         libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0 => match side {
             Side::Client => EndReason::ClientReset,
@@ -227,7 +227,7 @@ pub(super) fn ended_by(side: Side, errno: i32) -> Verdict {
         },
         _ => EndReason::Internal,
     };
-    Verdict::End(reason, errno)
+    FlowVerdict::End(reason, errno)
 }
 
 /// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
@@ -251,10 +251,13 @@ mod tests {
     #[test]
     fn a_firewall_that_rejects_is_a_host_that_does_not_answer() {
         for errno in [libc::ETIMEDOUT, libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EACCES, libc::ENOPROTOOPT] {
-            assert!(matches!(ended_by(Side::Client, errno), Verdict::End(EndReason::ClientTimedOut, _)), "{errno}");
-            assert!(matches!(ended_by(Side::Backend, errno), Verdict::End(EndReason::BackendTimedOut, _)), "{errno}");
+            assert!(matches!(ended_by(Side::Client, errno), FlowVerdict::End(EndReason::ClientTimedOut, _)), "{errno}");
+            assert!(
+                matches!(ended_by(Side::Backend, errno), FlowVerdict::End(EndReason::BackendTimedOut, _)),
+                "{errno}"
+            );
         }
-        assert!(matches!(ended_by(Side::Client, libc::EPIPE), Verdict::End(EndReason::ClientReset, _)));
-        assert!(matches!(ended_by(Side::Backend, libc::ECONNRESET), Verdict::End(EndReason::BackendReset, _)));
+        assert!(matches!(ended_by(Side::Client, libc::EPIPE), FlowVerdict::End(EndReason::ClientReset, _)));
+        assert!(matches!(ended_by(Side::Backend, libc::ECONNRESET), FlowVerdict::End(EndReason::BackendReset, _)));
     }
 }

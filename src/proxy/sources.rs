@@ -19,11 +19,11 @@ const SWEPT: u32 = u32::MAX;
 /// How a frontend's sources fare.
 #[derive(Debug, Default)]
 pub struct Sources {
-    map: HashMap<(FrontendId, SourceNetwork), Arc<Source>>,
+    map: HashMap<(FrontendId, SourceNetwork), Arc<SourceCounts>>,
 }
 
 #[derive(Debug)]
-struct Source {
+struct SourceCounts {
     flows: AtomicU32,
     elsewhere: OtherProcess,
     accepts: Mutex<Option<TokenBucket>>,
@@ -31,7 +31,7 @@ struct Source {
 
 /// Counts one flow for as long as it is held.
 #[derive(Debug)]
-pub struct SourceHold(Arc<Source>);
+pub struct SourceHold(Arc<SourceCounts>);
 
 /// Which cap a source reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,10 +142,10 @@ impl Sources {
         map.len()
     }
 
-    fn source(&self, frontend: FrontendId, source: SourceNetwork) -> Arc<Source> {
+    fn source(&self, frontend: FrontendId, source: SourceNetwork) -> Arc<SourceCounts> {
         let fresh = || {
             let (flows, elsewhere) = (AtomicU32::new(0), OtherProcess::default());
-            Arc::new(Source { flows, elsewhere, accepts: Mutex::new(None) })
+            Arc::new(SourceCounts { flows, elsewhere, accepts: Mutex::new(None) })
         };
         self.map.pin().get_or_insert_with((frontend, source), fresh).clone()
     }
@@ -158,7 +158,7 @@ impl SourceHold {
     }
 }
 
-impl Source {
+impl SourceCounts {
     fn take_accept(&self, rate: u32, now_ns: u64) -> bool {
         self.bucket(|bucket| bucket.get_or_insert_with(|| TokenBucket::new(rate, rate, now_ns)).take(now_ns))
     }

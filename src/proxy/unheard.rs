@@ -84,7 +84,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::late_resets::Told;
+    use crate::table::late_resets::ToldBefore;
     use std::cell::Cell;
 
     #[test]
@@ -108,7 +108,7 @@ mod tests {
             .map(|(word, told)| (word.ends().0.ip(), word.ends().1.port(), told));
         let told: Vec<_> = told.collect();
         let (here, gone) = (IpAddr::from(here), IpAddr::from(gone));
-        assert_eq!(told, [(gone, 1, Told::Never), (here, 2, Told::Once), (gone, 2, Told::Never)]);
+        assert_eq!(told, [(gone, 1, ToldBefore::Never), (here, 2, ToldBefore::Once), (gone, 2, ToldBefore::Never)]);
         assert_eq!(asked.get(), 2);
     }
 }

@@ -23,7 +23,7 @@ use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
 use super::unheard::Unheard;
 use super::upgrade;
-use crate::model::balance::{Candidate, Turns};
+use crate::model::balance::{PickCandidate, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FrontendId;
 use crate::sys::clock::now_ns;
@@ -70,7 +70,7 @@ pub enum Message {
 
 /// What becomes of a flow after an event.
 #[derive(Clone, Copy, Debug)]
-pub enum Verdict {
+pub enum FlowVerdict {
     Keep,
     /// With errno of the call that told, or 0.
     End(EndReason, i32),
@@ -103,7 +103,7 @@ pub struct Worker {
     endings: VecDeque<Ready>,
     /// Clients that were reset in this turn.
     pub(super) unheard: Unheard,
-    pub(super) candidates: Vec<Candidate>,
+    pub(super) candidates: Vec<PickCandidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
     pub(super) random: fastrand::Rng,
     /// The time of this turn of the loop, in monotonic ns.
@@ -301,8 +301,8 @@ impl Worker {
                 None => break,
                 Some(Due::Connect(at)) => self.with_flow(at, Self::connect_due),
                 Some(Due::Header(at)) => self.with_flow(at, |_, flow| match flow.phase {
-                    Phase::Header(_) => Verdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
-                    _ => Verdict::Keep,
+                    Phase::Header(_) => FlowVerdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
+                    _ => FlowVerdict::Keep,
                 }),
                 Some(Due::Idle) => self.end_idle(),
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
@@ -363,16 +363,16 @@ impl Worker {
     }
 
     /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
-    pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> Verdict) {
+    pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         let Some(place) = self.places.get_mut(at.index as usize) else { return };
         if FlowRef::new(at.key(), place.generation) != at {
             return;
         }
         let Some(mut flow) = place.flow.take() else { return };
         match act(self, &mut flow) {
-            Verdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
-            Verdict::End(reason, errno) => return self.finish(flow, reason, errno),
-            Verdict::Keep => {}
+            FlowVerdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
+            FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),
+            FlowVerdict::Keep => {}
         }
         self.places[at.index as usize].flow = Some(flow);
     }

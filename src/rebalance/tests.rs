@@ -189,7 +189,7 @@ fn hashed_clients_are_left_where_they_belong() {
 #[tokio::test]
 async fn the_longest_idle_go_first_at_the_pace_that_is_set() {
     let bench = Bench::new(&[10, 8, 0]);
-    let mut mover = Mover::new(100 * S);
+    let mut mover = Rebalancer::new(100 * S);
     mover.step(&bench.table, &bench.frontend, 100 * S).await;
     assert_eq!(bench.ordered(), []);
     mover.step(&bench.table, &bench.frontend, 103 * S).await;
@@ -201,7 +201,7 @@ async fn the_longest_idle_go_first_at_the_pace_that_is_set() {
 #[tokio::test]
 async fn a_flow_that_refused_to_go_does_not_hold_up_the_rest() {
     let bench = Bench::new(&[6, 0]);
-    let mut mover = Mover::new(100 * S);
+    let mut mover = Rebalancer::new(100 * S);
     for step in 1..=3 {
         mover.step(&bench.table, &bench.frontend, (100 + step) * S).await;
         assert_eq!(bench.ordered(), [("cp0".into(), step)]);
@@ -211,7 +211,7 @@ async fn a_flow_that_refused_to_go_does_not_hold_up_the_rest() {
 #[tokio::test]
 async fn flows_that_moved_a_byte_lately_stay() {
     let bench = Bench::new(&[10, 0]);
-    let mut mover = Mover::new(0);
+    let mut mover = Rebalancer::new(0);
     mover.step(&bench.table, &bench.frontend, 7 * S).await;
     // Seven may go, five are too many, but after 7 s only two have been idle for 5 s.
     assert_eq!(bench.ordered(), [("cp0".into(), 1), ("cp0".into(), 2)]);
@@ -234,6 +234,6 @@ async fn rebalancing_runs_until_the_instance_leaves() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     assert_eq!(bench.describe(first), ("cp0".into(), 1));
-    drain.advance(Phase::Leaving);
+    drain.advance(LifePhase::Leaving);
     task.await.unwrap();
 }

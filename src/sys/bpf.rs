@@ -6,7 +6,7 @@ mod barrier;
 mod shared;
 
 pub use barrier::Barrier;
-pub use shared::Shared;
+pub use shared::SharedWords;
 
 use std::ffi::CString;
 use std::io;
@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// Commands of `enum bpf_cmd` (include/uapi/linux/bpf.h).
 #[derive(Clone, Copy, Debug)]
-enum Command {
+enum BpfCommand {
     Create = 0,
     LookUp = 1,
     Update = 2,
@@ -75,7 +75,7 @@ pub struct Context {
 
 #[repr(C)]
 #[derive(Default)]
-struct Element {
+struct ElementAttr {
     map: u32,
     zero: u32,
     key: u64,
@@ -85,7 +85,7 @@ struct Element {
 
 #[repr(C)]
 #[derive(Default)]
-struct Batch {
+struct BatchAttr {
     at: u64,
     next: u64,
     keys: u64,
@@ -98,7 +98,7 @@ struct Batch {
 
 #[repr(C)]
 #[derive(Default)]
-struct Run {
+struct RunAttr {
     program: u32,
     verdict: u32,
     size_in: u32,
@@ -161,7 +161,7 @@ pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = Object { path: path.as_ptr() as u64, ..Object::default() };
     // SAFETY: `path` is a string that ends in NUL and outlives the call.
-    let fd = unsafe { call(Command::Get, &mut attr) }?;
+    let fd = unsafe { call(BpfCommand::Get, &mut attr) }?;
     // SAFETY: the kernel has just made this descriptor for us, close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
@@ -171,7 +171,7 @@ pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
 pub fn knows_tcx(ifindex: u32) -> io::Result<bool> {
     let mut attr = Query { ifindex, attach_type: BPF_TCX_INGRESS, ..Query::default() };
     // SAFETY: the command takes what `Query` holds; the pointer in it is null, for a list of no length.
-    match unsafe { call(Command::Query, &mut attr) } {
+    match unsafe { call(BpfCommand::Query, &mut attr) } {
         Ok(_) => Ok(true),
         // The first kernels that have them say so of an interface without any.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
@@ -231,21 +231,21 @@ impl Map {
     pub fn look_up(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
         // SAFETY: the kernel reads a key and writes a value, whose lengths were compared.
-        found(unsafe { self.element(Command::LookUp, key, value.as_mut_ptr(), 0) })
+        found(unsafe { self.element(BpfCommand::LookUp, key, value.as_mut_ptr(), 0) })
     }
 
     /// As [`Map::look_up`], and the entry is gone afterwards: nothing was counted in between.
     pub fn take_out(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
         // SAFETY: the kernel reads a key and writes a value, whose lengths were compared.
-        found(unsafe { self.element(Command::TakeOut, key, value.as_mut_ptr(), 0) })
+        found(unsafe { self.element(BpfCommand::TakeOut, key, value.as_mut_ptr(), 0) })
     }
 
     /// Enters `value`. `StorageFull`: there is no room for another entry.
     pub fn update(&self, key: &[u8], value: &[u8], how: Update) -> io::Result<()> {
         self.fits(key, value)?;
         // SAFETY: the kernel reads a key and a value, whose lengths were compared, and writes neither.
-        let result = unsafe { self.element(Command::Update, key, value.as_ptr().cast_mut(), how as u64) };
+        let result = unsafe { self.element(BpfCommand::Update, key, value.as_ptr().cast_mut(), how as u64) };
         result.map_err(|error| match error.raw_os_error() {
             Some(libc::E2BIG | libc::ENOMEM) => io::ErrorKind::StorageFull.into(),
             _ => error,
@@ -258,7 +258,7 @@ impl Map {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         // SAFETY: the kernel reads a key, whose length was compared.
-        found(unsafe { self.element(Command::Delete, key, std::ptr::null_mut(), 0) })
+        found(unsafe { self.element(BpfCommand::Delete, key, std::ptr::null_mut(), 0) })
     }
 
     /// Copies entries of a hash map, bucket by bucket, into `keys` and `values`, as many as fit. Returns how many came
@@ -275,18 +275,18 @@ impl Map {
         }
         let room = (keys.len() / self.key_size).min(values.len() / self.value_size);
         let (mut at, mut next) = (from.unwrap_or(0), 0u32);
-        let mut attr = Batch {
+        let mut attr = BatchAttr {
             at: if from.is_some() { &raw mut at as u64 } else { 0 },
             next: &raw mut next as u64,
             keys: keys.as_mut_ptr() as u64,
             values: values.as_mut_ptr() as u64,
             count: room as u32,
             map: self.fd.as_raw_fd() as u32,
-            ..Batch::default()
+            ..BatchAttr::default()
         };
         // SAFETY: `at` and `next` are the 32 bits that a hash map's mark has (kernel/bpf/hashtab.c), and both slices
         // have room for `room` keys and values of this map.
-        let result = unsafe { call(Command::LookUpBatch, &mut attr) };
+        let result = unsafe { call(BpfCommand::LookUpBatch, &mut attr) };
         match result {
             Ok(_) => Ok((attr.count as usize, Some(next))),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok((attr.count as usize, None)),
@@ -302,13 +302,13 @@ impl Map {
 
     /// # Safety
     /// `key` and `value` must point to as many bytes as `command` reads and writes of this map's elements.
-    unsafe fn element(&self, command: Command, key: &[u8], value: *mut u8, flags: u64) -> io::Result<()> {
-        let mut attr = Element {
+    unsafe fn element(&self, command: BpfCommand, key: &[u8], value: *mut u8, flags: u64) -> io::Result<()> {
+        let mut attr = ElementAttr {
             map: self.fd.as_raw_fd() as u32,
             key: key.as_ptr() as u64,
             value: value as u64,
             flags,
-            ..Element::default()
+            ..ElementAttr::default()
         };
         // SAFETY: the caller's promise.
         unsafe { call(command, &mut attr) }.map(drop)
@@ -337,7 +337,7 @@ pub fn test_run(
         raw[offset..][..4].copy_from_slice(&word.to_ne_bytes());
     }
     let given = context != Context::default();
-    let mut attr = Run {
+    let mut attr = RunAttr {
         program: program.as_fd().as_raw_fd() as u32,
         size_in: packet.len() as u32,
         size_out: out.len() as u32,
@@ -346,10 +346,10 @@ pub fn test_run(
         repeat,
         context_size_in: if given { CONTEXT_SIZE as u32 } else { 0 },
         context_in: if given { raw.as_ptr() as u64 } else { 0 },
-        ..Run::default()
+        ..RunAttr::default()
     };
     // SAFETY: the kernel reads `size_in` bytes of `packet` and the context, and writes at most `size_out` to `out`.
-    match unsafe { call(Command::TestRun, &mut attr) } {
+    match unsafe { call(BpfCommand::TestRun, &mut attr) } {
         Ok(_) => {
             Ok(TestRun { verdict: attr.verdict as i32, length: attr.size_out as usize, duration_ns: attr.duration })
         }
@@ -364,13 +364,13 @@ fn info<const N: usize>(fd: impl AsFd) -> io::Result<[u32; N]> {
     let mut attr =
         Info { fd: fd.as_fd().as_raw_fd() as u32, length: size_of_val(&words) as u32, info: words.as_mut_ptr() as u64 };
     // SAFETY: the kernel writes at most `length` bytes to `words`.
-    unsafe { call(Command::Info, &mut attr) }?;
+    unsafe { call(BpfCommand::Info, &mut attr) }?;
     Ok(words)
 }
 
 /// # Safety
 /// Every pointer in `attr`, which must be what `command` takes, must hold for as many bytes as the command uses.
-unsafe fn call<T>(command: Command, attr: &mut T) -> io::Result<i64> {
+unsafe fn call<T>(command: BpfCommand, attr: &mut T) -> io::Result<i64> {
     // SAFETY: the caller's promise; the kernel takes a shorter `bpf_attr` for one that ends in zeros.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_long, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }

@@ -78,9 +78,9 @@ pub fn signal(pid: u32, signal: Signal) {
 
 /// A process that was there when this was made, whatever becomes of its number (pidfd_open(2)).
 #[derive(Debug)]
-pub struct Other(OwnedFd);
+pub struct ProcessHandle(OwnedFd);
 
-impl Other {
+impl ProcessHandle {
     pub fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))

@@ -14,7 +14,7 @@ use super::{socket, tcp_info};
 
 /// Ends and numbers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct SocketStanding {
     /// The port of a closed socket is 0.
     pub local: SocketAddr,
     pub remote: SocketAddr,
@@ -26,18 +26,18 @@ pub struct Standing {
 }
 
 /// Reads it from a socket that is, or was, connected. The connection goes on.
-pub fn standing(fd: impl AsFd) -> io::Result<Standing> {
+pub fn standing(fd: impl AsFd) -> io::Result<SocketStanding> {
     let fd = fd.as_fd();
     let (written, received) = numbers(fd)?;
     let acked = written.wrapping_sub(unacknowledged(fd)? as u32);
     let sent = written.wrapping_sub(tcp_info::unsent(fd)?);
-    Ok(Standing { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
+    Ok(SocketStanding { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
 }
 
 /// As [`standing`], for half the calls: of a connection with these ends by which nothing was sent yet.
-pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<Standing> {
+pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<SocketStanding> {
     let (sent, received) = numbers(fd.as_fd())?;
-    Ok(Standing { local, remote, acked: sent, sent, received })
+    Ok(SocketStanding { local, remote, acked: sent, sent, received })
 }
 
 /// The ends of what was written and of what was received.

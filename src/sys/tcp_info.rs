@@ -49,7 +49,7 @@ pub enum StuckBy {
 /// `struct tcp_info` as far as Linux 5.4 has it; libc's ends before the byte counters.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Info {
+struct KernelInfo {
     /// State, congestion state, retransmits, probes, backoff, options, window scales, flags.
     bytes: [u8; 8],
     /// `tcpi_rto` to `tcpi_total_retrans`.
@@ -129,10 +129,10 @@ pub fn is_closed(socket: impl AsFd) -> io::Result<bool> {
     Ok(read(socket)?.bytes[STATE] == TCP_CLOSE)
 }
 
-fn read(socket: impl AsFd) -> io::Result<Info> {
+fn read(socket: impl AsFd) -> io::Result<KernelInfo> {
     // A kernel that does not know the window leaves it as it is.
-    let mut info = Info { send_window: u32::MAX, ..Info::default() };
-    let mut length = mem::size_of::<Info>() as libc::socklen_t;
+    let mut info = KernelInfo { send_window: u32::MAX, ..KernelInfo::default() };
+    let mut length = mem::size_of::<KernelInfo>() as libc::socklen_t;
     // SAFETY: the pointers are to `info`, plain integers of which any are valid, and to its length, both alive during the
     // call; the kernel writes at most `length` bytes.
     let result = unsafe {

@@ -8,25 +8,25 @@ use crate::sys::clock::now_ns;
 
 /// The loops that have begun and not ended.
 #[derive(Debug, Default)]
-pub struct Beats {
+pub struct LoopBeats {
     loops: Mutex<Vec<(&'static str, Weak<AtomicU64>)>>,
 }
 
 /// One loop's. Dropped, nobody expects it to turn any more.
 #[derive(Debug)]
-pub struct Beat {
+pub struct LoopBeat {
     /// Monotonic ns.
     last_ns: Arc<AtomicU64>,
 }
 
-impl Beats {
+impl LoopBeats {
     /// From now on a loop called `name` is expected to turn, many times a second whatever happens.
-    pub fn begin(&self, name: &'static str) -> Beat {
+    pub fn begin(&self, name: &'static str) -> LoopBeat {
         let last_ns = Arc::new(AtomicU64::new(now_ns()));
         let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         loops.retain(|(_, beat)| beat.strong_count() > 0);
         loops.push((name, Arc::downgrade(&last_ns)));
-        Beat { last_ns }
+        LoopBeat { last_ns }
     }
 
     /// Those that have not turned for `longer_than`, and for how long.
@@ -40,7 +40,7 @@ impl Beats {
     }
 }
 
-impl Beat {
+impl LoopBeat {
     /// It turns.
     pub fn turn(&self) {
         self.last_ns.store(now_ns(), Relaxed);
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_loop_that_hangs_is_named_and_one_that_ended_is_not() {
-        let beats = Beats::default();
+        let beats = LoopBeats::default();
         let (one, other) = (beats.begin("one"), beats.begin("other"));
         one.turn();
         let now = now_ns();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// What the data plane knows besides its flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Carried {
+pub struct CarriedCounters {
     pub frontends: Vec<FrontendLoad>,
     pub sources: Vec<SavedSource>,
     /// Sources that are not among them, for there are too many.

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::count::Tally;
 use crate::model::fleet::Slice;
 use crate::model::fleet::evacuate::Places;
-pub use crate::model::fleet::{Asked, Command, Local, MemberView, Remote};
+pub use crate::model::fleet::{Asked, Local, MemberView, PeerCommand, Remote};
 
 /// The shared state of a fleet. Without peers nothing of it is used.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 pub use crate::model::fleet::Abandoned;
 use crate::model::fleet::failover::Wake;
-use crate::sys::standing::Standing;
+use crate::sys::standing::SocketStanding;
 
 /// Beyond, peers hear of no more until they have heard of these.
 const SHARED_MAX: usize = 16_384;
@@ -19,7 +19,7 @@ const SHARED_MAX: usize = 16_384;
 /// From the workers to who tells them.
 #[derive(Debug, Default)]
 pub struct LateResets {
-    queue: SegQueue<(Word, Told)>,
+    queue: SegQueue<(Word, ToldBefore)>,
     told: Notify,
     /// For the peers: one of them may get the address.
     shared: SegQueue<Abandoned>,
@@ -46,13 +46,13 @@ impl Word {
 
 /// Whether the far end was told before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ToldBefore {
     Never,
     Once,
 }
 
-impl From<Standing> for Abandoned {
-    fn from(Standing { local, remote, acked, sent, received }: Standing) -> Self {
+impl From<SocketStanding> for Abandoned {
+    fn from(SocketStanding { local, remote, acked, sent, received }: SocketStanding) -> Self {
         Self { from: local, to: remote, seqs: [acked, sent], ack: received }
     }
 }
@@ -63,20 +63,20 @@ impl LateResets {
         if self.shared.len() < SHARED_MAX {
             self.shared.push(abandoned);
         }
-        self.push(Word::Reset(abandoned), Told::Never);
+        self.push(Word::Reset(abandoned), ToldBefore::Never);
     }
 
     /// The kernel tells it at this moment.
     pub fn repeat(&self, abandoned: Abandoned) {
-        self.push(Word::Reset(abandoned), Told::Once);
+        self.push(Word::Reset(abandoned), ToldBefore::Once);
     }
 
     /// It has just been woken, and has not answered.
     pub fn wake(&self, wake: Wake) {
-        self.push(Word::Wake(wake), Told::Once);
+        self.push(Word::Wake(wake), ToldBefore::Once);
     }
 
-    fn push(&self, word: Word, told: Told) {
+    fn push(&self, word: Word, told: ToldBefore) {
         self.queue.push((word, told));
         self.told.notify_one();
     }
@@ -92,7 +92,7 @@ impl LateResets {
         self.shared.pop()
     }
 
-    pub fn take(&self) -> Option<(Word, Told)> {
+    pub fn take(&self) -> Option<(Word, ToldBefore)> {
         self.queue.pop()
     }
 

@@ -33,8 +33,8 @@ use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
 pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
-pub use census::{Census, OFF, OffloadView};
-pub use held::{Carried, HeldQueues};
+pub use census::{OFF, OffloadCensus, OffloadView};
+pub use held::{CarriedKeys, HeldQueues};
 pub use stays::Stays;
 
 /// Which flow is meant. The id tells it from a later one in the same place.
@@ -189,7 +189,7 @@ pub struct Offload {
     in_flight: AtomicU32,
     /// Flows without sockets now.
     without_sockets: AtomicU32,
-    pub census: Census,
+    pub census: OffloadCensus,
     /// Flows of other instances.
     pub held: HeldQueues,
 }
@@ -208,7 +208,7 @@ impl Offload {
             reserved: papaya::HashSet::default(),
             in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
-            census: Census::default(),
+            census: OffloadCensus::default(),
             held: HeldQueues::default(),
         })
     }

@@ -128,7 +128,7 @@ pub fn decode(header: &Header, body: &[u8], protocol: u32) -> Result<Message, De
         Kind::Ready => Message::Ready,
         Kind::Begin => Message::Begin,
         Kind::Serving => Message::Serving,
-        Kind::Batch if protocol == 1 => Message::Batch(postcard::<version_1::Batch>(body)?.into()),
+        Kind::Batch if protocol == 1 => Message::Batch(postcard::<version_1::BatchV1>(body)?.into()),
         Kind::Batch => Message::Batch(postcard(body)?),
         Kind::Received => Message::Received(json(body)?),
         Kind::Commit => Message::Commit(json(body)?),
@@ -148,7 +148,7 @@ fn write_body(message: &Message, frame: &mut Vec<u8>, protocol: u32) {
         Message::Doors(body) => put(frame, body),
         Message::State(body) => put(frame, body),
         Message::Ready | Message::Begin | Message::Serving | Message::Finished => {}
-        Message::Batch(batch) if protocol == 1 => put_postcard(frame, &version_1::Batch::from(batch)),
+        Message::Batch(batch) if protocol == 1 => put_postcard(frame, &version_1::BatchV1::from(batch)),
         Message::Batch(batch) => put_postcard(frame, batch),
         Message::Received(body) => put(frame, body),
         Message::Commit(body) => put(frame, body),

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::addr::VipAddr;
 use crate::model::health::SavedBackend;
 use crate::model::ids::FlowId;
-use crate::table::carried::{Carried, SavedSource};
+use crate::table::carried::{CarriedCounters, SavedSource};
 use crate::table::flow_transfer::FlowTransfer;
 use crate::table::totals::Totals;
 
@@ -116,7 +116,7 @@ pub struct State {
     pub offloaded: u64,
     pub backends: Vec<SavedBackend>,
     pub totals: Totals,
-    pub carried: Carried,
+    pub carried: CarriedCounters,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -36,7 +36,7 @@ pub trait OldProcess {
     fn state(&self, protocol: u32) -> Result<State, String>;
 
     /// Takes some flows out of service.
-    fn take(&mut self) -> Result<Taken<Self::MovingFlow>, String>;
+    fn take(&mut self) -> Result<TakenFlows<Self::MovingFlow>, String>;
 
     /// Serves flows again.
     fn put_back(&mut self, moving: Vec<Self::MovingFlow>);
@@ -65,7 +65,7 @@ pub trait OldProcess {
     /// Makes sure that the new process runs no more.
     fn kill_other(&mut self);
 
-    fn progress(&mut self, progress: &Progress);
+    fn progress(&mut self, progress: &SourceProgress);
 }
 
 /// A flow that was taken out of service.
@@ -77,7 +77,7 @@ pub trait Load {
 }
 
 #[derive(Debug)]
-pub struct Taken<P> {
+pub struct TakenFlows<P> {
     pub moving: Vec<P>,
     /// All flows have been looked at once.
     pub whole_round: bool,
@@ -105,8 +105,8 @@ impl Default for Deadlines {
 
 /// How far an upgrade has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
-    pub step: Step,
+pub struct SourceProgress {
+    pub step: SourceStep,
     /// Flows that were there at the beginning, or more if more have moved.
     pub flows: u64,
     pub moved: u64,
@@ -125,7 +125,7 @@ pub struct Progress {
 
 /// What the old process waits for, or does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Step {
+pub enum SourceStep {
     Hello,
     Doors,
     State,
@@ -141,8 +141,8 @@ pub enum Step {
     Finished,
 }
 
-impl Step {
-    pub const ALL: [Step; 13] = [
+impl SourceStep {
+    pub const ALL: [SourceStep; 13] = [
         Self::Hello,
         Self::Doors,
         Self::State,
@@ -181,10 +181,10 @@ impl Step {
 /// Why an upgrade came to nothing, or to a part.
 #[derive(Debug, thiserror::Error)]
 #[error("failed while {}: {why}", step.label())]
-pub struct Failure {
-    pub step: Step,
+pub struct UpgradeFailure {
+    pub step: SourceStep,
     pub why: Why,
-    pub progress: Progress,
+    pub progress: SourceProgress,
     pub other: Other,
 }
 
@@ -220,9 +220,9 @@ pub fn give<G: OldProcess>(
     channel: &Channel,
     old_process: &mut G,
     deadlines: &Deadlines,
-) -> Result<Progress, Box<Failure>> {
-    let progress = Progress {
-        step: Step::Hello,
+) -> Result<SourceProgress, Box<UpgradeFailure>> {
+    let progress = SourceProgress {
+        step: SourceStep::Hello,
         flows: old_process.left() as u64,
         moved: 0,
         held_bytes: 0,
@@ -245,7 +245,7 @@ struct Source<'a, G> {
     channel: &'a Channel,
     old_process: &'a mut G,
     deadlines: &'a Deadlines,
-    progress: Progress,
+    progress: SourceProgress,
     /// The new process accepts, and so may have flows.
     begun: bool,
     parked: bool,
@@ -260,27 +260,27 @@ struct Source<'a, G> {
 impl<G: OldProcess> Source<'_, G> {
     fn run(&mut self) -> Result<(), Why> {
         self.introduce()?;
-        self.at(Step::Ready);
+        self.at(SourceStep::Ready);
         self.expect(self.deadlines.ready, "ready", |message| matches!(message, Message::Ready).then_some(()))?;
-        self.at(Step::Begin);
+        self.at(SourceStep::Begin);
         self.begun = true;
         self.send(&Message::Begin, &[])?;
-        self.at(Step::Serving);
+        self.at(SourceStep::Serving);
         self.expect(self.deadlines.answer, "serving", |message| matches!(message, Message::Serving).then_some(()))?;
 
         // Both accept, so that no connection waits should the new process hang.
         while !self.move_some()? {}
-        self.at(Step::Park);
+        self.at(SourceStep::Park);
         self.parked = true;
         self.old_process.park(true).map_err(Why::Here)?;
         self.move_the_rest()?;
 
-        self.at(Step::Done);
+        self.at(SourceStep::Done);
         self.shut = true;
         self.old_process.shut_doors(true);
         let last = self.last_word();
         self.send(&Message::Done(Box::new(last)), &[])?;
-        self.at(Step::Finished);
+        self.at(SourceStep::Finished);
         self.expect(self.deadlines.answer, "finished", |message| matches!(message, Message::Finished).then_some(()))
     }
 
@@ -298,7 +298,7 @@ impl<G: OldProcess> Source<'_, G> {
     }
 
     fn introduce(&mut self) -> Result<(), Why> {
-        self.at(Step::Hello);
+        self.at(SourceStep::Hello);
         let hello = self.expect(self.deadlines.hello, "hello", |message| match message {
             Message::Hello(hello) => Some(hello.clone()),
             _ => None,
@@ -309,7 +309,7 @@ impl<G: OldProcess> Source<'_, G> {
             return Err(Why::Protocol { version, min, max });
         };
         self.welcomed_at_ns = now_ns();
-        self.at(Step::Doors);
+        self.at(SourceStep::Doors);
         let doors =
             self.old_process.doors().map_err(|error| Why::Here(format!("the listeners cannot be lent: {error}")))?;
         if let Some(why) = self.old_process.obstacle(&hello) {
@@ -323,16 +323,16 @@ impl<G: OldProcess> Source<'_, G> {
             let fds: Vec<_> = some.iter().map(|(_, socket)| socket.as_fd()).collect();
             self.send(&Message::Doors(names), &fds)?;
         }
-        self.at(Step::State);
+        self.at(SourceStep::State);
         let state = Box::new(self.old_process.state(protocol).map_err(Why::Here)?);
         self.send(&Message::State(state), &[])
     }
 
     /// Moves one batch; true once all flows have been looked at.
     fn move_some(&mut self) -> Result<bool, Why> {
-        self.progress.step = Step::Batch;
+        self.progress.step = SourceStep::Batch;
         let taken_at_ns = now_ns();
-        let Taken { moving, whole_round } = self.old_process.take().map_err(Why::Here)?;
+        let TakenFlows { moving, whole_round } = self.old_process.take().map_err(Why::Here)?;
         if moving.is_empty() {
             return Ok(whole_round);
         }
@@ -342,12 +342,12 @@ impl<G: OldProcess> Source<'_, G> {
         if let Err(why) = self.offer(number, flows, &moving) {
             return Err(self.keep(moving, why));
         }
-        self.progress.step = Step::Commit;
+        self.progress.step = SourceStep::Commit;
         if let Err(why) = self.send(&Message::Commit(number), &[]) {
             // It cannot have gone: it is short, and all before it was read.
             return Err(self.keep(moving, why));
         }
-        self.progress.step = Step::Imported;
+        self.progress.step = SourceStep::Imported;
         let imported = self.expect(self.deadlines.answer, "imported", |message| match message {
             Message::Imported(imported) if imported.number == number => Some(imported.clone()),
             _ => None,
@@ -373,14 +373,14 @@ impl<G: OldProcess> Source<'_, G> {
         self.progress.held_bytes += held_bytes;
         let pause = Duration::from_nanos(now_ns().saturating_sub(taken_at_ns));
         self.progress.longest_pause = self.progress.longest_pause.max(pause);
-        self.at(Step::Batch);
+        self.at(SourceStep::Batch);
         Ok(whole_round)
     }
 
     fn offer(&mut self, number: BatchNumber, flows: Vec<FlowTransfer>, moving: &[G::MovingFlow]) -> Result<(), Why> {
         let sockets: Vec<_> = moving.iter().flat_map(Load::sockets).collect();
         self.send(&Message::Batch(Batch { number, flows }), &sockets)?;
-        self.progress.step = Step::Received;
+        self.progress.step = SourceStep::Received;
         self.expect(self.deadlines.answer, "received", |message| match message {
             Message::Received(received) if *received == number => Some(()),
             _ => None,
@@ -441,7 +441,7 @@ impl<G: OldProcess> Source<'_, G> {
     }
 
     /// Goes on as if nothing had been asked.
-    fn fail(&mut self, why: Why) -> Box<Failure> {
+    fn fail(&mut self, why: Why) -> Box<UpgradeFailure> {
         let step = self.progress.step;
         let other = match &why {
             Why::Left(flows) => Other::Serves(*flows),
@@ -464,10 +464,10 @@ impl<G: OldProcess> Source<'_, G> {
         if self.shut {
             self.old_process.shut_doors(false);
         }
-        Box::new(Failure { step, why, progress: self.progress.clone(), other })
+        Box::new(UpgradeFailure { step, why, progress: self.progress.clone(), other })
     }
 
-    fn at(&mut self, step: Step) {
+    fn at(&mut self, step: SourceStep) {
         self.progress.step = step;
         self.progress.flows = self.progress.flows.max(self.progress.moved);
         self.old_process.progress(&self.progress);

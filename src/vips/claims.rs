@@ -11,7 +11,7 @@ const CERTAIN_AFTER_NS: u64 = 400_000_000;
 const OVER_AFTER_NS: u64 = 3_500_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ClaimChange {
     Shared { address: IpAddr, mac: Mac },
     Alone { address: IpAddr },
 }
@@ -19,11 +19,11 @@ pub enum Change {
 /// Addresses of this host that others have claimed lately.
 #[derive(Debug, Default)]
 pub struct Claims {
-    heard: BTreeMap<IpAddr, Heard>,
+    heard: BTreeMap<IpAddr, ClaimHeard>,
 }
 
 #[derive(Debug)]
-struct Heard {
+struct ClaimHeard {
     first_ns: u64,
     last_ns: u64,
     told: bool,
@@ -31,21 +31,21 @@ struct Heard {
 
 impl Claims {
     /// Another host claimed `address`, which is here.
-    pub fn heard(&mut self, address: IpAddr, mac: Mac, now_ns: u64) -> Option<Change> {
-        let heard = self.heard.entry(address).or_insert(Heard { first_ns: now_ns, last_ns: now_ns, told: false });
+    pub fn heard(&mut self, address: IpAddr, mac: Mac, now_ns: u64) -> Option<ClaimChange> {
+        let heard = self.heard.entry(address).or_insert(ClaimHeard { first_ns: now_ns, last_ns: now_ns, told: false });
         heard.last_ns = now_ns;
         let certain = now_ns - heard.first_ns >= CERTAIN_AFTER_NS && !heard.told;
         heard.told |= certain;
-        certain.then_some(Change::Shared { address, mac })
+        certain.then_some(ClaimChange::Shared { address, mac })
     }
 
     /// `here`: the addresses of this host now. Those that left it, and those that nobody else claims any more, are forgotten.
-    pub fn pass(&mut self, here: &BTreeSet<IpAddr>, now_ns: u64) -> Vec<Change> {
-        let over = |address: &IpAddr, heard: &Heard| {
+    pub fn pass(&mut self, here: &BTreeSet<IpAddr>, now_ns: u64) -> Vec<ClaimChange> {
+        let over = |address: &IpAddr, heard: &ClaimHeard| {
             !here.contains(address) || now_ns.saturating_sub(heard.last_ns) > OVER_AFTER_NS
         };
         let gone = self.heard.extract_if(.., |address, heard| over(address, heard));
-        gone.filter(|(_, heard)| heard.told).map(|(address, _)| Change::Alone { address }).collect()
+        gone.filter(|(_, heard)| heard.told).map(|(address, _)| ClaimChange::Alone { address }).collect()
     }
 }
 
@@ -63,10 +63,10 @@ mod tests {
         let here = [VIP].into();
         assert_eq!(claims.heard(VIP, OTHER, 0), None);
         assert_eq!(claims.heard(VIP, OTHER, MS), None, "a burst is one announcement");
-        assert_eq!(claims.heard(VIP, OTHER, 1000 * MS), Some(Change::Shared { address: VIP, mac: OTHER }));
+        assert_eq!(claims.heard(VIP, OTHER, 1000 * MS), Some(ClaimChange::Shared { address: VIP, mac: OTHER }));
         assert_eq!(claims.heard(VIP, OTHER, 2000 * MS), None, "it is told once");
         assert_eq!(claims.pass(&here, 5000 * MS), []);
-        assert_eq!(claims.pass(&here, 6000 * MS), [Change::Alone { address: VIP }]);
+        assert_eq!(claims.pass(&here, 6000 * MS), [ClaimChange::Alone { address: VIP }]);
         assert_eq!(claims.pass(&here, 7000 * MS), []);
     }
 
@@ -77,6 +77,6 @@ mod tests {
         assert_eq!(claims.pass(&BTreeSet::new(), 100 * MS), [], "nothing was told of it");
         claims.heard(VIP, OTHER, 200 * MS);
         claims.heard(VIP, OTHER, 700 * MS);
-        assert_eq!(claims.pass(&BTreeSet::new(), 800 * MS), [Change::Alone { address: VIP }]);
+        assert_eq!(claims.pass(&BTreeSet::new(), 800 * MS), [ClaimChange::Alone { address: VIP }]);
     }
 }

@@ -14,7 +14,7 @@ use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::config::{self, Config};
-use baton::drain::{Drain, Phase};
+use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
 use baton::model::balance::Balance;
 use baton::model::end_reason::EndReason;
@@ -121,7 +121,7 @@ impl FakeInstance {
         let live = fill(&table, &mut writers);
         let control = Arc::<FakeControl>::default();
         let drain = Drain::default();
-        drain.advance(Phase::Serving);
+        drain.advance(LifePhase::Serving);
         table.workers.iter().for_each(|worker| worker.mark_alive(true));
         let doors_config = config.admin.clone();
         let admin = Admin::new(

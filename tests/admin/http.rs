@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use baton::admin::status::Status;
-use baton::drain::Phase;
+use baton::drain::LifePhase;
 use baton::model::health::{Cause, Standing};
 use baton::table::backend::HealthView;
 use baton::table::journal::What;
@@ -81,7 +81,7 @@ async fn readyz_and_livez_say_why_not() {
     let instance = FakeInstance::start();
     assert_eq!(get(&instance, "/readyz").await.status, 200);
     instance.control.not_ready.lock().unwrap().push("not yet synced".to_owned());
-    instance.drain.advance(Phase::Leaving);
+    instance.drain.advance(LifePhase::Leaving);
     let answer = get(&instance, "/readyz").await;
     assert_eq!((answer.status, &*answer.body), (503, "this instance is stopping: leaving\nnot yet synced\n"));
     assert_eq!(get(&instance, "/livez").await.status, 200);

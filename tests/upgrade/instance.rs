@@ -10,8 +10,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use baton::sys::clock::now_ns;
-use baton::sys::process::Other;
-use baton::upgrade::source::Step;
+use baton::sys::process::ProcessHandle;
+use baton::upgrade::source::SourceStep;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -118,13 +118,13 @@ impl Instance {
     }
 
     pub fn upgrade_with(&mut self, arguments: &[&str]) -> Upgrade {
-        let old = Other::open(self.pid().unwrap()).unwrap();
+        let old = ProcessHandle::open(self.pid().unwrap()).unwrap();
         let mut asking = self.start_command(&[&["--json", "upgrade"], arguments].concat());
         // On a machine that has much else to do thousands of flows take their time.
         let ended = std::thread::spawn(move || old.ends_within(4 * DEADLINE).then(now_ns));
         let (mut text, mut last_step_ns) = (String::new(), 0);
         for line in BufReader::new(asking.stdout.take().unwrap()).lines().map(Result::unwrap) {
-            if line.contains(Step::Finished.label()) {
+            if line.contains(SourceStep::Finished.label()) {
                 last_step_ns = now_ns();
             }
             text += &line;

@@ -161,7 +161,7 @@ fn instance(admin: &Admin, now_ns: u64) -> Instance {
     }
 }
 
-fn worker_status(worker: &WorkerState, now_ns: u64) -> Worker {
+fn worker_status(worker: &WorkerState, now_ns: u64) -> WorkerStatus {
     let state = if !worker.is_alive() {
         WorkerCondition::Gone
     } else if let Some(stuck) = watchdog::stuck_for(worker, now_ns) {
@@ -171,7 +171,7 @@ fn worker_status(worker: &WorkerState, now_ns: u64) -> Worker {
     } else {
         WorkerCondition::Serving
     };
-    Worker {
+    WorkerStatus {
         state,
         accepted_total: worker.accepted.value(),
         accept_errors_total: worker.accept_errors.value(),
@@ -215,12 +215,12 @@ fn frontend_status(
     }
 }
 
-fn totals(gathering: &Gathering<'_>, frontends: &[FrontendStatus]) -> Totals {
-    let mut totals = Totals {
+fn totals(gathering: &Gathering<'_>, frontends: &[FrontendStatus]) -> StatusTotals {
+    let mut totals = StatusTotals {
         bytes_up_total: gathering.sample.totals.bytes_up,
         bytes_down_total: gathering.sample.totals.bytes_down,
         rates: gathering.samples.rate(&gathering.sample, |sample| Some(sample.totals)),
-        ..Totals::default()
+        ..StatusTotals::default()
     };
     let mut ended = BTreeMap::new();
     for frontend in frontends {

@@ -10,14 +10,14 @@ use tokio::sync::watch;
 use super::old::IDS_KEPT;
 use crate::addr::VipAddr;
 use crate::admin::Admin;
-use crate::admin::doors::{Doors, Lent, Waiting};
+use crate::admin::doors::{Doors, LentListener, WaitingDoors};
 use crate::app::Core;
 use crate::app::reload::Reloader;
 use crate::config::{Config, OffloadMode};
-use crate::drain::Phase;
+use crate::drain::LifePhase;
 use crate::metrics::{Metrics, UpgradeLabels};
 use crate::proxy::{Arriving, Bindings};
-use crate::sys::process::Other;
+use crate::sys::process::ProcessHandle;
 use crate::table::flows::IdShare;
 use crate::table::journal::What;
 use crate::upgrade::channel::Channel;
@@ -38,12 +38,12 @@ pub struct StartingInstance {
     pub admin: Arc<Admin>,
     pub metrics: Arc<Metrics>,
     pub bindings: Option<Bindings>,
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<WaitingDoors>,
     pub runtime: Handle,
     pub welcome: Welcome,
     pub imported: u64,
     /// `None`: it had ended already.
-    pub old: Option<Other>,
+    pub old: Option<ProcessHandle>,
 }
 
 impl StartingInstance {
@@ -146,7 +146,7 @@ impl NewProcess for StartingInstance {
         if self.config.offload.mode != OffloadMode::Off {
             self.core.offload.serve();
         }
-        self.core.drain.advance(Phase::Serving);
+        self.core.drain.advance(LifePhase::Serving);
     }
 
     fn step_back(&mut self) -> u64 {
@@ -167,13 +167,13 @@ impl NewProcess for StartingInstance {
 }
 
 /// Frontends' sockets apart from the admin doors'.
-pub fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<Lent>) {
+pub fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<LentListener>) {
     let (mut listeners, mut lent) = (Vec::new(), Vec::new());
     for (door, fd) in doors {
         match door {
             Door::Frontend(address) => listeners.push((address, fd)),
-            Door::AdminHttp(address) => lent.push(Lent::Http(address, fd)),
-            Door::AdminSocket(path) => lent.push(Lent::Socket(path, fd)),
+            Door::AdminHttp(address) => lent.push(LentListener::Http(address, fd)),
+            Door::AdminSocket(path) => lent.push(LentListener::Socket(path, fd)),
         }
     }
     (listeners, lent)

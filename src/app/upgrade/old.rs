@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::admin::doors::Lent;
+use crate::admin::doors::LentListener;
 use crate::admin::upgrade::UpgradeProgress;
 use crate::app::Core;
 use crate::app::reload::Reloader;
@@ -21,7 +21,7 @@ use crate::table::flows::IdShare;
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::totals::Totals;
 use crate::upgrade::message::{Door, Hello, LastWord, State};
-use crate::upgrade::source::{Load, OldProcess, Progress, Taken};
+use crate::upgrade::source::{Load, OldProcess, SourceProgress, TakenFlows};
 
 /// Flows of one batch: two sockets each, and few enough that none waits long for the others.
 const BATCH_FLOWS: usize = 64;
@@ -46,9 +46,9 @@ pub struct RunningInstance {
 }
 
 /// A moving_flow as the protocol sees it.
-pub struct Carried(MovingFlow);
+pub struct MovingFlowMessage(MovingFlow);
 
-impl Load for Carried {
+impl Load for MovingFlowMessage {
     fn transfer(&self) -> &FlowTransfer {
         &self.0.transfer
     }
@@ -71,15 +71,15 @@ impl RunningInstance {
 }
 
 impl OldProcess for RunningInstance {
-    type MovingFlow = Carried;
+    type MovingFlow = MovingFlowMessage;
 
     fn doors(&self) -> io::Result<Vec<(Door, OwnedFd)>> {
         // What is offloaded from here on would be found by the new process in the middle of it.
         self.core.offload.pause();
         let listeners = self.core.proxy.lend_listeners()?.into_iter();
         let admin = self.reloader.lend_doors()?.into_iter().map(|lent| match lent {
-            Lent::Http(address, fd) => (Door::AdminHttp(address), fd),
-            Lent::Socket(path, fd) => (Door::AdminSocket(path), fd),
+            LentListener::Http(address, fd) => (Door::AdminHttp(address), fd),
+            LentListener::Socket(path, fd) => (Door::AdminSocket(path), fd),
         });
         Ok(listeners.map(|(address, fd)| (Door::Frontend(address), fd)).chain(admin).collect())
     }
@@ -105,24 +105,24 @@ impl OldProcess for RunningInstance {
         })
     }
 
-    fn take(&mut self) -> Result<Taken<Carried>, String> {
+    fn take(&mut self) -> Result<TakenFlows<MovingFlowMessage>, String> {
         let taken = self.core.proxy.take(self.worker, BATCH_FLOWS, BATCH_BYTES).map_err(|stuck| stuck.to_string())?;
         if taken.whole_round {
             self.worker = (self.worker + 1) % self.core.proxy.workers();
         }
         let whole_round = taken.whole_round && self.worker == 0;
-        Ok(Taken { moving: taken.moving.into_iter().map(Carried).collect(), whole_round })
+        Ok(TakenFlows { moving: taken.moving.into_iter().map(MovingFlowMessage).collect(), whole_round })
     }
 
-    fn put_back(&mut self, moving: Vec<Carried>) {
+    fn put_back(&mut self, moving: Vec<MovingFlowMessage>) {
         self.core.proxy.put_back(bare(moving));
     }
 
-    fn let_go(&mut self, moving: Vec<Carried>) {
+    fn let_go(&mut self, moving: Vec<MovingFlowMessage>) {
         self.core.proxy.let_go(bare(moving));
     }
 
-    fn end(&mut self, moving: Vec<Carried>) {
+    fn end(&mut self, moving: Vec<MovingFlowMessage>) {
         self.core.proxy.end(bare(moving), EndReason::NotUpgraded);
     }
 
@@ -160,7 +160,7 @@ impl OldProcess for RunningInstance {
         kill(&mut self.child);
     }
 
-    fn progress(&mut self, progress: &Progress) {
+    fn progress(&mut self, progress: &SourceProgress) {
         self.progress.send_replace(UpgradeProgress {
             step: progress.step.label().to_owned(),
             flows: progress.flows,
@@ -183,6 +183,6 @@ pub fn kill(child: &mut Child) {
     tracing::error!(pid = child.id(), "a killed process does not end");
 }
 
-fn bare(moving: Vec<Carried>) -> Vec<MovingFlow> {
-    moving.into_iter().map(|Carried(moving_flow)| moving_flow).collect()
+fn bare(moving: Vec<MovingFlowMessage>) -> Vec<MovingFlow> {
+    moving.into_iter().map(|MovingFlowMessage(moving_flow)| moving_flow).collect()
 }

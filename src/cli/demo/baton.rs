@@ -17,7 +17,7 @@ use super::process::{Reaper, StandInProcess};
 use crate::addr::VipAddr;
 
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum DemoStartError {
     #[error("writing {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("starting Baton: {0}")]
@@ -26,7 +26,7 @@ pub enum StartError {
 
 /// Why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
+pub enum DemoOrderError {
     #[error("starting baton {verb}: {source}")]
     Spawn { verb: &'static str, source: io::Error },
     #[error("baton {verb}: no answer within {} s", ORDER_TIMEOUT.as_secs())]
@@ -37,7 +37,7 @@ pub enum OrderError {
 
 /// Where things are.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct DemoPlaces {
     /// The `baton` binary.
     pub program: PathBuf,
     pub frontend: VipAddr,
@@ -51,20 +51,20 @@ pub struct Places {
 #[derive(Debug)]
 pub struct Baton {
     child: Reaper,
-    places: Places,
+    places: DemoPlaces,
 }
 
 impl Baton {
     /// Writes the configuration and starts `baton run -c` on it.
     pub fn start(
-        places: Places,
+        places: DemoPlaces,
         ca: &Path,
         stand_ins: &[StandInProcess],
         guard: &mut Guard,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, DemoStartError> {
         let writing = |path: &Path| {
             let path = path.to_owned();
-            |source| StartError::Write { path, source }
+            |source| DemoStartError::Write { path, source }
         };
         std::fs::write(&places.config, configuration(&places, ca, stand_ins)).map_err(writing(&places.config))?;
         let log = File::create(&places.log).map_err(writing(&places.log))?;
@@ -72,16 +72,16 @@ impl Baton {
             .args(["run", "-c"])
             .arg(&places.config)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().map_err(StartError::Spawn)?)
+            .stdout(log.try_clone().map_err(DemoStartError::Spawn)?)
             .stderr(log)
             .process_group(0)
             .spawn()
-            .map_err(StartError::Spawn)?;
+            .map_err(DemoStartError::Spawn)?;
         let _ = guard.take(&child);
         Ok(Self { child: Reaper(child), places })
     }
 
-    pub fn places(&self) -> &Places {
+    pub fn places(&self) -> &DemoPlaces {
         &self.places
     }
 
@@ -109,7 +109,7 @@ impl Baton {
     }
 
     /// Runs `baton --socket PATH drain|undrain BACKEND`, as an operator does.
-    pub async fn order(&self, verb: &'static str, backend: &str) -> Result<(), OrderError> {
+    pub async fn order(&self, verb: &'static str, backend: &str) -> Result<(), DemoOrderError> {
         let run = tokio::process::Command::new(&self.places.program)
             .arg("--socket")
             .arg(&self.places.socket)
@@ -119,17 +119,17 @@ impl Baton {
             .output();
         let output = tokio::time::timeout(ORDER_TIMEOUT, run)
             .await
-            .map_err(|_| OrderError::TimedOut { verb })?
-            .map_err(|source| OrderError::Spawn { verb, source })?;
+            .map_err(|_| DemoOrderError::TimedOut { verb })?
+            .map_err(|source| DemoOrderError::Spawn { verb, source })?;
         if output.status.success() {
             return Ok(());
         }
-        Err(OrderError::Refused { verb, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+        Err(DemoOrderError::Refused { verb, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
     }
 }
 
 /// The configuration file: what README.md recommends, with a drain that is short enough to watch.
-fn configuration(places: &Places, ca: &Path, stand_ins: &[StandInProcess]) -> String {
+fn configuration(places: &DemoPlaces, ca: &Path, stand_ins: &[StandInProcess]) -> String {
     let backends: String = stand_ins
         .iter()
         .map(|stand_in| {

@@ -10,7 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use super::live::LiveError;
-use super::stage::{Stage, StageError};
+use super::stage::{DemoStage, StageError};
 use super::tour::TourError;
 use super::{guard, live, log, tour};
 use crate::cli::duration;
@@ -42,7 +42,7 @@ pub enum DemoError {
     #[error("starting: {0}")]
     Start(#[from] io::Error),
     #[error(transparent)]
-    Stage(#[from] StageError),
+    DemoStage(#[from] StageError),
     #[error(transparent)]
     Live(#[from] LiveError),
     #[error(transparent)]
@@ -76,7 +76,7 @@ pub fn run(args: DemoArgs) -> ExitCode {
 async fn play(args: &DemoArgs) -> Result<bool, DemoError> {
     let mut over = std::pin::pin!(over(args.run_for)?);
     let mut stage = tokio::select! {
-        stage = Stage::start(args.http, args.kubelets.into()) => stage?,
+        stage = DemoStage::start(args.http, args.kubelets.into()) => stage?,
         () = &mut over => return if args.tour { Err(DemoError::CutShort) } else { Ok(true) },
     };
     if stage.places().http != args.http {

@@ -8,27 +8,27 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::screen;
-use super::stage::{Action, Stage, StageError};
-use super::view::Watcher;
+use super::stage::{DemoStage, StageError, StandInAction};
+use super::view::ViewWatcher;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
     #[error("the terminal: {0}")]
     Terminal(#[from] io::Error),
     #[error(transparent)]
-    Stage(#[from] StageError),
+    DemoStage(#[from] StageError),
 }
 
 /// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum KeyWish {
     Select(usize),
-    Act(Action),
+    Act(StandInAction),
     Quit,
 }
 
 /// Shows the stage until `q` or Ctrl-C. The terminal is as before afterwards, also after a panic.
-pub async fn run(stage: &mut Stage) -> Result<(), LiveError> {
+pub async fn run(stage: &mut DemoStage) -> Result<(), LiveError> {
     // Also installs a panic hook that restores the terminal.
     let mut terminal = ratatui::try_init()?;
     let _restore = Restore;
@@ -44,8 +44,8 @@ impl Drop for Restore {
     }
 }
 
-async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut Stage) -> Result<(), LiveError> {
-    let mut watcher = Watcher::default();
+async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut DemoStage) -> Result<(), LiveError> {
+    let mut watcher = ViewWatcher::default();
     let mut keys = read_keys();
     let mut selected = 0;
     let mut ticks = interval(REDRAW);
@@ -64,9 +64,9 @@ async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut Stage) -> Res
         };
         match key.map(wish) {
             // No more keys can come: the terminal is gone.
-            None | Some(Some(Wish::Quit)) => return Ok(()),
-            Some(Some(Wish::Select(place))) => selected = place.min(stage.stand_ins.len() - 1),
-            Some(Some(Wish::Act(action))) => {
+            None | Some(Some(KeyWish::Quit)) => return Ok(()),
+            Some(Some(KeyWish::Select(place))) => selected = place.min(stage.stand_ins.len() - 1),
+            Some(Some(KeyWish::Act(action))) => {
                 let done = stage.act(selected, action).await.unwrap_or_else(|error| error.to_string());
                 watcher.say("you", done);
             }
@@ -75,19 +75,19 @@ async fn show(terminal: &mut ratatui::DefaultTerminal, stage: &mut Stage) -> Res
     }
 }
 
-fn wish(key: KeyEvent) -> Option<Wish> {
+fn wish(key: KeyEvent) -> Option<KeyWish> {
     Some(match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
-        KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
-        KeyCode::Char(digit @ '1'..='3') => Wish::Select(digit as usize - '1' as usize),
-        KeyCode::Char('k') => Wish::Act(Action::Kill),
-        KeyCode::Char('t') => Wish::Act(Action::Terminate),
-        KeyCode::Char('h') => Wish::Act(Action::Hang),
-        KeyCode::Char('c') => Wish::Act(Action::Resume),
-        KeyCode::Char('u') => Wish::Act(Action::ToggleReady),
-        KeyCode::Char('d') => Wish::Act(Action::Drain),
-        KeyCode::Char('n') => Wish::Act(Action::Undrain),
-        KeyCode::Char('r') => Wish::Act(Action::BringBack),
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => KeyWish::Quit,
+        KeyCode::Char('q') | KeyCode::Esc => KeyWish::Quit,
+        KeyCode::Char(digit @ '1'..='3') => KeyWish::Select(digit as usize - '1' as usize),
+        KeyCode::Char('k') => KeyWish::Act(StandInAction::Kill),
+        KeyCode::Char('t') => KeyWish::Act(StandInAction::Terminate),
+        KeyCode::Char('h') => KeyWish::Act(StandInAction::Hang),
+        KeyCode::Char('c') => KeyWish::Act(StandInAction::Resume),
+        KeyCode::Char('u') => KeyWish::Act(StandInAction::ToggleReady),
+        KeyCode::Char('d') => KeyWish::Act(StandInAction::Drain),
+        KeyCode::Char('n') => KeyWish::Act(StandInAction::Undrain),
+        KeyCode::Char('r') => KeyWish::Act(StandInAction::BringBack),
         _ => return None,
     })
 }
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn control_c_quits_and_c_continues() {
         let c = KeyCode::Char('c');
-        assert_eq!(wish(KeyEvent::new(c, KeyModifiers::CONTROL)), Some(Wish::Quit));
-        assert_eq!(wish(KeyEvent::new(c, KeyModifiers::NONE)), Some(Wish::Act(Action::Resume)));
-        assert_eq!(wish(KeyEvent::new(KeyCode::Char('3'), KeyModifiers::NONE)), Some(Wish::Select(2)));
+        assert_eq!(wish(KeyEvent::new(c, KeyModifiers::CONTROL)), Some(KeyWish::Quit));
+        assert_eq!(wish(KeyEvent::new(c, KeyModifiers::NONE)), Some(KeyWish::Act(StandInAction::Resume)));
+        assert_eq!(wish(KeyEvent::new(KeyCode::Char('3'), KeyModifiers::NONE)), Some(KeyWish::Select(2)));
         assert_eq!(wish(KeyEvent::new(KeyCode::Char('4'), KeyModifiers::NONE)), None);
     }
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::time::interval;
 
 use super::screen::seconds;
-use super::stage::{Stage, StageError};
-use super::view::{Line, View, Watcher};
+use super::stage::{DemoStage, StageError};
+use super::view::{View, ViewLine, ViewWatcher};
 
 /// Prints what happens until Baton ends, which is an error: the caller decides for how long to poll this.
-pub async fn run(stage: &mut Stage) -> Result<Infallible, StageError> {
-    let mut watcher = Watcher::default();
+pub async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError> {
+    let mut watcher = ViewWatcher::default();
     print_head(&watcher.view(stage));
     let mut ticks = interval(PERIOD);
     let mut until_summary = 0;
@@ -39,7 +39,7 @@ pub fn print_head(view: &View) {
     print(&format!("or run: {}", view.command));
 }
 
-pub fn print_lines(lines: &[Line]) {
+pub fn print_lines(lines: &[ViewLine]) {
     for line in lines {
         print(&format!("{:>8}  {:<8} {}", seconds(line.at), line.who, line.text));
     }

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::baton::status::{self, Status};
-use super::baton::{Baton, OrderError, Places, StartError};
+use super::baton::status::{self, DemoStatus};
+use super::baton::{Baton, DemoOrderError, DemoPlaces, DemoStartError};
 use super::bind;
 use super::certs::{Authority, CertError, Flaw};
 use super::guard::{DIR_PREFIX, Guard};
 use super::process::{Condition, ProcessError, Recipe, StandInProcess};
 use crate::addr::VipAddr;
-use crate::cli::kubelet::{Kubelet, Observed, Settings, Summary};
+use crate::cli::kubelet::{Kubelet, KubeletSettings, Observed, Summary};
 use crate::cli::tls::{self, TlsFileError};
 
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +36,7 @@ pub enum StageError {
     #[error(transparent)]
     StandIn(#[from] ProcessError),
     #[error(transparent)]
-    Baton(#[from] StartError),
+    Baton(#[from] DemoStartError),
     #[error("Baton ended with {status} instead of serving. Its last words:\n{last_words}")]
     BatonEnded { status: std::process::ExitStatus, last_words: String },
     #[error("Baton did not find all stand-ins ready within {} s. Its last words:\n{last_words}", READY_TIMEOUT.as_secs())]
@@ -48,12 +48,12 @@ pub enum ActError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error(transparent)]
-    Order(#[from] OrderError),
+    Order(#[from] DemoOrderError),
 }
 
 /// What can be done to a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum StandInAction {
     Kill,
     /// SIGTERM, as when it is upgraded.
     Terminate,
@@ -68,23 +68,23 @@ pub enum Action {
 
 /// A client and what it has noticed.
 #[derive(Debug)]
-pub struct Client {
+pub struct DemoClient {
     pub kubelet: Kubelet,
     pub observed: mpsc::UnboundedReceiver<Observed>,
 }
 
 /// All that runs. Dropping it ends it all: fields are dropped in the order in which they stand here.
 #[derive(Debug)]
-pub struct Stage {
-    pub clients: Vec<Client>,
-    pub status: watch::Receiver<Status>,
+pub struct DemoStage {
+    pub clients: Vec<DemoClient>,
+    pub status: watch::Receiver<DemoStatus>,
     baton: Baton,
     pub stand_ins: Vec<StandInProcess>,
     _dir: Dir,
     guard: Guard,
 }
 
-impl Stage {
+impl DemoStage {
     /// Starts everything and returns once Baton finds all stand-ins ready. The status page is at `http`, or at the
     /// next free port.
     pub async fn start(http: SocketAddr, kubelets: usize) -> Result<Self, StageError> {
@@ -107,7 +107,7 @@ impl Stage {
             stand_ins.push(StandInProcess::start(recipe, address, Some(&mut guard)).await?);
         }
 
-        let places = Places {
+        let places = DemoPlaces {
             program,
             frontend: VipAddr::new(bind::free_address().map_err(StageError::Port)?),
             http: bind::free_from(http).map_err(StageError::Port)?,
@@ -123,15 +123,15 @@ impl Stage {
         let frontend = baton.places().frontend;
         let clients = (1..=kubelets)
             .map(|number| {
-                let settings = Settings::new(frontend, tls.clone(), format!("node-{number}"));
+                let settings = KubeletSettings::new(frontend, tls.clone(), format!("node-{number}"));
                 let (kubelet, observed) = Kubelet::start(settings);
-                Client { kubelet, observed }
+                DemoClient { kubelet, observed }
             })
             .collect();
         Ok(Self { clients, status, baton, stand_ins, _dir: dir, guard })
     }
 
-    pub fn places(&self) -> &Places {
+    pub fn places(&self) -> &DemoPlaces {
         self.baton.places()
     }
 
@@ -147,20 +147,20 @@ impl Stage {
     }
 
     /// Does `action` to a stand-in and says what was done.
-    pub async fn act(&mut self, target: usize, action: Action) -> Result<String, ActError> {
+    pub async fn act(&mut self, target: usize, action: StandInAction) -> Result<String, ActError> {
         let Self { stand_ins, baton, guard, .. } = self;
         let stand_in = &mut stand_ins[target];
         let name = stand_in.name().to_owned();
         Ok(match (action, stand_in.condition()) {
-            (Action::Drain, _) => {
+            (StandInAction::Drain, _) => {
                 baton.order("drain", &name).await?;
                 format!("baton drain {name}")
             }
-            (Action::Undrain, _) => {
+            (StandInAction::Undrain, _) => {
                 baton.order("undrain", &name).await?;
                 format!("baton undrain {name}")
             }
-            (Action::BringBack, condition) => {
+            (StandInAction::BringBack, condition) => {
                 match condition {
                     Condition::Killed | Condition::Terminating => stand_in.restart(Some(guard)).await?,
                     Condition::Hung { .. } | Condition::NotReady => {
@@ -173,27 +173,27 @@ impl Stage {
                 format!("brought {name} back")
             }
             (_, Condition::Killed) => format!("{name} is dead: bring it back first"),
-            (Action::Kill, _) => {
+            (StandInAction::Kill, _) => {
                 stand_in.kill();
                 format!("killed {name} (SIGKILL)")
             }
-            (Action::Terminate, _) => {
+            (StandInAction::Terminate, _) => {
                 stand_in.terminate()?;
                 format!("told {name} to end (SIGTERM): it is unready for {} s first", SHUTDOWN_DELAY.as_secs())
             }
-            (Action::Hang, _) => {
+            (StandInAction::Hang, _) => {
                 stand_in.hang()?;
                 format!("hung {name} (SIGSTOP)")
             }
-            (Action::Resume, _) => {
+            (StandInAction::Resume, _) => {
                 stand_in.resume()?;
                 format!("let {name} continue (SIGCONT)")
             }
-            (Action::ToggleReady, Condition::NotReady | Condition::Hung { ready: false }) => {
+            (StandInAction::ToggleReady, Condition::NotReady | Condition::Hung { ready: false }) => {
                 stand_in.set_ready(true)?;
                 format!("made {name} ready: /readyz answers 200")
             }
-            (Action::ToggleReady, _) => {
+            (StandInAction::ToggleReady, _) => {
                 stand_in.set_ready(false)?;
                 format!("made {name} unready: /readyz answers 500")
             }
@@ -207,7 +207,7 @@ impl Stage {
     }
 }
 
-async fn until_ready(baton: &mut Baton, status: &mut watch::Receiver<Status>) -> Result<(), StageError> {
+async fn until_ready(baton: &mut Baton, status: &mut watch::Receiver<DemoStatus>) -> Result<(), StageError> {
     let deadline = tokio::time::Instant::now() + READY_TIMEOUT;
     while !status.borrow_and_update().all_ready() {
         if let Some(status) = baton.ended() {

@@ -109,8 +109,8 @@ async fn serve(args: StandInArgs, tls: TlsAcceptor) -> Result<(), StandInError> 
             }
             Some(_) = connections.join_next() => {}
             order = signals.next() => match order {
-                Order::Ready(ready) => stand_in.set_ready(ready),
-                Order::Stop => {
+                StandInOrder::Ready(ready) => stand_in.set_ready(ready),
+                StandInOrder::Stop => {
                     stand_in.set_ready(false);
                     stop_at.get_or_insert_with(|| tokio::time::Instant::now() + args.shutdown_delay);
                 }
@@ -180,7 +180,7 @@ async fn connection(stream: TcpStream, tls: TlsAcceptor, stand_in: Arc<StandIn>)
     }
 }
 
-enum Order {
+enum StandInOrder {
     Ready(bool),
     Stop,
 }
@@ -202,12 +202,12 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Order {
+    async fn next(&mut self) -> StandInOrder {
         tokio::select! {
-            _ = self.not_ready.recv() => Order::Ready(false),
-            _ = self.ready.recv() => Order::Ready(true),
-            _ = self.terminate.recv() => Order::Stop,
-            _ = self.interrupt.recv() => Order::Stop,
+            _ = self.not_ready.recv() => StandInOrder::Ready(false),
+            _ = self.ready.recv() => StandInOrder::Ready(true),
+            _ = self.terminate.recv() => StandInOrder::Stop,
+            _ = self.interrupt.recv() => StandInOrder::Stop,
         }
     }
 }

@@ -8,15 +8,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::BUDGET;
 use super::log;
-use super::stage::{ActError, Action, Stage, StageError};
-use super::view::Watcher;
+use super::stage::{ActError, DemoStage, StageError, StandInAction};
+use super::view::ViewWatcher;
 use crate::model::health::Standing;
 use crate::sys::clock::now_ns;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TourError {
     #[error(transparent)]
-    Stage(#[from] StageError),
+    DemoStage(#[from] StageError),
     #[error(transparent)]
     Act(#[from] ActError),
     #[error("{step}: after {} s this was still awaited: {awaited}", STEP_TIMEOUT.as_secs())]
@@ -25,9 +25,9 @@ pub enum TourError {
 
 /// One fault of the tour.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct TourStep {
     title: &'static str,
-    action: Action,
+    action: StandInAction,
     /// What Baton must find.
     standing: Standing,
     after: After,
@@ -44,7 +44,7 @@ enum After {
 
 /// What came of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Outcome {
+struct StepOutcome {
     title: &'static str,
     stand_in: String,
     /// From the fault to Baton's finding.
@@ -58,15 +58,15 @@ struct Outcome {
     longest_gap: Duration,
 }
 
-impl Outcome {
+impl StepOutcome {
     fn within_budget(&self) -> bool {
         self.longest_gap <= BUDGET
     }
 }
 
 /// Plays the tour and prints it. True if no client ever went without a renewal for longer than the budget.
-pub async fn run(stage: &mut Stage) -> Result<bool, TourError> {
-    let mut guide = Guide { stage, watcher: Watcher::default() };
+pub async fn run(stage: &mut DemoStage) -> Result<bool, TourError> {
+    let mut guide = Guide { stage, watcher: ViewWatcher::default() };
     log::print_head(&guide.watcher.view(guide.stage));
     guide.until("all clients renew", "start", Guide::all_served).await?;
 
@@ -82,12 +82,12 @@ pub async fn run(stage: &mut Stage) -> Result<bool, TourError> {
 }
 
 struct Guide<'a> {
-    stage: &'a mut Stage,
-    watcher: Watcher,
+    stage: &'a mut DemoStage,
+    watcher: ViewWatcher,
 }
 
 impl Guide<'_> {
-    async fn play(&mut self, step: Step) -> Result<Outcome, TourError> {
+    async fn play(&mut self, step: TourStep) -> Result<StepOutcome, TourError> {
         self.watch_for(CALM).await?;
         let target = self.busiest();
         let name = self.stage.stand_ins[target].name().to_owned();
@@ -112,12 +112,12 @@ impl Guide<'_> {
         let longest_gap = self.stage.clients.iter().map(|client| client.kubelet.window_gap()).max();
         let lost = self.lost() - lost_before;
 
-        self.act(target, Action::BringBack).await?;
+        self.act(target, StandInAction::BringBack).await?;
         let all_well = |guide: &Self| guide.stage.status.borrow().all_ready() && guide.all_served();
         self.until(&format!("{name} is ready again"), step.title, all_well).await?;
         let clients = self.stage.clients.len();
         let longest_gap = longest_gap.unwrap_or_default();
-        Ok(Outcome {
+        Ok(StepOutcome {
             title: step.title,
             stand_in: name,
             noticed_after,
@@ -129,7 +129,7 @@ impl Guide<'_> {
         })
     }
 
-    async fn act(&mut self, target: usize, action: Action) -> Result<(), TourError> {
+    async fn act(&mut self, target: usize, action: StandInAction) -> Result<(), TourError> {
         let done = self.stage.act(target, action).await?;
         log::print_lines(&[self.watcher.say("you", done)]);
         Ok(())
@@ -199,34 +199,34 @@ impl Guide<'_> {
     }
 }
 
-const STEPS: [Step; 5] = [
-    Step {
+const STEPS: [TourStep; 5] = [
+    TourStep {
         title: "the process is killed (SIGKILL)",
-        action: Action::Kill,
+        action: StandInAction::Kill,
         standing: Standing::Ejected,
         after: After::ClientsMove,
     },
-    Step {
+    TourStep {
         title: "the process hangs (SIGSTOP)",
-        action: Action::Hang,
+        action: StandInAction::Hang,
         standing: Standing::Ejected,
         after: After::ClientsMove,
     },
-    Step {
+    TourStep {
         title: "/readyz answers 500, all else is served",
-        action: Action::ToggleReady,
+        action: StandInAction::ToggleReady,
         standing: Standing::Draining,
         after: After::ClientsStay,
     },
-    Step {
+    TourStep {
         title: "it is told to end, as for an upgrade (SIGTERM)",
-        action: Action::Terminate,
+        action: StandInAction::Terminate,
         standing: Standing::Draining,
         after: After::ClientsMove,
     },
-    Step {
+    TourStep {
         title: "an operator drains it",
-        action: Action::Drain,
+        action: StandInAction::Drain,
         standing: Standing::Draining,
         after: After::ClientsMove,
     },

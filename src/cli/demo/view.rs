@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use super::process::Condition;
-use super::stage::Stage;
-use crate::cli::kubelet::{Event, Summary};
+use super::stage::DemoStage;
+use crate::cli::kubelet::{KubeletEvent, Summary};
 use crate::model::health::Standing;
 use crate::sys::clock::now_ns;
 
@@ -22,7 +22,7 @@ pub struct View {
     pub backends: Vec<BackendRow>,
     pub kubelets: Vec<Summary>,
     /// Oldest first.
-    pub lines: VecDeque<Line>,
+    pub lines: VecDeque<ViewLine>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct BackendRow {
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct ViewLine {
     /// Since the demo's start.
     pub at: Duration,
     /// `you`, `baton` or a node's name.
@@ -56,28 +56,28 @@ impl View {
 
 /// Keeps the lines of what happened between two views.
 #[derive(Debug)]
-pub struct Watcher {
+pub struct ViewWatcher {
     start_ns: u64,
     next_event: u64,
     /// Clients that have failed since they were last connected: one line is enough for all their attempts.
     failing: HashSet<String>,
-    lines: VecDeque<Line>,
+    lines: VecDeque<ViewLine>,
 }
 
-impl Default for Watcher {
+impl Default for ViewWatcher {
     fn default() -> Self {
         Self { start_ns: now_ns(), next_event: 0, failing: HashSet::new(), lines: VecDeque::new() }
     }
 }
 
-impl Watcher {
+impl ViewWatcher {
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(now_ns() - self.start_ns)
     }
 
     /// Adds a line.
-    pub fn say(&mut self, who: &str, text: impl Into<String>) -> Line {
-        let line = Line { at: self.elapsed(), who: who.to_owned(), text: text.into() };
+    pub fn say(&mut self, who: &str, text: impl Into<String>) -> ViewLine {
+        let line = ViewLine { at: self.elapsed(), who: who.to_owned(), text: text.into() };
         if self.lines.len() == LINES_KEPT {
             self.lines.pop_front();
         }
@@ -86,10 +86,10 @@ impl Watcher {
     }
 
     /// Takes in what Baton and the clients have told since the last call; returns the new lines.
-    pub fn gather(&mut self, stage: &mut Stage) -> Vec<Line> {
+    pub fn gather(&mut self, stage: &mut DemoStage) -> Vec<ViewLine> {
         let (events, next) = stage.status.borrow_and_update().events_since(self.next_event);
         self.next_event = next;
-        let mut new: Vec<Line> = events.into_iter().map(|event| self.say("baton", event)).collect();
+        let mut new: Vec<ViewLine> = events.into_iter().map(|event| self.say("baton", event)).collect();
         for client in &mut stage.clients {
             let name = client.kubelet.summary().name;
             while let Ok(seen) = client.observed.try_recv() {
@@ -102,19 +102,19 @@ impl Watcher {
     }
 
     /// Renewals and watch events come all the time and are shown as figures.
-    fn worth_a_line(&mut self, client: &str, event: &Event) -> bool {
+    fn worth_a_line(&mut self, client: &str, event: &KubeletEvent) -> bool {
         match event {
-            Event::Connected { .. } => {
+            KubeletEvent::Connected { .. } => {
                 self.failing.remove(client);
                 true
             }
-            Event::Failed { .. } => self.failing.insert(client.to_owned()),
-            Event::Disconnected { .. } => true,
-            Event::Renewed { .. } | Event::Watched { .. } | Event::WatchEnded { .. } => false,
+            KubeletEvent::Failed { .. } => self.failing.insert(client.to_owned()),
+            KubeletEvent::Disconnected { .. } => true,
+            KubeletEvent::Renewed { .. } | KubeletEvent::Watched { .. } | KubeletEvent::WatchEnded { .. } => false,
         }
     }
 
-    pub fn view(&self, stage: &Stage) -> View {
+    pub fn view(&self, stage: &DemoStage) -> View {
         let status = stage.status.borrow();
         let backends = stage.stand_ins.iter().map(|stand_in| {
             let seen = status.backend(stand_in.name()).cloned().unwrap_or_default();
@@ -155,19 +155,19 @@ mod tests {
 
     #[test]
     fn a_client_that_fails_again_and_again_gets_one_line_until_it_is_connected() {
-        let mut watcher = Watcher::default();
-        let failed = Event::Failed { error: "refused".to_owned() };
-        let connected = Event::Connected { stand_in: None, local: "127.0.0.1:1".parse().unwrap(), took_ms: 1 };
-        let mut seen = |who: &str, event: &Event| watcher.worth_a_line(who, event);
+        let mut watcher = ViewWatcher::default();
+        let failed = KubeletEvent::Failed { error: "refused".to_owned() };
+        let connected = KubeletEvent::Connected { stand_in: None, local: "127.0.0.1:1".parse().unwrap(), took_ms: 1 };
+        let mut seen = |who: &str, event: &KubeletEvent| watcher.worth_a_line(who, event);
         assert!(seen("node-1", &failed) && !seen("node-1", &failed));
         assert!(seen("node-2", &failed));
         assert!(seen("node-1", &connected) && seen("node-1", &failed));
-        assert!(!seen("node-1", &Event::Watched { bytes: 9, gap_ms: 9 }));
+        assert!(!seen("node-1", &KubeletEvent::Watched { bytes: 9, gap_ms: 9 }));
     }
 
     #[test]
     fn old_lines_make_room() {
-        let mut watcher = Watcher::default();
+        let mut watcher = ViewWatcher::default();
         for number in 0..LINES_KEPT + 1 {
             watcher.say("you", number.to_string());
         }

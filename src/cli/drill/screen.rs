@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::tally::Tally;
+use super::tally::GapTally;
 use crate::cli::kubelet::Summary;
 
 /// Cells of the longest bar.
@@ -16,7 +16,7 @@ pub struct Moment<'a> {
     pub every: Duration,
     pub grace: Duration,
     pub nodes: &'a [Summary],
-    pub tally: &'a Tally,
+    pub tally: &'a GapTally,
 }
 
 impl Moment<'_> {
@@ -108,15 +108,15 @@ pub fn seconds(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::kubelet::Event;
+    use crate::cli::kubelet::KubeletEvent;
 
     #[test]
     fn the_picture_shows_who_is_late_and_a_single_long_gap() {
-        let mut tally = Tally::default();
-        (0..500).for_each(|_| tally.note(&Event::Renewed { latency_ms: 2, gap_ms: 10_010 }));
-        tally.note(&Event::Renewed { latency_ms: 2, gap_ms: 44_000 });
-        tally.note(&Event::Failed { error: "connecting to 10.0.0.100:6443: refused".to_owned() });
-        tally.note(&Event::Watched { bytes: 300, gap_ms: 61_000 });
+        let mut tally = GapTally::default();
+        (0..500).for_each(|_| tally.note(&KubeletEvent::Renewed { latency_ms: 2, gap_ms: 10_010 }));
+        tally.note(&KubeletEvent::Renewed { latency_ms: 2, gap_ms: 44_000 });
+        tally.note(&KubeletEvent::Failed { error: "connecting to 10.0.0.100:6443: refused".to_owned() });
+        tally.note(&KubeletEvent::Watched { bytes: 300, gap_ms: 61_000 });
         let node = |longest_gap_ms, last_renewal_ms| Summary {
             renewals: 9,
             watches_open: 2,

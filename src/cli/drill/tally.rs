@@ -5,14 +5,14 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::cli::kubelet::{Event, Summary};
+use crate::cli::kubelet::{KubeletEvent, Summary};
 
 /// Gaps of up to a day, in ms, to three digits.
 const GAP_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
 /// Gaps that ended, and what went wrong.
 #[derive(Debug)]
-pub struct Tally {
+pub struct GapTally {
     gaps_ms: Histogram<u64>,
     pub failures: u64,
     pub disconnections: u64,
@@ -25,7 +25,7 @@ pub struct Tally {
 
 /// The drill in figures. Times are ms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct DrillVerdict {
     pub kubelets: usize,
     /// Heartbeats that succeeded.
     pub heartbeats: u64,
@@ -61,7 +61,7 @@ pub struct Bar {
     pub gaps: u64,
 }
 
-impl Default for Tally {
+impl Default for GapTally {
     fn default() -> Self {
         let gaps_ms = Histogram::new_with_bounds(1, GAP_MS_MAX, 3).expect("the bounds are valid");
         Self {
@@ -76,26 +76,26 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
-    pub fn note(&mut self, event: &Event) {
+impl GapTally {
+    pub fn note(&mut self, event: &KubeletEvent) {
         match event {
-            Event::Renewed { gap_ms, .. } => self.gaps_ms.saturating_record(*gap_ms),
-            Event::Failed { error } => {
+            KubeletEvent::Renewed { gap_ms, .. } => self.gaps_ms.saturating_record(*gap_ms),
+            KubeletEvent::Failed { error } => {
                 self.failures += 1;
                 self.last_error = Some(error.clone());
             }
-            Event::Disconnected { .. } => self.disconnections += 1,
-            Event::Watched { gap_ms, .. } => {
+            KubeletEvent::Disconnected { .. } => self.disconnections += 1,
+            KubeletEvent::Watched { gap_ms, .. } => {
                 self.watch_events += 1;
                 self.watch_gap_ms_max = self.watch_gap_ms_max.max(*gap_ms);
             }
-            Event::WatchEnded { error } => {
+            KubeletEvent::WatchEnded { error } => {
                 self.watches_ended += 1;
                 if let Some(error) = error {
                     self.last_error = Some(format!("a watch: {error}"));
                 }
             }
-            Event::Connected { .. } => {}
+            KubeletEvent::Connected { .. } => {}
         }
     }
 
@@ -126,9 +126,9 @@ impl Tally {
     }
 
     /// `nodes` as they are now.
-    pub fn verdict(&self, nodes: &[Summary], grace: Duration) -> Verdict {
+    pub fn verdict(&self, nodes: &[Summary], grace: Duration) -> DrillVerdict {
         let grace_ms = grace.as_millis() as u64;
-        Verdict {
+        DrillVerdict {
             kubelets: nodes.len(),
             heartbeats: self.heartbeats(),
             failures: self.failures,
@@ -149,7 +149,7 @@ impl Tally {
     }
 }
 
-impl Verdict {
+impl DrillVerdict {
     /// Every node had heartbeats, and none waited for too long.
     pub fn passed(&self) -> bool {
         self.not_ready == 0 && self.never == 0
@@ -160,8 +160,8 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    fn renewed(gap_ms: u64) -> Event {
-        Event::Renewed { latency_ms: 1, gap_ms }
+    fn renewed(gap_ms: u64) -> KubeletEvent {
+        KubeletEvent::Renewed { latency_ms: 1, gap_ms }
     }
 
     fn node(renewals: u64, longest_gap_ms: u64) -> Summary {
@@ -170,9 +170,9 @@ mod tests {
 
     #[test]
     fn a_node_is_lost_beyond_the_grace_period_or_if_it_never_came() {
-        let mut tally = Tally::default();
+        let mut tally = GapTally::default();
         [10_000, 10_100, 41_000].map(renewed).iter().for_each(|event| tally.note(event));
-        tally.note(&Event::Failed { error: "refused".to_owned() });
+        tally.note(&KubeletEvent::Failed { error: "refused".to_owned() });
         let grace = Duration::from_secs(40);
         let verdict = tally.verdict(&[node(2, 40_000), node(1, 41_000), node(0, 5_000)], grace);
         assert_eq!((verdict.not_ready, verdict.never, verdict.failures, verdict.gap_ms_max), (1, 1, 1, 41_000));
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn every_gap_is_in_one_bar() {
-        let mut tally = Tally::default();
+        let mut tally = GapTally::default();
         for gap_ms in [9_000, 11_000, 12_000, 19_000, 25_000, 35_000, 40_000, 40_100, 90_000] {
             tally.note(&renewed(gap_ms));
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
-use super::{Event, Kubelet, Settings, Summary};
+use super::{Kubelet, KubeletEvent, KubeletSettings, Summary};
 use crate::addr::VipAddr;
 use crate::cli::duration;
 use crate::cli::tls::{self, TlsFileError};
@@ -87,11 +87,12 @@ pub fn run(args: KubeletArgs) -> ExitCode {
     }
 }
 
-fn settings(args: &KubeletArgs) -> Result<Settings, KubeletError> {
+fn settings(args: &KubeletArgs) -> Result<KubeletSettings, KubeletError> {
     if args.renew_every.is_zero() {
         return Err(KubeletError::RenewEvery);
     }
-    let mut settings = Settings::new(VipAddr::new(args.server), tls::client_config(&args.ca)?, args.name.clone());
+    let mut settings =
+        KubeletSettings::new(VipAddr::new(args.server), tls::client_config(&args.ca)?, args.name.clone());
     if let Some(name) = &args.server_name {
         settings.server_name =
             ServerName::try_from(name.clone()).map_err(|_| KubeletError::ServerName { name: name.clone() })?;
@@ -105,7 +106,7 @@ fn settings(args: &KubeletArgs) -> Result<Settings, KubeletError> {
     Ok(settings)
 }
 
-async fn live(args: &KubeletArgs, settings: Settings) -> Result<Summary, KubeletError> {
+async fn live(args: &KubeletArgs, settings: KubeletSettings) -> Result<Summary, KubeletError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut over = std::pin::pin!(async {
@@ -119,7 +120,7 @@ async fn live(args: &KubeletArgs, settings: Settings) -> Result<Summary, Kubelet
         tokio::select! {
             Some(seen) = observed.recv() => match args.json {
                 true => say_json(&seen),
-                false if matches!(seen.event, Event::Watched { .. }) => {}
+                false if matches!(seen.event, KubeletEvent::Watched { .. }) => {}
                 false => say(format_args!("{:>9.3} s  {}", seen.at_ms as f64 / 1000.0, seen.event)),
             },
             () = &mut over => break,

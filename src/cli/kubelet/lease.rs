@@ -9,15 +9,15 @@ use hyper::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
 use super::session::{self, RequestError, Requests, name_of, send};
-use super::{Progress, Settings};
+use super::{KubeletProgress, KubeletSettings};
 use crate::cli::lease::{Lease, leases_path};
 
 /// Renews it once; the name of the stand-in that answered.
 pub async fn renew(
     requests: &mut Requests,
-    settings: &Settings,
+    settings: &KubeletSettings,
     namespace: &str,
-    progress: &Progress,
+    progress: &KubeletProgress,
 ) -> Result<Option<String>, RequestError> {
     let (collection, path) = (leases_path(namespace), path(namespace, &settings.name));
     let version = match progress.lease_version() {
@@ -55,11 +55,11 @@ pub async fn renew(
 
 /// Removes the leases of these nodes over one connection, within `limit`; how many of them are not there any more, those
 /// included that were never a drill's.
-pub async fn remove(settings: &Settings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
+pub async fn remove(settings: &KubeletSettings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
     let mut gone = 0;
     let removal = async {
         let Ok(session) = session::connect(settings).await else { return };
-        let session::Session { mut requests, driver, .. } = session;
+        let session::KubeletSession { mut requests, driver, .. } = session;
         let all = async {
             for node in nodes {
                 let path = path(namespace, node);

@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::gap::GapMeter;
-use super::{Event, Heartbeat, Progress, Settings, lease};
+use super::{Heartbeat, KubeletEvent, KubeletProgress, KubeletSettings, lease};
 use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER};
 use crate::sys::clock::now_ns;
 
@@ -58,8 +58,8 @@ pub enum RequestError {
 pub type Requests = SendRequest<Full<Bytes>>;
 pub type Driver = http2::Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>, TokioExecutor>;
 
-/// A connection that requests can be sent on while [`Session::run`] runs.
-pub struct Session {
+/// A connection that requests can be sent on while [`KubeletSession::run`] runs.
+pub struct KubeletSession {
     pub requests: Requests,
     pub driver: Driver,
     local: SocketAddr,
@@ -67,7 +67,7 @@ pub struct Session {
 }
 
 /// Makes a connection.
-pub async fn connect(settings: &Settings) -> Result<Session, ConnectError> {
+pub async fn connect(settings: &KubeletSettings) -> Result<KubeletSession, ConnectError> {
     let server = settings.server.socket_addr();
     let after_ms = settings.request_timeout.as_millis();
     timeout(settings.request_timeout, connect_slowly(settings, server))
@@ -75,7 +75,7 @@ pub async fn connect(settings: &Settings) -> Result<Session, ConnectError> {
         .unwrap_or(Err(ConnectError::TimedOut { server, after_ms }))
 }
 
-async fn connect_slowly(settings: &Settings, server: SocketAddr) -> Result<Session, ConnectError> {
+async fn connect_slowly(settings: &KubeletSettings, server: SocketAddr) -> Result<KubeletSession, ConnectError> {
     let start_ns = now_ns();
     let (stream, local) = connect_tcp(settings, server).await.map_err(|source| ConnectError::Tcp { server, source })?;
     let stream = TlsConnector::from(settings.tls.clone())
@@ -89,10 +89,10 @@ async fn connect_slowly(settings: &Settings, server: SocketAddr) -> Result<Sessi
     }
     let (requests, driver) =
         builder.handshake(TokioIo::new(stream)).await.map_err(|source| ConnectError::Http2 { server, source })?;
-    Ok(Session { requests, driver, local, start_ns })
+    Ok(KubeletSession { requests, driver, local, start_ns })
 }
 
-async fn connect_tcp(settings: &Settings, server: SocketAddr) -> io::Result<(TcpStream, SocketAddr)> {
+async fn connect_tcp(settings: &KubeletSettings, server: SocketAddr) -> io::Result<(TcpStream, SocketAddr)> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_nodelay(true)?;
     if let Some(source) = settings.source {
@@ -103,11 +103,11 @@ async fn connect_tcp(settings: &Settings, server: SocketAddr) -> io::Result<(Tcp
     Ok((stream, local))
 }
 
-impl Session {
+impl KubeletSession {
     /// Renews and watches until the connection ends; says how it ended.
-    pub async fn run(self, settings: &Settings, progress: &Progress) -> String {
-        let Session { requests, driver, local, start_ns } = self;
-        let hello = Hello { local, start_ns };
+    pub async fn run(self, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
+        let KubeletSession { requests, driver, local, start_ns } = self;
+        let hello = Proven { local, start_ns };
         let watching = requests.clone();
         // The watches and the renewals come before the driver: what they saw says more than "connection closed".
         tokio::select! {
@@ -123,13 +123,18 @@ impl Session {
 }
 
 /// What is told of a connection once it has proved that it works.
-struct Hello {
+struct Proven {
     local: SocketAddr,
     start_ns: u64,
 }
 
 /// Renews the lease for ever; returns only when the connection takes no more requests.
-async fn renew(mut requests: Requests, settings: &Settings, progress: &Progress, hello: Hello) -> String {
+async fn renew(
+    mut requests: Requests,
+    settings: &KubeletSettings,
+    progress: &KubeletProgress,
+    hello: Proven,
+) -> String {
     let mut hello = Some(hello);
     // Another connection changes nothing about when the next one is due.
     let mut ticks = interval_at(Instant::now() + progress.next_due(settings.renew_every), settings.renew_every);
@@ -152,15 +157,15 @@ async fn renew(mut requests: Requests, settings: &Settings, progress: &Progress,
                 if failed > 0 {
                     ticks.reset();
                 }
-                if let Some(Hello { local, start_ns }) = hello.take() {
+                if let Some(Proven { local, start_ns }) = hello.take() {
                     let took_ms = (now_ns() - start_ns) / 1_000_000;
-                    progress.note(Event::Connected { stand_in, local, took_ms });
+                    progress.note(KubeletEvent::Connected { stand_in, local, took_ms });
                 }
                 progress.renewed(Duration::from_nanos(now_ns() - start_ns));
             }
             Err(error) => {
                 progress.failed();
-                progress.note(Event::Failed { error: format!("renewing the lease: {error}") });
+                progress.note(KubeletEvent::Failed { error: format!("renewing the lease: {error}") });
                 if requests.is_closed() {
                     return error.to_string();
                 }
@@ -172,8 +177,8 @@ async fn renew(mut requests: Requests, settings: &Settings, progress: &Progress,
 /// Returns the name of the stand-in that answered.
 async fn renew_once(
     requests: &mut Requests,
-    settings: &Settings,
-    progress: &Progress,
+    settings: &KubeletSettings,
+    progress: &KubeletProgress,
 ) -> Result<Option<String>, RequestError> {
     let answer = match &settings.heartbeat {
         Heartbeat::Lease => {
@@ -196,7 +201,7 @@ pub fn name_of(answer: &Response<Incoming>) -> Option<String> {
 }
 
 /// Holds as many watches as there are to be; returns when one of them says that the connection is over.
-async fn watches(requests: Requests, settings: &Settings, progress: &Progress) -> String {
+async fn watches(requests: Requests, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
     let path = settings.watch.as_deref().unwrap_or_default();
     let number = settings.watch.as_ref().map_or(0, |_| settings.watches);
     let mut all: Vec<_> = (0..number).map(|_| Box::pin(watch(requests.clone(), path, settings, progress))).collect();
@@ -205,12 +210,12 @@ async fn watches(requests: Requests, settings: &Settings, progress: &Progress) -
 }
 
 /// Holds a watch for ever, opening a new one whenever it ends. What ends it for good is that the connection ends.
-async fn watch(mut requests: Requests, path: &str, settings: &Settings, progress: &Progress) -> String {
+async fn watch(mut requests: Requests, path: &str, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
     let mut meter = GapMeter::new(now_ns());
     loop {
         let ended = watch_once(&mut requests, path, settings, progress, &mut meter).await;
         let error = ended.err().map(|error| error.to_string());
-        progress.note(Event::WatchEnded { error: error.clone() });
+        progress.note(KubeletEvent::WatchEnded { error: error.clone() });
         if requests.is_closed() {
             return error.unwrap_or_else(|| "the connection was closed".to_owned());
         }
@@ -221,8 +226,8 @@ async fn watch(mut requests: Requests, path: &str, settings: &Settings, progress
 async fn watch_once(
     requests: &mut Requests,
     path: &str,
-    settings: &Settings,
-    progress: &Progress,
+    settings: &KubeletSettings,
+    progress: &KubeletProgress,
     meter: &mut GapMeter,
 ) -> Result<(), RequestError> {
     let answer = send(requests, settings, Method::GET, path, Bytes::new()).await?;
@@ -238,7 +243,7 @@ async fn watch_once(
             let now = now_ns();
             let gap_ms = meter.open_ns(now) / 1_000_000;
             meter.success(now);
-            progress.note(Event::Watched { bytes: data.len(), gap_ms });
+            progress.note(KubeletEvent::Watched { bytes: data.len(), gap_ms });
         }
     }
     Ok(())
@@ -246,7 +251,7 @@ async fn watch_once(
 
 pub async fn send(
     requests: &mut Requests,
-    settings: &Settings,
+    settings: &KubeletSettings,
     method: Method,
     path: &str,
     body: Bytes,

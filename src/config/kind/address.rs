@@ -16,7 +16,7 @@ pub struct Listen;
 
 /// A backend's address or DNS name, with its port.
 #[derive(Debug)]
-pub struct Place;
+pub struct AddressKind;
 
 /// An address that probes go to.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Kind for ProbePlace {
     }
 }
 
-impl Kind for Place {
+impl Kind for AddressKind {
     type Value = Target;
 
     fn read(&self, value: &DeValue) -> Option<Target> {
@@ -182,10 +182,10 @@ mod tests {
     fn a_backend_is_an_address_or_a_name() {
         let address = |text: &str| Some(Target::Address(BackendAddr::new(text.parse().unwrap())));
         let name = |host: &str, port| Some(Target::Name { host: host.into(), port });
-        assert_eq!(read(&Place, "10.0.0.11:6443"), address("10.0.0.11:6443"));
-        assert_eq!(read(&Place, "[::ffff:10.0.0.11]:6443"), address("10.0.0.11:6443"));
-        assert_eq!(read(&Place, "CP1.example.com:6443"), name("cp1.example.com", 6443));
-        assert_eq!(read(&Place, "localhost:1"), name("localhost", 1));
+        assert_eq!(read(&AddressKind, "10.0.0.11:6443"), address("10.0.0.11:6443"));
+        assert_eq!(read(&AddressKind, "[::ffff:10.0.0.11]:6443"), address("10.0.0.11:6443"));
+        assert_eq!(read(&AddressKind, "CP1.example.com:6443"), name("cp1.example.com", 6443));
+        assert_eq!(read(&AddressKind, "localhost:1"), name("localhost", 1));
         let bad = [
             "10.0.0.11",
             "10.0.0.999:6443",
@@ -207,7 +207,7 @@ mod tests {
             "",
         ];
         for text in bad {
-            assert_eq!(read(&Place, text), None, "{text}");
+            assert_eq!(read(&AddressKind, text), None, "{text}");
         }
     }
 

@@ -8,7 +8,7 @@ use rustls::{AlertDescription, CertificateError, Error as TlsError};
 use rustls_pki_types::UnixTime;
 
 use crate::model::health::Cause;
-use crate::model::health::machine::Outcome;
+use crate::model::health::machine::ProbeOutcome;
 
 /// A certificate's names are the backend's to choose; a log line is not.
 const NAMES_SHOWN: usize = 8;
@@ -17,7 +17,7 @@ const HOUR_S: u64 = 3600;
 const DAY_S: u64 = 24 * HOUR_S;
 
 /// Of socket(2) and connect(2).
-pub(super) fn of_connect(error: &io::Error) -> Outcome {
+pub(super) fn of_connect(error: &io::Error) -> ProbeOutcome {
     match Errno::from_io_error(error) {
         Some(
             Errno::MFILE
@@ -27,17 +27,17 @@ pub(super) fn of_connect(error: &io::Error) -> Outcome {
             | Errno::ADDRNOTAVAIL
             | Errno::ADDRINUSE
             | Errno::AGAIN,
-        ) => Outcome::Inconclusive { error: error.to_string() },
+        ) => ProbeOutcome::Inconclusive { error: error.to_string() },
         _ => of_io(error),
     }
 }
 
 /// Of an established connection.
-pub(super) fn of_io(error: &io::Error) -> Outcome {
+pub(super) fn of_io(error: &io::Error) -> ProbeOutcome {
     if let Some(error) = tls_error(error) {
         return of_tls(error);
     }
-    Outcome::Failed(match error.kind() {
+    ProbeOutcome::Failed(match error.kind() {
         ErrorKind::ConnectionRefused => Cause::Refused,
         ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => Cause::Reset,
         ErrorKind::UnexpectedEof => Cause::Protocol { error: "it closed the connection before it answered".into() },
@@ -45,7 +45,7 @@ pub(super) fn of_io(error: &io::Error) -> Outcome {
     })
 }
 
-pub(super) fn of_hyper(error: &hyper::Error) -> Outcome {
+pub(super) fn of_hyper(error: &hyper::Error) -> ProbeOutcome {
     if let Some(error) = error.source().and_then(|source| source.downcast_ref::<io::Error>()) {
         return of_io(error);
     }
@@ -53,7 +53,7 @@ pub(super) fn of_hyper(error: &hyper::Error) -> Outcome {
         true => "it closed the connection before it answered".into(),
         false => short(error.to_string()),
     };
-    Outcome::Failed(Cause::Protocol { error: text })
+    ProbeOutcome::Failed(Cause::Protocol { error: text })
 }
 
 /// The TLS error inside, if there is one.
@@ -61,17 +61,17 @@ pub(super) fn tls_error(error: &io::Error) -> Option<&TlsError> {
     error.get_ref()?.downcast_ref()
 }
 
-fn of_tls(error: &TlsError) -> Outcome {
+fn of_tls(error: &TlsError) -> ProbeOutcome {
     let text = match error {
         TlsError::InvalidMessage(_) => {
-            return Outcome::Failed(Cause::Protocol { error: "it does not speak TLS".into() });
+            return ProbeOutcome::Failed(Cause::Protocol { error: "it does not speak TLS".into() });
         }
         TlsError::InvalidCertificate(fault) => of_certificate(fault),
         TlsError::AlertReceived(AlertDescription::CertificateRequired) => "it wants a client certificate".into(),
         TlsError::AlertReceived(alert) => format!("it sent the alert {alert:?}"),
         other => other.to_string(),
     };
-    Outcome::Failed(Cause::Tls { error: short(text) })
+    ProbeOutcome::Failed(Cause::Tls { error: short(text) })
 }
 
 fn of_certificate(fault: &CertificateError) -> String {
@@ -173,11 +173,11 @@ mod tests {
     fn want_of_descriptors_or_ports_is_no_fault_of_the_backend() {
         for errno in [libc::EMFILE, libc::ENFILE, libc::EADDRNOTAVAIL, libc::ENOBUFS] {
             let outcome = of_connect(&io::Error::from_raw_os_error(errno));
-            assert!(matches!(outcome, Outcome::Inconclusive { .. }), "{outcome:?}");
+            assert!(matches!(outcome, ProbeOutcome::Inconclusive { .. }), "{outcome:?}");
         }
         for errno in [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EPERM] {
             let outcome = of_connect(&io::Error::from_raw_os_error(errno));
-            assert!(matches!(outcome, Outcome::Failed(Cause::Unreachable { .. })), "{outcome:?}");
+            assert!(matches!(outcome, ProbeOutcome::Failed(Cause::Unreachable { .. })), "{outcome:?}");
         }
     }
 
@@ -186,7 +186,7 @@ mod tests {
         let presented = (0..100_000).map(|index| format!("DnsName(\"{index}.example\")")).collect();
         let expected = "cp1".try_into().unwrap();
         let fault = CertificateError::NotValidForNameContext { expected, presented };
-        let Outcome::Failed(Cause::Tls { error }) = of_tls(&TlsError::InvalidCertificate(fault)) else { panic!() };
+        let ProbeOutcome::Failed(Cause::Tls { error }) = of_tls(&TlsError::InvalidCertificate(fault)) else { panic!() };
         assert!(error.starts_with("certificate is for 0.example, 1.example,") && error.ends_with("..., not cp1"));
         assert!(error.len() < 500);
     }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::fault;
 use crate::addr::BackendAddr;
-use crate::model::health::machine::Outcome;
+use crate::model::health::machine::ProbeOutcome;
 
 pub(super) const ALPN: &[&[u8]] = &[b"http/1.1"];
 
@@ -26,7 +26,7 @@ pub(super) struct Question {
 
 impl Question {
     /// 2xx passes; any other status is a live process that is not ready. The body is never read.
-    pub(super) async fn ask<S>(&self, to: BackendAddr, stream: S) -> Outcome
+    pub(super) async fn ask<S>(&self, to: BackendAddr, stream: S) -> ProbeOutcome
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -37,11 +37,11 @@ impl Question {
             .body(Empty::new());
         let request = match request {
             Ok(request) => request,
-            Err(error) => return Outcome::Inconclusive { error: error.to_string() },
+            Err(error) => return ProbeOutcome::Inconclusive { error: error.to_string() },
         };
         match status(request, stream).await {
-            Ok(status) if status.is_success() => Outcome::Passed,
-            Ok(status) => Outcome::NotReady { status: status.as_u16() },
+            Ok(status) if status.is_success() => ProbeOutcome::Passed,
+            Ok(status) => ProbeOutcome::NotReady { status: status.as_u16() },
             Err(error) => fault::of_hyper(&error),
         }
     }

@@ -82,13 +82,13 @@ fn tls_health(kind: ProbeKind, certificate: &Certificate, name: &str) -> Health 
     Health { tls: Some(certificate.trusted()), host: Some(name.into()), ..health(kind) }
 }
 
-async fn probe(health: &Health, to: BackendAddr) -> Outcome {
+async fn probe(health: &Health, to: BackendAddr) -> ProbeOutcome {
     Arc::new(Manner::new(health, &testing::backend("cp1", to))).probe(to).await
 }
 
-fn tls_fault(outcome: Outcome) -> String {
+fn tls_fault(outcome: ProbeOutcome) -> String {
     match outcome {
-        Outcome::Failed(Cause::Tls { error }) => error,
+        ProbeOutcome::Failed(Cause::Tls { error }) => error,
         other => panic!("no TLS fault: {other:?}"),
     }
 }
@@ -99,8 +99,8 @@ const BAD: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r
 #[tokio::test]
 async fn a_status_of_200_passes_and_500_is_not_ready() {
     let (ok, bad) = (Server::http(OK).await, Server::http(BAD).await);
-    assert_eq!(probe(&health(ProbeKind::Http), ok.addr).await, Outcome::Passed);
-    assert_eq!(probe(&health(ProbeKind::Http), bad.addr).await, Outcome::NotReady { status: 500 });
+    assert_eq!(probe(&health(ProbeKind::Http), ok.addr).await, ProbeOutcome::Passed);
+    assert_eq!(probe(&health(ProbeKind::Http), bad.addr).await, ProbeOutcome::NotReady { status: 500 });
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn the_request_names_the_path_and_the_host_and_asks_to_close() {
         }
     })
     .await;
-    assert_eq!(probe(&health(ProbeKind::Http), server.addr).await, Outcome::Passed);
+    assert_eq!(probe(&health(ProbeKind::Http), server.addr).await, ProbeOutcome::Passed);
     let request = requests.recv().await.unwrap();
     assert!(request.starts_with("get /readyz http/1.1\r\n"), "{request}");
     assert!(request.contains(&format!("\r\nhost: {}\r\n", server.addr)), "{request}");
@@ -127,7 +127,7 @@ async fn the_request_names_the_path_and_the_host_and_asks_to_close() {
 async fn a_closed_port_refuses() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for kind in [ProbeKind::Tcp, ProbeKind::Http] {
-        assert_eq!(probe(&health(kind), BackendAddr::new(port)).await, Outcome::Failed(Cause::Refused));
+        assert_eq!(probe(&health(kind), BackendAddr::new(port)).await, ProbeOutcome::Failed(Cause::Refused));
     }
 }
 
@@ -138,10 +138,10 @@ async fn a_server_that_accepts_but_never_answers_is_silent() {
     let before = tokio::time::Instant::now();
     for health in [health(ProbeKind::Http), tls_health(ProbeKind::Tls, &certificate, "cp1")] {
         let outcome = probe(&health, server.addr).await;
-        assert_eq!(outcome, Outcome::Failed(Cause::TimedOut { after_ms: 500 }));
+        assert_eq!(outcome, ProbeOutcome::Failed(Cause::TimedOut { after_ms: 500 }));
     }
     assert!((TIMEOUT * 2..TIMEOUT * 8).contains(&before.elapsed()), "{:?}", before.elapsed());
-    assert_eq!(probe(&health(ProbeKind::Tcp), server.addr).await, Outcome::Passed);
+    assert_eq!(probe(&health(ProbeKind::Tcp), server.addr).await, ProbeOutcome::Passed);
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_connection_that_hangs_does_not_make_a_healthy_backend_silent() {
     })
     .await;
     let patient = Health { timeout: TIMEOUT * 8, ..health(ProbeKind::Http) };
-    assert_eq!(probe(&patient, server.addr).await, Outcome::Passed);
+    assert_eq!(probe(&patient, server.addr).await, ProbeOutcome::Passed);
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_body_that_never_ends_is_not_waited_for() {
         hold(stream).await;
     })
     .await;
-    assert_eq!(probe(&health(ProbeKind::Http), server.addr).await, Outcome::Passed);
+    assert_eq!(probe(&health(ProbeKind::Http), server.addr).await, ProbeOutcome::Passed);
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn headers_without_end_are_not_read_for_ever() {
     })
     .await;
     let outcome = probe(&health(ProbeKind::Http), server.addr).await;
-    assert!(matches!(outcome, Outcome::Failed(Cause::Protocol { .. })), "{outcome:?}");
+    assert!(matches!(outcome, ProbeOutcome::Failed(Cause::Protocol { .. })), "{outcome:?}");
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn a_reset_after_accept_is_a_reset() {
         stream.set_zero_linger().unwrap();
     })
     .await;
-    assert_eq!(probe(&health(ProbeKind::Http), server.addr).await, Outcome::Failed(Cause::Reset));
+    assert_eq!(probe(&health(ProbeKind::Http), server.addr).await, ProbeOutcome::Failed(Cause::Reset));
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn a_close_without_an_answer_and_a_banner_are_no_http() {
     .await;
     for server in [closes, greets] {
         let outcome = probe(&health(ProbeKind::Http), server.addr).await;
-        assert!(matches!(outcome, Outcome::Failed(Cause::Protocol { .. })), "{outcome:?}");
+        assert!(matches!(outcome, ProbeOutcome::Failed(Cause::Protocol { .. })), "{outcome:?}");
     }
 }
 
@@ -215,10 +215,10 @@ async fn https_passes_with_the_right_certificate() {
     let health = tls_health(ProbeKind::Https, &certificate, "cp1.example:6443");
     let server = Server::https(certificate.clone(), OK).await;
     for _ in 0..3 {
-        assert_eq!(probe(&health, server.addr).await, Outcome::Passed);
+        assert_eq!(probe(&health, server.addr).await, ProbeOutcome::Passed);
     }
     let bad = Server::https(certificate, BAD).await;
-    assert_eq!(probe(&health, bad.addr).await, Outcome::NotReady { status: 500 });
+    assert_eq!(probe(&health, bad.addr).await, ProbeOutcome::NotReady { status: 500 });
 }
 
 #[tokio::test]
@@ -226,7 +226,7 @@ async fn a_certificate_for_the_address_needs_no_host() {
     let certificate = Certificate::new("127.0.0.1");
     let health = Health { host: None, ..tls_health(ProbeKind::Tls, &certificate, "") };
     let server = Server::https(certificate, OK).await;
-    assert_eq!(probe(&health, server.addr).await, Outcome::Passed);
+    assert_eq!(probe(&health, server.addr).await, ProbeOutcome::Passed);
 }
 
 #[tokio::test]
@@ -287,7 +287,7 @@ async fn plain_text_on_the_tls_port_is_the_wrong_protocol() {
     .await;
     let health = tls_health(ProbeKind::Https, &Certificate::new("cp1"), "cp1");
     let error = "it does not speak TLS".into();
-    assert_eq!(probe(&health, server.addr).await, Outcome::Failed(Cause::Protocol { error }));
+    assert_eq!(probe(&health, server.addr).await, ProbeOutcome::Failed(Cause::Protocol { error }));
 }
 
 #[tokio::test]
@@ -308,7 +308,7 @@ async fn an_expired_certificate_is_seen_in_spite_of_an_earlier_session() {
     .await;
     let manner = Arc::new(Manner::new(&health, &testing::backend("cp1", server.addr)));
     for _ in 0..3 {
-        assert_eq!(manner.clone().probe(server.addr).await, Outcome::Passed);
+        assert_eq!(manner.clone().probe(server.addr).await, ProbeOutcome::Passed);
     }
     *current.lock().unwrap() = TlsAcceptor::from(expired.server_sharing_tickets_of(&good));
     assert!(tls_fault(manner.clone().probe(server.addr).await).starts_with("certificate expired"));
@@ -318,7 +318,7 @@ async fn an_expired_certificate_is_seen_in_spite_of_an_earlier_session() {
 async fn probes_leave_no_time_wait() {
     let server = Server::http(OK).await;
     for _ in 0..20 {
-        assert_eq!(probe(&health(ProbeKind::Tcp), server.addr).await, Outcome::Passed);
+        assert_eq!(probe(&health(ProbeKind::Tcp), server.addr).await, ProbeOutcome::Passed);
     }
     // /proc/net/tcp: local and remote address, state. A closed socket is listed as long as it waits for anything.
     let remote = format!("0100007F:{:04X}", server.addr.port());
@@ -348,7 +348,7 @@ async fn a_backend_is_not_silent_while_this_process_does_not_run() {
     let probe = tokio::spawn(async move { probe(&health(ProbeKind::Http), to).await });
     tokio::task::yield_now().await;
     std::thread::sleep(2 * TIMEOUT);
-    assert_eq!(probe.await.unwrap(), Outcome::Passed);
+    assert_eq!(probe.await.unwrap(), ProbeOutcome::Passed);
 }
 
 #[tokio::test]
@@ -360,5 +360,5 @@ async fn a_process_that_hardly_runs_gives_up_in_the_end() {
         std::thread::sleep(TIMEOUT / 4);
     }
     assert!(probe.is_finished());
-    assert_eq!(probe.await.unwrap(), Outcome::Failed(Cause::TimedOut { after_ms: 500 }));
+    assert_eq!(probe.await.unwrap(), ProbeOutcome::Failed(Cause::TimedOut { after_ms: 500 }));
 }

@@ -14,19 +14,19 @@ use tokio_rustls::client::TlsStream;
 use super::fault;
 use crate::addr::BackendAddr;
 use crate::config::ProbeTls;
-use crate::model::health::machine::Outcome;
+use crate::model::health::machine::ProbeOutcome;
 
 /// How long a TLS probe listens for the server's word on our certificate.
 const AFTERMATH: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct TlsClient {
     config: Arc<rustls::ClientConfig>,
     /// `None`: the address that is probed.
     name: Option<ServerName<'static>>,
 }
 
-impl Client {
+impl TlsClient {
     /// `host` may have a port.
     pub(super) fn new(tls: &ProbeTls, host: Option<&str>, alpn: &[&[u8]]) -> Self {
         let mut config = rustls::ClientConfig::clone(&tls.client);
@@ -46,13 +46,13 @@ impl Client {
 /// What follows a handshake. In TLS 1.3 the client is done before the server has looked at the client's certificate
 /// (RFC 8446 section 2), so a refusal comes only now; and a server whose handshake is cut off by our RST logs an error
 /// each second.
-pub(super) async fn aftermath(mut stream: TlsStream<TcpStream>) -> Outcome {
+pub(super) async fn aftermath(mut stream: TlsStream<TcpStream>) -> ProbeOutcome {
     match tokio::time::timeout(AFTERMATH, stream.read(&mut [0; 1])).await {
         Ok(Err(error)) => match fault::tls_error(&error) {
             Some(_) => fault::of_io(&error),
-            None => Outcome::Passed,
+            None => ProbeOutcome::Passed,
         },
-        Ok(Ok(_)) | Err(_) => Outcome::Passed,
+        Ok(Ok(_)) | Err(_) => ProbeOutcome::Passed,
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Places {
 
 /// How things are at a moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub struct Situation<'a> {
     pub now_ns: u64,
     pub peers: &'a [MemberView],
     pub places: &'a Places,
@@ -52,7 +52,7 @@ pub struct Wish {
 
 /// What is to be done, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum EvacuateOrder {
     /// Have the addresses on `lo` too, before they leave: no packet of a flow may find them missing.
     Keep,
     /// Say that this host should not have the VIP.
@@ -68,7 +68,7 @@ pub enum Order {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum EvacuateStep {
     Telling,
     LettingGo,
     Emptying,
@@ -113,7 +113,7 @@ pub enum Failure {
 #[derive(Debug)]
 pub struct Evacuation {
     wish: Wish,
-    step: Step,
+    step: EvacuateStep,
     began_ns: u64,
     /// When this step began.
     since_ns: u64,
@@ -131,7 +131,7 @@ pub struct Evacuation {
     /// Who had not confirmed all at the end.
     unconfirmed: Vec<InstanceName>,
     failure: Option<Failure>,
-    orders: VecDeque<Order>,
+    orders: VecDeque<EvacuateOrder>,
 }
 
 /// What has happened up to then must be told within this.
@@ -151,7 +151,7 @@ const QUEUED_NS: u64 = 100_000_000;
 
 impl Evacuation {
     /// Begins, unless it can be seen at once that it would come to nothing.
-    pub fn begin(wish: Wish, look: &Look<'_>) -> Result<Self, Failure> {
+    pub fn begin(wish: Wish, look: &Situation<'_>) -> Result<Self, Failure> {
         heirs(&wish, look.peers)?;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
         let (routed, moving) = look.places.here.iter().copied().partition(taken);
@@ -159,7 +159,7 @@ impl Evacuation {
         let watched = look.places.frontends.iter().filter(somewhere).copied().collect();
         let mut evacuation = Self {
             wish,
-            step: Step::Telling,
+            step: EvacuateStep::Telling,
             began_ns: look.now_ns,
             since_ns: look.now_ns,
             moving,
@@ -173,12 +173,12 @@ impl Evacuation {
             orders: VecDeque::new(),
         };
         if !evacuation.moving.is_empty() {
-            evacuation.orders.push_back(Order::Keep);
+            evacuation.orders.push_back(EvacuateOrder::Keep);
         }
         Ok(evacuation)
     }
 
-    pub fn step(&self) -> Step {
+    pub fn step(&self) -> EvacuateStep {
         self.step
     }
 
@@ -192,7 +192,7 @@ impl Evacuation {
         self.watched.iter().copied()
     }
 
-    /// Why it came to nothing. `None` in [`Step::Here`]: it was called off.
+    /// Why it came to nothing. `None` in [`EvacuateStep::Here`]: it was called off.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
@@ -206,39 +206,39 @@ impl Evacuation {
         self.began_ns.saturating_add(self.wish.deadline_ns)
     }
 
-    pub fn poll_order(&mut self) -> Option<Order> {
+    pub fn poll_order(&mut self) -> Option<EvacuateOrder> {
         self.orders.pop_front()
     }
 
     /// The operator wants the VIP to be able to come back. What was reset stays reset.
     pub fn cancel(&mut self) {
-        if self.step != Step::Here {
+        if self.step != EvacuateStep::Here {
             self.take_back(None);
         }
     }
 
     /// An order could not be carried out.
     pub fn fail(&mut self, failure: Failure) {
-        if self.step != Step::Here {
+        if self.step != EvacuateStep::Here {
             self.take_back(Some(failure));
         }
     }
 
-    pub fn handle_look(&mut self, look: &Look<'_>) {
+    pub fn handle_look(&mut self, look: &Situation<'_>) {
         if look.accepted != self.accepted {
             (self.accepted, self.came_ns) = (look.accepted, look.now_ns);
         }
         match self.step {
-            Step::Telling => self.telling(look),
-            Step::LettingGo => self.letting_go(look),
-            Step::Emptying | Step::Resetting => self.emptying(look),
-            Step::Confirming => self.confirming(look),
-            Step::Away => self.watch_heirs(look),
-            Step::Here => {}
+            EvacuateStep::Telling => self.telling(look),
+            EvacuateStep::LettingGo => self.letting_go(look),
+            EvacuateStep::Emptying | EvacuateStep::Resetting => self.emptying(look),
+            EvacuateStep::Confirming => self.confirming(look),
+            EvacuateStep::Away => self.watch_heirs(look),
+            EvacuateStep::Here => {}
         }
     }
 
-    fn telling(&mut self, look: &Look<'_>) {
+    fn telling(&mut self, look: &Situation<'_>) {
         let heirs = match heirs(&self.wish, look.peers) {
             Ok(heirs) => heirs,
             Err(failure) => return self.take_back(Some(failure)),
@@ -252,8 +252,8 @@ impl Evacuation {
                 waited_ms: waited_ns / 1_000_000,
             })),
             None if missing.is_none() => {
-                self.orders.push_back(Order::LetGo);
-                self.go_to(Step::LettingGo, look.now_ns);
+                self.orders.push_back(EvacuateOrder::LetGo);
+                self.go_to(EvacuateStep::LettingGo, look.now_ns);
             }
             _ => {
                 if let Some(vip) = missing.filter(|_| waited_ns > self.at_most(TELL_MAX_NS)) {
@@ -263,7 +263,7 @@ impl Evacuation {
         }
     }
 
-    fn letting_go(&mut self, look: &Look<'_>) {
+    fn letting_go(&mut self, look: &Situation<'_>) {
         let waited_ns = look.now_ns.saturating_sub(self.since_ns);
         let waited_ms = waited_ns / 1_000_000;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
@@ -276,44 +276,44 @@ impl Evacuation {
         } else if let Some(vip) = self.routed.iter().find(|vip| !left(vip) && !quiet).copied() {
             (waited_ns > self.at_most(WITHDRAW_MAX_NS)).then_some(Failure::NotWithdrawn { vip, waited_ms })
         } else {
-            self.orders.push_back(Order::Offload);
-            return self.go_to(Step::Emptying, look.now_ns);
+            self.orders.push_back(EvacuateOrder::Offload);
+            return self.go_to(EvacuateStep::Emptying, look.now_ns);
         };
         if failure.is_some() {
             self.take_back(failure);
         }
     }
 
-    fn emptying(&mut self, look: &Look<'_>) {
+    fn emptying(&mut self, look: &Situation<'_>) {
         self.watch_heirs(look);
-        if !matches!(self.step, Step::Emptying | Step::Resetting) {
+        if !matches!(self.step, EvacuateStep::Emptying | EvacuateStep::Resetting) {
             return;
         }
         let waited_ns = look.now_ns.saturating_sub(self.since_ns);
-        if look.proxied == 0 || self.step == Step::Resetting && waited_ns > RESET_GRACE_NS {
-            self.go_to(Step::Confirming, look.now_ns);
-        } else if self.step == Step::Emptying && look.now_ns >= self.deadline_ns() {
-            self.orders.push_back(Order::Reset);
-            self.go_to(Step::Resetting, look.now_ns);
+        if look.proxied == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_GRACE_NS {
+            self.go_to(EvacuateStep::Confirming, look.now_ns);
+        } else if self.step == EvacuateStep::Emptying && look.now_ns >= self.deadline_ns() {
+            self.orders.push_back(EvacuateOrder::Reset);
+            self.go_to(EvacuateStep::Resetting, look.now_ns);
         }
     }
 
     /// What has been offloaded lately must be held elsewhere before this host may go.
-    fn confirming(&mut self, look: &Look<'_>) {
+    fn confirming(&mut self, look: &Situation<'_>) {
         self.watch_heirs(look);
-        if self.step != Step::Confirming {
+        if self.step != EvacuateStep::Confirming {
             return;
         }
         let untold = living(look.peers).filter(|peer| !self.is_told(peer, look.now_ns));
         self.unconfirmed = untold.map(|peer| peer.name.clone()).collect();
         if self.unconfirmed.is_empty() || look.now_ns.saturating_sub(self.since_ns) > TELL_MAX_NS {
-            self.orders.push_back(Order::Release);
-            self.go_to(Step::Away, look.now_ns);
+            self.orders.push_back(EvacuateOrder::Release);
+            self.go_to(EvacuateStep::Away, look.now_ns);
         }
     }
 
     /// Nobody has the address, and this host still lives: it had better have it than nobody.
-    fn watch_heirs(&mut self, look: &Look<'_>) {
+    fn watch_heirs(&mut self, look: &Situation<'_>) {
         let orphan = self.watched().find(|vip| !living(look.peers).any(|peer| peer.vips.contains(vip)));
         let Some(vip) = orphan else { return self.missing_since_ns = None };
         let since_ns = *self.missing_since_ns.get_or_insert(look.now_ns);
@@ -324,11 +324,11 @@ impl Evacuation {
 
     fn take_back(&mut self, failure: Option<Failure>) {
         self.failure = failure;
-        self.orders.push_back(Order::TakeBack);
-        self.step = Step::Here;
+        self.orders.push_back(EvacuateOrder::TakeBack);
+        self.step = EvacuateStep::Here;
     }
 
-    fn go_to(&mut self, step: Step, now_ns: u64) {
+    fn go_to(&mut self, step: EvacuateStep, now_ns: u64) {
         (self.step, self.since_ns) = (step, now_ns);
     }
 

@@ -96,7 +96,7 @@ pub enum Said {
 
 /// What the failover wants of the peer link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum PeerCommand {
     /// Tell `owner` that its flows are this instance's from now on.
     Claim { owner: InstanceName, flows: Vec<FleetId> },
     /// This instance leaves the flow to `to`, who says of it that it is its own: that it ends here is not its end.

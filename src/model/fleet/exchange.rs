@@ -14,9 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
-use super::session::{BEAT_NS, DEAD_NS, Heard, Session, Standing};
+use super::session::{BEAT_NS, DEAD_NS, Heard, PeerStanding, Session};
 use super::{
-    Asked, Beat, BeatKey, BeatTo, Command, Epoch, Farewell, HeardOf, InstanceName, Local, MemberView, Pulse,
+    Asked, Beat, BeatKey, BeatTo, Epoch, Farewell, HeardOf, InstanceName, Local, MemberView, PeerCommand, Pulse,
     Remembered, Remote, Said,
 };
 
@@ -86,7 +86,7 @@ pub enum Notice {
 
 /// A packet of which a peer wants to know whether it would find its way from here, though it is of no flow that is told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Query {
+pub struct KnowsQuery {
     pub peer: InstanceName,
     pub number: u32,
     pub packet: Asked,
@@ -108,7 +108,7 @@ pub struct Exchange {
     addresses: Vec<IpAddr>,
     remotes: VecDeque<Remote>,
     notices: VecDeque<Notice>,
-    queries: VecDeque<Query>,
+    queries: VecDeque<KnowsQuery>,
     /// Own ones that peers were told of: who was not linked then, or not at all yet, hears of them later.
     untold: Remembered,
     drops: VecDeque<(InstanceName, String)>,
@@ -149,14 +149,14 @@ impl Exchange {
             beat_due_ns: now_ns,
             beats: 0,
         };
-        exchange.join(members, Standing::Awaited { since_ns: now_ns });
+        exchange.join(members, PeerStanding::Awaited { since_ns: now_ns });
         exchange
     }
 
     /// The fleet is these and this one. Whoever goes is forgotten with its flows.
     pub fn set_members(&mut self, members: &[Member], now_ns: u64) {
         // A reload reaches all instances: were none ready until a new one is there, or has been waited for, nobody would serve.
-        let standing = if self.is_ready() { Standing::Settled } else { Standing::Awaited { since_ns: now_ns } };
+        let standing = if self.is_ready() { PeerStanding::Settled } else { PeerStanding::Awaited { since_ns: now_ns } };
         let gone: Vec<_> = self
             .sessions
             .values()
@@ -179,7 +179,7 @@ impl Exchange {
         self.join(members, standing);
     }
 
-    fn join(&mut self, members: &[Member], standing: Standing) {
+    fn join(&mut self, members: &[Member], standing: PeerStanding) {
         for Member { name, address } in members.iter().filter(|member| member.name != self.own.name) {
             let why_not = match self.dials(name) {
                 true => "not reached yet",
@@ -295,9 +295,9 @@ impl Exchange {
         match heard {
             Ok(Heard::Nothing) => {}
             Ok(Heard::Asked { number, packet }) => match self.mirror.knows(&packet) {
-                true => self.handle_known(&Query { peer: peer.clone(), number, packet }, true),
+                true => self.handle_known(&KnowsQuery { peer: peer.clone(), number, packet }, true),
                 false if self.queries.len() < ASKS_MAX => {
-                    self.queries.push_back(Query { peer: peer.clone(), number, packet });
+                    self.queries.push_back(KnowsQuery { peer: peer.clone(), number, packet });
                 }
                 false => {}
             },
@@ -311,15 +311,15 @@ impl Exchange {
     }
 
     /// The kernel has been asked: whether packets of the flow find their way from here.
-    pub fn handle_known(&mut self, query: &Query, known: bool) {
+    pub fn handle_known(&mut self, query: &KnowsQuery, known: bool) {
         if let Some(session) = self.sessions.get_mut(&query.peer) {
             session.say(Message::Answer { number: query.number, known });
         }
     }
 
-    pub fn handle_command(&mut self, command: Command, now_ns: u64) {
+    pub fn handle_command(&mut self, command: PeerCommand, now_ns: u64) {
         match command {
-            Command::Claim { owner, flows } => {
+            PeerCommand::Claim { owner, flows } => {
                 self.mirror.claims(&flows, now_ns);
                 if let Some(session) = self.sessions.get_mut(&owner) {
                     flows.chunks(CLAIM_MAX).for_each(|flows| {
@@ -327,21 +327,21 @@ impl Exchange {
                     });
                 }
             }
-            Command::Leave { to, flow } => drop(self.mirror.claimed_by(&to, flow, now_ns)),
-            Command::Ask(packet) => self.ask(packet, now_ns),
-            Command::Addresses(addresses) => {
+            PeerCommand::Leave { to, flow } => drop(self.mirror.claimed_by(&to, flow, now_ns)),
+            PeerCommand::Ask(packet) => self.ask(packet, now_ns),
+            PeerCommand::Addresses(addresses) => {
                 for session in self.sessions.values_mut() {
                     session.say(Message::Addresses(addresses.clone()));
                 }
                 self.addresses = addresses;
             }
-            Command::Untold(all) => {
+            PeerCommand::Untold(all) => {
                 self.sessions.values_mut().for_each(|session| session.say_untold(&all));
                 all.into_iter().for_each(|one| {
                     self.untold.remember(one, now_ns);
                 });
             }
-            Command::Ping => self.sessions.values_mut().for_each(|session| session.ping(now_ns)),
+            PeerCommand::Ping => self.sessions.values_mut().for_each(|session| session.ping(now_ns)),
         }
     }
 
@@ -417,10 +417,10 @@ impl Exchange {
         for name in names {
             let Some(session) = self.sessions.get_mut(&name) else { continue };
             let pulse = session.pulse_now(now_ns);
-            if let Standing::Awaited { since_ns } = session.standing {
+            if let PeerStanding::Awaited { since_ns } = session.standing {
                 let patience = if session.link.is_some() { LINKED_PATIENCE } else { 1 };
                 if now_ns.saturating_sub(since_ns) >= self.own.sync_deadline_ns.saturating_mul(patience) {
-                    session.standing = Standing::Settled;
+                    session.standing = PeerStanding::Settled;
                 }
             }
             if session.is_stale(now_ns) {
@@ -468,7 +468,7 @@ impl Exchange {
         self.notices.pop_front()
     }
 
-    pub fn poll_query(&mut self) -> Option<Query> {
+    pub fn poll_query(&mut self) -> Option<KnowsQuery> {
         self.queries.pop_front()
     }
 
@@ -485,7 +485,7 @@ impl Exchange {
 
     /// Whether this instance may take a VIP.
     pub fn is_ready(&self) -> bool {
-        self.sessions.values().all(|session| session.standing == Standing::Settled)
+        self.sessions.values().all(|session| session.standing == PeerStanding::Settled)
     }
 
     /// Whether every peer that is linked has all that has happened here up to now.

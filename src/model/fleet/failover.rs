@@ -36,16 +36,16 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 
 use super::{
-    Asked, Command, FleetId, HeldAnswer, HeldRequest, InstanceName, PeerSlice, Pulse, Remote, Stray, Then, Unknown,
+    Asked, FleetId, HeldAnswer, HeldRequest, InstanceName, PeerCommand, PeerSlice, Pulse, Remote, Stray, Then, Unknown,
 };
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 
 use bury::Round;
 pub use bury::{Challenge, Wake};
-use peer::Peer;
-use timer::{Timer, Timers};
+use peer::PeerState;
+use timer::{FailoverTimers, Timer};
 use untold::Untold;
 
 /// What an operator may choose, and what the host is like.
@@ -72,7 +72,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Path(HeldRequest),
-    Send(Command),
+    Send(PeerCommand),
     /// Tell all neighbours that the address is here.
     Announce(IpAddr),
     /// Make these ends show themselves, paced, in this order; then call `handle_challenged`.
@@ -126,7 +126,7 @@ pub enum Note {
 #[derive(Debug)]
 pub struct Failover {
     settings: Settings,
-    peers: BTreeMap<InstanceName, Peer>,
+    peers: BTreeMap<InstanceName, PeerState>,
     flows: HashMap<FleetId, Known>,
     /// By the ends of their ids: two flows do not have the same at one time.
     by_ends: HashMap<u64, FleetId>,
@@ -154,11 +154,11 @@ pub struct Failover {
     next_round: u64,
     asked: HashMap<Key, stray::Waiting>,
     /// Keys without a record that are sent to a peer.
-    lent: HashMap<Key, stray::Lent>,
+    lent: HashMap<Key, stray::LentPackets>,
     /// Keys of which nothing could be learnt, and since when.
     unsaid: HashMap<Key, u64>,
     untold: HashMap<FleetId, Untold>,
-    timers: Timers,
+    timers: FailoverTimers,
     /// What an earlier process held has been sorted out.
     settled: bool,
     /// All peers are synced, or were waited for long enough.
@@ -185,7 +185,7 @@ struct Mine {
 struct Known {
     owner: InstanceName,
     ends: Ends,
-    state: State,
+    state: KnownState,
     /// Others that say the same of it, for a moment: it goes from one to another.
     also: Vec<InstanceName>,
     /// Its owner has told of it. Else only somebody who has given it up says whose it is.
@@ -193,7 +193,7 @@ struct Known {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum KnownState {
     Forwarded,
     /// There is no way to its owner, or no packet path here.
     Noted,
@@ -218,7 +218,7 @@ const CHECKED_MAX: usize = 64;
 
 impl Failover {
     pub fn new(settings: Settings) -> Self {
-        let peers = settings.peers.iter().map(|(name, link)| (name.clone(), Peer::new(*link))).collect();
+        let peers = settings.peers.iter().map(|(name, link)| (name.clone(), PeerState::new(*link))).collect();
         Self {
             settings,
             peers,
@@ -241,7 +241,7 @@ impl Failover {
             lent: HashMap::new(),
             unsaid: HashMap::new(),
             untold: HashMap::new(),
-            timers: Timers::default(),
+            timers: FailoverTimers::default(),
             settled: false,
             ready: false,
             shared: false,
@@ -299,7 +299,7 @@ impl Failover {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
         self.own = own;
-        self.actions.push_back(Action::Send(Command::Addresses(addresses.to_vec())));
+        self.actions.push_back(Action::Send(PeerCommand::Addresses(addresses.to_vec())));
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
             Some(before) => now.difference(before).copied().collect(),
@@ -383,14 +383,14 @@ impl Failover {
             pinged = true;
         }
         if pinged {
-            self.actions.push_back(Action::Send(Command::Ping));
+            self.actions.push_back(Action::Send(PeerCommand::Ping));
             self.timers.set(now_ns + PING_NS, Timer::Ping);
         }
     }
 
     fn ping_over(&mut self, now_ns: u64) {
         // Those of a later ping have time left: an address that flaps comes twice in it.
-        let is_mute = |peer: &Peer| peer.pinged_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) >= PING_NS);
+        let is_mute = |peer: &PeerState| peer.pinged_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) >= PING_NS);
         let mute: Vec<_> = self.peers.iter().filter(|(_, peer)| is_mute(peer)).map(|(name, _)| name.clone()).collect();
         for owner in mute {
             if let Some(peer) = self.peers.get_mut(&owner) {
@@ -422,8 +422,8 @@ impl Failover {
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
         // Flows that a full map has no entry for are refused from here, for which the program must show their packets.
         let is_shown = (!self.no_room.is_empty() || !self.rounds.is_empty()) && guard_until_ns > 0;
-        let is_asked = is_shown || self.peers.values().any(Peer::can_be_asked);
-        let all_told = self.peers.values().all(Peer::has_told);
+        let is_asked = is_shown || self.peers.values().any(PeerState::can_be_asked);
+        let all_told = self.peers.values().all(PeerState::has_told);
         let then = if is_asked { Then::Ask { all_told } } else { Then::Reset };
         for vip in self.settings.vips.clone() {
             // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
@@ -452,7 +452,8 @@ impl Failover {
             }
             for (key, id) in &self.by_key {
                 let known = self.flows.get(id);
-                let fits = known.is_some_and(|known| both(&known.ends).contains(key) && known.state != State::Held);
+                let fits =
+                    known.is_some_and(|known| both(&known.ends).contains(key) && known.state != KnownState::Held);
                 debug_assert!(fits, "{id} {known:?}");
             }
             let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
@@ -460,12 +461,12 @@ impl Failover {
             debug_assert_eq!(self.by_ends.len(), self.flows.len());
             debug_assert!(self.no_room.iter().all(|id| self.flows.contains_key(id)));
             for (id, known) in &self.flows {
-                debug_assert!(known.state != State::NoRoom || self.no_room.contains(id), "{id}");
+                debug_assert!(known.state != KnownState::NoRoom || self.no_room.contains(id), "{id}");
             }
         }
     }
 }
 
 fn both(ends: &Ends) -> [Key; 2] {
-    [ends.key(Direction::Up), ends.key(Direction::Down)]
+    [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)]
 }

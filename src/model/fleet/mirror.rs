@@ -12,7 +12,7 @@ use super::message::Change;
 use super::{Asked, FleetId, FlowRecord, InstanceName, Keeping, Local};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 
 /// Changes that are kept for peers that have not been told of them yet: 16 bytes each.
 const LOG_MAX: usize = 1 << 18;
@@ -268,7 +268,7 @@ impl Mirror {
 
 /// How the packets of both directions show themselves.
 fn packets(ends: &Ends) -> [Asked; 2] {
-    [Direction::Up, Direction::Down].map(|direction| {
+    [FlowDirection::Up, FlowDirection::Down].map(|direction| {
         let key = ends.key(direction);
         Asked { from: key.from, to: key.to }
     })

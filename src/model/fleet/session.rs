@@ -64,12 +64,12 @@ pub struct Session {
     round_trip_us: u64,
     vips: Vec<IpAddr>,
     pub why_not: Option<String>,
-    pub standing: Standing,
+    pub standing: PeerStanding,
 }
 
 /// Whether readiness waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum PeerStanding {
     Awaited {
         since_ns: u64,
     },
@@ -138,7 +138,7 @@ pub enum Heard {
 }
 
 impl Session {
-    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, standing: Standing) -> Self {
+    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, standing: PeerStanding) -> Self {
         Self {
             name,
             address,
@@ -168,8 +168,8 @@ impl Session {
     pub fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Pulse> {
         let returns =
             !matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent) || self.epoch != hello.epoch;
-        if returns && wait && self.standing == Standing::Settled {
-            self.standing = Standing::Awaited { since_ns: now_ns };
+        if returns && wait && self.standing == PeerStanding::Settled {
+            self.standing = PeerStanding::Awaited { since_ns: now_ns };
         }
         if self.epoch != hello.epoch {
             self.synced = false;
@@ -333,7 +333,7 @@ impl Session {
                 if link.expected.is_some() && !self.synced {
                     link.ack = link.expected;
                     self.synced = true;
-                    self.standing = Standing::Settled;
+                    self.standing = PeerStanding::Settled;
                     remotes.push_back(Remote::Synced { owner: owner() });
                     notices.push_back(Notice::Synced { peer: owner(), flows: self.flows.len() as u64 });
                 }

@@ -33,13 +33,13 @@ use super::exchange::{Exchange, Member, Own};
 use super::failover::{Action, Failover, Note, Settings, Wake};
 use super::testing::passage;
 use super::{
-    BeatKey, Command, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local,
-    Message, PeerSlice, Remote, Stray, Then, Unknown, slice,
+    BeatKey, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local, Message,
+    PeerCommand, PeerSlice, Remote, Stray, Then, Unknown, slice,
 };
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::{Ends, Key};
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 
 use clients::{Client, Stage};
 use dice::{Dice, Kind};
@@ -198,7 +198,7 @@ impl World {
                     path.carry_out(request, is_here);
                 }
                 Action::Send(command) => {
-                    if let Command::Claim { owner, flows } = &command {
+                    if let PeerCommand::Claim { owner, flows } = &command {
                         let name = node::NAMES[node];
                         let line =
                             format!("{:>6} ms      {name} claims {flows:?} from {owner}", now_ns / MS - 1_000_000);

@@ -50,13 +50,13 @@ const SETTLE_MAX_NS: u64 = 3 * SETTLE_NS;
 /// See the module. One for each backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
-    state: State,
+    state: DoubtState,
     /// When the first probe began that the network had not settled for, since there was an answer, or nobody was heard.
     unsettled_ns: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum DoubtState {
     #[default]
     Trusted,
     Deaf {
@@ -76,9 +76,9 @@ impl Doubt {
     /// A probe that began at `began_ns` has heard nothing.
     pub fn handle_silence(&mut self, began_ns: u64, around: Surroundings) -> Silence {
         match self.state {
-            State::Trusted if around.are_dark => self.state = State::Deaf { since_ns: began_ns },
-            State::Proven { .. } if around.are_dark && around.heard_ns.saturating_add(FRESH_NS) <= began_ns => {
-                self.state = State::Deaf { since_ns: began_ns }
+            DoubtState::Trusted if around.are_dark => self.state = DoubtState::Deaf { since_ns: began_ns },
+            DoubtState::Proven { .. } if around.are_dark && around.heard_ns.saturating_add(FRESH_NS) <= began_ns => {
+                self.state = DoubtState::Deaf { since_ns: began_ns }
             }
             _ => {}
         }
@@ -86,18 +86,18 @@ impl Doubt {
             return Silence::Anew;
         }
         match self.state {
-            State::Deaf { .. } => Silence::Counts,
-            State::Proven { since_ns } => self.settle(began_ns, since_ns.max(around.back_ns)),
-            State::Trusted => self.settle(began_ns, around.back_ns),
+            DoubtState::Deaf { .. } => Silence::Counts,
+            DoubtState::Proven { since_ns } => self.settle(began_ns, since_ns.max(around.back_ns)),
+            DoubtState::Trusted => self.settle(began_ns, around.back_ns),
         }
     }
 
     /// Looks again while nobody is heard. True: somebody is by now, as for [`Silence::Anew`].
     pub fn look(&mut self, around: Surroundings) -> bool {
         match self.state {
-            State::Deaf { since_ns } if !around.are_dark || around.heard_ns > since_ns => {
+            DoubtState::Deaf { since_ns } if !around.are_dark || around.heard_ns > since_ns => {
                 let since_ns = if around.are_dark { around.heard_ns } else { around.back_ns };
-                *self = Self { state: State::Proven { since_ns }, unsettled_ns: None };
+                *self = Self { state: DoubtState::Proven { since_ns }, unsettled_ns: None };
                 true
             }
             _ => false,
@@ -115,7 +115,7 @@ impl Doubt {
 
     /// Nobody is heard: the backend may be well.
     pub fn is_deaf(&self) -> bool {
-        matches!(self.state, State::Deaf { .. })
+        matches!(self.state, DoubtState::Deaf { .. })
     }
 }
 

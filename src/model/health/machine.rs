@@ -63,7 +63,7 @@ pub struct Policy {
 
 /// How one probe ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ProbeOutcome {
     Passed,
     /// It answered with this status.
     NotReady {
@@ -76,7 +76,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl ProbeOutcome {
     /// The `outcome` label of metrics.
     pub fn label(&self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ProbeOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Passed => write!(f, "passed"),
@@ -101,7 +101,7 @@ impl fmt::Display for Outcome {
 
 /// What the owner of the machine must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum HealthAction {
     /// The standing changed, or who decides it: tell people.
     Changed { from: Standing, to: Standing, cause: Cause },
     /// Reset every flow of the backend. Comes again after each probe while the reason stands, because a flow may have
@@ -124,7 +124,7 @@ pub enum Arrival {
 #[derive(Debug)]
 pub struct Machine {
     policy: Policy,
-    verdict: Verdict,
+    verdict: ProbeVerdict,
     /// Why the verdict is what it is.
     cause: Cause,
     /// How the last probe ended.
@@ -134,18 +134,18 @@ pub struct Machine {
     streak: Streak,
     penalty: Penalty,
     order: Option<Standing>,
-    removal: Option<Removal>,
+    removal: Option<RemovalState>,
     another_is_ready: bool,
     deadline: Option<Deadline>,
     shown: (Standing, Say),
     since_ns: u64,
     resetting: Option<EndReason>,
     probe: ProbePlan,
-    actions: VecDeque<Action>,
+    actions: VecDeque<HealthAction>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Verdict {
+enum ProbeVerdict {
     Untried(Arrival),
     Ready,
     Held,
@@ -177,7 +177,7 @@ enum Say {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Removal {
+struct RemovalState {
     with_frontend: bool,
     /// Its name goes on, at another address. Absent from a release that did not part them.
     #[serde(default)]
@@ -209,7 +209,7 @@ impl Machine {
         };
         Self {
             policy,
-            verdict: Verdict::Untried(arrival),
+            verdict: ProbeVerdict::Untried(arrival),
             cause: Cause::NotProbed,
             last: Cause::NotProbed,
             fresh: true,
@@ -234,8 +234,8 @@ impl Machine {
 
     /// The probe ended. `flows_moved`: a flow of this backend got bytes from it since the probe began.
     /// `random` is for the jitter.
-    pub fn handle_outcome(&mut self, now_ns: u64, outcome: Outcome, flows_moved: bool, random: u64) {
-        let conclusive = !matches!(outcome, Outcome::Inconclusive { .. });
+    pub fn handle_outcome(&mut self, now_ns: u64, outcome: ProbeOutcome, flows_moved: bool, random: u64) {
+        let conclusive = !matches!(outcome, ProbeOutcome::Inconclusive { .. });
         if conclusive {
             self.count(outcome, flows_moved, now_ns);
             self.fresh = false;
@@ -244,7 +244,7 @@ impl Machine {
         let reset_before = self.resetting;
         self.refresh(now_ns);
         if let Some(reason) = self.resetting.filter(|_| reset_before == self.resetting) {
-            self.actions.push_back(Action::ResetFlows { reason, again: true });
+            self.actions.push_back(HealthAction::ResetFlows { reason, again: true });
         }
     }
 
@@ -272,7 +272,7 @@ impl Machine {
     /// It gets no flows any more, and keeps what it has until the drain deadline.
     pub fn handle_removed(&mut self, now_ns: u64, dismissal: Dismissal) {
         let (with_frontend, readdressed) = (dismissal == Dismissal::Frontend, dismissal == Dismissal::Address);
-        self.removal = Some(Removal { with_frontend, readdressed });
+        self.removal = Some(RemovalState { with_frontend, readdressed });
         self.refresh(now_ns);
     }
 
@@ -338,7 +338,7 @@ impl Machine {
     }
 
     /// The next thing to do; apply [`Machine::preference`] before the actions, so that no new flow follows a reset.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<HealthAction> {
         self.actions.pop_front()
     }
 
@@ -399,19 +399,19 @@ impl Machine {
 
     /// Proven ready by a probe: others may send their flows here.
     pub fn is_proven_ready(&self) -> bool {
-        self.standing() == Standing::Ready && self.verdict == Verdict::Ready
+        self.standing() == Standing::Ready && self.verdict == ProbeVerdict::Ready
     }
 
-    fn count(&mut self, outcome: Outcome, flows_moved: bool, now_ns: u64) {
+    fn count(&mut self, outcome: ProbeOutcome, flows_moved: bool, now_ns: u64) {
         let Streak { passes, answers, dead, doubt, .. } = self.streak;
         let plus = |count: u32, by: u32| count.saturating_add(by);
         let grown = |passes, answers, dead, doubt| Streak { passes, answers, dead, doubt, settled: false };
         let cause = match outcome {
-            Outcome::Passed => Cause::Passed,
-            Outcome::NotReady { status } => Cause::NotReady { status },
-            Outcome::Failed(Cause::TimedOut { .. }) if flows_moved => Cause::Slow,
-            Outcome::Failed(cause) => cause,
-            Outcome::Inconclusive { .. } => return,
+            ProbeOutcome::Passed => Cause::Passed,
+            ProbeOutcome::NotReady { status } => Cause::NotReady { status },
+            ProbeOutcome::Failed(Cause::TimedOut { .. }) if flows_moved => Cause::Slow,
+            ProbeOutcome::Failed(cause) => cause,
+            ProbeOutcome::Inconclusive { .. } => return,
         };
         self.streak = match cause {
             Cause::Passed => grown(plus(passes, 1), plus(answers, 1), 0, 0),
@@ -426,15 +426,15 @@ impl Machine {
         let dead = self.streak.dead > 0;
         let passed = self.last == Cause::Passed;
         let agrees = match self.verdict {
-            Verdict::Ready | Verdict::Held => passed,
-            Verdict::Draining => !passed && !dead,
-            Verdict::Ejected => dead,
-            Verdict::Untried(_) => false,
+            ProbeVerdict::Ready | ProbeVerdict::Held => passed,
+            ProbeVerdict::Draining => !passed && !dead,
+            ProbeVerdict::Ejected => dead,
+            ProbeVerdict::Untried(_) => false,
         };
         if agrees && before == self.verdict {
             self.cause = self.last.clone();
         }
-        let reset_is_near = self.verdict == Verdict::Ejected && self.streak.dead < self.reset_fall();
+        let reset_is_near = self.verdict == ProbeVerdict::Ejected && self.streak.dead < self.reset_fall();
         self.streak.settled = agrees && !reset_is_near;
     }
 
@@ -446,21 +446,21 @@ impl Machine {
             false => (self.policy.rise.max(1), self.fall(), self.fall().saturating_mul(2)),
         };
         let next = match self.verdict {
-            _ if dead >= fall => Verdict::Ejected,
+            _ if dead >= fall => ProbeVerdict::Ejected,
             // Damping holds back from ready; it takes ready from nobody.
-            Verdict::Ready if passes >= rise => Verdict::Ready,
-            _ if passes >= rise && self.penalty.holds(&self.policy.damping, now_ns) => Verdict::Held,
-            _ if passes >= rise => Verdict::Ready,
-            Verdict::Ejected if answers >= rise && passes == 0 => Verdict::Draining,
-            Verdict::Ejected => Verdict::Ejected,
-            _ if doubt >= doubtful => Verdict::Draining,
+            ProbeVerdict::Ready if passes >= rise => ProbeVerdict::Ready,
+            _ if passes >= rise && self.penalty.holds(&self.policy.damping, now_ns) => ProbeVerdict::Held,
+            _ if passes >= rise => ProbeVerdict::Ready,
+            ProbeVerdict::Ejected if answers >= rise && passes == 0 => ProbeVerdict::Draining,
+            ProbeVerdict::Ejected => ProbeVerdict::Ejected,
+            _ if doubt >= doubtful => ProbeVerdict::Draining,
             unchanged => unchanged,
         };
         if next == self.verdict {
             return;
         }
         // An operator who restarts a drained backend is no flapping.
-        if self.verdict == Verdict::Ready && self.order.is_none() && self.removal.is_none() {
+        if self.verdict == ProbeVerdict::Ready && self.order.is_none() && self.removal.is_none() {
             self.penalty.add(&self.policy.damping, now_ns);
         }
         self.verdict = next;
@@ -486,14 +486,14 @@ impl Machine {
         if self.shown != (to, say) {
             self.shown = (to, say);
             self.since_ns = now_ns;
-            self.actions.push_back(Action::Changed { from, to, cause: self.cause() });
+            self.actions.push_back(HealthAction::Changed { from, to, cause: self.cause() });
         }
         if from != Standing::Ready && to == Standing::Ready {
-            self.actions.push_back(Action::SlowStart { start_ns: now_ns, ramp_ns: self.policy.slow_start_ns });
+            self.actions.push_back(HealthAction::SlowStart { start_ns: now_ns, ramp_ns: self.policy.slow_start_ns });
         }
         let reason = self.reset_reason(now_ns);
         if let Some(reason) = reason.filter(|_| reason != self.resetting) {
-            self.actions.push_back(Action::ResetFlows { reason, again: false });
+            self.actions.push_back(HealthAction::ResetFlows { reason, again: false });
         }
         self.resetting = reason;
         self.check();
@@ -519,12 +519,12 @@ impl Machine {
         if self.order == Some(Standing::Ejected) {
             return Some(EndReason::EjectedByOperator);
         }
-        if self.verdict == Verdict::Ejected && self.streak.dead >= self.reset_fall() {
+        if self.verdict == ProbeVerdict::Ejected && self.streak.dead >= self.reset_fall() {
             return Some(EndReason::BackendEjected);
         }
         let passed = self.drain_deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         passed.then_some(match self.removal {
-            Some(Removal { with_frontend: true, .. }) => EndReason::FrontendRemoved,
+            Some(RemovalState { with_frontend: true, .. }) => EndReason::FrontendRemoved,
             _ => EndReason::DrainDeadline,
         })
     }
@@ -534,12 +534,12 @@ impl Machine {
             return (Standing::Ejected, Say::Operator);
         }
         let by_probes = match self.verdict {
-            Verdict::Untried(Arrival::AtStart) => (Standing::Ready, Say::Nobody),
-            Verdict::Untried(Arrival::ByReload) => (Standing::Ejected, Say::Nobody),
-            Verdict::Ready => (Standing::Ready, Say::Probes),
-            Verdict::Held => (Standing::Draining, Say::Damping),
-            Verdict::Draining => (Standing::Draining, Say::Probes),
-            Verdict::Ejected => (Standing::Ejected, Say::Probes),
+            ProbeVerdict::Untried(Arrival::AtStart) => (Standing::Ready, Say::Nobody),
+            ProbeVerdict::Untried(Arrival::ByReload) => (Standing::Ejected, Say::Nobody),
+            ProbeVerdict::Ready => (Standing::Ready, Say::Probes),
+            ProbeVerdict::Held => (Standing::Draining, Say::Damping),
+            ProbeVerdict::Draining => (Standing::Draining, Say::Probes),
+            ProbeVerdict::Ejected => (Standing::Ejected, Say::Probes),
         };
         // Flows must not wait on a dead backend because somebody drains it.
         match (by_probes.0, self.removal, self.order) {
@@ -570,7 +570,7 @@ impl Machine {
             self.resetting.is_none() || self.preference() != Preference::Ready,
             "a ready backend is not reset"
         );
-        if self.verdict == Verdict::Ready && !self.fresh {
+        if self.verdict == ProbeVerdict::Ready && !self.fresh {
             debug_assert!(streak.dead < self.fall(), "ready in spite of {} dead probes", streak.dead);
             debug_assert!(u64::from(streak.doubt) < 2 * u64::from(self.fall()), "ready in spite of doubt");
         }

@@ -9,7 +9,7 @@ use super::leg::{Ecn, LegState, SocketState};
 
 /// A direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
+pub enum FlowDirection {
     /// Client to backend.
     Up,
     /// Backend to client.
@@ -37,13 +37,13 @@ pub enum Obstacle {
     #[error("urgent data of the {0} is pending")]
     Urgent(Side),
     #[error("{bytes} bytes {direction} are in between and only {room} can be sent at once")]
-    Limbo { direction: Direction, bytes: u32, room: u32 },
+    Limbo { direction: FlowDirection, bytes: u32, room: u32 },
     #[error("only the {0} uses timestamps")]
     Timestamps(Side),
     #[error("only the {0} uses SACK")]
     Sack(Side),
     #[error("segments {direction} may be {sent} bytes long and only {taken} are taken")]
-    Mss { direction: Direction, sent: u32, taken: u32 },
+    Mss { direction: FlowDirection, sent: u32, taken: u32 },
     #[error("the {0} uses accurate ECN")]
     AccurateEcn(Side),
 }
@@ -110,8 +110,8 @@ pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<
     if let Some(side) = only_one(client.sack, backend.sack) {
         return Err(Obstacle::Sack(side));
     }
-    fits(Direction::Up, client, backend)?;
-    fits(Direction::Down, backend, client)?;
+    fits(FlowDirection::Up, client, backend)?;
+    fits(FlowDirection::Down, backend, client)?;
     for (side, leg) in legs {
         if leg.unacknowledged() > 0 {
             return Err(Obstacle::Unacknowledged { side, bytes: leg.unacknowledged() });
@@ -123,8 +123,8 @@ pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<
             return Err(Obstacle::Urgent(side));
         }
     }
-    limbo(Direction::Up, client, held.up, backend)?;
-    limbo(Direction::Down, backend, held.down, client)
+    limbo(FlowDirection::Up, client, held.up, backend)?;
+    limbo(FlowDirection::Down, backend, held.down, client)
 }
 
 fn only_one(client: bool, backend: bool) -> Option<Side> {
@@ -136,21 +136,21 @@ fn only_one(client: bool, backend: bool) -> Option<Side> {
 }
 
 /// Whether every segment that `from` may send is one that `to` takes and its path carries.
-fn fits(direction: Direction, from: &LegState, to: &LegState) -> Result<(), Obstacle> {
+fn fits(direction: FlowDirection, from: &LegState, to: &LegState) -> Result<(), Obstacle> {
     let payload = to.path_mtu.saturating_sub(to.headers());
     let (sent, taken) = (u32::from(from.own_mss), u32::from(to.peer_mss).min(payload));
     if sent > taken { Err(Obstacle::Mss { direction, sent, taken }) } else { Ok(()) }
 }
 
 /// Whether what is in between can be passed on at once.
-pub(super) fn limbo(direction: Direction, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
+pub(super) fn limbo(direction: FlowDirection, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
     let bytes = from.unread().saturating_add(held);
     let most = if from.own_window_scale == 0 { LIMBO_MAX_UNSCALED } else { LIMBO_MAX };
     let room = to.room().min(most);
     if bytes > room { Err(Obstacle::Limbo { direction, bytes, room }) } else { Ok(()) }
 }
 
-impl fmt::Display for Direction {
+impl fmt::Display for FlowDirection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Up => "to the backend",

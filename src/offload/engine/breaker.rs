@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::Engine;
 use super::carried::{Carried, Step};
-use crate::model::breaker::{Admission, Breaker, Change, Fate, SOON_NS};
+use crate::model::breaker::{Admission, Breaker, BreakerChange, Fate, SOON_NS};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::sys::clock::now_ns;
 use crate::table::journal::What;
 use crate::table::offload::Stays;
@@ -19,13 +19,13 @@ const LOOK_EVERY_NS: u64 = 500_000_000;
 #[derive(Debug, Default)]
 pub struct Judge {
     breaker: Breaker,
-    held: HashMap<FlowId, Held>,
+    held: HashMap<FlowId, HeldBack>,
     look_at_ns: u64,
 }
 
 /// A flow that could have been offloaded.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldBack {
     since_ns: u64,
     /// From client and backend.
     bytes: [u64; 2],
@@ -41,7 +41,7 @@ impl Engine {
         let now_ns = now_ns();
         match self.breaker.breaker.admit(id, now_ns) {
             Admission::Offload => return Ok(()),
-            Admission::Observe => drop(self.breaker.held.insert(id, Held { since_ns: now_ns, bytes })),
+            Admission::Observe => drop(self.breaker.held.insert(id, HeldBack { since_ns: now_ns, bytes })),
             Admission::Stay => {}
         }
         Err(Stays::Resets)
@@ -55,8 +55,8 @@ impl Engine {
     /// One of its ends has reset it, as `reason` says.
     pub(super) fn was_reset(&mut self, id: FlowId, reason: EndReason) {
         let by = match reason {
-            EndReason::ClientReset => Direction::Up,
-            EndReason::BackendReset => Direction::Down,
+            EndReason::ClientReset => FlowDirection::Up,
+            EndReason::BackendReset => FlowDirection::Down,
             _ => return,
         };
         let now_ns = now_ns();
@@ -100,11 +100,11 @@ impl Engine {
         self.table.offload.set_stopped(self.breaker.breaker.is_open());
         match change {
             None => {}
-            Some(Change::Opened { reset, of }) => {
+            Some(BreakerChange::Opened { reset, of }) => {
                 tracing::error!(reset, of, "flows are reset right after they are offloaded: none does any more");
                 self.table.journal.record(What::OffloadStopped { reset, of });
             }
-            Some(Change::Closed) => {
+            Some(BreakerChange::Closed) => {
                 tracing::info!("flows that offload live: all may again");
                 self.table.journal.record(What::OffloadResumed {});
             }
@@ -130,12 +130,12 @@ impl Engine {
         let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
         // Of an end that has said nothing the entry knows what its socket did.
         let numbers = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
-        for (direction, packets) in [(Direction::Up, flow.up.packets), (Direction::Down, flow.down.packets)] {
+        for (direction, packets) in [(FlowDirection::Up, flow.up.packets), (FlowDirection::Down, flow.down.packets)] {
             let Some(entry) = numbers(direction).filter(|_| packets == 0) else { continue };
             let look = super::carried::Look::at(&entry);
             match direction {
-                Direction::Up => self.ask(flow.ends.vip.socket_addr(), flow.ends.client.socket_addr(), &look),
-                Direction::Down => self.ask(flow.ends.local.socket_addr(), flow.ends.backend.socket_addr(), &look),
+                FlowDirection::Up => self.ask(flow.ends.vip.socket_addr(), flow.ends.client.socket_addr(), &look),
+                FlowDirection::Down => self.ask(flow.ends.local.socket_addr(), flow.ends.backend.socket_addr(), &look),
             }
             self.untrack.forget(&flow.ends);
         }
@@ -148,7 +148,7 @@ impl Engine {
         if held.is_empty() {
             return;
         }
-        let lives = |held: &Held, bytes: [u64; 2]| {
+        let lives = |held: &HeldBack, bytes: [u64; 2]| {
             let both_spoke = bytes[0] > held.bytes[0] && bytes[1] > held.bytes[1];
             both_spoke && now_ns.saturating_sub(held.since_ns) > SOON_NS
         };
@@ -163,14 +163,14 @@ impl Engine {
 impl Carried {
     /// Whether a reset `by` one of its ends may come of its offload: it came soon after that, or it is all that this end has
     /// said since, though the other spoke to it.
-    fn is_reset_right_after(&self, by: Direction, now_ns: u64) -> bool {
+    fn is_reset_right_after(&self, by: FlowDirection, now_ns: u64) -> bool {
         let Some(entered) = self.entered else { return false };
         if now_ns.saturating_sub(entered.at_ns) <= SOON_NS {
             return true;
         }
         let (its, other, it, them) = match by {
-            Direction::Up => (&self.up, &self.down, 0, 1),
-            Direction::Down => (&self.down, &self.up, 1, 0),
+            FlowDirection::Up => (&self.up, &self.down, 0, 1),
+            FlowDirection::Down => (&self.down, &self.up, 1, 0),
         };
         let has_taken_nothing = (its.taken.wrapping_sub(entered.positions[them]) as i32) <= 0;
         its.bytes == entered.bytes[it] && other.bytes > entered.bytes[them] && has_taken_nothing

@@ -19,7 +19,7 @@
 //! ```
 
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Ends, Entry};
 use crate::table::offload::{Found, Progress, Record, Sockets, Ticket};
 
@@ -48,7 +48,7 @@ pub struct Carried {
     /// Where it stood when it was offloaded here.
     pub entered: Option<Entered>,
     /// Whose RST came first, though with a number that says nothing.
-    pub first_rst: Option<Direction>,
+    pub first_rst: Option<FlowDirection>,
 }
 
 #[derive(Debug)]
@@ -186,8 +186,8 @@ impl Look {
 
 impl Carried {
     /// Whether less may be known of a direction than has passed: until a segment of it has fitted in.
-    pub fn may_be_old(&self, direction: Direction) -> bool {
-        let look = if direction == Direction::Up { &self.up } else { &self.down };
+    pub fn may_be_old(&self, direction: FlowDirection) -> bool {
+        let look = if direction == FlowDirection::Up { &self.up } else { &self.down };
         self.inherited_ns != 0 && look.last_ns <= self.inherited_ns
     }
 

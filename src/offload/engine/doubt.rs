@@ -17,9 +17,9 @@ use super::carried::{Look, Step};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, Stray};
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
-use crate::offload::probe::Change;
+use crate::offload::probe::EntryChange;
 
 /// Between two questions: kernels answer only so often (tcp_invalid_ratelimit, 500 ms).
 const ASK_AGAIN_NS: u64 = 600_000_000;
@@ -41,17 +41,17 @@ const TCP_RST: u8 = 4;
 
 #[derive(Debug, Default)]
 pub struct Doubts {
-    of: HashMap<Key, Doubt>,
+    of: HashMap<Key, OpenDoubt>,
     /// Directions that the program is silent of.
     silenced: VecDeque<Key>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Doubt {
+struct OpenDoubt {
     id: FlowId,
     /// Of a flow that another instance lists.
     held: Option<Ends>,
-    direction: Direction,
+    direction: FlowDirection,
     began_ns: u64,
     asked: u8,
     ask_at_ns: u64,
@@ -67,15 +67,15 @@ impl Engine {
         }
         let is_rst = told.flags & TCP_RST != 0;
         let (id, direction) = (entry.id, entry.direction);
-        let new = Doubt { id, held: None, direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
+        let new = OpenDoubt { id, held: None, direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
         let has_room = self.doubts.of.len() < DOUBTS_MAX || self.doubts.of.contains_key(&told.key);
         if entry.held {
             let held = self.keep.held.by_packet(id, direction, &told.key)?;
             if is_rst && has_room {
                 let ends = self.keep.held.get(held).map(|held| held.ends);
-                self.doubts.of.entry(told.key).or_insert(Doubt { held: ends, ..new });
+                self.doubts.of.entry(told.key).or_insert(OpenDoubt { held: ends, ..new });
             }
-            let may_be = !is_rst && direction == Direction::Up && is_ahead(&entry, told);
+            let may_be = !is_rst && direction == FlowDirection::Up && is_ahead(&entry, told);
             return may_be.then_some(held);
         }
         let is_alone = self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone));
@@ -109,7 +109,7 @@ impl Engine {
                 }
                 self.ask_whom_it_seems(&doubt);
                 doubt.asked += 1;
-                let is_soon = take == Some(Change::Take) && doubt.asked == 1;
+                let is_soon = take == Some(EntryChange::Take) && doubt.asked == 1;
                 doubt.ask_at_ns = now_ns + if is_soon { ANSWER_NS } else { ASK_AGAIN_NS };
                 self.doubts.of.insert(key, doubt);
             }
@@ -117,14 +117,14 @@ impl Engine {
         let count = self.doubts.silenced.len().min(HEAR_AT_ONCE);
         let heard: Vec<_> = self.doubts.silenced.drain(..count).collect();
         if !heard.is_empty()
-            && let Err(error) = self.program.change(&heard, Change::Hear)
+            && let Err(error) = self.program.change(&heard, EntryChange::Hear)
         {
             tracing::error!(%error, "the entries of flows cannot be changed");
         }
     }
 
     /// Whether something that fits in has come since, or the flow is over.
-    fn is_settled(&self, key: &Key, doubt: &Doubt) -> bool {
+    fn is_settled(&self, key: &Key, doubt: &OpenDoubt) -> bool {
         let entry = self.program.entry(key).ok().flatten().filter(|entry| entry.id == doubt.id);
         let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
         // The program's clock is late by a tick at most.
@@ -132,19 +132,19 @@ impl Engine {
     }
 
     /// How the direction may catch up.
-    fn what_to_take(&mut self, doubt: &Doubt) -> Option<Change> {
+    fn what_to_take(&mut self, doubt: &OpenDoubt) -> Option<EntryChange> {
         if doubt.held.is_some() {
             return None;
         }
         self.look(doubt.id);
         let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
         match may_be_old {
-            true => Some(Change::Take),
-            false => self.table.fleet.is_shared().then_some(Change::TakeNear),
+            true => Some(EntryChange::Take),
+            false => self.table.fleet.is_shared().then_some(EntryChange::TakeNear),
         }
     }
 
-    fn ask_whom_it_seems(&mut self, doubt: &Doubt) {
+    fn ask_whom_it_seems(&mut self, doubt: &OpenDoubt) {
         let (ends, look) = match doubt.held {
             Some(ends) => {
                 let entry = self.program.entry(&ends.key(doubt.direction)).ok().flatten();
@@ -154,12 +154,12 @@ impl Engine {
             None => {
                 self.look(doubt.id);
                 let Some(flow) = self.flows.get(&doubt.id) else { return };
-                (flow.ends, if doubt.direction == Direction::Up { flow.up } else { flow.down })
+                (flow.ends, if doubt.direction == FlowDirection::Up { flow.up } else { flow.down })
             }
         };
         match doubt.direction {
-            Direction::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
-            Direction::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
+            FlowDirection::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
+            FlowDirection::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
         }
         self.untrack.forget(&ends);
     }

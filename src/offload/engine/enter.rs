@@ -9,7 +9,7 @@ use super::{Engine, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
 use crate::offload::entry::{Egress, Ends, Identity, Splice, Start};
-use crate::offload::program::{InstallError, Leg};
+use crate::offload::program::{InstallError, LegAddresses};
 use crate::sys::clock::now_ns;
 use crate::sys::{netdev, silence, socket};
 use crate::table::backend::BackendEntry;
@@ -35,9 +35,9 @@ impl Engine {
                 Err(error) => self.fail(candidate, &error),
             }
         }
-        let legs = named
-            .iter()
-            .flat_map(|(_, ends)| [Leg::client(ends.client, ends.vip), Leg::backend(ends.local, ends.backend)]);
+        let legs = named.iter().flat_map(|(_, ends)| {
+            [LegAddresses::client(ends.client, ends.vip), LegAddresses::backend(ends.local, ends.backend)]
+        });
         let states = match self.program.probe(&legs.collect::<Vec<_>>()) {
             Ok(states) => states,
             Err(error) => return named.into_iter().for_each(|(candidate, _)| self.fail(candidate, &error)),

@@ -19,9 +19,9 @@ use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, Slice, Then, Unknown};
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Windows};
-use crate::offload::probe::Change;
+use crate::offload::probe::EntryChange;
 use crate::offload::program::{InstallError, Owner};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink;
@@ -39,7 +39,7 @@ const TELL_AGAIN: u64 = 1 << 30;
 /// bpf/unknown.h.
 const FOREIGN_NS: u64 = 60_000_000_000;
 
-const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
+const BOTH: [FlowDirection; 2] = [FlowDirection::Up, FlowDirection::Down];
 
 /// What is kept for other instances.
 #[derive(Debug, Default)]
@@ -105,7 +105,7 @@ impl Engine {
     /// Takes note of what an earlier process held for others; it serves on, though nobody here lists it.
     pub(super) fn recall_held(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
-            let packets = if entry.direction == Direction::Up { entry.seen.packets } else { 0 };
+            let packets = if entry.direction == FlowDirection::Up { entry.seen.packets } else { 0 };
             let ends = entry.ends(key);
             let id = FleetId::of(entry.id, &ends);
             if self.keep.held.get(id).is_none() {
@@ -122,7 +122,7 @@ impl Engine {
     /// The flow, if the client's packets of a held one have come since the last look.
     pub(super) fn see_held(&mut self, key: &Key, entry: &Entry) -> Option<FleetId> {
         // Its backend's packets may come another way, and say nothing of where its client's go.
-        let is_up = entry.direction == Direction::Up;
+        let is_up = entry.direction == FlowDirection::Up;
         let id = self.keep.held.by_packet(entry.id, entry.direction, key).filter(|_| is_up)?;
         let held = self.keep.held.get_mut(id)?;
         let before = std::mem::replace(&mut held.packets, entry.seen.packets);
@@ -175,14 +175,15 @@ impl Engine {
         }
         BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
         let slot = self.slots.of(ends.backend).0;
-        let [up, down] = [(Direction::Up, &passage.up), (Direction::Down, &passage.down)].map(|(direction, way)| {
-            let egress = self.egress_to(ends.onward(direction).to.ip());
-            let windows = match direction {
-                Direction::Up => Windows { own: passage.up.window, far: passage.down.window },
-                Direction::Down => Windows { own: passage.down.window, far: passage.up.window },
-            };
-            (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, slot) })
-        });
+        let [up, down] =
+            [(FlowDirection::Up, &passage.up), (FlowDirection::Down, &passage.down)].map(|(direction, way)| {
+                let egress = self.egress_to(ends.onward(direction).to.ip());
+                let windows = match direction {
+                    FlowDirection::Up => Windows { own: passage.up.window, far: passage.down.window },
+                    FlowDirection::Down => Windows { own: passage.down.window, far: passage.up.window },
+                };
+                (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, slot) })
+            });
         for (key, entry) in [up, down] {
             if self.is_ours(&key) {
                 tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
@@ -308,7 +309,7 @@ impl Engine {
         let keys = BOTH.map(|direction| ends.key(direction));
         let id = if self.flows.contains_key(&held.flow) { self.rename(held, &keys) } else { held.flow };
         let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
-        if let Err(error) = self.program.change(&keys, Change::Own) {
+        if let Err(error) = self.program.change(&keys, EntryChange::Own) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
         if let Some(entry) = &up {
@@ -350,7 +351,7 @@ impl Engine {
         let Some(flow) = self.flows.remove(id) else { return };
         self.waiting.remove(&id);
         self.table.offload.release(ends.local, ends.backend);
-        if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), Change::Hold) {
+        if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
         self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
@@ -524,8 +525,8 @@ impl Engine {
         for ends in self.keep.held.iter().map(|(_, held)| held.ends).collect::<Vec<_>>() {
             for direction in BOTH {
                 let change = match moved.get(&ends.onward(direction).to.ip()) {
-                    Some(Egress::Interface(index)) => Change::Interface(*index),
-                    Some(Egress::Local) => Change::Local,
+                    Some(Egress::Interface(index)) => EntryChange::Interface(*index),
+                    Some(Egress::Local) => EntryChange::Local,
                     None => continue,
                 };
                 if let Err(error) = self.program.change(&[ends.key(direction)], change) {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::FleetId;
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::moved::{Mark, Marked};
 
 /// A flow of another instance that has no sockets.
@@ -57,7 +57,7 @@ impl Holding {
     }
 
     /// The flow with this flow id whose packets of one direction show themselves so.
-    pub fn by_packet(&self, flow: FlowId, direction: Direction, key: &Key) -> Option<FleetId> {
+    pub fn by_packet(&self, flow: FlowId, direction: FlowDirection, key: &Key) -> Option<FleetId> {
         self.with(flow).find(|(_, held)| held.ends.key(direction) == *key).map(|(id, _)| id)
     }
 
@@ -102,7 +102,7 @@ mod tests {
         all.insert(ids[1], held(other));
         assert_eq!((all.len(), all.get(ids[0]).unwrap().ends, all.get(ids[1]).unwrap().ends), (2, one, other));
         assert_eq!(all.at(Mark::of(FlowId(7))).collect::<Vec<_>>(), [FlowId(7); 2]);
-        assert_eq!(all.by_packet(FlowId(7), Direction::Down, &other.key(Direction::Down)), Some(ids[1]));
+        assert_eq!(all.by_packet(FlowId(7), FlowDirection::Down, &other.key(FlowDirection::Down)), Some(ids[1]));
         all.remove(ids[0]);
         all.insert(ids[1], held(other));
         assert_eq!((all.len(), all.with(FlowId(7)).count()), (1, 1));

@@ -3,22 +3,22 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::addr::ClientAddr;
-use crate::offload::program::Note;
+use crate::offload::program::UserNote;
 
 const PORT: usize = 16;
 
-pub fn of(client: ClientAddr) -> Note {
+pub fn of(client: ClientAddr) -> UserNote {
     let ip = match client.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     };
-    let mut note = Note::default();
+    let mut note = UserNote::default();
     note[..PORT].copy_from_slice(&ip.octets());
     note[PORT..PORT + 2].copy_from_slice(&client.port().to_be_bytes());
     note
 }
 
-pub fn client(note: &Note) -> ClientAddr {
+pub fn client(note: &UserNote) -> ClientAddr {
     let (ip, rest) = note.split_first_chunk::<PORT>().expect("a note is longer");
     let port = u16::from_be_bytes([rest[0], rest[1]]);
     ClientAddr::new(SocketAddr::new(Ipv6Addr::from(*ip).into(), port))

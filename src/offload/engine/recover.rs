@@ -7,7 +7,7 @@ use super::carried::{Carried, Look, Step};
 use super::{Engine, note};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Ends, Entry, Identity};
 use crate::offload::program::Cursor;
 use crate::table::journal::What;
@@ -29,7 +29,7 @@ pub struct Pair {
 
 /// What an earlier process left of its own flows.
 #[derive(Debug, Default)]
-struct Left {
+struct LeftFlows {
     pairs: HashMap<FlowId, Pair>,
     /// Those that were about to be offloaded.
     witnesses: Vec<(FlowId, Ends)>,
@@ -38,7 +38,7 @@ struct Left {
 impl Engine {
     /// Never gives a new flow the id of one that is in the map, nor its port.
     pub(super) fn keep_names(&mut self) -> io::Result<()> {
-        let Left { pairs, witnesses } = self.left()?;
+        let LeftFlows { pairs, witnesses } = self.left()?;
         for ends in pairs.values().filter_map(|pair| pair.ends) {
             self.table.offload.reserve(ends.local, ends.backend);
         }
@@ -53,7 +53,7 @@ impl Engine {
     /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
     pub(super) fn recover(&mut self) {
         self.listens = true;
-        let Left { pairs, witnesses } = match self.left() {
+        let LeftFlows { pairs, witnesses } = match self.left() {
             Ok(found) => found,
             Err(error) => {
                 self.table.fleet.set_whole();
@@ -152,8 +152,8 @@ impl Engine {
     }
 
     /// Flows of this instance; takes note of what is held for others.
-    fn left(&mut self) -> io::Result<Left> {
-        let Left { mut pairs, mut witnesses } = Left::default();
+    fn left(&mut self) -> io::Result<LeftFlows> {
+        let LeftFlows { mut pairs, mut witnesses } = LeftFlows::default();
         let mut cursor = Cursor::default();
         loop {
             let mut seen = Vec::new();
@@ -171,15 +171,15 @@ impl Engine {
                 let pair = pairs.entry(entry.id).or_default();
                 pair.ends = Some(entry.ends(key));
                 match entry.direction {
-                    Direction::Up => pair.up = Some(entry),
-                    Direction::Down => pair.down = Some(entry),
+                    FlowDirection::Up => pair.up = Some(entry),
+                    FlowDirection::Down => pair.down = Some(entry),
                 }
             }
             if !more {
                 break;
             }
         }
-        Ok(Left { pairs, witnesses })
+        Ok(LeftFlows { pairs, witnesses })
     }
 }
 

@@ -13,9 +13,9 @@ use super::carried::{Carried, Look, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::Key;
-use crate::offload::probe::Change;
+use crate::offload::probe::EntryChange;
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
 use crate::table::late_resets::Abandoned;
@@ -69,9 +69,9 @@ impl Engine {
     pub(super) fn reset(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
-        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
         // First the entries: what the ends answer to the segments below must find them.
-        if let Err(error) = self.program.change(&keys, Change::Reset) {
+        if let Err(error) = self.program.change(&keys, EntryChange::Reset) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
         if let Step::Entered(lent) | Step::Filling(lent) = before {
@@ -86,7 +86,7 @@ impl Engine {
     /// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
     pub(super) fn make_way(&self, id: FlowId) {
         let Some(flow) = self.flows.get(&id) else { return };
-        for (direction, look) in [(Direction::Up, &flow.up), (Direction::Down, &flow.down)] {
+        for (direction, look) in [(FlowDirection::Up, &flow.up), (FlowDirection::Down, &flow.down)] {
             if look.reused {
                 self.take_out_own(id, direction);
             }
@@ -154,11 +154,11 @@ impl Engine {
         }
         match client {
             true => self.challenge(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
-            false => self.take_out_own(id, Direction::Up),
+            false => self.take_out_own(id, FlowDirection::Up),
         }
         match backend {
             true => self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
-            false => self.take_out_own(id, Direction::Down),
+            false => self.take_out_own(id, FlowDirection::Down),
         }
         self.untrack.forget(&ends);
         self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
@@ -227,7 +227,7 @@ impl Engine {
     /// Takes the entries out and lets the port be used again.
     pub(super) fn remove(&mut self, id: FlowId) {
         let Some(flow) = self.flows.remove(id) else { return };
-        for direction in [Direction::Up, Direction::Down] {
+        for direction in [FlowDirection::Up, FlowDirection::Down] {
             self.take_out(id, &flow.ends.key(direction));
         }
         if let Err(error) = self.program.drop_note(id) {
@@ -236,7 +236,7 @@ impl Engine {
         self.table.offload.release(flow.ends.local, flow.ends.backend);
     }
 
-    fn take_out_own(&self, id: FlowId, direction: Direction) {
+    fn take_out_own(&self, id: FlowId, direction: FlowDirection) {
         if let Some(flow) = self.flows.get(&id) {
             self.take_out(id, &flow.ends.key(direction));
         }
@@ -256,7 +256,7 @@ impl Engine {
         let Some(flow) = self.flows.get(&id) else { return false };
         let see =
             |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten().filter(|entry| entry.id == id);
-        let (up, down) = (see(Direction::Up), see(Direction::Down));
+        let (up, down) = (see(FlowDirection::Up), see(FlowDirection::Down));
         let Some(flow) = self.flows.get_mut(&id) else { return false };
         // Of both, whatever the first one says.
         up.iter().chain(&down).fold(false, |changed, entry| flow.take_note(entry) | changed)
@@ -267,8 +267,8 @@ impl Carried {
     /// Takes note of one direction; true if anything has passed since the last time.
     pub fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
         let look = match entry.direction {
-            Direction::Up => &mut self.up,
-            Direction::Down => &mut self.down,
+            FlowDirection::Up => &mut self.up,
+            FlowDirection::Down => &mut self.down,
         };
         let now = Look::at(entry);
         // Before the first packet the entry knows less than the relay did.

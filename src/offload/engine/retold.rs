@@ -1,7 +1,7 @@
 //! An entry as other instances are told of it, and the entry that follows from what they told.
 
 use crate::model::fleet::{FlowRecord, Way};
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Seen, Share, Windows};
 use crate::sys::clock::{now_ns, ns_of_unix_ms};
 
@@ -12,7 +12,13 @@ pub(super) fn way(entry: &Entry) -> Way {
 }
 
 /// One direction of a flow as its owner has told of it.
-pub(super) fn entry(record: &FlowRecord, direction: Direction, way: &Way, egress: Egress, backend_slot: u16) -> Entry {
+pub(super) fn entry(
+    record: &FlowRecord,
+    direction: FlowDirection,
+    way: &Way,
+    egress: Egress,
+    backend_slot: u16,
+) -> Entry {
     // The high half of a position only counts, and counting begins here.
     let [sent, acked] = [way.sent, way.acked].map(|position| position & u64::from(u32::MAX));
     Entry {
@@ -27,11 +33,11 @@ pub(super) fn entry(record: &FlowRecord, direction: Direction, way: &Way, egress
         windows: Windows { own: way.window, far: way.window },
         id: record.id,
         share: match direction {
-            Direction::Up => Share::Up {
+            FlowDirection::Up => Share::Up {
                 accepted_at_ns: ns_of_unix_ms(record.accepted_unix_ms).min(now_ns()),
                 connect_us: record.connect_us,
             },
-            Direction::Down => Share::Down { backend_key: record.backend_key },
+            FlowDirection::Down => Share::Down { backend_key: record.backend_key },
         },
         start_position: sent as u32,
         bytes_before: way.bytes,
@@ -66,7 +72,7 @@ mod tests {
             connect_us: 250,
             keeping: Keeping::Sockets,
         };
-        let mut entry = entry(&record, Direction::Up, &way, Egress::Local, 3);
+        let mut entry = entry(&record, FlowDirection::Up, &way, Egress::Local, 3);
         assert_eq!((entry.seen.sent, entry.start_position, entry.bytes()), (1000, 1000, 5 << 32));
         entry.seen.sent += 10;
         assert_eq!(super::way(&entry), Way { sent: 1010, acked: 7, bytes: (5 << 32) + 10, ..way });

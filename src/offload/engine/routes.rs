@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use super::Engine;
 use super::carried::Step;
-use crate::model::splice::Direction;
-use crate::offload::probe::Change;
+use crate::model::splice::FlowDirection;
+use crate::offload::probe::EntryChange;
 use crate::sys::netdev::HARDWARE_ETHERNET;
 use crate::sys::{netdev, netlink};
 
@@ -27,7 +27,7 @@ impl Engine {
         for flow in self.flows.values().filter(|flow| !matches!(flow.step, Step::Over)) {
             let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
             let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
-            for (ends, direction) in [(up, Direction::Up), (down, Direction::Down)] {
+            for (ends, direction) in [(up, FlowDirection::Up), (down, FlowDirection::Down)] {
                 let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
                 // Without a route, or while it would stay on this host, there is nowhere better to go.
                 if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
@@ -36,7 +36,7 @@ impl Engine {
             }
         }
         for (interface, keys) in moved {
-            if let Err(error) = self.program.change(&keys, Change::Interface(interface)) {
+            if let Err(error) = self.program.change(&keys, EntryChange::Interface(interface)) {
                 tracing::error!(%error, "flows cannot follow their routes");
             }
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::model::fleet::FleetId;
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::Entry;
 use crate::offload::moved::{Mark, Moved};
 use crate::offload::program::Cursor;
@@ -42,13 +42,13 @@ pub struct Scan {
     moved: Moved,
     /// Of the round before: what a CPU was about to write then is there now.
     before: Vec<Mark>,
-    stage: Stage,
+    stage: ScanStage,
     round_at_ns: u64,
     step_at_ns: u64,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum ScanStage {
     Rest,
     Looks(Vec<FlowId>),
     Sweep(Cursor),
@@ -57,12 +57,12 @@ enum Stage {
 impl Scan {
     pub fn new(moved: Moved) -> Self {
         // Flows are read as they are recovered; what moved before that is known.
-        Self { moved, before: Vec::new(), stage: Stage::Rest, round_at_ns: 0, step_at_ns: 0 }
+        Self { moved, before: Vec::new(), stage: ScanStage::Rest, round_at_ns: 0, step_at_ns: 0 }
     }
 
     /// Another process may have taken marks.
     pub fn begin_anew(&mut self) {
-        self.stage = Stage::Sweep(Cursor::default());
+        self.stage = ScanStage::Sweep(Cursor::default());
     }
 
     /// Marks of this round and of the one before.
@@ -83,7 +83,7 @@ impl Engine {
         if now_ns < self.scan.step_at_ns {
             return;
         }
-        if matches!(self.scan.stage, Stage::Rest) {
+        if matches!(self.scan.stage, ScanStage::Rest) {
             if now_ns < self.scan.round_at_ns {
                 return;
             }
@@ -92,10 +92,10 @@ impl Engine {
         }
         let began_ns = clock::thread_cpu_ns();
         let mut touched = Vec::new();
-        self.scan.stage = match std::mem::replace(&mut self.scan.stage, Stage::Rest) {
-            Stage::Rest => Stage::Rest,
-            Stage::Looks(flows) => self.look_up(flows, &mut touched),
-            Stage::Sweep(cursor) => self.sweep(cursor, &mut touched),
+        self.scan.stage = match std::mem::replace(&mut self.scan.stage, ScanStage::Rest) {
+            ScanStage::Rest => ScanStage::Rest,
+            ScanStage::Looks(flows) => self.look_up(flows, &mut touched),
+            ScanStage::Sweep(cursor) => self.sweep(cursor, &mut touched),
         };
         self.tell_failover(touched, Vec::new());
         self.scan.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
@@ -106,16 +106,16 @@ impl Engine {
         let all = self.flows.len() + self.keep.held.len();
         // Before any is looked for: as many flows as there are marks, or more that share them.
         self.scan.stage = if marks.len() * MANY > all {
-            Stage::Sweep(Cursor::default())
+            ScanStage::Sweep(Cursor::default())
         } else {
             let flows = marks.iter().flat_map(|mark| self.flows.at(*mark).chain(self.keep.held.at(*mark)));
-            Stage::Looks(flows.collect())
+            ScanStage::Looks(flows.collect())
         };
     }
 
-    fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> Stage {
+    fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> ScanStage {
         for id in flows.split_off(flows.len().saturating_sub(LOOKS)) {
-            for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(Direction::Up)).collect::<Vec<_>>() {
+            for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::Up)).collect::<Vec<_>>() {
                 if let Ok(Some(entry)) = self.program.entry(&key) {
                     self.hear(&entry);
                     touched.extend(self.see_held(&key, &entry));
@@ -127,10 +127,10 @@ impl Engine {
                 self.moved_on(id);
             }
         }
-        if flows.is_empty() { Stage::Rest } else { Stage::Looks(flows) }
+        if flows.is_empty() { ScanStage::Rest } else { ScanStage::Looks(flows) }
     }
 
-    fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FleetId>) -> Stage {
+    fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FleetId>) -> ScanStage {
         let mut seen = Vec::with_capacity(BATCH);
         let mut changed = Vec::new();
         let mut more = true;
@@ -160,12 +160,12 @@ impl Engine {
         changed.sort_unstable();
         changed.dedup();
         changed.into_iter().for_each(|id| self.moved_on(id));
-        if more { Stage::Sweep(cursor) } else { Stage::Rest }
+        if more { ScanStage::Sweep(cursor) } else { ScanStage::Rest }
     }
 
     /// Whether this host hears anybody at all is another's question.
     fn hear(&self, entry: &Entry) {
-        if entry.direction == Direction::Up {
+        if entry.direction == FlowDirection::Up {
             self.table.hearing.hear_client(entry.seen.last_ns);
         }
     }

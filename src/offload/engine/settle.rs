@@ -10,9 +10,9 @@ use super::carried::{Carried, Lent, Limbo, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Entry, Key};
-use crate::offload::probe::Change;
+use crate::offload::probe::EntryChange;
 use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
 use crate::sys::{silence, socket};
@@ -88,11 +88,12 @@ impl Engine {
         pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
             .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
         // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
-        let slipped = [(up, sockets.held_up.len(), Direction::Up), (down, sockets.held_down.len(), Direction::Down)];
+        let slipped =
+            [(up, sockets.held_up.len(), FlowDirection::Up), (down, sockets.held_down.len(), FlowDirection::Down)];
         for (limbo, held, direction) in slipped {
             let position = limbo.expected(held);
             if position != limbo.shown.wrapping_add(limbo.passed_by) {
-                let change = if limbo.fin { Change::Fin(position) } else { Change::Sent(position) };
+                let change = if limbo.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
                 if let Err(error) = self.program.change(&[flow.ends.key(direction)], change) {
                     tracing::error!(%error, "the entries of a flow cannot be changed");
                 }
@@ -107,7 +108,7 @@ impl Engine {
         let Step::Filling(lent) = &flow.step else { return };
         let entry = |direction| self.program.entry(&flow.ends.key(direction));
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
-        let acknowledged = match (whole, entry(Direction::Up), entry(Direction::Down)) {
+        let acknowledged = match (whole, entry(FlowDirection::Up), entry(FlowDirection::Down)) {
             (false, ..) => false,
             (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down),
             // Somebody has removed the entries: the sockets are all that is left of the flow.
@@ -141,7 +142,7 @@ impl Engine {
     /// lasts, which is longer than the kernel waits.
     pub(super) fn tell_in_haste(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
         let entries = keys.map(|key| self.program.entry(&key));
@@ -163,7 +164,7 @@ impl Engine {
     /// Tells the sockets what their far ends would tell them, whose packets pass them by.
     fn tell_sockets(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
-        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
         let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
         let entries = keys.map(|key| self.program.entry(&key));
         let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries else { return Ok(()) };
@@ -179,7 +180,7 @@ impl Engine {
     fn close(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
-        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
+        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
         for socket in [lent.sockets.client, lent.sockets.backend] {
             if let Err((socket, error)) = silence::close_silently(socket) {
                 tracing::error!(%error, "a socket cannot be closed in silence");
@@ -187,7 +188,7 @@ impl Engine {
             }
         }
         self.table.offload.count_out();
-        match self.program.change(&keys, Change::Commit) {
+        match self.program.change(&keys, EntryChange::Commit) {
             Ok(2) => self.untrack.forget(&flow.ends),
             found => {
                 tracing::error!(flow = id.0, ?found, "the entries of a flow cannot be marked");

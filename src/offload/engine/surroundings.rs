@@ -17,7 +17,7 @@ use crate::sys::netlink;
 use crate::sys::netlink::xfrm::Policies;
 
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct HostSurroundings {
     policies: Policies,
     /// Offloaded flows have not been compared with the policies since these changed.
     policies_moved: bool,
@@ -25,7 +25,7 @@ pub struct Surroundings {
     merging: Option<HashSet<u32>>,
 }
 
-impl Surroundings {
+impl HostSurroundings {
     pub fn open() -> io::Result<Self> {
         Ok(Self { policies: Policies::open()?, policies_moved: false, merging: None })
     }

@@ -9,7 +9,7 @@ use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::{FleetId, Stray};
 use crate::model::ids::FlowId;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
 use crate::offload::program::Evidence;
 use crate::sys::clock::now_ns;
@@ -87,7 +87,7 @@ impl Engine {
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
                 Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
                     Some(held) => {
-                        let counts = event.direction == Direction::Up || event.what == events::What::Rst;
+                        let counts = event.direction == FlowDirection::Up || event.what == events::ProgramWhat::Rst;
                         touched.extend(counts.then_some(held));
                     }
                     None => {
@@ -299,8 +299,8 @@ impl Carried {
         match (up.rst_ns, down.rst_ns) {
             (0, 0) => None,
             _ if self.is_long_over() => Some(closed),
-            _ if self.first_rst == Some(Direction::Up) => Some(EndReason::ClientReset),
-            _ if self.first_rst == Some(Direction::Down) => Some(EndReason::BackendReset),
+            _ if self.first_rst == Some(FlowDirection::Up) => Some(EndReason::ClientReset),
+            _ if self.first_rst == Some(FlowDirection::Down) => Some(EndReason::BackendReset),
             (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
             _ => Some(EndReason::BackendReset),
         }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
-use crate::model::splice::{Direction, LegState};
+use crate::model::splice::{FlowDirection, LegState};
 use crate::offload::entry::{Ends, Key};
 use crate::offload::program::InstallError;
 use crate::sys::clock::now_ns;
@@ -83,7 +83,7 @@ impl Engine {
     pub(super) fn have_shown(&mut self, candidate: &Candidate, ends: &Ends, legs: [&LegState; 2]) -> Result<(), Stays> {
         let id = candidate.ticket.id;
         let sockets = [&candidate.sockets.client, &candidate.sockets.backend];
-        let keys = [ends.key(Direction::Up), ends.key(Direction::Down)];
+        let keys = [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)];
         let mut all = true;
         for (leg, ((socket, key), state)) in sockets.into_iter().zip(keys).zip(legs).enumerate() {
             match self.has_shown(id, leg, socket, key, state) {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::{Action, Egress, Entry, Key, Seen, Share, Windows};
 use crate::model::ids::FlowId;
-use crate::model::splice::{Direction, Rewrite};
+use crate::model::splice::{FlowDirection, Rewrite};
 
 /// Bytes of a key in the map.
 pub const KEY_SIZE: usize = 40;
@@ -58,7 +58,7 @@ impl Entry {
         };
         let mut flags = 0;
         for (flag, set) in [
-            (FLAG_DOWN, self.direction == Direction::Down),
+            (FLAG_DOWN, self.direction == FlowDirection::Down),
             (FLAG_CLEAR_ECN, self.rewrite.clear_ecn),
             (FLAG_LOCAL, local),
             (FLAG_COMMITTED, self.committed),
@@ -101,10 +101,10 @@ impl Entry {
         let [id, share, bytes_before] = [raw.u64(), raw.u64(), raw.u64()];
         let [connect_us, start_position] = [raw.u32(), raw.u32()];
         let clear_ecn = flags & FLAG_CLEAR_ECN != 0;
-        let direction = if flags & FLAG_DOWN != 0 { Direction::Down } else { Direction::Up };
+        let direction = if flags & FLAG_DOWN != 0 { FlowDirection::Down } else { FlowDirection::Up };
         let share = match direction {
-            Direction::Up => Share::Up { accepted_at_ns: share, connect_us },
-            Direction::Down => Share::Down { backend_key: share },
+            FlowDirection::Up => Share::Up { accepted_at_ns: share, connect_us },
+            FlowDirection::Down => Share::Down { backend_key: share },
         };
         let [sent, acked, packets, last_ns] = [raw.u64(), raw.u64(), raw.u64(), raw.u64()];
         let [last_data_ns, fin_ns, rst_ns] = [raw.u64(), raw.u64(), raw.u64()];

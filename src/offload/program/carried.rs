@@ -10,15 +10,15 @@ use crate::table::offload;
 
 /// A second handle on the map of flows.
 #[derive(Debug)]
-pub struct Carried(Map);
+pub struct FlowMap(Map);
 
 impl Program {
-    pub fn carried(&self) -> io::Result<Carried> {
-        self.flows.try_clone().map(Carried)
+    pub fn carried(&self) -> io::Result<FlowMap> {
+        self.flows.try_clone().map(FlowMap)
     }
 }
 
-impl offload::Carried for Carried {
+impl offload::CarriedKeys for FlowMap {
     fn carries(&self, key: &Key) -> bool {
         let mut raw = [0; ENTRY_SIZE];
         let found = self.0.look_up(&key.encode(), &mut raw).unwrap_or(false);

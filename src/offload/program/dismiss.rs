@@ -11,7 +11,7 @@ use super::pins::{LAYOUT, Pins};
 use super::scan;
 use crate::model::segment::{Flags, Segment};
 use crate::offload::entry::{Action, Entry, Key};
-use crate::offload::probe::{Change, amend};
+use crate::offload::probe::{EntryChange, amend};
 use crate::sys::raw::RawSender;
 
 /// Kernels hold back answers to segments out of place for half a second (tcp_invalid_ratelimit), so a second round comes
@@ -43,7 +43,7 @@ pub fn dismiss(directory: &Path) -> io::Result<usize> {
     let [_, amender] = load::tools(&pins).map_err(io::Error::other)?;
     let raw = RawSender::open()?;
     // First the entries: what the ends answer must find them.
-    amend(&amender, &keys, Change::Reset)?;
+    amend(&amender, &keys, EntryChange::Reset)?;
     for pause in ROUNDS {
         for (key, entry) in entries()? {
             challenge(&raw, key, &entry);

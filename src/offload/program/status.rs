@@ -15,7 +15,7 @@ use crate::sys::netdev;
 
 /// A path as it is pinned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Status {
+pub struct ProgramStatus {
     pub directory: PathBuf,
     pub layout: u32,
     /// An instance of this binary's version can recover it.
@@ -27,14 +27,14 @@ pub struct Status {
     pub entries: Option<u32>,
     /// Of them, how many the program does not splice.
     pub other_actions: u32,
-    pub links: Vec<Link>,
+    pub links: Vec<AttachedLink>,
     /// `None`: of another layout.
     pub counters: Option<Counters>,
 }
 
 /// The program on one interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Link {
+pub struct AttachedLink {
     pub interface: String,
     /// Packets of that interface run through the program.
     pub attached: bool,
@@ -51,10 +51,10 @@ pub struct Removal {
 }
 
 /// Looks at what is pinned in `directory`; `None`: nothing.
-pub fn status(directory: &Path) -> io::Result<Option<Status>> {
+pub fn status(directory: &Path) -> io::Result<Option<ProgramStatus>> {
     let pins = Pins::at(directory);
     let Some(meta) = pins.meta()? else { return Ok(None) };
-    let mut status = Status {
+    let mut status = ProgramStatus {
         directory: directory.to_path_buf(),
         layout: meta.layout,
         recoverable: meta.layout == LAYOUT,
@@ -69,7 +69,7 @@ pub fn status(directory: &Path) -> io::Result<Option<Status>> {
         let link = links::state(&pins, &interface)?;
         let index = netdev::interface(&interface).map(|interface| interface.index).ok();
         let attached = link.is_some_and(|link| link.ifindex != 0 && Some(link.ifindex) == index);
-        status.links.push(Link { interface, attached });
+        status.links.push(AttachedLink { interface, attached });
     }
     if status.recoverable {
         let (entries, other) = count(&pins.map("flows")?)?;

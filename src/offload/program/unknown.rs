@@ -7,7 +7,7 @@ use super::pins::{Meta, Pins};
 use crate::addr::VipAddr;
 use crate::model::fleet::{Slice, Then, Unknown};
 use crate::model::ids::FlowId;
-use crate::model::splice::{Direction, Rewrite};
+use crate::model::splice::{FlowDirection, Rewrite};
 use crate::offload::entry::{Action, Egress, Entry, Key, RawEntry, Seen, Share, Windows};
 use crate::sys::bpf::{Map, Update};
 use crate::sys::clock::now_ns;
@@ -127,7 +127,7 @@ fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
     let hop = SocketAddr::new(to, 0);
     Entry {
         action,
-        direction: Direction::Up,
+        direction: FlowDirection::Up,
         onward: Key { from: hop, to: hop },
         rewrite: Rewrite::default(),
         egress: Egress::Interface(interface),

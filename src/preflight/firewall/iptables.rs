@@ -2,7 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Test, Translation, Way, network};
+use super::rules::{
+    Act, Base, Chain, Hook, Matched, Rule, RuleTarget, RuleWay, Ruleset, Side, Test, Translation, network,
+};
 
 /// `command`: what changes these rules, `iptables-legacy`, say; that for IPv6 begins with `ip6`.
 pub fn read(text: &str, command: &str) -> Ruleset {
@@ -112,7 +114,7 @@ fn rule(words: &[&str], family: &str) -> Rule {
             tests.push(Test { of, negated: std::mem::take(&mut negated) });
         }
     }
-    Rule { tests, act, way: Way::Iptables, delete: String::new() }
+    Rule { tests, act, way: RuleWay::Iptables, delete: String::new() }
 }
 
 /// `0x4000/0x4000`
@@ -129,7 +131,7 @@ fn mark(text: &str) -> Matched {
 fn translation(target: &str, options: &[&str]) -> Translation {
     let of = |name: &str| options.iter().position(|word| *word == name).and_then(|at| options.get(at + 1)).copied();
     let side = if ["MASQUERADE", "SNAT"].contains(&target) { Side::Source } else { Side::Destination };
-    let (mut to, mut ports) = (Target::Same, of("--to-ports").and_then(|text| port_range(text, '-')));
+    let (mut to, mut ports) = (RuleTarget::Same, of("--to-ports").and_then(|text| port_range(text, '-')));
     if let Some(text) = of("--to-destination").or_else(|| of("--to-source")) {
         // `10.0.0.1-10.0.0.9:1-9`, `[fd00::1]:6443`
         let (address, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
@@ -137,10 +139,10 @@ fn translation(target: &str, options: &[&str]) -> Translation {
             None if text.matches(':').count() > 1 => (text, None),
             None => text.split_once(':').map_or((text, None), |(address, port)| (address, Some(port))),
         };
-        to = address.parse().map_or(Target::Same, Target::Address);
+        to = address.parse().map_or(RuleTarget::Same, RuleTarget::Address);
         ports = port.and_then(|text| port_range(text, '-'));
     } else if ["MASQUERADE", "REDIRECT"].contains(&target) {
-        to = Target::Own;
+        to = RuleTarget::Own;
     }
     Translation { side, to, ports, is_stateless: false }
 }

@@ -11,10 +11,10 @@ mod walk;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use super::rules::{Act, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Translation, Transport, Way};
+use super::rules::{Act, Chain, Hook, Matched, Rule, RuleTarget, RuleWay, Ruleset, Side, Translation, Transport};
 use crate::config::{self, Config, OffloadMode, Source};
 use crate::model::finding::Finding;
-use crate::preflight::place::Place;
+use crate::preflight::place::HostPlace;
 use crate::sys::netdev;
 use crate::sys::netlink;
 use walk::hit;
@@ -29,7 +29,7 @@ const TAKEN: &str = "whoever connects there does not reach Baton";
 
 /// The first packet of a connection.
 #[derive(Clone, Debug)]
-struct Packet {
+struct FirstPacket {
     /// `None`: any client.
     from: Option<IpAddr>,
     to: SocketAddr,
@@ -38,7 +38,7 @@ struct Packet {
 }
 
 /// `complete`: all rules could be read.
-pub fn look(rules: &Ruleset, complete: bool, config: &Config, place: &Place) -> Vec<Finding> {
+pub fn look(rules: &Ruleset, complete: bool, config: &Config, place: &HostPlace) -> Vec<Finding> {
     if config.offload.mode == OffloadMode::Off {
         return Vec::new();
     }
@@ -53,7 +53,7 @@ pub fn look(rules: &Ruleset, complete: bool, config: &Config, place: &Place) -> 
 }
 
 /// One packet to each backend that is not on this host, from each address that Baton may use.
-fn legs(frontend: &config::Frontend, place: &Place) -> Vec<Packet> {
+fn legs(frontend: &config::Frontend, place: &HostPlace) -> Vec<FirstPacket> {
     let backends = frontend.backends.iter().filter_map(|backend| match &backend.address {
         config::Target::Address(at) => Some(at.socket_addr()),
         config::Target::Name { .. } => None,
@@ -70,16 +70,16 @@ fn legs(frontend: &config::Frontend, place: &Place) -> Vec<Packet> {
             sources.extend(netdev::source_towards(to.ip()));
         }
         let interface = netlink::route(to.ip()).ok().and_then(|route| netdev::name(route.interface).ok());
-        legs.extend(sources.into_iter().map(|from| Packet { from: Some(from), to, interface: interface.clone() }));
+        legs.extend(sources.into_iter().map(|from| FirstPacket { from: Some(from), to, interface: interface.clone() }));
     }
     legs
 }
 
-fn judge(rules: &Ruleset, services: &[SocketAddr], legs: &[Packet]) -> Vec<Finding> {
+fn judge(rules: &Ruleset, services: &[SocketAddr], legs: &[FirstPacket]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for service in services {
         findings.extend(taken(rules, *service));
-        let from_clients = Packet { from: None, to: *service, interface: None };
+        let from_clients = FirstPacket { from: None, to: *service, interface: None };
         if let Some(hit) = hit(rules, Hook::Input, &from_clients, Side::Source) {
             findings.push(hit.finding(&format!("clients of {service}"), &[*service]));
         }
@@ -109,12 +109,12 @@ fn taken(rules: &Ruleset, service: SocketAddr) -> Option<Finding> {
     if service.ip().is_unspecified() {
         return None;
     }
-    let packet = Packet { from: None, to: service, interface: None };
+    let packet = FirstPacket { from: None, to: service, interface: None };
     let hit = hit(rules, Hook::Prerouting, &packet, Side::Destination).filter(|hit| hit.certain)?;
     let Act::Translate(translation) = &hit.rule.act else { return None };
     let is_of_other_process = match translation.to {
-        Target::Address(ip) => ip != service.ip() || !has_port(translation, service.port()),
-        Target::Own | Target::Same => translation.ports.is_some() && !has_port(translation, service.port()),
+        RuleTarget::Address(ip) => ip != service.ip() || !has_port(translation, service.port()),
+        RuleTarget::Own | RuleTarget::Same => translation.ports.is_some() && !has_port(translation, service.port()),
     };
     let read = format!("{hit} takes connections to {service} elsewhere");
     is_of_other_process.then(|| Finding::fault(TOPIC, read, TAKEN, hit.exempt(&[service])))
@@ -127,11 +127,11 @@ fn brought(rules: &Ruleset, service: SocketAddr) -> Vec<Finding> {
         for rule in &chain.rules {
             let Act::Translate(translation) = &rule.act else { continue };
             let to_service = match translation.to {
-                Target::Address(ip) => {
+                RuleTarget::Address(ip) => {
                     ip == service.ip() || (service.ip().is_unspecified() && is_same_family(ip, service))
                 }
-                Target::Own => true,
-                Target::Same => translation.is_stateless && translation.ports.is_some(),
+                RuleTarget::Own => true,
+                RuleTarget::Same => translation.is_stateless && translation.ports.is_some(),
             };
             let to_port = match &translation.ports {
                 Some(ports) => ports.contains(&service.port()),
@@ -147,7 +147,7 @@ fn brought(rules: &Ruleset, service: SocketAddr) -> Vec<Finding> {
                 _ => true,
             });
             // What keeps its own address and port is as it was.
-            let changes = translation.ports.is_some() || matches!(translation.to, Target::Address(_));
+            let changes = translation.ports.is_some() || matches!(translation.to, RuleTarget::Address(_));
             if translation.side == Side::Destination && to_service && to_port && is_ours && changes {
                 let read = format!("{}: {rule} brings connections to the frontend at {service}", place_of(chain));
                 let mend = format!("add to [[frontend]] listen where these clients connect, then: {}", rule.delete);
@@ -228,12 +228,12 @@ impl Hit<'_> {
             let (ip, port) = (to.ip(), to.port());
             let (family, bits) = if to.is_ipv6() { ("ip6", 128) } else { ("ip", 32) };
             match self.rule.way {
-                Way::Iptables => {
+                RuleWay::Iptables => {
                     // The older tables and the newer ones know nothing of each other.
                     let command = self.rule.delete.split(' ').next().unwrap_or_default();
                     format!("{command} -t nat -I {} -p tcp -d {ip}/{bits} --dport {port} -j ACCEPT", self.base.name)
                 }
-                Way::Nft => {
+                RuleWay::Nft => {
                     format!(
                         "nft insert rule {} {} {family} daddr {ip} tcp dport {port} accept",
                         self.base.table, self.base.name

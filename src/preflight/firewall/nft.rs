@@ -7,24 +7,24 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::rules::{
-    Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Target, Test, Translation, Transport, Way, network,
+    Act, Base, Chain, Hook, Matched, Rule, RuleTarget, RuleWay, Ruleset, Side, Test, Translation, Transport, network,
 };
 
 /// What was read.
 #[derive(Debug, Default)]
-pub struct Read {
+pub struct RulesRead {
     pub rules: Ruleset,
     /// Tables that iptables made with matches of its own, which this format does not spell out: `ip`, `ip6`.
     pub foreign: Vec<String>,
 }
 
 /// Elements of a named set or map, by its family, table and name in one.
-type Named<'j> = HashMap<String, Vec<&'j Value>>;
+type NamedSets<'j> = HashMap<String, Vec<&'j Value>>;
 
 /// The named sets that one table's rules can ask.
 #[derive(Clone, Copy)]
 struct Sets<'s, 'j> {
-    named: &'s Named<'j>,
+    named: &'s NamedSets<'j>,
     table: &'s str,
 }
 
@@ -37,9 +37,9 @@ impl<'s, 'j> Sets<'s, 'j> {
 }
 
 /// `None`: it is not what nft prints.
-pub fn read(json: &Value) -> Option<Read> {
+pub fn read(json: &Value) -> Option<RulesRead> {
     let items = json["nftables"].as_array()?;
-    let mut named = Named::new();
+    let mut named = NamedSets::new();
     for item in items {
         let set = item.get("set").or_else(|| item.get("map"));
         if let Some(set) = set
@@ -49,7 +49,7 @@ pub fn read(json: &Value) -> Option<Read> {
             named.insert(format!("{family} {table} {}", set["name"].as_str()?), elements);
         }
     }
-    let mut read = Read::default();
+    let mut read = RulesRead::default();
     for item in items {
         if let Some(chain) = item.get("chain") {
             read.rules.chains.extend(new_chain(chain));
@@ -79,7 +79,7 @@ fn new_chain(chain: &Value) -> Option<Chain> {
     Some(Chain { table: format!("{family} {table}"), name, base, rules: Vec::new() })
 }
 
-fn add(read: &mut Read, named: &Named, rule: &Value) {
+fn add(read: &mut RulesRead, named: &NamedSets, rule: &Value) {
     let Some((family, table)) = place(rule) else { return };
     let (in_table, in_chain) = (format!("{family} {table}"), rule["chain"].as_str().unwrap_or_default());
     let chain = read.rules.chains.iter_mut().find(|chain| chain.table == in_table && chain.name == in_chain);
@@ -118,7 +118,7 @@ fn add(read: &mut Read, named: &Named, rule: &Value) {
             _ => act(kind, value),
         };
         if act != Act::Pass {
-            chain.rules.push(Rule { tests: tests.clone(), act, way: Way::Nft, delete: delete.clone() });
+            chain.rules.push(Rule { tests: tests.clone(), act, way: RuleWay::Nft, delete: delete.clone() });
         }
     }
 }
@@ -142,8 +142,8 @@ fn act(kind: &str, value: &Value) -> Act {
 
 fn translation(side: Side, kind: &str, value: &Value) -> Translation {
     let to = match kind {
-        "masquerade" | "redirect" => Target::Own,
-        _ => value["addr"].as_str().and_then(|text| text.parse().ok()).map_or(Target::Same, Target::Address),
+        "masquerade" | "redirect" => RuleTarget::Own,
+        _ => value["addr"].as_str().and_then(|text| text.parse().ok()).map_or(RuleTarget::Same, RuleTarget::Address),
     };
     Translation { side, to, ports: ports(&value["port"]), is_stateless: false }
 }
@@ -154,9 +154,9 @@ fn rewriting(value: &Value) -> Option<Translation> {
     let (protocol, field) = (payload["protocol"].as_str()?, payload["field"].as_str()?);
     let (to, ports) = match (protocol, field) {
         ("ip" | "ip6", "saddr" | "daddr") => {
-            (new.as_str().and_then(|text| text.parse().ok()).map_or(Target::Same, Target::Address), None)
+            (new.as_str().and_then(|text| text.parse().ok()).map_or(RuleTarget::Same, RuleTarget::Address), None)
         }
-        ("tcp" | "th", "sport" | "dport") => (Target::Same, ports(new)),
+        ("tcp" | "th", "sport" | "dport") => (RuleTarget::Same, ports(new)),
         _ => return None,
     };
     Some(Translation { side: side(field), to, ports, is_stateless: true })
@@ -171,7 +171,7 @@ fn of_map(vmap: &Value, sets: Sets, before: &[Test], delete: &str) -> Vec<Rule> 
         let (kind, value) = verdict.as_object()?.iter().next()?;
         let of = matched(&vmap["key"], &[key]).unwrap_or_else(|| Matched::Other("map".to_owned()));
         let tests = before.iter().cloned().chain([Test::new(of)]).collect();
-        Some(Rule { tests, act: act(kind, value), way: Way::Nft, delete: delete.to_owned() })
+        Some(Rule { tests, act: act(kind, value), way: RuleWay::Nft, delete: delete.to_owned() })
     });
     rules.collect()
 }

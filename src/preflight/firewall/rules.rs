@@ -43,14 +43,14 @@ pub struct Rule {
     /// All must hold.
     pub tests: Vec<Test>,
     pub act: Act,
-    pub way: Way,
+    pub way: RuleWay,
     /// The command that takes it away.
     pub delete: String,
 }
 
 /// By which program a rule can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum RuleWay {
     Nft,
     Iptables,
 }
@@ -139,14 +139,14 @@ pub enum Act {
 pub struct Translation {
     /// Whose.
     pub side: Side,
-    pub to: Target,
+    pub to: RuleTarget,
     pub ports: Option<RangeInclusive<u16>>,
     /// The rule's own packets only, without conntrack.
     pub is_stateless: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum RuleTarget {
     Address(IpAddr),
     /// One of this host's that the kernel chooses.
     Own,
@@ -209,12 +209,12 @@ impl fmt::Display for Translation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = self.ports.as_ref().map(|ports| format!(":{}", show_range(ports))).unwrap_or_default();
         match (self.side, self.to) {
-            (Side::Source, Target::Own) => write!(f, "masquerade"),
-            (Side::Destination, Target::Own) => write!(f, "redirect to {port}"),
-            (Side::Source, Target::Address(ip)) => write!(f, "snat to {}{port}", shown(ip)),
-            (Side::Destination, Target::Address(ip)) => write!(f, "dnat to {}{port}", shown(ip)),
-            (Side::Source, Target::Same) => write!(f, "snat {port}"),
-            (Side::Destination, Target::Same) => write!(f, "dnat {port}"),
+            (Side::Source, RuleTarget::Own) => write!(f, "masquerade"),
+            (Side::Destination, RuleTarget::Own) => write!(f, "redirect to {port}"),
+            (Side::Source, RuleTarget::Address(ip)) => write!(f, "snat to {}{port}", shown(ip)),
+            (Side::Destination, RuleTarget::Address(ip)) => write!(f, "dnat to {}{port}", shown(ip)),
+            (Side::Source, RuleTarget::Same) => write!(f, "snat {port}"),
+            (Side::Destination, RuleTarget::Same) => write!(f, "dnat {port}"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::rules::{Act, Base, Chain, Hook, Matched, Rule, Ruleset, Side, Test, Transport, Way};
+use super::rules::{Act, Base, Chain, Hook, Matched, Rule, RuleWay, Ruleset, Side, Test, Transport};
 
 /// A segment of a connection with a VIP, or of a peer's, or a peer's datagram.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Culprit {
     pub rule: String,
     /// Only for some clients, or in circumstances that the rules do not tell.
     pub perhaps: bool,
-    pub way: Way,
+    pub way: RuleWay,
 }
 
 /// Priority from which on conntrack has seen a packet (NF_IP_PRI_CONNTRACK).
@@ -76,7 +76,7 @@ struct Ways {
     accepted: bool,
     /// Goes on behind the rule that called.
     returned: bool,
-    dropped: Option<(String, Way)>,
+    dropped: Option<(String, RuleWay)>,
     /// It was certainly marked as not to be tracked.
     notrack: bool,
 }
@@ -181,6 +181,6 @@ impl Walk<'_> {
     }
 }
 
-fn way_of(chain: &Chain) -> Way {
-    chain.rules.first().map_or(Way::Nft, |rule| rule.way)
+fn way_of(chain: &Chain) -> RuleWay {
+    chain.rules.first().map_or(RuleWay::Nft, |rule| rule.way)
 }

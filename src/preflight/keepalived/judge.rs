@@ -5,16 +5,16 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::syntax::{File, Node};
-use super::{Instance, Keepalived, Script, TOPIC, scripts};
+use super::{Keepalived, Script, TOPIC, VrrpInstance, scripts};
 use crate::config::Config;
 use crate::model::finding::Finding;
-use crate::preflight::place::Place;
+use crate::preflight::place::HostPlace;
 use crate::sys::process;
 
 /// Adverts this far apart or more leave clients without a VIP for seconds.
 const ADVERT_SLOW: Duration = Duration::from_secs(1);
 
-pub fn all(keepalived: &Keepalived, file: &File, config: &Config, place: &Place) -> Vec<Finding> {
+pub fn all(keepalived: &Keepalived, file: &File, config: &Config, place: &HostPlace) -> Vec<Finding> {
     let instances = keepalived.instances();
     let scripts = scripts(file);
     let mut judged = Judged { path: keepalived.path.display().to_string(), findings: Vec::new() };
@@ -66,7 +66,7 @@ impl Judged {
         format!("{}: {what}; then systemctl reload keepalived", self.path)
     }
 
-    fn preemption(&mut self, Instance { node, name }: Instance) {
+    fn preemption(&mut self, VrrpInstance { node, name }: VrrpInstance) {
         let state = node.value("state").unwrap_or("BACKUP");
         let why = "a host that comes back takes the VIP from one that works: every client is moved or reset once more";
         match (state, node.is_on("nopreempt")) {
@@ -80,8 +80,8 @@ impl Judged {
         }
     }
 
-    fn adverts(&mut self, instance: Instance, global: &Node, config: &Config) {
-        let Instance { node, name } = instance;
+    fn adverts(&mut self, instance: VrrpInstance, global: &Node, config: &Config) {
+        let VrrpInstance { node, name } = instance;
         let interval = instance.advert_interval();
         let seconds = interval.as_secs_f64();
         let version = node.value("version").or(global.value("vrrp_version")).unwrap_or("2");
@@ -109,7 +109,7 @@ impl Judged {
         }
     }
 
-    fn peers(&mut self, Instance { node, name }: Instance, place: &Place) {
+    fn peers(&mut self, VrrpInstance { node, name }: VrrpInstance, place: &HostPlace) {
         let Some(peers) = node.find("unicast_peer") else {
             self.advice(
                 format!("{name}: no unicast_peer"),
@@ -142,7 +142,7 @@ impl Judged {
     }
 
     /// After a partition both hosts have had the VIP, and switches and clients remember either.
-    fn healing(&mut self, Instance { node, name }: Instance, global: &Node) {
+    fn healing(&mut self, VrrpInstance { node, name }: VrrpInstance, global: &Node) {
         let either = |local: &str, wide: &str| node.find(local).or_else(|| global.find(wide));
         let why = "after a partition has healed, clients that learnt the other host's address keep sending there: a black \
                    hole until their ARP entry ages";
@@ -168,8 +168,8 @@ impl Judged {
         }
     }
 
-    fn script(&mut self, instance: Instance, scripts: &[Script], config: &Config) {
-        let Instance { name, .. } = instance;
+    fn script(&mut self, instance: VrrpInstance, scripts: &[Script], config: &Config) {
+        let VrrpInstance { name, .. } = instance;
         let tracked = instance.tracked();
         let Some(script) = scripts.iter().find(|script| tracked.contains(&script.name)) else {
             self.fault(
@@ -203,7 +203,7 @@ impl Judged {
         }
     }
 
-    fn interface(&mut self, Instance { node, name }: Instance, place: &Place) {
+    fn interface(&mut self, VrrpInstance { node, name }: VrrpInstance, place: &HostPlace) {
         let interface = node.value("interface").unwrap_or_default();
         if !place.networks.iter().any(|(known, _)| known == interface) {
             let why = "keepalived does not start, or waits for it with the VIP nowhere";
@@ -216,7 +216,7 @@ impl Judged {
     }
 
     /// What two instances must not share.
-    fn twice(&mut self, instances: &[Instance]) {
+    fn twice(&mut self, instances: &[VrrpInstance]) {
         let (mut vips, mut ids) = (HashMap::new(), HashMap::new());
         for instance in instances {
             let name = instance.name;
@@ -240,8 +240,8 @@ impl Judged {
     }
 
     /// VIPs that nobody serves, and frontends that nobody brings clients to.
-    fn addresses(&mut self, instances: &[Instance], config: &Config, place: &Place) {
-        let moved: Vec<_> = instances.iter().flat_map(Instance::addresses).collect();
+    fn addresses(&mut self, instances: &[VrrpInstance], config: &Config, place: &HostPlace) {
+        let moved: Vec<_> = instances.iter().flat_map(VrrpInstance::addresses).collect();
         let listen = || config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|vip| vip.socket_addr().ip());
         let served =
             |vip: IpAddr| listen().any(|ip| ip == vip || (ip.is_unspecified() && ip.is_ipv6() == vip.is_ipv6()));
@@ -262,8 +262,8 @@ impl Judged {
     }
 
     /// A VIP that is here while keepalived is not was left behind: another host takes it as well.
-    fn process(&mut self, instances: &[Instance], place: &Place) {
-        let held: Vec<_> = instances.iter().flat_map(Instance::addresses).filter(|vip| place.holds(*vip)).collect();
+    fn process(&mut self, instances: &[VrrpInstance], place: &HostPlace) {
+        let held: Vec<_> = instances.iter().flat_map(VrrpInstance::addresses).filter(|vip| place.holds(*vip)).collect();
         if let Some(vip) = held.first().filter(|_| !process::runs_any("keepalived")) {
             let device = place.networks.iter().find(|(_, network)| network.addr() == *vip);
             let (name, network) = device.map_or(("eth0", vip.to_string()), |(name, net)| (name, net.to_string()));
@@ -298,7 +298,7 @@ mod tests {
         );
         let config = crate::config::parse(&config, std::path::Path::new("b.toml")).unwrap().config;
         let networks: Vec<_> = on.iter().map(|(name, net)| (name.to_string(), net.parse().unwrap())).collect();
-        let place = Place { networks, vips: [VIP.parse().unwrap()].into(), ..Place::default() };
+        let place = HostPlace { networks, vips: [VIP.parse().unwrap()].into(), ..HostPlace::default() };
         let Ok(file) = &keepalived.file else { unreachable!() };
         all(&keepalived, file, &config, &place)
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::{Command, Map, Update, call};
+use super::{BpfCommand, Map, Update, call};
 use crate::sys::silence::wait_for_all_cpus;
 
 /// One of the kernel's ways to wait for an RCU grace period: a packet whose look-up in a map came before [`Barrier::wait`] has
@@ -69,7 +69,7 @@ impl Barrier {
 
 fn create(mut wanted: Create) -> io::Result<OwnedFd> {
     // SAFETY: the command takes what `Create` holds, and no pointer.
-    let fd = unsafe { call(Command::Create, &mut wanted) }?;
+    let fd = unsafe { call(BpfCommand::Create, &mut wanted) }?;
     // SAFETY: the kernel has just made this descriptor for us, close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

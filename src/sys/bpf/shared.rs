@@ -8,17 +8,17 @@ use super::Map;
 
 /// All values of an array map that was made with BPF_F_MMAPABLE, one after another, as words. Programs write them at any time.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedWords {
     words: *const AtomicU64,
     count: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and stays where it is until it is dropped; all access to it is atomic.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedWords {}
 
-impl Shared {
+impl SharedWords {
     /// Fails if the kernel has not made the map to be shared.
     pub fn of(map: &Map) -> io::Result<Self> {
         // The kernel keeps each element of an array at a multiple of eight bytes (kernel/bpf/arraymap.c).
@@ -46,7 +46,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: what `of` has mapped, and nobody borrows any more.
         unsafe { libc::munmap(self.words.cast_mut().cast(), self.count * 8) };

@@ -12,7 +12,7 @@ use super::{NLM_F_REQUEST, NLMSG_ERROR, family, octets, put};
 
 /// How full the table of this thread's network namespace is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct TableLoad {
     pub entries: u64,
     /// Of the whole host.
     pub entries_max: u64,
@@ -54,13 +54,13 @@ const CTA_IP_V6: [u16; 2] = [3, 4];
 const IPPROTO_TCP: u8 = 6;
 
 /// `None`: this host tracks no connections.
-pub fn load() -> io::Result<Option<Load>> {
+pub fn load() -> io::Result<Option<TableLoad>> {
     let number = |path| {
         let text = std::fs::read_to_string(path)?;
         text.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
     };
     match (number(COUNT), number(MAX)) {
-        (Ok(entries), Ok(entries_max)) => Ok(Some(Load { entries, entries_max })),
+        (Ok(entries), Ok(entries_max)) => Ok(Some(TableLoad { entries, entries_max })),
         (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         (Err(error), _) | (_, Err(error)) => Err(error),
     }

@@ -15,7 +15,7 @@ const IFLA_LINK_NETNSID: u16 = 37;
 
 /// One interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Link {
+struct NetLink {
     index: u32,
     name: String,
     /// What it stands on.
@@ -46,15 +46,15 @@ pub fn carrier_changes(index: u32) -> io::Result<u32> {
     changes.ok_or(io::ErrorKind::InvalidData.into())
 }
 
-fn links() -> io::Result<Vec<Link>> {
+fn links() -> io::Result<Vec<NetLink>> {
     let mut links = Vec::new();
     ask(RTM_GETLINK, NLM_F_DUMP, &[0; 16], |message| links.extend(link(message)))?;
     Ok(links)
 }
 
 /// From `struct ifinfomsg` and what follows it.
-fn link(message: &[u8]) -> Option<Link> {
-    let mut link = Link { index: u32::from_ne_bytes(message.get(4..8)?.try_into().ok()?), ..Link::default() };
+fn link(message: &[u8]) -> Option<NetLink> {
+    let mut link = NetLink { index: u32::from_ne_bytes(message.get(4..8)?.try_into().ok()?), ..NetLink::default() };
     let mut is_of_other_process = false;
     for (kind, value) in attributes(message.get(16..)?) {
         let number = || <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes);
@@ -71,7 +71,7 @@ fn link(message: &[u8]) -> Option<Link> {
 }
 
 /// Those for which it holds, and all that stand on one of these.
-fn standing_on(links: &[Link], holds: impl Fn(&Link) -> bool) -> HashSet<u32> {
+fn standing_on(links: &[NetLink], holds: impl Fn(&NetLink) -> bool) -> HashSet<u32> {
     let mut uppers: HashMap<u32, Vec<u32>> = HashMap::new();
     for link in links {
         link.lower.into_iter().for_each(|lower| uppers.entry(lower).or_default().push(link.index));
@@ -92,8 +92,8 @@ mod tests {
     use super::super::put;
     use super::*;
 
-    fn one(index: u32, lower: Option<u32>, master: Option<u32>) -> Link {
-        Link { index, name: format!("if{index}"), lower, master }
+    fn one(index: u32, lower: Option<u32>, master: Option<u32>) -> NetLink {
+        NetLink { index, name: format!("if{index}"), lower, master }
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         put(&mut message, IFLA_IFNAME, b"vlan5\0");
         put(&mut message, IFLA_LINK, &2u32.to_ne_bytes());
         put(&mut message, IFLA_MASTER, &3u32.to_ne_bytes());
-        let link_here = Link { index: 9, name: "vlan5".to_owned(), lower: Some(2), master: Some(3) };
+        let link_here = NetLink { index: 9, name: "vlan5".to_owned(), lower: Some(2), master: Some(3) };
         assert_eq!(link(&message), Some(link_here));
         put(&mut message, IFLA_LINK_NETNSID, &0u32.to_ne_bytes());
         assert_eq!(link(&message).unwrap().lower, None);

@@ -12,8 +12,8 @@ use super::{NLM_F_DUMP, ask_of, attributes};
 
 /// One policy of this thread's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    direction: Direction,
+pub struct XfrmPolicy {
+    direction: PolicyDirection,
     from: Net,
     to: Net,
     from_port: Port,
@@ -27,7 +27,7 @@ pub struct Policy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum PolicyDirection {
     In,
     Out,
 }
@@ -74,7 +74,7 @@ const ID_SIZE: usize = 64;
 pub struct Policies {
     /// `None`: this kernel has no IPsec.
     watch: Option<OwnedFd>,
-    known: Vec<Policy>,
+    known: Vec<XfrmPolicy>,
     /// Something was heard of, and has not been read yet.
     stale: bool,
 }
@@ -123,7 +123,7 @@ impl Policies {
             // Which of two of one priority came first is not told.
             matching().any(|policy| Some(policy.priority) == first && policy.demands)
         };
-        demanded(Direction::Out, own, far) || demanded(Direction::In, far, own)
+        demanded(PolicyDirection::Out, own, far) || demanded(PolicyDirection::In, far, own)
     }
 
     pub fn len(&self) -> usize {
@@ -135,7 +135,7 @@ impl Policies {
     }
 }
 
-fn read() -> io::Result<Vec<Policy>> {
+fn read() -> io::Result<Vec<XfrmPolicy>> {
     let mut policies = Vec::new();
     ask_of(Some(netlink::XFRM), XFRM_MSG_GETPOLICY, NLM_F_DUMP, &[0; ID_SIZE], |message| {
         policies.extend(policy(message));
@@ -144,12 +144,12 @@ fn read() -> io::Result<Vec<Policy>> {
 }
 
 /// `None`: it concerns no connection of this host, or only those by an interface of its own kind, which has no Ethernet header.
-fn policy(message: &[u8]) -> Option<Policy> {
+fn policy(message: &[u8]) -> Option<XfrmPolicy> {
     let info = message.get(..INFO_SIZE)?;
     let rest: Vec<_> = attributes(&message[INFO_SIZE..]).collect();
     let direction = match info[DIRECTION] {
-        0 => Direction::In,
-        1 => Direction::Out,
+        0 => PolicyDirection::In,
+        1 => PolicyDirection::Out,
         _ => return None,
     };
     if rest.iter().any(|(kind, id)| *kind == XFRMA_IF_ID && id.iter().any(|byte| *byte != 0)) {
@@ -168,7 +168,7 @@ fn policy(message: &[u8]) -> Option<Policy> {
         port: u16::from_be_bytes([info[at], info[at + 1]]),
         mask: u16::from_be_bytes([info[at + 2], info[at + 3]]),
     };
-    Some(Policy {
+    Some(XfrmPolicy {
         direction,
         from: net(SOURCE, SOURCE_BITS),
         to: net(DESTINATION, DESTINATION_BITS),
@@ -180,7 +180,7 @@ fn policy(message: &[u8]) -> Option<Policy> {
     })
 }
 
-impl Policy {
+impl XfrmPolicy {
     fn matches(&self, from: SocketAddr, to: SocketAddr) -> bool {
         let protocol = [0, IPPROTO_TCP].contains(&self.protocol);
         let nets = self.from.contains(from.ip()) && self.to.contains(to.ip());

@@ -13,7 +13,7 @@ pub const OFF: &str = "offload.mode is \"off\"";
 
 /// Counters of offloads, and how the path stands.
 #[derive(Debug)]
-pub struct Census {
+pub struct OffloadCensus {
     pub offloaded: Tally,
     /// By `Stays as usize`: each time that a flow was tried and stayed.
     stayed: [Tally; Stays::ALL.len()],
@@ -43,7 +43,7 @@ pub struct OffloadView {
     pub packets: Vec<(&'static str, u64)>,
 }
 
-impl Default for Census {
+impl Default for OffloadCensus {
     fn default() -> Self {
         let view = OffloadView { why_not: Some("it has not been opened".to_owned()), ..OffloadView::default() };
         Self {
@@ -59,7 +59,7 @@ impl Default for Census {
     }
 }
 
-impl Census {
+impl OffloadCensus {
     pub fn count_stayed(&self, why: Stays) {
         self.stayed[why as usize].add(1);
     }

@@ -20,7 +20,7 @@ use crate::model::ends::Key;
 use crate::model::fleet::{HeldAnswer, HeldRequest};
 
 /// What the path carries at this moment, whoever's flows they are.
-pub trait Carried: std::fmt::Debug + Send + Sync {
+pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
     /// Whether such a packet is passed on to the flow's other end.
     fn carries(&self, key: &Key) -> bool;
 }
@@ -32,7 +32,7 @@ pub struct HeldQueues {
     answers: SegQueue<HeldAnswer>,
     answered: Notify,
     /// `None`: there is no path that could do what it is asked.
-    carried: OnceLock<Box<dyn Carried>>,
+    carried: OnceLock<Box<dyn CarriedKeys>>,
 }
 
 impl HeldQueues {
@@ -64,7 +64,7 @@ impl HeldQueues {
     }
 
     /// The path holds and forwards from now on.
-    pub fn serve(&self, carried: Box<dyn Carried>) {
+    pub fn serve(&self, carried: Box<dyn CarriedKeys>) {
         let _ = self.carried.set(carried);
     }
 

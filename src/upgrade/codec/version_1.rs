@@ -8,30 +8,30 @@ use crate::table::flow_transfer::{self, FirstFin, HalfWay};
 use crate::upgrade::message;
 
 #[derive(Serialize, Deserialize)]
-pub struct Batch {
+pub struct BatchV1 {
     number: message::BatchNumber,
-    flows: Vec<FlowTransfer>,
+    flows: Vec<FlowTransferV1>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct FlowTransfer {
+struct FlowTransferV1 {
     id: FlowId,
     frontend: String,
     client: ClientAddr,
     vip: VipAddr,
     accepted_at_ns: u64,
-    stage: Stage,
+    stage: StageV1,
 }
 
 #[derive(Serialize, Deserialize)]
-enum Stage {
+enum StageV1 {
     Header,
     Connecting,
-    Relaying(Box<Relayed>),
+    Relaying(Box<RelayedV1>),
 }
 
 #[derive(Serialize, Deserialize)]
-struct Relayed {
+struct RelayedV1 {
     backend: String,
     backend_addr: BackendAddr,
     up: HalfWay,
@@ -44,44 +44,44 @@ struct Relayed {
     connect_us: u64,
 }
 
-impl From<Batch> for message::Batch {
-    fn from(batch: Batch) -> Self {
+impl From<BatchV1> for message::Batch {
+    fn from(batch: BatchV1) -> Self {
         Self { number: batch.number, flows: batch.flows.into_iter().map(Into::into).collect() }
     }
 }
 
-impl From<&message::Batch> for Batch {
+impl From<&message::Batch> for BatchV1 {
     fn from(batch: &message::Batch) -> Self {
         Self { number: batch.number, flows: batch.flows.iter().map(Into::into).collect() }
     }
 }
 
-impl From<FlowTransfer> for flow_transfer::FlowTransfer {
-    fn from(flow: FlowTransfer) -> Self {
-        let FlowTransfer { id, frontend, client, vip, accepted_at_ns, stage } = flow;
+impl From<FlowTransferV1> for flow_transfer::FlowTransfer {
+    fn from(flow: FlowTransferV1) -> Self {
+        let FlowTransferV1 { id, frontend, client, vip, accepted_at_ns, stage } = flow;
         let stage = match stage {
-            Stage::Header => flow_transfer::Stage::Header,
-            Stage::Connecting => flow_transfer::Stage::Connecting,
-            Stage::Relaying(relayed) => flow_transfer::Stage::Relaying(Box::new((*relayed).into())),
+            StageV1::Header => flow_transfer::Stage::Header,
+            StageV1::Connecting => flow_transfer::Stage::Connecting,
+            StageV1::Relaying(relayed) => flow_transfer::Stage::Relaying(Box::new((*relayed).into())),
         };
         Self { id, frontend, client, vip, accepted_at_ns, stage }
     }
 }
 
-impl From<&flow_transfer::FlowTransfer> for FlowTransfer {
+impl From<&flow_transfer::FlowTransfer> for FlowTransferV1 {
     fn from(flow: &flow_transfer::FlowTransfer) -> Self {
         let flow_transfer::FlowTransfer { id, frontend, client, vip, accepted_at_ns, stage } = flow.clone();
         let stage = match stage {
-            flow_transfer::Stage::Header => Stage::Header,
-            flow_transfer::Stage::Connecting => Stage::Connecting,
-            flow_transfer::Stage::Relaying(relayed) => Stage::Relaying(Box::new((*relayed).into())),
+            flow_transfer::Stage::Header => StageV1::Header,
+            flow_transfer::Stage::Connecting => StageV1::Connecting,
+            flow_transfer::Stage::Relaying(relayed) => StageV1::Relaying(Box::new((*relayed).into())),
         };
         Self { id, frontend, client, vip, accepted_at_ns, stage }
     }
 }
 
-impl From<Relayed> for flow_transfer::Relayed {
-    fn from(relayed: Relayed) -> Self {
+impl From<RelayedV1> for flow_transfer::Relayed {
+    fn from(relayed: RelayedV1) -> Self {
         Self {
             backend: relayed.backend,
             backend_addr: relayed.backend_addr,
@@ -99,7 +99,7 @@ impl From<Relayed> for flow_transfer::Relayed {
     }
 }
 
-impl From<flow_transfer::Relayed> for Relayed {
+impl From<flow_transfer::Relayed> for RelayedV1 {
     fn from(relayed: flow_transfer::Relayed) -> Self {
         Self {
             backend: relayed.backend,

@@ -2,10 +2,10 @@
 
 use ::baton::addr::VipAddr;
 use ::baton::model::fleet::{Slice, Stray, Then, Unknown};
-use ::baton::model::splice::Direction;
+use ::baton::model::splice::FlowDirection;
 use ::baton::offload::entry::{Action, Key};
-use ::baton::offload::events::{Told, What};
-use ::baton::offload::probe::Change;
+use ::baton::offload::events::{ProgramWhat, Told};
+use ::baton::offload::probe::EntryChange;
 use ::baton::offload::program::Owner;
 use ::baton::sys::clock::now_ns;
 use fastrand::Rng;
@@ -44,8 +44,8 @@ fn a_reset_entry_answers_with_the_rst_that_its_sender_must_take() {
     for round in 0..500 {
         let flow = flow(&mut rng, round % 2 == 1);
         bench.install(&flow);
-        let key = flow.ends.key(Direction::Down);
-        bench.program.change(&[key], Change::Reset).unwrap();
+        let key = flow.ends.key(FlowDirection::Down);
+        bench.program.change(&[key], EntryChange::Reset).unwrap();
         let mut packet = packet(&mut rng, key);
         if round % 7 == 0 {
             packet.flags |= SYN;
@@ -123,18 +123,18 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
     for (round, over) in [RST, FIN].into_iter().enumerate() {
         let flow = flow(&mut rng, round == 1);
         bench.install(&flow);
-        let [up, down] = [Direction::Up, Direction::Down].map(|direction| flow.ends.key(direction));
+        let [up, down] = [FlowDirection::Up, FlowDirection::Down].map(|direction| flow.ends.key(direction));
         let mut syn = Packet::new(up);
         syn.flags = SYN;
         assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "while it lives, its backend challenges the SYN");
-        for direction in [Direction::Up, Direction::Down] {
+        for direction in [FlowDirection::Up, FlowDirection::Down] {
             let mut end = first(&flow, direction);
             end.flags = ACK | over;
             assert_eq!(bench.run(&end.frame()).0, REDIRECT);
         }
         if over == FIN {
             assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "no FIN is acknowledged");
-            for direction in [Direction::Up, Direction::Down] {
+            for direction in [FlowDirection::Up, FlowDirection::Down] {
                 let mut last = first(&flow, direction);
                 (last.seq, last.ack) = (last.seq.wrapping_add(1), last.ack.wrapping_add(1));
                 assert_eq!(bench.run(&last.frame()).0, REDIRECT);
@@ -146,9 +146,9 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
         assert_eq!(bench.program.entry(&down).unwrap().unwrap().action, Action::Reset);
         assert_eq!(bench.run(&Packet::new(up).frame()).0, NEXT, "the new connection's packets pass");
         let told: Vec<_> = events.by_ref().filter_map(Told::flow).map(|event| event.what).collect();
-        let end = if over == RST { What::Rst } else { What::Fin };
-        let finished = if over == FIN { vec![What::Finished; 2] } else { Vec::new() };
-        assert_eq!(told, [vec![end, end], finished, vec![What::Reused]].concat());
+        let end = if over == RST { ProgramWhat::Rst } else { ProgramWhat::Fin };
+        let finished = if over == FIN { vec![ProgramWhat::Finished; 2] } else { Vec::new() };
+        assert_eq!(told, [vec![end, end], finished, vec![ProgramWhat::Reused]].concat());
     }
 }
 
@@ -160,20 +160,20 @@ fn a_client_whose_flow_is_being_reset_gets_a_new_connection_and_no_other_syn_doe
     for six in [false, true] {
         let flow = flow(&mut rng, six);
         bench.install(&flow);
-        let keys = [Direction::Up, Direction::Down].map(|direction| flow.ends.key(direction));
-        bench.program.change(&keys, Change::Reset).unwrap();
+        let keys = [FlowDirection::Up, FlowDirection::Down].map(|direction| flow.ends.key(direction));
+        bench.program.change(&keys, EntryChange::Reset).unwrap();
         let [syn, back] = keys.map(|key| Packet { flags: SYN, ..Packet::new(key) });
         let syn_ack = Packet { flags: SYN | ACK, ..syn.clone() };
         for packet in [&syn_ack, &back] {
             assert_ne!(bench.run(&packet.frame()), (NEXT, packet.frame()));
         }
         assert_eq!(bench.run(&syn.frame()), (NEXT, syn.frame()));
-        bench.program.change(&keys, Change::Reset).unwrap();
+        bench.program.change(&keys, EntryChange::Reset).unwrap();
         assert_eq!(bench.run(&Packet::new(keys[0]).frame()).0, NEXT, "the new connection's packets pass");
         let actions = keys.map(|key| bench.program.entry(&key).unwrap().unwrap().action);
         assert_eq!(actions, [Action::Pass, Action::Reset]);
         let told: Vec<_> = events.by_ref().filter_map(Told::flow).map(|event| event.what).collect();
-        assert_eq!(told, [What::Reused]);
+        assert_eq!(told, [ProgramWhat::Reused]);
         // Of another instance's flow nobody here knows whether it is over.
         let key = Key { from: ([10, 9, 8, 7], 6).into(), to: ([10, 9, 8, 6], 5).into() };
         bench.program.refuse(&key).unwrap();
@@ -282,11 +282,11 @@ fn fragments_follow_their_first_one() {
         let ipv6 = round % 2 == 1;
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
-        let mut whole = packet(&mut rng, flow.ends.key(Direction::Up));
+        let mut whole = packet(&mut rng, flow.ends.key(FlowDirection::Up));
         (whole.between, whole.next, whole.padding, whole.fragment) = (Vec::new(), 6, 0, 0);
         whole.traffic_class &= !3;
         whole.payload = (0..1440).map(|_| rng.u8(..)).collect();
-        (whole.seq, whole.ack) = (first(&flow, Direction::Up).seq, first(&flow, Direction::Up).ack);
+        (whole.seq, whole.ack) = (first(&flow, FlowDirection::Up).seq, first(&flow, FlowDirection::Up).ack);
         whole.flags = ACK;
         let pieces = cut(&whole, 720, rng.u32(..));
         let lost = bench.run(&pieces[1]);
@@ -299,7 +299,7 @@ fn fragments_follow_their_first_one() {
                 out
             })
             .collect();
-        let entry = flow.entry(Direction::Up);
+        let entry = flow.entry(FlowDirection::Up);
         let expected = whole.spliced(entry.onward, &entry.rewrite);
         let frame = expected.frame();
         let (at, head) = (expected.tcp_at(), out[0].len() - 720);
@@ -354,10 +354,10 @@ fn too_big_is_told_to_the_sender_in_its_own_numbers() {
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
         // The client sends; what leaves here is too big for a router, which quotes it.
-        let mut sent = packet(&mut rng, flow.ends.key(Direction::Up));
+        let mut sent = packet(&mut rng, flow.ends.key(FlowDirection::Up));
         (sent.between, sent.next, sent.padding) = (Vec::new(), 6, 0);
         sent.traffic_class &= !3;
-        let entry = flow.entry(Direction::Up);
+        let entry = flow.entry(FlowDirection::Up);
         let left = sent.spliced(entry.onward, &entry.rewrite);
         let router = if ipv6 { "[2001:db8::77]:0" } else { "203.0.113.1:0" }.parse().unwrap();
         let error = too_big(Key { from: router, to: entry.onward.from }, &left.frame());

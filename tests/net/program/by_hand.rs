@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ::baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use ::baton::model::ids::FlowId;
-use ::baton::model::splice::{self, Direction, Held, Terms};
+use ::baton::model::splice::{self, FlowDirection, Held, Terms};
 use ::baton::offload::entry::{Egress, Ends, Entry, Identity, Splice, Start};
-use ::baton::offload::probe::Change;
-use ::baton::offload::program::{Leg, Program};
+use ::baton::offload::probe::EntryChange;
+use ::baton::offload::program::{LegAddresses, Program};
 use ::baton::sys::silence;
 
 use crate::lab::*;
@@ -65,7 +65,7 @@ impl Proxied {
     /// The terms of this moment, once everything that was written is acknowledged.
     pub fn terms(&self, lab: &Lab, program: &Program) -> (Terms, [Option<u32>; 2], [u32; 2]) {
         let ends = self.ends();
-        let legs = [Leg::client(ends.client, ends.vip), Leg::backend(ends.local, ends.backend)];
+        let legs = [LegAddresses::client(ends.client, ends.vip), LegAddresses::backend(ends.local, ends.backend)];
         eventually_some(LONG, "a moment to be offloaded", || {
             let states = lab.lb.enter(|| program_on_thread(program, &legs));
             let [client, backend] = [states[0].unwrap(), states[1].unwrap()];
@@ -108,16 +108,16 @@ impl Proxied {
         assert!(filled[0] >= terms.limbo_up && filled[1] >= terms.limbo_down);
         let offloaded = Offloaded { ends };
         let must = [
-            (Direction::Down, terms.backend_must_ack.wrapping_add(filled[0] - terms.limbo_up)),
-            (Direction::Up, terms.client_must_ack.wrapping_add(filled[1] - terms.limbo_down)),
+            (FlowDirection::Down, terms.backend_must_ack.wrapping_add(filled[0] - terms.limbo_up)),
+            (FlowDirection::Up, terms.client_must_ack.wrapping_add(filled[1] - terms.limbo_down)),
         ];
         for (direction, position) in must {
             eventually(LONG, "the limbo is acknowledged", || offloaded.entry(program, direction).has_acked(position));
         }
         silence::close_silently(self.client_leg.into()).unwrap();
         silence::close_silently(self.backend_leg.into()).unwrap();
-        let keys = [ends.key(Direction::Up), ends.key(Direction::Down)];
-        assert_eq!(program.change(&keys, Change::Commit).unwrap(), 2);
+        let keys = [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)];
+        assert_eq!(program.change(&keys, EntryChange::Commit).unwrap(), 2);
         offloaded
     }
 }
@@ -130,13 +130,13 @@ pub struct Offloaded {
 
 impl Offloaded {
     #[track_caller]
-    pub fn entry(&self, program: &Program, direction: Direction) -> Entry {
+    pub fn entry(&self, program: &Program, direction: FlowDirection) -> Entry {
         program.entry(&self.ends.key(direction)).unwrap().expect("it is installed")
     }
 }
 
 /// Probing happens in the namespace of the thread; the program itself may be used from any.
-fn program_on_thread(program: &Program, legs: &[Leg]) -> Vec<Option<splice::LegState>> {
+fn program_on_thread(program: &Program, legs: &[LegAddresses]) -> Vec<Option<splice::LegState>> {
     program.probe(legs).unwrap()
 }
 

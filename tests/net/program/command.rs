@@ -67,8 +67,8 @@ fn what_another_version_pinned_is_refused_with_what_mends_it_and_its_program_is_
         ::baton::sys::bpf::tcx_link_info(::baton::sys::bpf::open_pinned(&pinned.directory.join("link-lo")).unwrap())
             .unwrap();
     let program = pinned.open(&["lo"]).unwrap();
-    assert_eq!(program.origin(), program::Origin::Replaced);
-    assert!(program.entry(&flow(1).ends.key(::baton::model::splice::Direction::Up)).unwrap().is_some());
+    assert_eq!(program.origin(), program::ProgramOrigin::Replaced);
+    assert!(program.entry(&flow(1).ends.key(::baton::model::splice::FlowDirection::Up)).unwrap().is_some());
     let after =
         ::baton::sys::bpf::tcx_link_info(::baton::sys::bpf::open_pinned(&pinned.directory.join("link-lo")).unwrap())
             .unwrap();

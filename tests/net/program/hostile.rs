@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use ::baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use ::baton::model::ids::FlowId;
-use ::baton::model::splice::{Direction, Rewrite, Terms};
+use ::baton::model::splice::{FlowDirection, Rewrite, Terms};
 use ::baton::offload::entry::{Action, Egress, Ends, Entry, Identity, Key, Splice, Start};
 use ::baton::offload::program::Program;
 use ::baton::sys::bpf::{self, Context};
@@ -83,7 +83,7 @@ impl<'p> Hostile<'p> {
     /// One packet; false if the flow is over.
     fn packet(&self, flow: &Splice, choices: &mut Choices, count: &mut [usize; 2]) -> bool {
         let shape = choices.byte();
-        let direction = if shape & 1 == 0 { Direction::Up } else { Direction::Down };
+        let direction = if shape & 1 == 0 { FlowDirection::Up } else { FlowDirection::Down };
         let before = self.entries(flow);
         let [of, other] = in_order(direction, before);
         let [own, far] = [of.windows.own, of.windows.far].map(|window| 1u32 << window);
@@ -119,7 +119,7 @@ impl<'p> Hostile<'p> {
         let after = self.entries(flow);
         let what = || format!("{direction:?} {packet:?}\n{before:#?}\n{after:#?}");
 
-        if packet.flags & (SYN | ACK) == SYN && direction == Direction::Up && is_over(&of, &other) {
+        if packet.flags & (SYN | ACK) == SYN && direction == FlowDirection::Up && is_over(&of, &other) {
             assert_eq!((verdict, after[0].action, after[0].seen.reused), (NEXT, Action::Pass, true), "{}", what());
             return false;
         }
@@ -159,13 +159,13 @@ impl<'p> Hostile<'p> {
 
     fn entries(&self, flow: &Splice) -> [Entry; 2] {
         let entry = |key: Key| self.program.entry(&key).expect("the map").expect("an entry");
-        [Direction::Up, Direction::Down].map(|direction| entry(flow.ends.key(direction)))
+        [FlowDirection::Up, FlowDirection::Down].map(|direction| entry(flow.ends.key(direction)))
     }
 }
 
 /// That of `direction` first.
-fn in_order(direction: Direction, [up, down]: [Entry; 2]) -> [Entry; 2] {
-    if direction == Direction::Up { [up, down] } else { [down, up] }
+fn in_order(direction: FlowDirection, [up, down]: [Entry; 2]) -> [Entry; 2] {
+    if direction == FlowDirection::Up { [up, down] } else { [down, up] }
 }
 
 fn is_over(of: &Entry, other: &Entry) -> bool {

@@ -4,10 +4,10 @@ use std::net::{TcpListener, TcpStream};
 
 use baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use baton::model::ids::FlowId;
-use baton::model::splice::{Direction, SocketState, Terms};
+use baton::model::splice::{FlowDirection, SocketState, Terms};
 use baton::offload::entry::{Action, Egress, Ends, Identity, Splice, Start};
-use baton::offload::probe::Change;
-use baton::offload::program::{self, Cursor, InstallError, Leg, OpenError, Origin, Program};
+use baton::offload::probe::EntryChange;
+use baton::offload::program::{self, Cursor, InstallError, LegAddresses, OpenError, Program, ProgramOrigin};
 
 use crate::lab::Pinned;
 
@@ -33,7 +33,7 @@ pub fn flow(number: u32) -> Splice {
 #[test]
 fn what_is_pinned_outlives_the_process_and_is_recovered_with_its_flows() {
     let Some((pinned, first)) = Pinned::load("path", &["lo"]) else { return };
-    assert_eq!((first.origin(), first.flows_max()), (Origin::Fresh, 1000));
+    assert_eq!((first.origin(), first.flows_max()), (ProgramOrigin::Fresh, 1000));
     first.install(&flow(1)).unwrap();
     drop(first);
 
@@ -42,11 +42,11 @@ fn what_is_pinned_outlives_the_process_and_is_recovered_with_its_flows() {
     assert_eq!((status.entries, status.other_actions, status.flows_max), (Some(2), 0, 1000));
 
     let second = pinned.open(&["lo"]).unwrap();
-    assert_eq!(second.origin(), Origin::Recovered);
+    assert_eq!(second.origin(), ProgramOrigin::Recovered);
     let ends = flow(1).ends;
-    let entry = second.entry(&ends.key(Direction::Up)).unwrap().unwrap();
-    assert_eq!(entry, flow(1).entry(Direction::Up));
-    assert_eq!(entry.ends(ends.key(Direction::Up)), ends);
+    let entry = second.entry(&ends.key(FlowDirection::Up)).unwrap().unwrap();
+    assert_eq!(entry, flow(1).entry(FlowDirection::Up));
+    assert_eq!(entry.ends(ends.key(FlowDirection::Up)), ends);
     drop(second);
 
     let removal = program::remove(&pinned.directory).unwrap().unwrap();
@@ -70,13 +70,16 @@ fn a_full_map_refuses_both_directions_and_evicts_nobody() {
     // The kernel counts large maps per CPU, in lots.
     assert!((1000..1100).contains(&installed), "{installed} flows fit");
     assert_eq!(all(&program).len(), 2 * installed as usize);
-    assert!(program.entry(&flow(0).ends.key(Direction::Up)).unwrap().is_some());
-    assert!(program.entry(&flow(installed).ends.key(Direction::Down)).unwrap().is_none(), "one direction was left");
+    assert!(program.entry(&flow(0).ends.key(FlowDirection::Up)).unwrap().is_some());
+    assert!(program.entry(&flow(installed).ends.key(FlowDirection::Down)).unwrap().is_none(), "one direction was left");
     let removed = program.remove(&flow(0).ends).unwrap();
     assert!(removed.up.is_some() && removed.down.is_some());
     program.install(&flow(installed)).unwrap();
     assert!(matches!(program.install(&flow(installed)), Err(InstallError::Exists)));
-    assert!(program.entry(&flow(installed).ends.key(Direction::Down)).unwrap().is_some(), "the old one stays whole");
+    assert!(
+        program.entry(&flow(installed).ends.key(FlowDirection::Down)).unwrap().is_some(),
+        "the old one stays whole"
+    );
 }
 
 fn all(program: &Program) -> Vec<(baton::offload::entry::Key, baton::offload::entry::Entry)> {
@@ -90,15 +93,15 @@ fn entries_are_changed_where_they_are() {
     let Some((_pinned, program)) = Pinned::load("path", &[]) else { return };
     let flows: Vec<_> = (0..100).map(flow).collect();
     flows.iter().for_each(|flow| program.install(flow).unwrap());
-    let keys: Vec<_> = flows.iter().map(|flow| flow.ends.key(Direction::Down)).collect();
-    assert_eq!(program.change(&keys, Change::Commit).unwrap(), 100);
-    assert_eq!(program.change(&keys[..70], Change::Interface(9)).unwrap(), 70);
-    assert_eq!(program.change(&keys[..1], Change::Reset).unwrap(), 1);
-    assert_eq!(program.change(&[keys[1].reversed()], Change::Reset).unwrap(), 0);
+    let keys: Vec<_> = flows.iter().map(|flow| flow.ends.key(FlowDirection::Down)).collect();
+    assert_eq!(program.change(&keys, EntryChange::Commit).unwrap(), 100);
+    assert_eq!(program.change(&keys[..70], EntryChange::Interface(9)).unwrap(), 70);
+    assert_eq!(program.change(&keys[..1], EntryChange::Reset).unwrap(), 1);
+    assert_eq!(program.change(&[keys[1].reversed()], EntryChange::Reset).unwrap(), 0);
     let (first, last) = (program.entry(&keys[0]).unwrap().unwrap(), program.entry(&keys[99]).unwrap().unwrap());
     assert_eq!((first.action, first.egress, first.committed), (Action::Reset, Egress::Interface(9), true));
     assert_eq!((last.action, last.egress, last.committed), (Action::Splice, Egress::Interface(1), true));
-    assert!(!program.entry(&flows[0].ends.key(Direction::Up)).unwrap().unwrap().committed);
+    assert!(!program.entry(&flows[0].ends.key(FlowDirection::Up)).unwrap().unwrap().committed);
 }
 
 #[test]
@@ -112,7 +115,10 @@ fn a_probe_tells_what_the_kernel_knows_of_many_sockets() {
         let legs: Vec<_> = pairs
             .iter()
             .map(|(near, far)| {
-                Leg::backend(LocalAddr::new(near.local_addr().unwrap()), BackendAddr::new(far.local_addr().unwrap()))
+                LegAddresses::backend(
+                    LocalAddr::new(near.local_addr().unwrap()),
+                    BackendAddr::new(far.local_addr().unwrap()),
+                )
             })
             .collect();
         use std::io::Write;
@@ -129,7 +135,7 @@ fn a_probe_tells_what_the_kernel_knows_of_many_sockets() {
         assert!(state.peer_window_scale <= 14 && state.own_window_scale <= 14 && state.sack);
         let timestamps = state.timestamps.expect("on by default");
         assert_eq!(timestamps.per_second, 1000);
-        let other = Leg::client(
+        let other = LegAddresses::client(
             ClientAddr::new(pairs[39].0.local_addr().unwrap()),
             VipAddr::new(pairs[39].1.local_addr().unwrap()),
         );
@@ -138,8 +144,10 @@ fn a_probe_tells_what_the_kernel_knows_of_many_sockets() {
         let behind = other.timestamps.unwrap().own.wrapping_sub(timestamps.recent);
         assert!(behind < 60_000, "the peer's clock is {behind} ms from what it last sent");
         // Nobody has this one, though somebody listens there.
-        let nobody =
-            Leg::client(ClientAddr::new("127.0.0.1:1".parse().unwrap()), VipAddr::new(listener.local_addr().unwrap()));
+        let nobody = LegAddresses::client(
+            ClientAddr::new("127.0.0.1:1".parse().unwrap()),
+            VipAddr::new(listener.local_addr().unwrap()),
+        );
         assert_eq!(program.probe(&[nobody]).unwrap(), [None]);
     }
 }

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 
 use ::baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use ::baton::model::ids::FlowId;
-use ::baton::model::splice::{Direction, Rewrite, Terms};
+use ::baton::model::splice::{FlowDirection, Rewrite, Terms};
 use ::baton::offload::entry::{Egress, Ends, Identity, Key, Splice, Start};
 use ::baton::offload::moved::Mark;
-use ::baton::offload::probe::Change;
+use ::baton::offload::probe::EntryChange;
 use ::baton::offload::program::Program;
 use ::baton::sys::bpf::{self, Context};
 use fastrand::Rng;
@@ -111,7 +111,7 @@ pub fn flow(rng: &mut Rng, ipv6: bool) -> Splice {
 }
 
 /// What the sender of a direction may send first: a bare ACK of all that it has.
-pub fn first(flow: &Splice, direction: Direction) -> Packet {
+pub fn first(flow: &Splice, direction: FlowDirection) -> Packet {
     let entry = flow.entry(direction);
     let mut packet = Packet::new(flow.ends.key(direction));
     (packet.seq, packet.ack) = (entry.seen.sent as u32, entry.seen.acked as u32);
@@ -186,7 +186,7 @@ fn thousands_of_packets_become_what_the_reference_makes_of_them() {
     for round in 0..ROUNDS {
         let flow = flow(&mut rng, round % 2 == 1);
         bench.install(&flow);
-        for direction in [Direction::Up, Direction::Down] {
+        for direction in [FlowDirection::Up, FlowDirection::Down] {
             let entry = flow.entry(direction);
             let packet = packet(&mut rng, flow.ends.key(direction));
             let expected = packet.spliced(entry.onward, &entry.rewrite);
@@ -210,7 +210,7 @@ fn what_was_seen_follows_the_stream_and_no_retransmission() {
         let ipv6 = rng.bool();
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
-        let key = flow.ends.key(Direction::Up);
+        let key = flow.ends.key(FlowDirection::Up);
         let start = flow.up.position;
         let entry = || bench.program.entry(&key).unwrap().unwrap();
         let acked = entry().seen.acked as u32;
@@ -263,7 +263,7 @@ fn a_packet_marks_its_own_flow_and_no_other() {
     flows.iter().for_each(|flow| bench.install(flow));
     assert_eq!(taken(), []);
     for flow in &flows {
-        for direction in [Direction::Up, Direction::Down] {
+        for direction in [FlowDirection::Up, FlowDirection::Down] {
             // Its mark is set once, however many packets pass.
             (0..3).for_each(|_| assert_eq!(bench.run(&first(flow, direction).frame()).0, REDIRECT));
             assert_eq!(taken(), [Mark::of(flow.identity.id)], "{direction:?} of {:?}", flow.identity.id);
@@ -272,9 +272,9 @@ fn a_packet_marks_its_own_flow_and_no_other() {
     }
     // What passes to the kernel is nobody's.
     let stranger = flow(&mut rng, false);
-    bench.run(&Packet::new(stranger.ends.key(Direction::Up)).frame());
+    bench.run(&Packet::new(stranger.ends.key(FlowDirection::Up)).frame());
     assert_eq!(taken(), []);
-    flows.iter().for_each(|flow| drop(bench.run(&first(flow, Direction::Up).frame())));
+    flows.iter().for_each(|flow| drop(bench.run(&first(flow, FlowDirection::Up).frame())));
     let all: std::collections::BTreeSet<_> = flows.iter().map(|flow| Mark::of(flow.identity.id)).collect();
     assert_eq!(taken(), all.into_iter().collect::<Vec<_>>());
 }
@@ -286,7 +286,7 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
     for ipv6 in [false, true] {
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
-        let key = flow.ends.key(Direction::Up);
+        let key = flow.ends.key(FlowDirection::Up);
         let mut other = key;
         other.from.set_port(key.from.port() ^ 1);
         let good = Packet::new(key).frame();
@@ -300,7 +300,7 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
             assert_eq!(bench.run(&frame), (NEXT, frame));
         }
         assert_eq!(bench.run(&good).0, REDIRECT);
-        bench.program.change(&[key], Change::Pass).unwrap();
+        bench.program.change(&[key], EntryChange::Pass).unwrap();
         assert_eq!(bench.run(&good), (NEXT, good));
     }
     // An IPv6 packet with mapped addresses is none of an IPv4 flow's.
@@ -308,7 +308,7 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
     bench.install(&flow);
     let mut mapped =
         Packet::new(Key { from: "[2001:db8::1]:1".parse().unwrap(), to: "[2001:db8::2]:2".parse().unwrap() }).frame();
-    let key = flow.ends.key(Direction::Up).encode();
+    let key = flow.ends.key(FlowDirection::Up).encode();
     mapped[ETH + 8..ETH + 40].copy_from_slice(&key[..32]);
     mapped[ETH + 40..ETH + 44].copy_from_slice(&key[32..36]);
     assert_eq!(bench.run(&mapped), (NEXT, mapped));
@@ -322,7 +322,7 @@ fn malformed_packets_are_dropped_or_passed_and_break_nothing() {
     flows.iter().for_each(|flow| bench.install(flow));
     for round in 0..ROUNDS {
         let flow = &flows[round % 2];
-        let packet = packet(&mut rng, flow.ends.key(Direction::Up));
+        let packet = packet(&mut rng, flow.ends.key(FlowDirection::Up));
         let mut frame = packet.frame();
         match rng.u8(..5) {
             // The kernel's test run takes no frame without its IP header.
@@ -351,7 +351,7 @@ fn malformed_packets_are_dropped_or_passed_and_break_nothing() {
     }
     // Headers that lie about their lengths reach no backend.
     for flow in &flows {
-        let packet = Packet::new(flow.ends.key(Direction::Up));
+        let packet = Packet::new(flow.ends.key(FlowDirection::Up));
         for offset in [0x00, 0x40, 0x60, 0xf0] {
             let mut frame = packet.frame();
             frame[packet.tcp_at() + 12] = offset;
@@ -371,10 +371,10 @@ fn a_packet_without_hops_left_or_with_a_mark_that_cannot_be_told_is_dropped_with
         flow.terms.up.clear_ecn = true;
         flow.terms.down.clear_ecn = false;
         bench.install(&flow);
-        let mut tired = Packet::new(flow.ends.key(Direction::Up));
+        let mut tired = Packet::new(flow.ends.key(FlowDirection::Up));
         tired.hops = 1;
         assert_eq!(bench.run(&tired.frame()), (DROP, tired.frame()));
-        for (direction, verdict) in [(Direction::Up, DROP), (Direction::Down, REDIRECT)] {
+        for (direction, verdict) in [(FlowDirection::Up, DROP), (FlowDirection::Down, REDIRECT)] {
             let mut marked = Packet::new(flow.ends.key(direction));
             marked.traffic_class = 3;
             assert_eq!(bench.run(&marked.frame()).0, verdict);

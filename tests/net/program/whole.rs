@@ -1,8 +1,8 @@
 //! Whole connections through the program: client, load balancer and backend on hosts of their own.
 
-use ::baton::model::splice::Direction;
-use ::baton::offload::events::{Told, What};
-use ::baton::offload::probe::Change;
+use ::baton::model::splice::FlowDirection;
+use ::baton::offload::events::{ProgramWhat, Told};
+use ::baton::offload::probe::EntryChange;
 
 use super::by_hand::Proxied;
 use crate::lab::*;
@@ -28,7 +28,7 @@ fn an_offloaded_flow_carries_every_byte_both_ways_without_a_socket() {
         for (seed, bytes) in [(3, 1), (4, 1448), (5, 1449), (6, 100_000), (7, 8_000_000), (8, 2)] {
             client.echo(seed, bytes);
         }
-        let (up, down) = (flow.entry(&program, Direction::Up), flow.entry(&program, Direction::Down));
+        let (up, down) = (flow.entry(&program, FlowDirection::Up), flow.entry(&program, FlowDirection::Down));
         let total = 1 + 1448 + 1449 + 100_000 + 8_000_000 + 2;
         assert_eq!(up.bytes(), total, "{up:?}");
         assert_eq!(down.bytes(), 10_000 + total, "{down:?}");
@@ -41,17 +41,17 @@ fn an_offloaded_flow_carries_every_byte_both_ways_without_a_socket() {
         assert_eq!(client.end(LONG), End::Fin);
         let served = server.ended_one(0, LONG);
         assert_eq!((served.end, served.received.bytes), (End::Fin, 15_000 + total));
-        let (up, down) = (flow.entry(&program, Direction::Up), flow.entry(&program, Direction::Down));
+        let (up, down) = (flow.entry(&program, FlowDirection::Up), flow.entry(&program, FlowDirection::Down));
         assert!(up.seen.fin_ns > 0 && up.seen.fin_ns <= down.seen.fin_ns, "{up:?} {down:?}");
         assert_eq!((up.bytes(), down.bytes()), (total, 10_000 + total), "FIN is no byte");
         let told: Vec<_> = events.by_ref().map(|event| (event.id, event.direction, event.what)).collect();
         assert_eq!(
             told,
             [
-                (up.id, Direction::Up, What::Fin),
-                (up.id, Direction::Down, What::Finished),
-                (up.id, Direction::Down, What::Fin),
-                (up.id, Direction::Up, What::Finished)
+                (up.id, FlowDirection::Up, ProgramWhat::Fin),
+                (up.id, FlowDirection::Down, ProgramWhat::Finished),
+                (up.id, FlowDirection::Down, ProgramWhat::Fin),
+                (up.id, FlowDirection::Up, ProgramWhat::Finished)
             ]
         );
         let removed = program.remove(&flow.ends).unwrap();
@@ -89,7 +89,7 @@ fn loss_with_sack_and_timestamps_harms_no_byte() {
         for hurt in [host, &lab.client] {
             hurt.nft_clear();
         }
-        let up = flow.entry(&program, Direction::Up);
+        let up = flow.entry(&program, FlowDirection::Up);
         assert_eq!(up.bytes(), 3_000_000, "retransmissions count once");
     }
 }
@@ -106,7 +106,10 @@ fn a_reset_of_either_end_reaches_the_other_and_is_told() {
         client.echo(2, 1000);
         client.reset();
         assert_eq!(server.ended_one(0, LONG).end, End::Rst);
-        assert_eq!(events.next().map(|event| (event.direction, event.what)), Some((Direction::Up, What::Rst)));
+        assert_eq!(
+            events.next().map(|event| (event.direction, event.what)),
+            Some((FlowDirection::Up, ProgramWhat::Rst))
+        );
         drop(server);
 
         let _server = lab.b1.serve_on(address, Behaviour::ReadThenReset { bytes: 1010 });
@@ -115,10 +118,10 @@ fn a_reset_of_either_end_reaches_the_other_and_is_told() {
         let flow = proxied.offload(&lab, &program);
         client.send(2, 1000).unwrap();
         assert_eq!(client.end(LONG), End::Rst);
-        let down = flow.entry(&program, Direction::Down);
+        let down = flow.entry(&program, FlowDirection::Down);
         assert!(down.seen.rst_ns > 0 && down.seen.fin_ns == 0);
         eventually(LONG, "the RST is told", || {
-            events.any(|event| (event.direction, event.what) == (Direction::Down, What::Rst))
+            events.any(|event| (event.direction, event.what) == (FlowDirection::Down, ProgramWhat::Rst))
         });
     }
 }
@@ -134,8 +137,8 @@ fn a_flow_ended_by_order_answers_both_ends_with_a_reset_at_their_next_packet() {
         let flow = proxied.offload(&lab, &program);
         client.echo(2, 100_000);
         lab.lb.drop_packets("output", "tcp flags & rst == rst");
-        let keys = [flow.ends.key(Direction::Up), flow.ends.key(Direction::Down)];
-        program.change(&keys, Change::Reset).unwrap();
+        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
+        program.change(&keys, EntryChange::Reset).unwrap();
         assert_eq!(end_of_sending(&mut client, 3), End::Rst);
         lab.lb.nft_clear();
     }
@@ -157,8 +160,8 @@ fn an_interface_that_became_too_narrow_ends_both_sides_instead_of_hanging_them()
         assert_eq!(end_of_sending(&mut client, 4), End::Rst);
         assert_eq!(server.ended_one(0, LONG).end, End::Rst);
         lab.lb.run("ip link set eth0 mtu 1500");
-        assert_eq!(events.next().map(|event| event.what), Some(What::Oversized));
-        assert!(flow.entry(&program, Direction::Up).seen.rst_ns > 0);
+        assert_eq!(events.next().map(|event| event.what), Some(ProgramWhat::Oversized));
+        assert!(flow.entry(&program, FlowDirection::Up).seen.rst_ns > 0);
     }
     assert_eq!(program.counters().unwrap().oversized, 2);
 }

@@ -22,28 +22,28 @@ use crate::table::journal::Event;
 /// also runs before another version of Baton.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Status {
-    pub instance: Instance,
-    pub frontends: Vec<Frontend>,
+pub struct DemoStatus {
+    pub instance: DemoInstance,
+    pub frontends: Vec<DemoFrontend>,
     /// Oldest first. An event of a kind that is not known here does not spoil the rest.
     events: Vec<serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Instance {
+pub struct DemoInstance {
     pub phase: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Frontend {
-    pub backends: Vec<Backend>,
+pub struct DemoFrontend {
+    pub backends: Vec<DemoBackend>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Backend {
+pub struct DemoBackend {
     pub name: String,
     pub standing: Option<Standing>,
     /// Why it has this standing, in words.
@@ -71,8 +71,8 @@ pub enum StatusError {
     TimedOut,
 }
 
-impl Status {
-    pub fn backend(&self, name: &str) -> Option<&Backend> {
+impl DemoStatus {
+    pub fn backend(&self, name: &str) -> Option<&DemoBackend> {
         self.frontends.iter().flat_map(|frontend| &frontend.backends).find(|backend| backend.name == name)
     }
 
@@ -94,13 +94,13 @@ impl Status {
 }
 
 /// Asks once.
-pub async fn fetch(http: SocketAddr) -> Result<Status, StatusError> {
+pub async fn fetch(http: SocketAddr) -> Result<DemoStatus, StatusError> {
     tokio::time::timeout(TIMEOUT, fetch_slowly(http)).await.unwrap_or(Err(StatusError::TimedOut))
 }
 
 /// Asks again and again for as long as anyone looks. What is seen is the last good answer.
-pub fn follow(http: SocketAddr) -> watch::Receiver<Status> {
-    let (sender, receiver) = watch::channel(Status::default());
+pub fn follow(http: SocketAddr) -> watch::Receiver<DemoStatus> {
+    let (sender, receiver) = watch::channel(DemoStatus::default());
     tokio::spawn(async move {
         while !sender.is_closed() {
             if let Ok(status) = fetch(http).await {
@@ -112,7 +112,7 @@ pub fn follow(http: SocketAddr) -> watch::Receiver<Status> {
     receiver
 }
 
-async fn fetch_slowly(http: SocketAddr) -> Result<Status, StatusError> {
+async fn fetch_slowly(http: SocketAddr) -> Result<DemoStatus, StatusError> {
     let stream = TcpStream::connect(http).await?;
     let (mut requests, driver) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status.json").header(HOST, http.to_string()).body(Empty::<Bytes>::new())?;
@@ -149,7 +149,7 @@ mod tests {
             "events": [{"number": 4, "at_unix_ms": 1, "event": "from_the_future"},
                 {"number": 5, "at_unix_ms": 1, "event": "backend_changed", "frontend": "apiserver", "backend": "cp1",
                  "from": "ready", "to": "ejected", "cause": {"kind": "refused"}}]}"#;
-        let status: Status = serde_json::from_str(text).unwrap();
+        let status: DemoStatus = serde_json::from_str(text).unwrap();
         assert!(status.all_ready());
         assert_eq!(status.backend("cp1").unwrap().flows, 3);
         assert_eq!(status.events_since(0), (vec!["apiserver/cp1: ready → ejected: connection refused".to_owned()], 6));
@@ -158,6 +158,6 @@ mod tests {
 
     #[test]
     fn nothing_is_ready_before_the_first_answer() {
-        assert!(!Status::default().all_ready());
+        assert!(!DemoStatus::default().all_ready());
     }
 }

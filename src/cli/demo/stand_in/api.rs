@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::watch_body::WatchBody;
 use crate::cli::lease::{Lease, NAME_HEADER, NODES_NAMESPACE};
 
-pub type Answer = Response<Either<Full<Bytes>, WatchBody>>;
+pub type ApiReply = Response<Either<Full<Bytes>, WatchBody>>;
 
 /// The state of one stand-in.
 #[derive(Debug)]
@@ -23,14 +23,14 @@ pub struct StandIn {
     name_header: HeaderValue,
     ready: AtomicBool,
     /// By namespace and name.
-    leases: Mutex<HashMap<(String, String), Held>>,
+    leases: Mutex<HashMap<(String, String), HeldWatch>>,
     /// Zero: watches stay silent.
     watch_period: Duration,
     stopping: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldWatch {
     lease: Lease,
     renewals: u64,
 }
@@ -63,7 +63,7 @@ impl StandIn {
 
     /// Answers one request. GET /readyz, /livez and /whoami; GET, PUT, PATCH and DELETE of a lease, and POST of one to its
     /// namespace; GET of anything under /api/v1/ with watch=true; POST /standin/readyz?ready=false or true. All else is 404.
-    pub async fn answer<B>(&self, request: Request<B>) -> Answer
+    pub async fn answer<B>(&self, request: Request<B>) -> ApiReply
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
@@ -88,7 +88,7 @@ impl StandIn {
         answer
     }
 
-    fn switch(&self, query: &str) -> Answer {
+    fn switch(&self, query: &str) -> ApiReply {
         let ready = match (has(query, "ready=true"), has(query, "ready=false")) {
             (true, false) => true,
             (false, true) => false,
@@ -98,14 +98,14 @@ impl StandIn {
         text(StatusCode::OK, if ready { "ready\n" } else { "not ready\n" })
     }
 
-    fn watch(&self) -> Answer {
+    fn watch(&self) -> ApiReply {
         let body = WatchBody::start(self.watch_period, self.stopping());
         let mut answer = Response::new(Either::Right(body));
         answer.headers_mut().insert(CONTENT_TYPE, JSON);
         answer
     }
 
-    async fn lease<B>(&self, method: &Method, namespace: &str, name: &str, body: B) -> Answer
+    async fn lease<B>(&self, method: &Method, namespace: &str, name: &str, body: B) -> ApiReply
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
@@ -137,11 +137,11 @@ impl StandIn {
         }
         lease.metadata.resource_version = (renewals + 1).to_string();
         let answer = json(StatusCode::OK, &lease);
-        leases.insert(key, Held { lease, renewals: renewals + 1 });
+        leases.insert(key, HeldWatch { lease, renewals: renewals + 1 });
         answer
     }
 
-    async fn create<B>(&self, namespace: &str, body: B) -> Answer
+    async fn create<B>(&self, namespace: &str, body: B) -> ApiReply
     where
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
@@ -156,7 +156,7 @@ impl StandIn {
         }
         lease.metadata.resource_version = "1".to_owned();
         let answer = json(StatusCode::CREATED, &lease);
-        leases.insert(key, Held { lease, renewals: 1 });
+        leases.insert(key, HeldWatch { lease, renewals: 1 });
         answer
     }
 }
@@ -172,7 +172,7 @@ fn lease_of(path: &str) -> Option<(&str, &str)> {
     }
 }
 
-async fn read<B>(body: B) -> Result<Lease, Answer>
+async fn read<B>(body: B) -> Result<Lease, ApiReply>
 where
     B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
@@ -191,14 +191,14 @@ fn has(query: &str, pair: &str) -> bool {
     query.split('&').any(|part| part == pair)
 }
 
-fn text(code: StatusCode, body: impl Into<Bytes>) -> Answer {
+fn text(code: StatusCode, body: impl Into<Bytes>) -> ApiReply {
     let mut answer = Response::new(Either::Left(Full::new(body.into())));
     *answer.status_mut() = code;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     answer
 }
 
-fn json(code: StatusCode, lease: &Lease) -> Answer {
+fn json(code: StatusCode, lease: &Lease) -> ApiReply {
     match serde_json::to_vec(lease) {
         Ok(body) => {
             let mut answer = text(code, body);
@@ -210,7 +210,7 @@ fn json(code: StatusCode, lease: &Lease) -> Answer {
 }
 
 /// A meta/v1 Status of a failure.
-fn status(code: StatusCode, reason: &str) -> Answer {
+fn status(code: StatusCode, reason: &str) -> ApiReply {
     let body = serde_json::json!({
         "apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": reason, "code": code.as_u16(),
     });

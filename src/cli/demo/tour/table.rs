@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{BUDGET, Outcome};
+use super::{BUDGET, StepOutcome};
 use crate::cli::demo::screen::seconds;
 
 /// `longest`: of all clients over the whole tour.
-pub fn lines(outcomes: &[Outcome], longest: Duration) -> Vec<String> {
+pub fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> {
     let rows = outcomes.iter().map(|outcome| {
         [
             outcome.title.to_owned(),
@@ -39,8 +39,8 @@ mod tests {
     use super::*;
     use crate::model::health::Standing;
 
-    fn outcome(title: &'static str, longest_gap_ms: u64) -> Outcome {
-        Outcome {
+    fn outcome(title: &'static str, longest_gap_ms: u64) -> StepOutcome {
+        StepOutcome {
             title,
             stand_in: "cp1".to_owned(),
             noticed_after: Duration::from_millis(340),

@@ -58,8 +58,8 @@ impl Scene {
         Ok(())
     }
 
-    fn look(&self) -> Look<'_> {
-        Look {
+    fn look(&self) -> Situation<'_> {
+        Situation {
             now_ns: self.now_ns,
             peers: &self.peers,
             places: &self.places,
@@ -69,7 +69,7 @@ impl Scene {
     }
 
     /// Passes time in small steps; what was ordered and where it is then.
-    fn pass(&mut self, ms: u64) -> (Vec<Order>, Step) {
+    fn pass(&mut self, ms: u64) -> (Vec<EvacuateOrder>, EvacuateStep) {
         let mut machine = self.machine.take().unwrap();
         let mut orders = Vec::new();
         for _ in 0..=ms / 10 {
@@ -97,7 +97,7 @@ impl Scene {
         let mut scene = Self::new();
         scene.begin(None).unwrap();
         scene.places.kept = vec![ip(VIP)];
-        assert_eq!(scene.pass(200), (vec![Order::Keep, Order::LetGo], Step::LettingGo));
+        assert_eq!(scene.pass(200), (vec![EvacuateOrder::Keep, EvacuateOrder::LetGo], EvacuateStep::LettingGo));
         scene
     }
 
@@ -105,7 +105,7 @@ impl Scene {
     fn emptying() -> Self {
         let mut scene = Self::letting_go();
         scene.moves();
-        assert_eq!(scene.pass(10), (vec![Order::Offload], Step::Emptying));
+        assert_eq!(scene.pass(10), (vec![EvacuateOrder::Offload], EvacuateStep::Emptying));
         scene
     }
 }
@@ -113,12 +113,12 @@ impl Scene {
 #[test]
 fn a_host_is_empty_when_all_is_known_elsewhere_the_vip_has_moved_and_no_flow_is_left() {
     let mut scene = Scene::emptying();
-    assert_eq!(scene.pass(5000), (vec![], Step::Emptying));
+    assert_eq!(scene.pass(5000), (vec![], EvacuateStep::Emptying));
     scene.proxied = 0;
-    assert_eq!(scene.pass(10).1, Step::Confirming);
-    assert_eq!(scene.pass(200), (vec![Order::Release], Step::Away));
+    assert_eq!(scene.pass(10).1, EvacuateStep::Confirming);
+    assert_eq!(scene.pass(200), (vec![EvacuateOrder::Release], EvacuateStep::Away));
     assert_eq!((scene.failure(), scene.machine.as_ref().unwrap().unconfirmed().len()), (None, 0));
-    assert_eq!(scene.pass(60_000), (vec![], Step::Away));
+    assert_eq!(scene.pass(60_000), (vec![], EvacuateStep::Away));
 }
 
 #[test]
@@ -126,10 +126,14 @@ fn nothing_is_let_go_before_the_peer_has_acknowledged_it_and_the_address_is_kept
     let mut scene = Scene::new();
     scene.begin(Some("b")).unwrap();
     scene.peers[0].lag_ms = 400;
-    assert_eq!(scene.pass(400), (vec![Order::Keep], Step::Telling), "what it has not acknowledged is older");
-    assert_eq!(scene.pass(300), (vec![], Step::Telling), "the address would be missing for moments");
+    assert_eq!(
+        scene.pass(400),
+        (vec![EvacuateOrder::Keep], EvacuateStep::Telling),
+        "what it has not acknowledged is older"
+    );
+    assert_eq!(scene.pass(300), (vec![], EvacuateStep::Telling), "the address would be missing for moments");
     scene.places.kept = vec![ip(VIP)];
-    assert_eq!(scene.pass(10), (vec![Order::LetGo], Step::LettingGo));
+    assert_eq!(scene.pass(10), (vec![EvacuateOrder::LetGo], EvacuateStep::LettingGo));
 }
 
 #[test]
@@ -150,28 +154,28 @@ fn a_peer_that_does_not_acknowledge_leaves_all_as_it_was() {
     scene.places.kept = vec![ip(VIP)];
     (scene.peers[0].told, scene.peers[0].behind) = (false, 7);
     let (orders, step) = scene.pass(6000);
-    assert_eq!((orders, step), (vec![Order::Keep, Order::TakeBack], Step::Here));
+    assert_eq!((orders, step), (vec![EvacuateOrder::Keep, EvacuateOrder::TakeBack], EvacuateStep::Here));
     assert!(matches!(scene.failure(), Some(Failure::NotTold { behind: 7, .. })));
 }
 
 #[test]
 fn an_address_that_nobody_takes_is_taken_back() {
     let mut scene = Scene::letting_go();
-    assert_eq!(scene.pass(6000), (vec![Order::TakeBack], Step::Here));
+    assert_eq!(scene.pass(6000), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
     assert!(matches!(scene.failure(), Some(Failure::NotLeft { .. })));
     let mut scene = Scene::letting_go();
     scene.places.here.clear();
-    assert_eq!(scene.pass(6000), (vec![Order::TakeBack], Step::Here));
+    assert_eq!(scene.pass(6000), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
     assert!(matches!(scene.failure(), Some(Failure::NotTaken { .. })));
 }
 
 #[test]
 fn what_is_left_at_the_deadline_is_reset_and_nothing_before() {
     let mut scene = Scene::emptying();
-    assert_eq!(scene.pass(29_000), (vec![], Step::Emptying));
-    assert_eq!(scene.pass(1000), (vec![Order::Reset], Step::Resetting));
+    assert_eq!(scene.pass(29_000), (vec![], EvacuateStep::Emptying));
+    assert_eq!(scene.pass(1000), (vec![EvacuateOrder::Reset], EvacuateStep::Resetting));
     scene.proxied = 0;
-    assert_eq!(scene.pass(500), (vec![Order::Release], Step::Away));
+    assert_eq!(scene.pass(500), (vec![EvacuateOrder::Release], EvacuateStep::Away));
 }
 
 #[test]
@@ -179,7 +183,7 @@ fn a_peer_that_does_not_acknowledge_the_last_changes_is_named() {
     let mut scene = Scene::emptying();
     scene.proxied = 0;
     scene.peers[0].told = false;
-    assert_eq!(scene.pass(6000), (vec![Order::Release], Step::Away));
+    assert_eq!(scene.pass(6000), (vec![EvacuateOrder::Release], EvacuateStep::Away));
     assert_eq!(scene.machine.as_ref().unwrap().unconfirmed(), [name("b")]);
 }
 
@@ -189,11 +193,11 @@ fn an_address_that_nobody_has_any_more_comes_back() {
         let mut scene = Scene::emptying();
         if done {
             scene.proxied = 0;
-            assert_eq!(scene.pass(500).1, Step::Away);
+            assert_eq!(scene.pass(500).1, EvacuateStep::Away);
         }
         scene.peers[0].pulse = Pulse::Dead;
         assert_eq!(scene.pass(1900).0, []);
-        assert_eq!(scene.pass(300), (vec![Order::TakeBack], Step::Here));
+        assert_eq!(scene.pass(300), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
         assert_eq!(scene.failure(), Some(Failure::HeirLost(ip(VIP))));
     }
 }
@@ -204,9 +208,12 @@ fn an_address_that_was_never_here_comes_when_nobody_has_it_any_more() {
     scene.moves();
     scene.begin(None).unwrap();
     scene.proxied = 0;
-    assert_eq!(scene.pass(1000), (vec![Order::LetGo, Order::Offload, Order::Release], Step::Away));
+    assert_eq!(
+        scene.pass(1000),
+        (vec![EvacuateOrder::LetGo, EvacuateOrder::Offload, EvacuateOrder::Release], EvacuateStep::Away)
+    );
     scene.peers[0].vips.clear();
-    assert_eq!(scene.pass(2200), (vec![Order::TakeBack], Step::Here));
+    assert_eq!(scene.pass(2200), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
 }
 
 #[test]
@@ -215,15 +222,15 @@ fn an_address_that_others_have_too_is_away_when_no_connection_has_come_for_a_whi
         let mut scene = Scene::new();
         scene.peers[0].vips.push(ip(VIP));
         scene.begin(None).unwrap();
-        assert_eq!(scene.pass(150), (vec![Order::LetGo], Step::LettingGo), "nothing is to be kept");
+        assert_eq!(scene.pass(150), (vec![EvacuateOrder::LetGo], EvacuateStep::LettingGo), "nothing is to be kept");
         scene
     };
     let mut scene = shared();
     for _ in 0..10 {
         scene.accepted += 1;
-        assert_eq!(scene.pass(500), (vec![], Step::LettingGo));
+        assert_eq!(scene.pass(500), (vec![], EvacuateStep::LettingGo));
     }
-    assert_eq!(scene.pass(1500), (vec![Order::Offload], Step::Emptying));
+    assert_eq!(scene.pass(1500), (vec![EvacuateOrder::Offload], EvacuateStep::Emptying));
     let mut scene = shared();
     for _ in 0..32 {
         scene.accepted += 1;
@@ -236,9 +243,9 @@ fn an_address_that_others_have_too_is_away_when_no_connection_has_come_for_a_whi
 fn an_operator_can_have_it_back_at_any_time() {
     for mut scene in [Scene::letting_go(), Scene::emptying()] {
         scene.machine.as_mut().unwrap().cancel();
-        assert_eq!(scene.pass(100), (vec![Order::TakeBack], Step::Here));
+        assert_eq!(scene.pass(100), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
         assert_eq!(scene.failure(), None);
         scene.machine.as_mut().unwrap().cancel();
-        assert_eq!(scene.pass(100), (vec![], Step::Here));
+        assert_eq!(scene.pass(100), (vec![], EvacuateStep::Here));
     }
 }

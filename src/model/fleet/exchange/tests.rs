@@ -296,7 +296,7 @@ fn an_instance_stays_ready_when_a_reload_adds_a_member_that_is_not_there_yet() {
 fn an_instance_with_the_vip_stays_ready_when_a_dead_one_returns() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     fleet.instances[0].handle_command(
-        Command::Addresses(vec!["10.0.0.21".parse().unwrap(), "10.0.0.100".parse().unwrap()]),
+        PeerCommand::Addresses(vec!["10.0.0.21".parse().unwrap(), "10.0.0.100".parse().unwrap()]),
         fleet.now_ns,
     );
     fleet.pass(2000);
@@ -332,7 +332,7 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     let mut fleet = Fleet::linked(&["a", "b", "c"]);
     fleet.establish(2, [5]);
     let asked = Asked::up(&record(5).ends);
-    fleet.instances[0].handle_command(Command::Ask(asked), fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Ask(asked), fleet.now_ns);
     fleet.talk();
     assert!(
         fleet.told[0].contains(&Remote::Answer { ends: asked, said: Said::Known(name("c")) }),
@@ -343,7 +343,7 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     // What no record says, the kernel may know.
     let unknown = Asked::up(&record(6).ends);
     fleet.told[0].clear();
-    fleet.instances[0].handle_command(Command::Ask(unknown), fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Ask(unknown), fleet.now_ns);
     fleet.talk();
     let query = fleet.instances[1].poll_query().unwrap();
     assert_eq!(query.packet, unknown);
@@ -355,17 +355,17 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
     let nothing = Remote::Answer { ends: unknown, said: Said::Nothing };
     assert!(fleet.told[0].contains(&nothing), "{:?}", fleet.told[0]);
     fleet.told[0].clear();
-    fleet.instances[0].handle_command(Command::Ask(unknown), fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Ask(unknown), fleet.now_ns);
     fleet.wait(0);
     assert!(fleet.told[0].contains(&nothing), "{:?}", fleet.told[0]);
     fleet.pass(ASK_WITHIN_NS / MS + 10);
-    fleet.instances[0].handle_command(Command::Ask(unknown), fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Ask(unknown), fleet.now_ns);
     fleet.wait(0);
     let last = fleet.told[0].last();
     assert_eq!(last, Some(&Remote::Answer { ends: unknown, said: Said::Unknown }), "both are dead");
     // Nobody to ask.
     let mut alone = Fleet::of(&["a", "b"]);
-    alone.instances[0].handle_command(Command::Ask(unknown), alone.now_ns);
+    alone.instances[0].handle_command(PeerCommand::Ask(unknown), alone.now_ns);
     alone.wait(0);
     assert_eq!(alone.told[0].last(), Some(&Remote::Answer { ends: unknown, said: Said::Unknown }));
 }
@@ -374,7 +374,7 @@ fn a_question_is_answered_by_the_owner_by_the_kernel_or_by_the_deadline() {
 fn whoever_answers_a_ping_is_told_of() {
     let mut fleet = Fleet::linked(&["a", "b", "c"]);
     fleet.told[0].clear();
-    fleet.instances[0].handle_command(Command::Ping, fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Ping, fleet.now_ns);
     fleet.talk();
     let alive = |peer: &str| Remote::Pulse { owner: name(peer), pulse: Pulse::Alive };
     assert_eq!(fleet.told[0], [alive("b"), alive("c")]);
@@ -384,7 +384,7 @@ fn whoever_answers_a_ping_is_told_of() {
 fn a_claim_comes_to_the_former_owner() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     let flows: Vec<_> = (1..=3000).map(|id| record(id).fleet_id()).collect();
-    fleet.instances[0].handle_command(Command::Claim { owner: name("b"), flows: flows.clone() }, fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Claim { owner: name("b"), flows: flows.clone() }, fleet.now_ns);
     fleet.talk();
     let mut claimed = Vec::new();
     for remote in &fleet.told[1] {
@@ -402,7 +402,7 @@ fn a_claim_comes_to_the_former_owner() {
 fn the_former_owner_hears_of_the_end_of_a_claimed_flow_after_the_claim_though_it_was_told_of_nothing_else() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     let flow = record(1).fleet_id();
-    fleet.instances[0].handle_command(Command::Claim { owner: name("b"), flows: vec![flow] }, fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Claim { owner: name("b"), flows: vec![flow] }, fleet.now_ns);
     fleet.instances[0].handle_local([Local::Established(Box::new(record(1))), Local::Ended(FlowId(1))], fleet.now_ns);
     fleet.talk();
     let place = |what: &dyn Fn(&Remote) -> bool| fleet.told[1].iter().position(what);
@@ -518,12 +518,12 @@ fn who_may_not_have_heard_of_its_end_is_told_of_to_a_peer_that_was_not_linked_th
             .flatten()
             .collect::<Vec<_>>()
     };
-    fleet.instances[0].handle_command(Command::Untold(vec![one(1)]), fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Untold(vec![one(1)]), fleet.now_ns);
     assert_eq!(heard(&mut fleet), [one(1)]);
     for (at, of) in [(0, "b"), (1, "a")] {
         fleet.instances[at].handle_loss(&name(of), "it was cut", fleet.now_ns);
     }
-    fleet.instances[0].handle_command(Command::Untold(vec![one(2)]), fleet.now_ns);
+    fleet.instances[0].handle_command(PeerCommand::Untold(vec![one(2)]), fleet.now_ns);
     assert_eq!(heard(&mut fleet), []);
     fleet.link(0, 1);
     assert_eq!(heard(&mut fleet), [one(1), one(2)]);

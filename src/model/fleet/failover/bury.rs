@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Action, Failover, Known, Note, State, Timer, both};
+use super::{Action, Failover, Known, KnownState, Note, Timer, both};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, HeldRequest, InstanceName};
 use crate::model::segment::Flags;
-use crate::model::splice::Direction;
+use crate::model::splice::FlowDirection;
 
 /// One end of a dead connection, and who is to send to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Failover {
         let dead = self.peers.iter().filter(|(_, peer)| peer.is_dead).map(|(name, _)| name.clone());
         for owner in dead.collect::<Vec<_>>() {
             let Some(peer) = self.peers.get(&owner) else { continue };
-            let held = |id: &FleetId| self.flows.get(id).filter(|known| known.state == State::Held);
+            let held = |id: &FleetId| self.flows.get(id).filter(|known| known.state == KnownState::Held);
             let its = peer.flows.iter().filter_map(held).map(|known| known.ends);
             let orphans: HashSet<_> = its.filter(|ends| self.is_heir(ends.vip.ip())).collect();
             if !orphans.is_empty() {
@@ -104,7 +104,7 @@ impl Failover {
 
     /// Answers RST to packets of a flow, whatever was said of it before.
     pub(super) fn refuse(&mut self, owner: InstanceName, id: FleetId, ends: Ends) {
-        if self.flows.get(&id).is_some_and(|known| known.state == State::Refused && known.ends == ends) {
+        if self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused && known.ends == ends) {
             return;
         }
         self.remove(id);
@@ -115,7 +115,7 @@ impl Failover {
             peer.flows.insert(id);
         }
         self.index(id, &ends);
-        self.enter(id, Known { owner, ends, state: State::Refused, also: Vec::new(), told: true });
+        self.enter(id, Known { owner, ends, state: KnownState::Refused, also: Vec::new(), told: true });
     }
 
     pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {
@@ -129,8 +129,8 @@ impl Failover {
             let (ends, state) = (known.ends, known.state);
             match state {
                 // Should the address come here, it would be stuck; any other host can carry it.
-                State::Held if self.is_own(&ends) && !self.is_stuck(&ends) => {}
-                State::Held if self.settings.carries && !self.is_own(&ends) => {
+                KnownState::Held if self.is_own(&ends) && !self.is_stuck(&ends) => {}
+                KnownState::Held if self.settings.carries && !self.is_own(&ends) => {
                     if self.is_heir(ends.vip.ip()) {
                         self.take_out(id);
                         self.mine
@@ -144,14 +144,14 @@ impl Failover {
                         true => told.push((id, ends)),
                         false => untold.push(id),
                     }
-                    if matches!(state, State::Held | State::NoRoom) {
+                    if matches!(state, KnownState::Held | KnownState::NoRoom) {
                         dropped.push(id);
                     }
-                    if state != State::Refused {
+                    if state != KnownState::Refused {
                         refused.extend(both(&ends));
                     }
                     if let Some(known) = self.flows.get_mut(&id) {
-                        known.state = State::Refused;
+                        known.state = KnownState::Refused;
                         self.index(id, &ends);
                     }
                 }
@@ -247,7 +247,7 @@ impl Failover {
         match round.second || !self.settings.challenge {
             true => {
                 if let Some(round) = self.rounds.get_mut(&number) {
-                    round.silent = round.flows.iter().map(|(_, ends)| ends.key(Direction::Up)).collect();
+                    round.silent = round.flows.iter().map(|(_, ends)| ends.key(FlowDirection::Up)).collect();
                 }
                 self.round_over(now_ns, number);
             }
@@ -260,7 +260,7 @@ impl Failover {
         let Some(number) = self.finding.pop_front() else { return };
         let Some(round) = self.rounds.get_mut(&number) else { return };
         let is_silent: HashSet<_> = silent.iter().copied().collect();
-        let clients = round.flows.iter().map(|(_, ends)| ends.key(Direction::Up));
+        let clients = round.flows.iter().map(|(_, ends)| ends.key(FlowDirection::Up));
         round.silent = clients.filter(|key| is_silent.contains(key)).collect();
         if silent.is_empty() || round.second {
             return self.round_over(now_ns, number);
@@ -283,10 +283,10 @@ impl Failover {
         let mut wake_on = Vec::new();
         for (id, ends) in round.flows {
             // Unless its owner lives after all.
-            if self.flows.get(&id).is_some_and(|known| known.state == State::Refused) {
+            if self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused) {
                 self.take_out(id);
                 self.timers.set(now_ns + REFUSED_NS, Timer::Forget(id, ends));
-                if round.silent.contains(&ends.key(Direction::Up)) {
+                if round.silent.contains(&ends.key(FlowDirection::Up)) {
                     wake_on.push(Wake { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
                 }
             }

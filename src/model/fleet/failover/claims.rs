@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Action, Command, Failover, FleetId, HeldRequest, InstanceName, Known, Mine, Note, State, Timer};
+use super::{Action, Failover, FleetId, HeldRequest, InstanceName, Known, KnownState, Mine, Note, PeerCommand, Timer};
 use crate::model::ends::Ends;
 
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
@@ -36,7 +36,7 @@ impl Failover {
         // Said before this instance tells of them as its own: their owner would take that for a second claim to them.
         for (owner, flows) in by_owner {
             self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
-            self.actions.push_back(Action::Send(Command::Claim { owner, flows }));
+            self.actions.push_back(Action::Send(PeerCommand::Claim { owner, flows }));
         }
         if !inherited.is_empty() {
             self.actions.push_back(Action::Path(HeldRequest::Inherit(inherited)));
@@ -61,7 +61,7 @@ impl Failover {
     /// `owner` has given a flow to `to`, who may have told of it already.
     pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, to: &InstanceName) {
         let Some(known) = self.flows.get(&id) else { return };
-        if known.owner != *owner || known.state != State::Held || !known.also.is_empty() {
+        if known.owner != *owner || known.state != KnownState::Held || !known.also.is_empty() {
             // Others have told of it: who does not have it any more says so, too.
             return self.ended(now_ns, owner, id);
         }
@@ -93,7 +93,9 @@ impl Failover {
     }
 
     pub(super) fn promise_due(&mut self, now_ns: u64, id: FleetId, times: u32) {
-        let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == State::Held) else { return };
+        let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == KnownState::Held) else {
+            return;
+        };
         let owner = self.peers.get(&known.owner);
         if self.is_heir(known.ends.vip.ip()) {
             self.claim(now_ns, vec![id]);
@@ -109,7 +111,7 @@ impl Failover {
     pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
         if let Some(peer) = self.peers.get_mut(owner) {
             peer.flows.insert(id);
-            let state = State::Held;
+            let state = KnownState::Held;
             self.enter(id, Known { owner: owner.clone(), ends, state, also: Vec::new(), told: true });
         }
     }
@@ -117,7 +119,7 @@ impl Failover {
     /// The path was to hold these for others, and has them as this instance's own.
     pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FleetId]) {
         for id in flows {
-            let Some(known) = self.flows.get(id).filter(|known| known.state == State::Held) else { continue };
+            let Some(known) = self.flows.get(id).filter(|known| known.state == KnownState::Held) else { continue };
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
             let verdicts: Vec<_> = others.iter().map(|it| self.prevails_by_address(it, known.ends.vip.ip())).collect();
             if let Some(has_address) = verdicts.iter().position(|verdict| *verdict == Some(false)) {
@@ -135,7 +137,7 @@ impl Failover {
 
     pub(super) fn contest_due(&mut self, id: FleetId) {
         if self.contested.remove(&id)
-            && let Some(known) = self.flows.get(&id).filter(|known| known.state == State::Held)
+            && let Some(known) = self.flows.get(&id).filter(|known| known.state == KnownState::Held)
         {
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
             match others.into_iter().find(|other| !self.prevails_over(other, known.ends.vip.ip())).cloned() {
@@ -148,7 +150,7 @@ impl Failover {
     /// Of a flow that this one looks after, as does `to`: it goes on there. That it ends here is said as what it is, for each
     /// of several may leave it to another of them, and who takes that for its end drops it.
     pub(super) fn leave(&mut self, to: InstanceName, id: FleetId) {
-        self.actions.push_back(Action::Send(Command::Leave { to, flow: id }));
+        self.actions.push_back(Action::Send(PeerCommand::Leave { to, flow: id }));
         self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
     }
 
@@ -156,7 +158,7 @@ impl Failover {
     fn prevail(&mut self, id: FleetId) {
         if let Some(Known { owner, ends, also, .. }) = self.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
-            let claim = |owner| Action::Send(Command::Claim { owner, flows: vec![id] });
+            let claim = |owner| Action::Send(PeerCommand::Claim { owner, flows: vec![id] });
             self.actions.extend([owner].into_iter().chain(also).map(claim));
         }
     }

@@ -1,8 +1,8 @@
 //! Flows of other instances, as their owners tell of them.
 
-use super::{Action, Failover, Known, State, TOUCHED_NS, Timer, both};
+use super::{Action, Failover, Known, KnownState, TOUCHED_NS, Timer, both};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{Command, FleetId, FlowRecord, HeldRequest, InstanceName, Keeping};
+use crate::model::fleet::{FleetId, FlowRecord, HeldRequest, InstanceName, Keeping, PeerCommand};
 
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
@@ -16,7 +16,7 @@ impl Failover {
             // Who has the address now gets its packets now, wherever they came a moment ago.
             if self.prevails_by_address(&owner, vip).unwrap_or(touched || self.prevails_over(&owner, vip)) {
                 // It was taken from this owner, or from the one before.
-                return self.actions.push_back(Action::Send(Command::Claim { owner, flows: vec![id] }));
+                return self.actions.push_back(Action::Send(PeerCommand::Claim { owner, flows: vec![id] }));
             }
             self.mine.remove(&id);
             self.leave(owner.clone(), id);
@@ -45,10 +45,10 @@ impl Failover {
             also.retain(|other| *other != owner && lives(other));
             let same = before.owner == owner;
             match (&record.keeping, before.state) {
-                (Keeping::Sockets, State::Forwarded) if same => return,
+                (Keeping::Sockets, KnownState::Forwarded) if same => return,
                 // A record that was on its way when the flow lost its sockets, or that of its next owner, who is about to
                 // say that it has none: a flow never gets any again.
-                (keeping, State::Held) => {
+                (keeping, KnownState::Held) => {
                     let is_all = *keeping == Keeping::Sockets;
                     self.take_out(id);
                     self.held_for(&owner, id, ends);
@@ -65,7 +65,7 @@ impl Failover {
         let state = match record.keeping {
             Keeping::Sockets if owner_is_dead && self.settings.carries => {
                 self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
-                State::Refused
+                KnownState::Refused
             }
             Keeping::Sockets => self.forward(&owner, &ends),
             Keeping::Passage(_) => {
@@ -73,10 +73,10 @@ impl Failover {
                 if self.settings.carries {
                     self.actions.push_back(Action::Path(HeldRequest::Hold(Box::new(record))));
                 }
-                State::Held
+                KnownState::Held
             }
         };
-        if state != State::Held {
+        if state != KnownState::Held {
             self.index(id, &ends);
         }
         if let Some(peer) = self.peers.get_mut(&owner) {
@@ -93,14 +93,16 @@ impl Failover {
     }
 
     /// Has both directions' packets sent to the owner.
-    pub(super) fn forward(&mut self, owner: &InstanceName, ends: &Ends) -> State {
-        let Some(hop) = self.hop(owner, ends.vip.ip()).filter(|_| self.settings.carries) else { return State::Noted };
+    pub(super) fn forward(&mut self, owner: &InstanceName, ends: &Ends) -> KnownState {
+        let Some(hop) = self.hop(owner, ends.vip.ip()).filter(|_| self.settings.carries) else {
+            return KnownState::Noted;
+        };
         let keys = both(ends);
         match self.actions.back_mut() {
             Some(Action::Path(HeldRequest::Forward { keys: more, to })) if *to == hop => more.extend(keys),
             _ => self.actions.push_back(Action::Path(HeldRequest::Forward { keys: keys.to_vec(), to: hop })),
         }
-        State::Forwarded
+        KnownState::Forwarded
     }
 
     pub(super) fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId) {
@@ -110,7 +112,7 @@ impl Failover {
         if known.owner != *owner {
             return;
         }
-        if known.state == State::Held
+        if known.state == KnownState::Held
             && let Some(other) = known.also.pop()
         {
             let also = std::mem::take(&mut known.also);
@@ -122,10 +124,10 @@ impl Failover {
         }
         if let Some(known) = self.take_out(id) {
             match known.state {
-                State::Held => self.drop_held(id),
-                State::NoRoom => self.drop_crowded(id, &known.ends),
-                State::Noted => {}
-                State::Forwarded | State::Refused => {
+                KnownState::Held => self.drop_held(id),
+                KnownState::NoRoom => self.drop_crowded(id, &known.ends),
+                KnownState::Noted => {}
+                KnownState::Forwarded | KnownState::Refused => {
                     self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
                 }
             }
@@ -147,10 +149,10 @@ impl Failover {
     pub(super) fn remove(&mut self, id: FleetId) {
         if let Some(known) = self.take_out(id) {
             match known.state {
-                State::Held => self.drop_held(id),
-                State::NoRoom => self.drop_crowded(id, &known.ends),
-                State::Noted => {}
-                State::Forwarded | State::Refused => self.forget(id, &known.ends),
+                KnownState::Held => self.drop_held(id),
+                KnownState::NoRoom => self.drop_crowded(id, &known.ends),
+                KnownState::Noted => {}
+                KnownState::Forwarded | KnownState::Refused => self.forget(id, &known.ends),
             }
         }
     }

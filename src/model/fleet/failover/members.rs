@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::peer::Peer;
+use super::peer::PeerState;
 use super::{Action, Failover, Settings};
 use crate::model::fleet::{HeldRequest, InstanceName};
 
 impl Failover {
     pub(super) fn joined(&mut self, owner: InstanceName, link: IpAddr) {
-        self.peers.entry(owner).or_insert_with(|| Peer::new(link)).link = link;
+        self.peers.entry(owner).or_insert_with(|| PeerState::new(link)).link = link;
         self.show_slices();
     }
 

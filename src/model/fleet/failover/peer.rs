@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::{Action, Failover, Known, State};
+use super::{Action, Failover, Known, KnownState};
 use crate::model::fleet::{Epoch, Farewell, FleetId, HeldRequest, InstanceName, PeerSlice, Pulse, SLOTS, Slice, slice};
 
 #[derive(Debug)]
-pub struct Peer {
+pub struct PeerState {
     /// Where its link is.
     pub link: IpAddr,
     pub pulse: Pulse,
@@ -38,7 +38,7 @@ pub struct Peer {
     pub also_stale: HashSet<FleetId>,
 }
 
-impl Peer {
+impl PeerState {
     pub fn new(link: IpAddr) -> Self {
         Self {
             link,
@@ -166,7 +166,7 @@ impl Failover {
     fn lives(&mut self, owner: &InstanceName) {
         let Some(peer) = self.peers.get_mut(owner).filter(|peer| peer.is_dead) else { return };
         peer.is_dead = false;
-        self.forward_again(owner, |state| state == State::Refused);
+        self.forward_again(owner, |state| state == KnownState::Refused);
         self.rounds.retain(|_, round| round.from != *owner);
     }
 
@@ -182,11 +182,11 @@ impl Failover {
         self.see_sharing();
         self.show_slices();
         if before != now {
-            self.forward_again(owner, |state| state == State::Noted);
+            self.forward_again(owner, |state| state == KnownState::Noted);
         }
     }
 
-    fn forward_again(&mut self, owner: &InstanceName, which: impl Fn(State) -> bool) {
+    fn forward_again(&mut self, owner: &InstanceName, which: impl Fn(KnownState) -> bool) {
         let Some(peer) = self.peers.get(owner) else { return };
         for id in peer.flows.iter().copied().collect::<Vec<_>>() {
             let again = |known: &&Known| which(known.state) && !self.is_stuck(&known.ends);
@@ -289,8 +289,8 @@ impl Failover {
                 false => peer.shared.intersection(&both).copied().collect(),
             };
         }
-        let has = |peer: &Peer| peer.addresses.iter().any(|ip| self.is_here(*ip));
-        let may_meet = |peer: &Peer| peer.serves() && has(peer) || peer.may_have_legs() && !peer.shared.is_empty();
+        let has = |peer: &PeerState| peer.addresses.iter().any(|ip| self.is_here(*ip));
+        let may_meet = |peer: &PeerState| peer.serves() && has(peer) || peer.may_have_legs() && !peer.shared.is_empty();
         let shared = self.peers.values().any(may_meet);
         if shared != self.shared {
             self.shared = shared;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Failover, State};
+use super::{Failover, KnownState};
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName};
 
@@ -16,8 +16,8 @@ impl Failover {
                 self.mine.remove(&id);
                 self.held_for(&from, id, ends);
             }
-            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == State::Held) else { continue };
-            known.state = State::NoRoom;
+            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { continue };
+            known.state = KnownState::NoRoom;
             self.no_room.insert(id);
             let (owner, ends) = (known.owner.clone(), known.ends);
             self.index(id, &ends);
@@ -32,8 +32,10 @@ impl Failover {
 
     pub(super) fn held_after_all(&mut self, flows: Vec<FleetId>) {
         for id in flows {
-            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == State::NoRoom) else { continue };
-            known.state = State::Held;
+            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::NoRoom) else {
+                continue;
+            };
+            known.state = KnownState::Held;
             self.no_room.remove(&id);
             let ends = known.ends;
             self.unindex(id, &ends);

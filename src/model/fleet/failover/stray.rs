@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::{Action, Asked, Command, Failover, HeldRequest, InstanceName, Key, Peer, Pulse, State, Stray, Timer};
+use super::{
+    Action, Asked, Failover, HeldRequest, InstanceName, Key, KnownState, PeerCommand, PeerState, Pulse, Stray, Timer,
+};
 use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
@@ -15,7 +17,7 @@ pub struct Waiting {
 
 /// Where packets without a record are sent.
 #[derive(Clone, Debug)]
-pub struct Lent {
+pub struct LentPackets {
     since_ns: u64,
     to: IpAddr,
     /// From there they came back.
@@ -42,7 +44,7 @@ impl Failover {
     pub(super) fn stray(&mut self, now_ns: u64, stray: Stray) {
         let key = stray.key;
         let known = self.by_key.get(&key).and_then(|id| self.flows.get(id));
-        if known.is_some_and(|known| matches!(known.state, State::Refused | State::NoRoom)) {
+        if known.is_some_and(|known| matches!(known.state, KnownState::Refused | KnownState::NoRoom)) {
             // No entry says so, for want of room.
             return self.actions.push_back(Action::Answer(stray));
         }
@@ -65,7 +67,7 @@ impl Failover {
             return;
         }
         let knows = self.by_key.contains_key(&key);
-        if !knows && !self.peers.values().any(Peer::can_be_asked) {
+        if !knows && !self.peers.values().any(PeerState::can_be_asked) {
             return self.answer(now_ns, stray);
         }
         self.asked.insert(key, Waiting { stray, since_ns: now_ns, asked: !knows });
@@ -73,7 +75,7 @@ impl Failover {
             // Dropped, it comes again, and finds its entry; or its owner sends it back, for its address is just moving.
             self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
         } else {
-            self.actions.push_back(Action::Send(Command::Ask(Asked { from: key.from, to: key.to })));
+            self.actions.push_back(Action::Send(PeerCommand::Ask(Asked { from: key.from, to: key.to })));
             self.timers.set(now_ns + ASK_WITHIN_NS, Timer::Asked(key));
         }
     }
@@ -106,7 +108,7 @@ impl Failover {
     /// Has such packets sent to a peer, though no record says whose they are.
     fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
         self.unsaid.remove(&key);
-        self.lent.insert(key, Lent { since_ns: now_ns, to, before });
+        self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
         self.actions.push_back(Action::Path(HeldRequest::Forward { keys: vec![key], to }));
         self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
         self.timers.set(now_ns + for_ns, Timer::Lent(key));

@@ -111,7 +111,7 @@ impl Scene {
     }
 
     fn stray(&mut self, record: &FlowRecord) -> Stray {
-        let stray = Stray { key: record.ends.key(Direction::Up), seq: 1, ack: 2, length: 3, flags: 16 };
+        let stray = Stray { key: record.ends.key(FlowDirection::Up), seq: 1, ack: 2, length: 3, flags: 16 };
         self.machine.handle_held(self.now_ns, HeldAnswer::Strays(vec![stray]));
         stray
     }
@@ -125,7 +125,7 @@ fn own_backend(number: u64, offloaded: bool) -> FlowRecord {
 }
 
 fn is_reset(actions: &[Action], record: &FlowRecord) -> bool {
-    let key = record.ends.key(Direction::Up);
+    let key = record.ends.key(FlowDirection::Up);
     let refused = actions.iter().any(|it| matches!(it, Action::Path(HeldRequest::Refuse(keys)) if keys.contains(&key)));
     let told = actions.iter().any(|it| match it {
         Action::Challenge { ends, .. } => ends.iter().any(|it| it.to == record.ends.client.socket_addr()),
@@ -230,7 +230,7 @@ fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_us
     scene.told(&next);
     scene.take();
     scene.pass(6000);
-    let down = first.ends.key(Direction::Down);
+    let down = first.ends.key(FlowDirection::Down);
     let forget = Action::Path(HeldRequest::Forget(vec![down]));
     place(&scene.take(), |action| *action == forget);
 }
@@ -277,7 +277,7 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     scene.machine.handle_challenged(scene.now_ns, round);
     scene.pass(701);
     place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::FindUnanswered(keys)) if keys.len() == 4));
-    let silent = kubelet.ends.key(Direction::Up);
+    let silent = kubelet.ends.key(FlowDirection::Up);
     scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![silent]));
     let (round, ends) = challenged(&scene.take()).unwrap();
     assert_eq!((ends[0].to, ends[0].with), (kubelet.ends.client.socket_addr(), Flags::Ack));
@@ -306,7 +306,7 @@ fn clients_that_answer_neither_round_are_woken_on_and_no_others() {
             for action in scene.take() {
                 match action {
                     Action::Path(HeldRequest::FindUnanswered(_)) => {
-                        let keys = vec![silent.ends.key(Direction::Up)];
+                        let keys = vec![silent.ends.key(FlowDirection::Up)];
                         scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(keys));
                     }
                     Action::Path(HeldRequest::Report(round)) => {
@@ -340,7 +340,7 @@ fn an_owner_that_answers_the_ping_keeps_its_flows() {
         scene.take();
         scene.addresses(&["10.0.0.22", VIP]);
         let actions = scene.take();
-        place(&actions, |action| *action == Action::Send(Command::Ping));
+        place(&actions, |action| *action == Action::Send(PeerCommand::Ping));
         assert_eq!(refused(&actions), [], "it may live");
         if answers {
             scene.pulse(Pulse::Alive);
@@ -380,7 +380,7 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     scene.take();
     scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.fleet_id()]));
     let actions = scene.take();
-    let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
+    let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
     assert!(
         place(&actions, |action| matches!(action, Action::Path(HeldRequest::Inherit(_))))
             > place(&actions, |a| *a == claim)
@@ -464,7 +464,7 @@ fn who_leaves_a_flow_to_another_says_so_before_it_ends_here() {
     let flow = record(1, "10.0.1.7", true);
     let id = flow.fleet_id();
     let leaves = |actions: &[Action]| {
-        let said = place(actions, |action| *action == Action::Send(Command::Leave { to: name("a"), flow: id }));
+        let said = place(actions, |action| *action == Action::Send(PeerCommand::Leave { to: name("a"), flow: id }));
         assert!(said < place(actions, |action| *action == Action::Path(HeldRequest::Release(vec![id]))));
     };
     // Both look after it, and the other has the address.
@@ -509,7 +509,7 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
             }
         }
         scene.pass(4000);
-        let claim = Action::Send(Command::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
+        let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
         let actions = scene.take();
         assert!(!actions.contains(&claim), "the other has the address");
         assert!(!actions.iter().any(|action| matches!(action, Action::Path(HeldRequest::Drop(_)))));
@@ -535,7 +535,7 @@ fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
     scene.take();
     scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) });
     scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.fleet_id()]));
-    let taken = |action: &Action| matches!(action, Action::Send(Command::Claim { .. }));
+    let taken = |action: &Action| matches!(action, Action::Send(PeerCommand::Claim { .. }));
     assert!(!scene.take().iter().any(taken));
     // It was `a` that took it.
     scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), Some(flow.ends))] });
@@ -561,7 +561,7 @@ fn who_has_lost_the_address_does_not_claim_back_what_it_claimed_before() {
     scene.told(&flow);
     let actions = scene.take();
     place(&actions, |action| *action == Action::Path(HeldRequest::Release(vec![flow.fleet_id()])));
-    assert!(!actions.iter().any(|action| matches!(action, Action::Send(Command::Claim { .. }))), "{actions:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::Send(PeerCommand::Claim { .. }))), "{actions:?}");
 }
 
 #[test]
@@ -631,9 +631,9 @@ fn a_stray_packet_is_asked_for_once_and_never_left_without_an_answer() {
     let ends = Asked::up(&flow.ends);
     scene.stray(&flow);
     scene.stray(&flow);
-    assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))]);
+    assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
-    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip("10.0.0.21") };
+    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(FlowDirection::Up)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pass(10_001);
     place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Forget(_))));
@@ -643,7 +643,7 @@ fn a_stray_packet_is_asked_for_once_and_never_left_without_an_answer() {
     assert_eq!(scene.take(), [Action::Answer(stray)]);
     for nothing_was_said in 0..3 {
         scene.stray(&flow);
-        assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))], "{nothing_was_said}");
+        assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))], "{nothing_was_said}");
         scene.pass(1600);
         let answered: &[_] = if nothing_was_said == 2 { &[Action::Answer(stray)] } else { &[] };
         assert_eq!(scene.take(), answered, "it may be known all the same, but not for ever: {nothing_was_said}");
@@ -663,9 +663,9 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     scene.pass(3000);
     scene.take();
     let stray = scene.stray(&flow);
-    assert_eq!(scene.take(), [Action::Send(Command::Ask(ends))]);
+    assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
-    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip("10.0.0.21") };
+    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(FlowDirection::Up)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.stray(&flow);
     assert_eq!(scene.take(), [], "it was on its way before");
@@ -690,13 +690,13 @@ fn what_was_sent_to_a_peer_that_could_not_be_asked_stays_here_once_all_of_its_fl
     scene.told(&its);
     scene.take();
     scene.remote(Remote::Synced { owner: name("a") });
-    let forget = |flow: &FlowRecord| Action::Path(HeldRequest::Forget(vec![flow.ends.key(Direction::Up)]));
+    let forget = |flow: &FlowRecord| Action::Path(HeldRequest::Forget(vec![flow.ends.key(FlowDirection::Up)]));
     let done = scene.take();
     place(&done, |action| *action == forget(&nobodys));
     assert!(!done.contains(&forget(&its)), "{done:?}");
     // It is asked for again, as if it had never been sent there.
     scene.stray(&nobodys);
-    assert_eq!(scene.take(), [Action::Send(Command::Ask(Asked::up(&nobodys.ends)))]);
+    assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(Asked::up(&nobodys.ends)))]);
 }
 
 /// Found on a busy machine: routers spread flows over two that had had the address for seconds, and one had no CPU for a moment.
@@ -897,7 +897,7 @@ fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
     let flow = record(1, "10.0.1.7", false);
     scene.stray(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let keys = vec![flow.ends.key(Direction::Up)];
+    let keys = vec![flow.ends.key(FlowDirection::Up)];
     let forward = HeldRequest::Forward { keys: keys.clone(), to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pulse(Pulse::Dead);
@@ -925,7 +925,7 @@ fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
     let flow = record(1, "10.0.1.7", false);
     scene.stray(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let forward = |to| Action::Path(HeldRequest::Forward { keys: vec![flow.ends.key(Direction::Up)], to: ip(to) });
+    let forward = |to| Action::Path(HeldRequest::Forward { keys: vec![flow.ends.key(FlowDirection::Up)], to: ip(to) });
     place(&scene.take(), |action| *action == forward("10.0.0.21"));
     scene.pass(1001);
     scene.stray(&flow);

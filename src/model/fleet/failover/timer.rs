@@ -33,12 +33,12 @@ pub enum Timer {
 
 /// In the order of time, and of setting.
 #[derive(Debug, Default)]
-pub struct Timers {
+pub struct FailoverTimers {
     set: BTreeMap<(u64, u64), Timer>,
     next: u64,
 }
 
-impl Timers {
+impl FailoverTimers {
     pub fn set(&mut self, at_ns: u64, timer: Timer) {
         self.set.insert((at_ns, self.next), timer);
         self.next += 1;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::node::{NAMES, vip};
 use super::packets::Packet;
 use super::{
-    BackendAddr, ClientAddr, Direction, Ends, FlowId, FlowRecord, IpAddr, Keeping, Local, LocalAddr, SECOND_NS, World,
-    passage, slice,
+    BackendAddr, ClientAddr, Ends, FlowDirection, FlowId, FlowRecord, IpAddr, Keeping, Local, LocalAddr, SECOND_NS,
+    World, passage, slice,
 };
 use crate::model::fleet::InstanceName;
 
@@ -65,7 +65,7 @@ impl World {
     pub fn bear(&mut self) {
         let vip_number = self.dice.roll(self.net.holders.len() as u64) as usize;
         let client = self.born + 1;
-        let Some(node) = self.place(client, vip_number, Direction::Up) else { return };
+        let Some(node) = self.place(client, vip_number, FlowDirection::Up) else { return };
         if !self.is_fit(node, vip_number) {
             return;
         }
@@ -235,19 +235,19 @@ impl World {
         let Some(client) = self.clients.get(&number) else { return };
         match client.stage {
             Stage::Idle => {}
-            Stage::Asking => self.packet(&Packet::data(client, Direction::Up)),
+            Stage::Asking => self.packet(&Packet::data(client, FlowDirection::Up)),
             Stage::Passing => match self.owner_of(client).filter(|node| !self.nodes[*node].isolated) {
                 Some(_) if client.backend_lives => {
                     self.enter(number, Stage::Answering);
                     self.send(number);
                 }
-                Some(_) => self.packet(&Packet::rst(client, Direction::Down)),
+                Some(_) => self.packet(&Packet::rst(client, FlowDirection::Down)),
                 // Its kernel has said that it has the request: the client waits, and sends nothing.
                 None => {}
             },
             Stage::Connecting if self.now_ns - client.since_ns > 3 * SECOND_NS => {
                 // What its backend answers comes to nobody: the hosts are all cut off, or the one that has asked it.
-                let place = self.place(number, client.vip, Direction::Down);
+                let place = self.place(number, client.vip, FlowDirection::Down);
                 let is_begun = |node: &usize| {
                     self.nodes[*node].process.as_ref().is_some_and(|it| it.connecting.contains_key(&client.record.id))
                 };
@@ -257,7 +257,7 @@ impl World {
                 self.is_over(number);
             }
             Stage::Connecting | Stage::Answering if client.backend_lives => {
-                self.packet(&Packet::data(client, Direction::Down));
+                self.packet(&Packet::data(client, FlowDirection::Down));
             }
             Stage::Connecting => self.is_over(number),
             // Who has sent to it was not told that it had come, and goes on.

@@ -7,7 +7,7 @@ use super::dice::Kind;
 use super::network::{Piece, pair};
 use super::node::NAMES;
 use super::path::Path;
-use super::{Direction, Farewell, MS, SECOND_NS, TOLD_NS, World};
+use super::{Farewell, FlowDirection, MS, SECOND_NS, TOLD_NS, World};
 
 /// A host is away for longer than the others need to take it for dead.
 const BOOT_NS: u64 = 1500 * MS;
@@ -92,7 +92,7 @@ impl World {
 
     /// Who of those that hear `node` has been told of the client's flow.
     fn knowers(&self, node: usize, client: u64) -> BTreeSet<usize> {
-        let key = self.clients[&client].record.ends.key(Direction::Up);
+        let key = self.clients[&client].record.ends.key(FlowDirection::Up);
         let knows = |other: &usize| {
             let process = self.nodes[*other].process.as_ref();
             *other != node && self.in_touch(node, *other) && process.is_some_and(|it| it.told.contains_key(&key))
@@ -109,7 +109,7 @@ impl World {
                 continue;
             }
             let known_by = if is_told { BTreeSet::new() } else { self.knowers(node, number) };
-            let key = client.record.ends.key(Direction::Up);
+            let key = client.record.ends.key(FlowDirection::Up);
             let carried = known_by.iter().any(|other| self.nodes[*other].path.carries_key(&key));
             if let Some(client) = self.clients.get_mut(&number) {
                 client.may_be_lost |= in_sockets || !carried;

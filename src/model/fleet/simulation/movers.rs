@@ -1,7 +1,7 @@
 //! What moves VIPs, or routes to them: keepalived or routers, as simple as can be.
 
 use super::node::NAMES;
-use super::{Direction, World};
+use super::{FlowDirection, World};
 
 impl World {
     /// Whether whoever moves VIPs would give it this one.
@@ -85,6 +85,8 @@ impl World {
 
     /// Both directions' packets come to this one.
     pub fn sees_all_of(&self, node: usize, client: u64, vip: usize) -> bool {
-        [Direction::Up, Direction::Down].iter().all(|direction| self.place(client, vip, *direction) == Some(node))
+        [FlowDirection::Up, FlowDirection::Down]
+            .iter()
+            .all(|direction| self.place(client, vip, *direction) == Some(node))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::dice::mix;
 use super::node::{NAMES, at, host, name, vip};
-use super::{Direction, HEARD_NS, MS, Message, World};
+use super::{FlowDirection, HEARD_NS, MS, Message, World};
 
 /// What is on its way from one instance to another.
 pub enum Piece {
@@ -206,8 +206,8 @@ impl World {
     }
 
     /// Where packets of this flow's direction come to.
-    pub fn place(&self, client: u64, vip: usize, direction: Direction) -> Option<usize> {
-        let word = mix((client * 2 + u64::from(direction == Direction::Down)) ^ (self.net.salt << 32)) as usize;
+    pub fn place(&self, client: u64, vip: usize, direction: FlowDirection) -> Option<usize> {
+        let word = mix((client * 2 + u64::from(direction == FlowDirection::Down)) ^ (self.net.salt << 32)) as usize;
         if self.net.shared {
             let node = self.net.routed.get(word % self.net.routed.len().max(1)).copied();
             return node.filter(|node| self.nodes[*node].up && !self.nodes[*node].isolated);

@@ -173,7 +173,7 @@ impl Process {
                 self.stale = self.told.iter().filter(|(_, its)| **its == owner).map(|(key, _)| *key).collect();
             }
             Flow { owner, record } => {
-                let key = record.ends.key(super::Direction::Up);
+                let key = record.ends.key(super::FlowDirection::Up);
                 self.stale.remove(&key);
                 self.told.insert(key, number(owner));
             }
@@ -187,13 +187,13 @@ impl Process {
     }
 
     pub fn bind(&mut self, record: &FlowRecord) {
-        for direction in [super::Direction::Up, super::Direction::Down] {
+        for direction in [super::FlowDirection::Up, super::FlowDirection::Down] {
             self.taken.insert(record.ends.key(direction), record.id);
         }
     }
 
     pub fn unbind(&mut self, record: &FlowRecord) {
-        for direction in [super::Direction::Up, super::Direction::Down] {
+        for direction in [super::FlowDirection::Up, super::FlowDirection::Down] {
             self.taken.remove(&record.ends.key(direction));
         }
     }

@@ -1,8 +1,8 @@
 //! What operators do: reload, upgrade, hand over.
 
-use super::evacuate::{Look, Order, Places, Step, Wish};
+use super::evacuate::{EvacuateOrder, EvacuateStep, Places, Situation, Wish};
 use super::node::{NAMES, Process, vip};
-use super::{Direction, Evacuation, Farewell, MS, Stage, World};
+use super::{Evacuation, Farewell, FlowDirection, MS, Stage, World};
 
 impl World {
     /// Another process takes all over.
@@ -124,7 +124,7 @@ impl World {
         self.disturb();
     }
 
-    fn look<T>(&mut self, node: usize, act: impl FnOnce(&mut Process, &Look<'_>) -> T) -> Option<T> {
+    fn look<T>(&mut self, node: usize, act: impl FnOnce(&mut Process, &Situation<'_>) -> T) -> Option<T> {
         let (now_ns, vips) = (self.now_ns, self.nodes[node].config.vips);
         let here = (0..vips).filter(|number| self.has_vip(node, *number)).map(|number| vip(number).ip());
         let mut places = Places { here: here.collect(), ..Places::default() };
@@ -135,7 +135,7 @@ impl World {
         }
         let peers = process.exchange.members(now_ns);
         let (proxied, accepted) = (process.sockets.len() + process.connecting.len(), process.accepted);
-        Some(act(process, &Look { now_ns, peers: &peers, places: &places, proxied, accepted }))
+        Some(act(process, &Situation { now_ns, peers: &peers, places: &places, proxied, accepted }))
     }
 
     pub fn begin_evacuation(&mut self, node: usize) {
@@ -160,21 +160,21 @@ impl World {
             self.note(|| format!("    {}: {order:?}", NAMES[node]));
             let Some(process) = &mut self.nodes[node].process else { return };
             match order {
-                Order::Keep => process.keeps = true,
-                Order::LetGo => process.let_go = true,
-                Order::Offload => {}
-                Order::Reset => {
+                EvacuateOrder::Keep => process.keeps = true,
+                EvacuateOrder::LetGo => process.let_go = true,
+                EvacuateOrder::Offload => {}
+                EvacuateOrder::Reset => {
                     let all = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                     all.map(|client| client.number).collect::<Vec<_>>().into_iter().for_each(|it| self.is_over(it));
                 }
-                Order::TakeBack => (process.keeps, process.let_go) = (false, false),
-                Order::Release => process.keeps = false,
+                EvacuateOrder::TakeBack => (process.keeps, process.let_go) = (false, false),
+                EvacuateOrder::Release => process.keeps = false,
             }
         }
         match machine.step() {
-            Step::Here => return,
-            Step::Away if was != Step::Away && self.dice.one_in(2) => return self.switch_off(node),
-            Step::Emptying => {
+            EvacuateStep::Here => return,
+            EvacuateStep::Away if was != EvacuateStep::Away && self.dice.one_in(2) => return self.switch_off(node),
+            EvacuateStep::Emptying => {
                 // Packets come by way of others.
                 let its = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                 let idle: Vec<_> = its.filter(|it| it.stage == Stage::Idle).map(|client| client.number).collect();
@@ -190,10 +190,10 @@ impl World {
     /// What it had is known elsewhere: nobody misses it.
     fn switch_off(&mut self, node: usize) {
         for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
-            let place = self.place(client.number, client.vip, Direction::Up);
+            let place = self.place(client.number, client.vip, FlowDirection::Up);
             let carried = place.is_none_or(|place| {
                 let path = &self.nodes[place].path;
-                let key = client.record.ends.key(Direction::Up);
+                let key = client.record.ends.key(FlowDirection::Up);
                 // One that has only just begun asks the others.
                 let has = |other: usize| other != node && self.nodes[other].path.carries_key(&key);
                 let is_asked = !self.is_ripe(place) && self.running().into_iter().any(has);

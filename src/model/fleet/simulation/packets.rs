@@ -3,13 +3,13 @@
 use super::clients::{Client, Stage};
 use super::node::{NAMES, at};
 use super::path::Entry;
-use super::{Direction, FlowRecord, HeldAnswer, Key, Local, Stray, Then, VipAddr, World};
+use super::{FlowDirection, FlowRecord, HeldAnswer, Key, Local, Stray, Then, VipAddr, World};
 
 /// One packet of a client or a backend.
 pub struct Packet {
     client: u64,
     vip: usize,
-    direction: Direction,
+    direction: FlowDirection,
     key: Key,
     record: FlowRecord,
     is_rst: bool,
@@ -34,16 +34,16 @@ pub enum Fate {
 const HOPS_MAX: u32 = 4;
 
 impl Packet {
-    pub fn data(client: &Client, direction: Direction) -> Self {
+    pub fn data(client: &Client, direction: FlowDirection) -> Self {
         let (key, record) = (client.record.ends.key(direction), client.record.clone());
         Self { client: client.number, vip: client.vip, direction, key, record, is_rst: false, is_probe: false }
     }
 
-    pub fn rst(client: &Client, direction: Direction) -> Self {
+    pub fn rst(client: &Client, direction: FlowDirection) -> Self {
         Self { is_rst: true, ..Self::data(client, direction) }
     }
 
-    pub fn probe(client: &Client, direction: Direction) -> Self {
+    pub fn probe(client: &Client, direction: FlowDirection) -> Self {
         Self { is_probe: true, ..Self::data(client, direction) }
     }
 }
@@ -65,23 +65,23 @@ impl World {
                 self.is_over(number);
             }
             (Fate::Refused(_), _, true) => {}
-            (Fate::Taken(node), Direction::Up, false) => {
+            (Fate::Taken(node), FlowDirection::Up, false) => {
                 if client.stage == Stage::Asking && self.nodes[node].has_sockets(&packet.record) {
                     self.enter(number, Stage::Passing);
                     self.send(number);
                 }
             }
-            (Fate::Taken(node), Direction::Down, false) => self.backend_is_heard(node, packet),
-            (Fate::Passed, Direction::Up, false) => {
+            (Fate::Taken(node), FlowDirection::Down, false) => self.backend_is_heard(node, packet),
+            (Fate::Passed, FlowDirection::Up, false) => {
                 if client.backend_lives {
                     self.enter(number, Stage::Answering);
                     self.send(number);
                 } else {
-                    let rst = Packet::rst(client, Direction::Down);
+                    let rst = Packet::rst(client, FlowDirection::Down);
                     self.packet(&rst);
                 }
             }
-            (Fate::Passed, Direction::Down, false) => self.enter(number, Stage::Idle),
+            (Fate::Passed, FlowDirection::Down, false) => self.enter(number, Stage::Idle),
             (Fate::Refused(by), direction, false) => self.is_reset(by, packet, direction),
         }
     }
@@ -170,13 +170,13 @@ impl World {
     }
 
     /// An end of the flow has been told by `by` that there is no such connection.
-    pub fn is_reset(&mut self, by: usize, packet: &Packet, direction: Direction) {
+    pub fn is_reset(&mut self, by: usize, packet: &Packet, direction: FlowDirection) {
         let number = packet.client;
         self.note(|| format!("client {number}: {direction:?} is reset by {}", NAMES[by]));
         self.judge_reset(by, number);
         match direction {
-            Direction::Up => self.is_over(number),
-            Direction::Down => {
+            FlowDirection::Up => self.is_over(number),
+            FlowDirection::Down => {
                 if let Some(client) = self.clients.get_mut(&number) {
                     client.backend_lives = false;
                 }

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{
-    Direction, FleetId, FlowId, FlowRecord, HeldAnswer, HeldRequest, Keeping, Key, Local, PeerSlice, Unknown, VipAddr,
+    FleetId, FlowDirection, FlowId, FlowRecord, HeldAnswer, HeldRequest, Keeping, Key, Local, PeerSlice, Unknown,
+    VipAddr,
 };
 
-const BOTH: [Direction; 2] = [Direction::Up, Direction::Down];
+const BOTH: [FlowDirection; 2] = [FlowDirection::Up, FlowDirection::Down];
 
 /// What stands in the map for packets with one key.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,8 +122,8 @@ impl Path {
     }
 
     /// A packet has come that is passed on.
-    pub fn touch(&mut self, key: &Key, direction: Direction) {
-        if direction == Direction::Up
+    pub fn touch(&mut self, key: &Key, direction: FlowDirection) {
+        if direction == FlowDirection::Up
             && let Some((_, held)) = self.held.iter_mut().find(|(_, held)| held.record.ends.key(direction) == *key)
         {
             held.touched = true;

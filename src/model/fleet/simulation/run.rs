@@ -85,7 +85,7 @@ impl World {
         let by_client = |client: &&Client| client.record.ends.client.socket_addr() == to;
         let found = self.clients.values().find(|client| client.record.ends.client.socket_addr() == to);
         if let Some((number, vip)) = found.map(|client| (client.number, client.vip))
-            && (self.nodes[node].isolated || self.place(number, vip, Direction::Up).is_none())
+            && (self.nodes[node].isolated || self.place(number, vip, FlowDirection::Up).is_none())
         {
             // In vain: it is tried again for as long as this process lives.
             self.clients.entry(number).and_modify(|client| client.challenged_in_vain = true);
@@ -95,9 +95,9 @@ impl World {
         }
         let by_backend = |client: &&Client| client.record.ends.local.socket_addr() == from && client.backend_lives;
         let packet = match self.clients.values().find(by_client) {
-            Some(client) => Packet::probe(client, Direction::Up),
+            Some(client) => Packet::probe(client, FlowDirection::Up),
             None => match self.clients.values().find(by_backend) {
-                Some(client) => Packet::probe(client, Direction::Down),
+                Some(client) => Packet::probe(client, FlowDirection::Down),
                 None => return,
             },
         };
@@ -135,7 +135,7 @@ impl World {
         if self.nodes[node].isolated {
             return;
         }
-        for direction in [Direction::Up, Direction::Down] {
+        for direction in [FlowDirection::Up, FlowDirection::Down] {
             let its = |client: &&Client| client.record.ends.key(direction) == stray.key;
             if let Some(packet) = self.clients.values().find(its).map(|client| Packet::data(client, direction)) {
                 self.is_reset(node, &packet, direction);

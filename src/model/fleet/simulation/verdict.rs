@@ -3,7 +3,7 @@
 use super::clients::Stage;
 use super::network::pair;
 use super::node::{NAMES, name, number};
-use super::{Direction, Evacuation, InstanceName, Keeping, WAIT_MAX_NS, World};
+use super::{Evacuation, FlowDirection, InstanceName, Keeping, WAIT_MAX_NS, World};
 
 impl World {
     /// Notes the first thing that does not hold.
@@ -45,7 +45,7 @@ impl World {
         if client.may_be_lost || !path.carries || path.was_crowded || !path.has_room(2) || !self.is_up(by) {
             return;
         }
-        let (number, key) = (client.number, client.record.ends.key(Direction::Up));
+        let (number, key) = (client.number, client.record.ends.key(FlowDirection::Up));
         if let Some(owner) = self.owner_of(client) {
             let wrong = owner != by && self.knows_alive(by, owner) && self.nodes[owner].path.carries;
             self.demand(!wrong, || {
@@ -78,7 +78,7 @@ impl World {
             return self.everywhere.clear();
         }
         for client in self.clients.values().filter(|it| matches!(it.record.keeping, Keeping::Passage(_))) {
-            let key = client.record.ends.key(Direction::Up);
+            let key = client.record.ends.key(FlowDirection::Up);
             match all.iter().find(|node| !self.nodes[**node].path.carries_key(&key)) {
                 None => drop(self.everywhere.insert(client.number)),
                 Some(node) => {
@@ -103,7 +103,7 @@ impl World {
             let says_nothing = matches!(client.stage, Stage::Passing | Stage::Answering);
             let nobody = nobody || owner.is_some() && says_nothing && !self.place_is_told(client);
             let late = self.now_ns - since_ns > WAIT_MAX_NS && !nobody;
-            self.demand(!(late && comes(Direction::Up) && comes(Direction::Down)), || {
+            self.demand(!(late && comes(FlowDirection::Up) && comes(FlowDirection::Down)), || {
                 let ms = (self.now_ns - since_ns) / super::MS;
                 format!("client {} waits for {ms} ms: {client:?}", client.number)
             });
@@ -112,9 +112,9 @@ impl World {
 
     /// Whoever gets its packets has heard of it.
     fn place_is_told(&self, client: &super::Client) -> bool {
-        let place = self.place(client.number, client.vip, Direction::Up);
+        let place = self.place(client.number, client.vip, FlowDirection::Up);
         let process = place.and_then(|place| self.nodes[place].process.as_ref());
-        process.is_some_and(|it| it.told.contains_key(&client.record.ends.key(Direction::Up)))
+        process.is_some_and(|it| it.told.contains_key(&client.record.ends.key(FlowDirection::Up)))
     }
 
     /// Nothing happens any more: all must come right.
@@ -161,8 +161,8 @@ impl World {
     /// nobody's until they do.
     fn nobody_is_left_untold(&self) {
         for client in self.clients.values() {
-            let key = client.record.ends.key(Direction::Up);
-            let place = self.place(client.number, client.vip, Direction::Up);
+            let key = client.record.ends.key(FlowDirection::Up);
+            let place = self.place(client.number, client.vip, FlowDirection::Up);
             if place.is_some_and(|place| self.nodes[place].path.carries_key(&key)) {
                 continue;
             }
@@ -229,7 +229,9 @@ impl World {
             let path = &self.nodes[node].path;
             let lives = |key| {
                 self.clients.values().any(|it| {
-                    [Direction::Up, Direction::Down].iter().any(|direction| it.record.ends.key(*direction) == key)
+                    [FlowDirection::Up, FlowDirection::Down]
+                        .iter()
+                        .any(|direction| it.record.ends.key(*direction) == key)
                 })
             };
             let left: Vec<_> = path.entries.iter().filter(|(key, _)| !lives(**key)).collect();

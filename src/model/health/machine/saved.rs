@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Deadline, Machine, Policy, ProbePlan, Removal, Say, Streak, Verdict};
+use super::{Deadline, Machine, Policy, ProbePlan, ProbeVerdict, RemovalState, Say, Streak};
 use crate::model::end_reason::EndReason;
 use crate::model::health::damping::Penalty;
 use crate::model::health::{Cause, Standing};
@@ -10,14 +10,14 @@ use crate::model::health::{Cause, Standing};
 /// Times are monotonic nanoseconds, of the same host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
-    verdict: Verdict,
+    verdict: ProbeVerdict,
     cause: Cause,
     last: Cause,
     fresh: bool,
     streak: Streak,
     penalty: Penalty,
     order: Option<Standing>,
-    removal: Option<Removal>,
+    removal: Option<RemovalState>,
     another_is_ready: bool,
     deadline: Option<Deadline>,
     shown: (Standing, Say),
@@ -109,12 +109,12 @@ mod tests {
     #[test]
     fn the_release_before_knows_every_word_of_a_machine() {
         let verdicts = [
-            Verdict::Untried(Arrival::AtStart),
-            Verdict::Untried(Arrival::ByReload),
-            Verdict::Ready,
-            Verdict::Held,
-            Verdict::Draining,
-            Verdict::Ejected,
+            ProbeVerdict::Untried(Arrival::AtStart),
+            ProbeVerdict::Untried(Arrival::ByReload),
+            ProbeVerdict::Ready,
+            ProbeVerdict::Held,
+            ProbeVerdict::Draining,
+            ProbeVerdict::Ejected,
         ];
         let says = [Say::Nobody, Say::Probes, Say::Damping, Say::Operator, Say::Configuration];
         let error = || "why".to_owned();
@@ -136,13 +136,13 @@ mod tests {
             Cause::Removed,
         ];
         // Says which lists above to add to when a variant is added.
-        let known = |verdict: &Verdict, say: &Say, cause: &Cause| match (verdict, say, cause) {
+        let known = |verdict: &ProbeVerdict, say: &Say, cause: &Cause| match (verdict, say, cause) {
             (
-                Verdict::Untried(Arrival::AtStart | Arrival::ByReload)
-                | Verdict::Ready
-                | Verdict::Held
-                | Verdict::Draining
-                | Verdict::Ejected,
+                ProbeVerdict::Untried(Arrival::AtStart | Arrival::ByReload)
+                | ProbeVerdict::Ready
+                | ProbeVerdict::Held
+                | ProbeVerdict::Draining
+                | ProbeVerdict::Ejected,
                 Say::Nobody | Say::Probes | Say::Damping | Say::Operator | Say::Configuration,
                 Cause::NotProbed
                 | Cause::Passed

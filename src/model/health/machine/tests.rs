@@ -23,7 +23,7 @@ fn policy() -> Policy {
 struct Bench {
     machine: Machine,
     now_ns: u64,
-    actions: Vec<Action>,
+    actions: Vec<HealthAction>,
 }
 
 impl Bench {
@@ -35,22 +35,22 @@ impl Bench {
     fn ready(policy: Policy) -> Self {
         let mut bench = Self::new(policy, Arrival::AtStart);
         bench.machine.handle_another_ready(bench.now_ns, true);
-        bench.probe(Outcome::Passed);
+        bench.probe(ProbeOutcome::Passed);
         assert_eq!(bench.machine.standing(), Standing::Ready);
         bench.actions.clear();
         bench
     }
 
-    fn probe(&mut self, outcome: Outcome) {
+    fn probe(&mut self, outcome: ProbeOutcome) {
         self.probe_with(outcome, false);
     }
 
     /// Waits until the probe is due, and ends it at once, or after 500 ms if it times out.
-    fn probe_with(&mut self, outcome: Outcome, flows_moved: bool) {
+    fn probe_with(&mut self, outcome: ProbeOutcome, flows_moved: bool) {
         self.now_ns = self.now_ns.max(self.machine.next_probe_ns().unwrap());
         self.machine.handle_probe_started(self.now_ns);
         assert_eq!(self.machine.next_probe_ns(), None);
-        if matches!(outcome, Outcome::Failed(Cause::TimedOut { .. })) {
+        if matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. })) {
             self.now_ns += 500 * MS;
         }
         self.machine.handle_outcome(self.now_ns, outcome, flows_moved, 0);
@@ -82,8 +82,8 @@ impl Bench {
     }
 
     fn resets(&self) -> Vec<EndReason> {
-        let reason = |action: &Action| match action {
-            Action::ResetFlows { reason, .. } => Some(*reason),
+        let reason = |action: &HealthAction| match action {
+            HealthAction::ResetFlows { reason, .. } => Some(*reason),
             _ => None,
         };
         self.actions.iter().filter_map(reason).collect()
@@ -94,20 +94,20 @@ impl Bench {
     }
 }
 
-fn silent() -> Outcome {
-    Outcome::Failed(Cause::TimedOut { after_ms: 500 })
+fn silent() -> ProbeOutcome {
+    ProbeOutcome::Failed(Cause::TimedOut { after_ms: 500 })
 }
 
-fn refused() -> Outcome {
-    Outcome::Failed(Cause::Refused)
+fn refused() -> ProbeOutcome {
+    ProbeOutcome::Failed(Cause::Refused)
 }
 
-fn not_ready() -> Outcome {
-    Outcome::NotReady { status: 500 }
+fn not_ready() -> ProbeOutcome {
+    ProbeOutcome::NotReady { status: 500 }
 }
 
-fn expired() -> Outcome {
-    Outcome::Failed(Cause::Tls { error: "certificate expired".into() })
+fn expired() -> ProbeOutcome {
+    ProbeOutcome::Failed(Cause::Tls { error: "certificate expired".into() })
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn a_backend_of_the_start_is_used_before_its_first_probe() {
 fn a_backend_that_a_reload_adds_waits_for_its_first_pass() {
     let mut bench = Bench::new(policy(), Arrival::ByReload);
     assert_eq!(bench.state(), (Standing::Ejected, Cause::NotProbed, Preference::Never));
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
-    assert!(bench.actions.contains(&Action::SlowStart { start_ns: bench.now_ns, ramp_ns: 30 * S }));
+    assert!(bench.actions.contains(&HealthAction::SlowStart { start_ns: bench.now_ns, ramp_ns: 30 * S }));
 }
 
 #[test]
@@ -134,19 +134,19 @@ fn the_first_probe_decides_alone() {
         assert_eq!(bench.resets(), []);
         bench.state().0
     };
-    assert_eq!(first(Outcome::Passed), Standing::Ready);
+    assert_eq!(first(ProbeOutcome::Passed), Standing::Ready);
     assert_eq!(first(not_ready()), Standing::Draining);
     assert_eq!(first(expired()), Standing::Draining);
     assert_eq!(first(refused()), Standing::Ejected);
-    assert_eq!(first(Outcome::Failed(Cause::Unresolved { error: "NXDOMAIN".into() })), Standing::Ejected);
+    assert_eq!(first(ProbeOutcome::Failed(Cause::Unresolved { error: "NXDOMAIN".into() })), Standing::Ejected);
 }
 
 #[test]
 fn the_first_pass_is_told_but_starts_no_slow_start() {
     let mut bench = Bench::new(policy(), Arrival::AtStart);
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     let (from, to) = (Standing::Ready, Standing::Ready);
-    assert_eq!(bench.actions, [Action::Changed { from, to, cause: Cause::Passed }]);
+    assert_eq!(bench.actions, [HealthAction::Changed { from, to, cause: Cause::Passed }]);
 }
 
 #[test]
@@ -160,12 +160,15 @@ fn dead_is_what_refuses_resets_is_unreachable_or_silent() {
     ];
     for cause in causes {
         let mut bench = Bench::ready(policy());
-        bench.probe(Outcome::Failed(cause.clone()));
+        bench.probe(ProbeOutcome::Failed(cause.clone()));
         assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
-        bench.probe(Outcome::Failed(cause.clone()));
+        bench.probe(ProbeOutcome::Failed(cause.clone()));
         assert_eq!(bench.state(), (Standing::Ejected, cause.clone(), Preference::Never));
-        let changed = Action::Changed { from: Standing::Ready, to: Standing::Ejected, cause };
-        assert_eq!(bench.actions, [changed, Action::ResetFlows { reason: EndReason::BackendEjected, again: false }]);
+        let changed = HealthAction::Changed { from: Standing::Ready, to: Standing::Ejected, cause };
+        assert_eq!(
+            bench.actions,
+            [changed, HealthAction::ResetFlows { reason: EndReason::BackendEjected, again: false }]
+        );
     }
 }
 
@@ -174,7 +177,7 @@ fn a_blip_neither_ejects_nor_resets() {
     let mut bench = Bench::ready(policy());
     for _ in 0..50 {
         bench.probe(refused());
-        bench.probe(Outcome::Passed);
+        bench.probe(ProbeOutcome::Passed);
         assert_eq!(bench.machine.standing(), Standing::Ready);
     }
     assert_eq!(bench.actions, []);
@@ -246,7 +249,7 @@ fn a_probe_that_this_host_could_not_make_says_nothing_of_the_backend() {
     let mut bench = Bench::ready(policy());
     bench.probe(refused());
     for _ in 0..10 {
-        bench.probe(Outcome::Inconclusive { error: "Too many open files".into() });
+        bench.probe(ProbeOutcome::Inconclusive { error: "Too many open files".into() });
     }
     assert_eq!(bench.machine.standing(), Standing::Ready);
     bench.probe(refused());
@@ -270,11 +273,11 @@ fn a_backend_that_returns_starts_slowly() {
     bench.probe(refused());
     bench.probe(refused());
     bench.actions.clear();
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.actions, []);
-    bench.probe(Outcome::Passed);
-    let changed = Action::Changed { from: Standing::Ejected, to: Standing::Ready, cause: Cause::Passed };
-    assert_eq!(bench.actions, [changed, Action::SlowStart { start_ns: bench.now_ns, ramp_ns: 30 * S }]);
+    bench.probe(ProbeOutcome::Passed);
+    let changed = HealthAction::Changed { from: Standing::Ejected, to: Standing::Ready, cause: Cause::Passed };
+    assert_eq!(bench.actions, [changed, HealthAction::SlowStart { start_ns: bench.now_ns, ramp_ns: 30 * S }]);
 }
 
 #[test]
@@ -283,7 +286,7 @@ fn a_backend_that_flaps_is_held_back_until_it_was_stable() {
     let mut losses = 0;
     while bench.machine.cause() != Cause::Damped {
         (0..2).for_each(|_| bench.probe(not_ready()));
-        (0..2).for_each(|_| bench.probe(Outcome::Passed));
+        (0..2).for_each(|_| bench.probe(ProbeOutcome::Passed));
         losses += 1;
         assert!(losses < 10, "it is never damped");
     }
@@ -292,7 +295,7 @@ fn a_backend_that_flaps_is_held_back_until_it_was_stable() {
     assert_eq!(bench.machine.drain_deadline_ns(), None, "it serves its flows");
     let held_at_ns = bench.now_ns;
     while bench.machine.standing() != Standing::Ready {
-        bench.probe(Outcome::Passed);
+        bench.probe(ProbeOutcome::Passed);
         assert!(bench.now_ns < held_at_ns + 200 * S, "it is held for ever");
     }
     // From just under 4 to 1: two half-lives.
@@ -365,10 +368,10 @@ fn an_operators_eject_resets_now_and_again_until_lifted() {
     let mut bench = Bench::ready(policy());
     bench.order(Order::Eject);
     assert_eq!(bench.state(), (Standing::Ejected, Cause::OrderedEject, Preference::Never));
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.resets(), [EndReason::EjectedByOperator; 2]);
     bench.order(Order::Undrain);
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.state().0, Standing::Ready);
     assert_eq!(bench.resets().len(), 2);
 }
@@ -379,7 +382,7 @@ fn maintenance_of_a_drained_backend_is_no_flapping() {
     bench.order(Order::Drain);
     for _ in 0..20 {
         (0..2).for_each(|_| bench.probe(refused()));
-        (0..2).for_each(|_| bench.probe(Outcome::Passed));
+        (0..2).for_each(|_| bench.probe(ProbeOutcome::Passed));
     }
     bench.order(Order::Undrain);
     assert_eq!(bench.machine.standing(), Standing::Ready);
@@ -455,24 +458,24 @@ fn a_moved_backend_keeps_its_standing_until_one_probe_of_the_new_place() {
     assert_eq!(bench.machine.standing(), Standing::Ejected);
     assert_eq!(bench.resets(), []);
     bench.machine.handle_moved(bench.now_ns);
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.machine.standing(), Standing::Ready);
 }
 
 #[test]
 fn probes_are_fast_only_while_something_changes() {
     let mut bench = Bench::ready(policy());
-    let mut gap_after = |outcome: Outcome| {
+    let mut gap_after = |outcome: ProbeOutcome| {
         let before_ns = bench.machine.next_probe_ns().unwrap();
         bench.probe(outcome);
         (bench.machine.next_probe_ns().unwrap() - before_ns) / MS
     };
-    assert_eq!(gap_after(Outcome::Passed), 1000);
+    assert_eq!(gap_after(ProbeOutcome::Passed), 1000);
     assert_eq!(gap_after(refused()), 250);
     assert_eq!(gap_after(refused()), 1000);
     assert_eq!(gap_after(refused()), 1000);
-    assert_eq!(gap_after(Outcome::Passed), 250);
-    assert_eq!(gap_after(Outcome::Passed), 1000);
+    assert_eq!(gap_after(ProbeOutcome::Passed), 250);
+    assert_eq!(gap_after(ProbeOutcome::Passed), 1000);
     assert_eq!(gap_after(not_ready()), 250);
     assert_eq!(gap_after(not_ready()), 1000);
     assert_eq!(gap_after(silent()), 500);
@@ -484,7 +487,7 @@ fn jitter_only_shortens_the_interval() {
     for random in [0, 1 << 32, u64::MAX / 2, u64::MAX] {
         let mut machine = Machine::new(Policy { jitter_percent: 20, ..policy() }, Arrival::AtStart, S);
         machine.handle_probe_started(S);
-        machine.handle_outcome(S, Outcome::Passed, false, random);
+        machine.handle_outcome(S, ProbeOutcome::Passed, false, random);
         let gap_ns = machine.next_probe_ns().unwrap() - S;
         assert!((800 * MS..=S).contains(&gap_ns), "{gap_ns}");
     }
@@ -496,13 +499,13 @@ fn a_suspicion_probes_at_once_but_no_faster_than_fast_interval() {
     let last_ns = bench.now_ns;
     bench.machine.handle_suspicion(last_ns + 10 * MS);
     assert_eq!(bench.machine.next_probe_ns(), Some(last_ns + 250 * MS));
-    bench.probe(Outcome::Passed);
+    bench.probe(ProbeOutcome::Passed);
     bench.machine.handle_suspicion(bench.now_ns + 600 * MS);
     assert_eq!(bench.machine.next_probe_ns(), Some(bench.now_ns + 600 * MS));
     let start_ns = bench.now_ns + 600 * MS;
     bench.machine.handle_probe_started(start_ns);
     bench.machine.handle_suspicion(start_ns + MS);
-    bench.machine.handle_outcome(start_ns + 5 * MS, Outcome::Passed, false, 0);
+    bench.machine.handle_outcome(start_ns + 5 * MS, ProbeOutcome::Passed, false, 0);
     assert_eq!(bench.machine.next_probe_ns(), Some(start_ns + 250 * MS));
 }
 
@@ -513,7 +516,7 @@ fn flows_of_a_silent_backend_are_reset_within_2500_ms_of_its_death() {
         let death_ns = bench.now_ns + death_ms * MS;
         while bench.resets().is_empty() {
             let dead = bench.machine.next_probe_ns().unwrap() >= death_ns;
-            bench.probe(if dead { silent() } else { Outcome::Passed });
+            bench.probe(if dead { silent() } else { ProbeOutcome::Passed });
         }
         let took_ms = (bench.now_ns - death_ns) / MS;
         assert!(took_ms <= 2000, "died at {death_ms} ms, reset {took_ms} ms later");
@@ -522,7 +525,7 @@ fn flows_of_a_silent_backend_are_reset_within_2500_ms_of_its_death() {
 
 #[derive(Clone, Debug)]
 enum Input {
-    Probe { outcome: Outcome, flows_moved: bool },
+    Probe { outcome: ProbeOutcome, flows_moved: bool },
     Order(Order),
     Removed(Dismissal),
     Restored,
@@ -533,15 +536,15 @@ enum Input {
     Wait(u64),
 }
 
-fn outcome() -> impl Strategy<Value = Outcome> {
+fn outcome() -> impl Strategy<Value = ProbeOutcome> {
     prop_oneof![
-        4 => Just(Outcome::Passed),
+        4 => Just(ProbeOutcome::Passed),
         2 => Just(not_ready()),
         3 => Just(refused()),
         3 => Just(silent()),
         1 => Just(expired()),
-        1 => Just(Outcome::Failed(Cause::Protocol { error: "not HTTP".into() })),
-        1 => Just(Outcome::Inconclusive { error: "Too many open files".into() }),
+        1 => Just(ProbeOutcome::Failed(Cause::Protocol { error: "not HTTP".into() })),
+        1 => Just(ProbeOutcome::Inconclusive { error: "Too many open files".into() }),
     ]
 }
 
@@ -585,10 +588,10 @@ proptest! {
         bench.machine.handle_restored(bench.now_ns);
         bench.order(Order::Undrain);
         bench.pass(3600 * S);
-        (0..2).for_each(|_| bench.probe(Outcome::Passed));
+        (0..2).for_each(|_| bench.probe(ProbeOutcome::Passed));
         prop_assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
         bench.actions.clear();
-        bench.probe(Outcome::Passed);
+        bench.probe(ProbeOutcome::Passed);
         prop_assert_eq!(&bench.actions, &[]);
     }
 
@@ -601,12 +604,12 @@ proptest! {
         let mut dead = 0;
         for (outcome, flows_moved) in probes {
             let answers = match &outcome {
-                Outcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }) => flows_moved,
-                Outcome::Failed(Cause::Tls { .. }) | Outcome::Passed | Outcome::NotReady { .. } => true,
+                ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }) => flows_moved,
+                ProbeOutcome::Failed(Cause::Tls { .. }) | ProbeOutcome::Passed | ProbeOutcome::NotReady { .. } => true,
                 _ => false,
             };
             match outcome {
-                Outcome::Inconclusive { .. } => {}
+                ProbeOutcome::Inconclusive { .. } => {}
                 _ if answers => dead = 0,
                 _ => dead += 1,
             }
@@ -622,7 +625,7 @@ proptest! {
         let mut bench = Bench::ready(policy());
         bench.another_ready(another);
         for (slow, wait_ns) in late {
-            if slow { bench.slow() } else { bench.probe(Outcome::Passed) }
+            if slow { bench.slow() } else { bench.probe(ProbeOutcome::Passed) }
             bench.pass(wait_ns);
         }
         prop_assert_eq!(bench.resets(), []);

@@ -6,7 +6,7 @@ const SERVICE: &str = "10.0.0.100:6443";
 const BACKEND: &str = "10.0.0.11:6443";
 
 fn found(rules: &Ruleset) -> Vec<(Verdict, String, String)> {
-    let leg = |from: &str| Packet {
+    let leg = |from: &str| FirstPacket {
         from: Some(from.parse().unwrap()),
         to: BACKEND.parse().unwrap(),
         interface: Some("eth0".to_owned()),

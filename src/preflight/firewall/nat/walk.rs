@@ -1,15 +1,15 @@
 //! What becomes of the first packet of a connection: which rule translates it, and whether that is certain.
 
-use super::{Hit, Packet, has_tcp};
+use super::{FirstPacket, Hit, has_tcp};
 use crate::preflight::firewall::rules::{Act, Chain, Hook, Matched, Rule, Ruleset, Side, Transport};
 
 /// How deep the kernel lets chains call each other (NFT_JUMP_STACK_SIZE).
 const DEPTH_MAX: u32 = 16;
 
 /// What would translate `side` of `packet` at `hook`: the first that certainly does, or that says its address or port.
-pub fn hit<'r>(rules: &'r Ruleset, hook: Hook, packet: &Packet, side: Side) -> Option<Hit<'r>> {
+pub fn hit<'r>(rules: &'r Ruleset, hook: Hook, packet: &FirstPacket, side: Side) -> Option<Hit<'r>> {
     for (base, _) in rules.at(hook) {
-        let mut walk = Walk { rules, packet, side, base, hits: Vec::new() };
+        let mut walk = NatWalk { rules, packet, side, base, hits: Vec::new() };
         walk.chain(base, 0, Met { certain: true, named: false });
         if let Some(hit) = walk.hits.into_iter().find(|hit| hit.certain || hit.named) {
             return Some(hit);
@@ -18,9 +18,9 @@ pub fn hit<'r>(rules: &'r Ruleset, hook: Hook, packet: &Packet, side: Side) -> O
     None
 }
 
-struct Walk<'r, 'p> {
+struct NatWalk<'r, 'p> {
     rules: &'r Ruleset,
-    packet: &'p Packet,
+    packet: &'p FirstPacket,
     side: Side,
     base: &'r Chain,
     hits: Vec<Hit<'r>>,
@@ -35,16 +35,16 @@ struct Met {
 
 /// Whether a packet comes out of a chain again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum ChainOutcome {
     Passes,
     Perhaps,
     Ends,
 }
 
-impl<'r> Walk<'r, '_> {
-    fn chain(&mut self, chain: &'r Chain, depth: u32, met: Met) -> Outcome {
+impl<'r> NatWalk<'r, '_> {
+    fn chain(&mut self, chain: &'r Chain, depth: u32, met: Met) -> ChainOutcome {
         let mut certain = met.certain;
-        let mut outcome = Outcome::Passes;
+        let mut outcome = ChainOutcome::Passes;
         for rule in &chain.rules {
             let Some(this) = self.meets(rule) else { continue };
             let here = Met { certain: certain && this.certain, named: met.named || this.named };
@@ -55,9 +55,9 @@ impl<'r> Walk<'r, '_> {
                         let Met { certain, named } = here;
                         self.hits.push(Hit { base: self.base, chain, rule, certain, named });
                     }
-                    if translation.is_stateless { continue } else { Outcome::Ends }
+                    if translation.is_stateless { continue } else { ChainOutcome::Ends }
                 }
-                Act::Accept | Act::Drop | Act::Reject => Outcome::Ends,
+                Act::Accept | Act::Drop | Act::Reject => ChainOutcome::Ends,
                 Act::Return if this.certain => return outcome,
                 Act::Return => {
                     certain = false;
@@ -69,15 +69,15 @@ impl<'r> Walk<'r, '_> {
                     let Some(called) = called.filter(|_| depth < DEPTH_MAX) else { continue };
                     let inner = self.chain(called, depth + 1, here);
                     if this.certain && matches!(rule.act, Act::Goto(_)) {
-                        return if inner == Outcome::Passes { outcome } else { inner };
+                        return if inner == ChainOutcome::Passes { outcome } else { inner };
                     }
                     inner
                 }
             };
             match (ends, this.certain) {
-                (Outcome::Passes, _) => {}
-                (Outcome::Ends, true) => return Outcome::Ends,
-                _ => (certain, outcome) = (false, Outcome::Perhaps),
+                (ChainOutcome::Passes, _) => {}
+                (ChainOutcome::Ends, true) => return ChainOutcome::Ends,
+                _ => (certain, outcome) = (false, ChainOutcome::Perhaps),
             }
         }
         outcome
@@ -102,7 +102,7 @@ impl<'r> Walk<'r, '_> {
 
     /// `None`: it cannot be known.
     fn holds(&self, of: &Matched) -> Option<bool> {
-        let Packet { from, to, interface } = self.packet;
+        let FirstPacket { from, to, interface } = self.packet;
         Some(match of {
             Matched::State(states) => states.iter().any(|one| one == "new"),
             Matched::Port(_, Side::Destination, ports) => ports.iter().any(|range| range.contains(&to.port())),

@@ -115,7 +115,7 @@ proptest! {
                     _ => {}
                 }
             }
-            for known in scene.machine.flows.values().filter(|known| known.state == State::Forwarded) {
+            for known in scene.machine.flows.values().filter(|known| known.state == KnownState::Forwarded) {
                 assert!(!scene.machine.peers[&known.owner].is_dead);
                 assert!(both(&known.ends).iter().all(|key| told.diverted.get(key) == Some(&true)));
             }

@@ -22,6 +22,7 @@ mod output;
 mod peers;
 mod ready;
 mod reload;
+mod renamed;
 pub mod run;
 mod service;
 mod shell;
@@ -30,6 +31,7 @@ mod status;
 pub mod tls;
 mod upgrade;
 
+use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -206,7 +208,10 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             // Nobody is left to be told if this fails.
-            let _ = error.print();
+            let _ = match renamed::renamed(&error) {
+                Some(said) => writeln!(std::io::stderr(), "error: {said}"),
+                None => error.print(),
+            };
             return if error.use_stderr() { EXIT_USAGE.into() } else { ExitCode::SUCCESS };
         }
     };

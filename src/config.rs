@@ -21,6 +21,7 @@ mod load;
 mod offload;
 mod peers;
 mod process;
+mod renamed;
 mod section;
 mod spelling;
 mod tls;

@@ -103,6 +103,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::config::renamed;
 
     const REFERENCE: &str = include_str!("../../config/baton.toml");
 
@@ -111,6 +112,15 @@ mod tests {
         let document = Document::new(Path::new("keys"), "[[peers.peer]]\n[[frontend]]\n[[frontend.backend]]\n");
         read(&document);
         document.known()
+    }
+
+    #[test]
+    fn the_new_names_of_keys_are_keys_and_the_old_ones_are_not() {
+        let known = known_keys();
+        for (old, new) in renamed::KEYS {
+            let table = old.rsplit_once('.').map_or(String::new(), |(table, _)| format!("{table}."));
+            assert!(known.contains(&format!("{table}{new}")) && !known.contains(old), "{old}: {new}");
+        }
     }
 
     #[test]

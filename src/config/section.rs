@@ -5,7 +5,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::document::Document;
 use super::kind::{Kind, show};
-use super::spelling;
+use super::{renamed, spelling};
 
 /// A table of the file, or the place where one could be.
 #[derive(Debug)]
@@ -213,6 +213,9 @@ fn refuse_unknown(document: &Document, known: &[String], table: &DeTable, path: 
 fn suggestion(known: &[String], name: &str, pattern: &str) -> String {
     let siblings: Vec<&str> = known.iter().filter_map(|whole| child(whole, pattern)).collect();
     let elsewhere = || known.iter().find(|whole| whole.rsplit('.').next() == Some(name));
+    if let Some(new) = renamed::renamed(&join(pattern, name)) {
+        return format!("{new}, as {name} is called now");
+    }
     if let Some(near) = spelling::closest(name, siblings.iter().copied()) {
         return format!("{near} (did you mean that?)");
     }

@@ -1,0 +1,190 @@
+//! One word for each way in which a flow changes hands (docs/glossary.md): no name and no sentence uses one that was retired.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How a retired word begins, and the word to use. Compared with each part of a name and each word of a sentence.
+const RETIRED: &[(&str, &str)] = &[
+    ("graduat", "offload"),
+    ("handoff", "upgrade"),
+    ("handover", "evacuate (a host on purpose), upgrade (a process)"),
+    ("takeover", "failover (from a dead peer), upgrade (from the old process)"),
+    ("adopt", "recover (what a process left), inherit (from a dead peer), import (in an upgrade)"),
+    ("tickl", "challenge"),
+    ("passport", "flow transfer"),
+    ("parcel", "moving flow"),
+    ("limbo", "bytes in flight"),
+    ("pulse", "liveness"),
+    ("stray", "unknown packet"),
+    ("mend", "fix"),
+];
+
+/// Where people may still type an old name and are told the new one, and this file.
+const EXEMPT: &[&str] = &[
+    "src/cli/renamed.rs",
+    "src/config/renamed.rs",
+    "config/invalid/former-names.toml",
+    "config/invalid/former-names.expected",
+    "docs/glossary.md",
+    "docs/decisions/001-one-word-for-each-way.md",
+    "tests/words.rs",
+];
+
+const FOLDERS: &[&str] = &["src", "tests", "benches", "fuzz/fuzz_targets", "config", "deploy", "docs"];
+const FILES: &[&str] = &["README.md", "ARCHITECTURE.md", "Cargo.toml", ".ci/run"];
+
+#[test]
+fn no_retired_word_is_used() {
+    let mut files: Vec<_> = FILES.iter().map(PathBuf::from).collect();
+    FOLDERS.iter().for_each(|folder| gather(Path::new(folder), &mut files));
+    assert!(files.len() > 300, "{} files", files.len());
+    let faults: Vec<_> = files
+        .iter()
+        .filter(|file| !EXEMPT.iter().any(|exempt| file.ends_with(exempt)))
+        .flat_map(|file| {
+            let name = file.to_string_lossy().into_owned();
+            let text = fs::read(root().join(file)).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let lines =
+                text.lines().enumerate().map(|(index, line)| (format!("{name}:{}", index + 1), line.to_owned()));
+            let own = std::iter::once((name.clone(), name.clone()));
+            own.chain(lines)
+                .flat_map(|(place, line)| retired(&line).map(move |said| format!("{place}: {said}")))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} places\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn a_retired_word_is_found_in_every_form() {
+    let found = |line: &str| retired(line).count();
+    for line in [
+        "let graduated = 1;",
+        "fn wait_graduated()",
+        "struct PathAdopted;",
+        "Handover begins",
+        "baton_handoffs_total",
+        "TAKEOVER_NS",
+    ] {
+        assert_eq!(found(line), 1, "{line}");
+    }
+    for line in ["an undergraduate", "the flow is offloaded", "taken over", "readopted"] {
+        assert_eq!(found(line), 0, "{line}");
+    }
+}
+
+#[test]
+fn the_glossary_has_each_word_to_use() {
+    let glossary = fs::read_to_string(root().join("docs/glossary.md")).unwrap();
+    for word in ["offload", "upgrade", "evacuate", "failover", "recover", "challenge"] {
+        assert!(glossary.lines().any(|line| line.starts_with(&format!("| **{word}** |"))), "{word}");
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Text files below `folder`; objects, pictures and what tools wrote are left out.
+fn gather(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(root().join(folder)).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let entry = entry.expect("a name");
+        let path = folder.join(entry.file_name());
+        let kept =
+            !path.extension().is_some_and(|it| ["o", "svg", "png", "json", "csv"].iter().any(|other| it == *other));
+        match entry.file_type().expect("a type") {
+            kind if kind.is_dir() && entry.file_name() != "__pycache__" && entry.file_name() != "target" => {
+                gather(&path, files)
+            }
+            kind if kind.is_file() && kept => files.push(path),
+            _ => {}
+        }
+    }
+}
+
+/// What `line` says with a retired word, and what it should say.
+fn retired(line: &str) -> impl Iterator<Item = String> + use<> {
+    let parts = line.split(|c: char| !c.is_ascii_alphanumeric()).flat_map(parts);
+    let faults = parts.filter_map(|part| {
+        let (_, instead) = RETIRED.iter().find(|(retired, _)| part.to_ascii_lowercase().starts_with(retired))?;
+        Some(format!("{part:?}: say {instead}"))
+    });
+    faults.collect::<Vec<_>>().into_iter()
+}
+
+/// `PathAdopted` is of two parts, `ADOPTED` of one.
+fn parts(name: &str) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    let mut before = ' ';
+    for c in name.chars() {
+        match parts.last_mut() {
+            Some(part) if !(c.is_ascii_uppercase() && before.is_ascii_lowercase()) => part.push(c),
+            _ => parts.push(c.to_string()),
+        }
+        before = c;
+    }
+    parts
+}
+
+/// Types of one name in several places, and why each may stay: where one is used nobody thinks of the other.
+const NAMED_TWICE: &[(&str, &str)] = &[
+    ("Action", "what the failover machine asks for; what an entry does with a packet"),
+    ("Admin", "the doors; their section of the file"),
+    ("Arrival", "of a backend; of a flow"),
+    ("Field", "of a section; of a flow's row"),
+    ("Heard", "by a beat; by a session"),
+    ("Held", "bytes; a flow of another instance"),
+    ("Hello", "of the peer link; of the upgrade"),
+    ("Instance", "in the status; its section of the file"),
+    ("Kind", "of a key's value; of a message"),
+    ("Lent", "sockets, seen by the worker and by the engine"),
+    ("Message", "of the peer link, of the upgrade, and to a worker"),
+    ("OffloadSettings", "as the file has them; as the engine wants them"),
+    ("Ordered", "an order's answer, inside and on the socket"),
+    ("Progress", "of a flow in an upgrade; of an offloaded one"),
+    ("Rebalance", "its section of the file; its answer on the socket"),
+    ("Side", "of a flow, in the machine, in the proxy, in a firewall's rule"),
+    ("Source", "of connections to backends, in the file; the old process of an upgrade"),
+];
+
+#[test]
+fn no_other_type_has_the_name_of_another() {
+    let mut files = Vec::new();
+    gather(Path::new("src"), &mut files);
+    let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in files.iter().filter(|file| is_product(file)) {
+        let text = fs::read_to_string(root().join(file)).unwrap();
+        for name in text.lines().take_while(|line| *line != "mod tests {").filter_map(type_name) {
+            places.entry(name.to_owned()).or_default().insert(file.display().to_string());
+        }
+    }
+    assert!(places.len() > 500, "{} types", places.len());
+    places.retain(|_, places| places.len() > 1);
+    let found: BTreeSet<_> = places.keys().map(String::as_str).collect();
+    let allowed: BTreeSet<_> = NAMED_TWICE.iter().map(|(name, _)| *name).collect();
+    let new: Vec<_> = found.difference(&allowed).map(|name| (*name, &places[*name])).collect();
+    assert!(new.is_empty(), "give these names of their own: {new:#?}");
+    let gone: Vec<_> = allowed.difference(&found).collect();
+    assert!(gone.is_empty(), "take these out of the list: {gone:?}");
+}
+
+fn is_product(file: &Path) -> bool {
+    let path = file.to_string_lossy();
+    path.ends_with(".rs") && !["tests.rs", "/tests/", "testing.rs", "simulation"].iter().any(|part| path.contains(part))
+}
+
+/// The type that `line` begins to define. What a trait's implementation calls its associated types is no name of a type.
+fn type_name(line: &str) -> Option<&str> {
+    let code = line.trim_start();
+    let code = match code.strip_prefix("pub") {
+        Some(rest) => rest.split_once(' ').filter(|(scope, _)| scope.is_empty() || scope.starts_with('('))?.1,
+        None => code,
+    };
+    let (word, rest) = code.split_once(' ')?;
+    let is_associated = word == "type" && line.starts_with(' ');
+    let name = rest.split(|c: char| !c.is_ascii_alphanumeric()).next()?;
+    let defines = ["struct", "enum", "union", "trait", "type"].contains(&word) && !is_associated;
+    (defines && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
+}

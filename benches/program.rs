@@ -48,12 +48,12 @@ fn measure(program: &Program, directory: &std::path::Path) {
     };
     for ipv6 in [false, true] {
         let family = if ipv6 { "IPv6" } else { "IPv4" };
-        run(&format!("{family}: no entry"), &frame(FlowDirection::Up, ipv6, u32::MAX, &TIMESTAMPS));
+        run(&format!("{family}: no entry"), &frame(FlowDirection::ToBackend, ipv6, u32::MAX, &TIMESTAMPS));
         program.install(&flow(1, ipv6)).expect("room");
         // With seq_delta 0 and both ends the same, what comes out meets the same entry again.
-        run(&format!("{family}: spliced, timestamps"), &frame(FlowDirection::Up, ipv6, 1, &TIMESTAMPS));
-        run(&format!("{family}: spliced, no options"), &frame(FlowDirection::Up, ipv6, 1, &[]));
-        run(&format!("{family}: spliced, timestamps and SACK"), &frame(FlowDirection::Up, ipv6, 1, &SACK));
+        run(&format!("{family}: spliced, timestamps"), &frame(FlowDirection::ToBackend, ipv6, 1, &TIMESTAMPS));
+        run(&format!("{family}: spliced, no options"), &frame(FlowDirection::ToBackend, ipv6, 1, &[]));
+        run(&format!("{family}: spliced, timestamps and SACK"), &frame(FlowDirection::ToBackend, ipv6, 1, &SACK));
         program.remove(&flow(1, ipv6).ends).expect("removed");
     }
 
@@ -65,7 +65,7 @@ fn measure(program: &Program, directory: &std::path::Path) {
     let spent = Duration::from_nanos(now_ns() - began);
     println!("{} entries entered in {spent:?}: {:?} a flow", 2 * FLOWS, spent / FLOWS);
     println!("memory of the kernel: {} bytes an entry", (memory() - before) / u64::from(2 * FLOWS));
-    run("IPv4: spliced among them", &frame(FlowDirection::Up, false, 1, &TIMESTAMPS));
+    run("IPv4: spliced among them", &frame(FlowDirection::ToBackend, false, 1, &TIMESTAMPS));
 
     let (mut cursor, mut entries, mut seen, mut longest) = (Cursor::default(), Vec::new(), 0, Duration::ZERO);
     let began = now_ns();
@@ -134,8 +134,8 @@ const SACK: [u8; 24] = [1, 1, 8, 10, 0, 0, 0, 9, 0, 0, 0, 9, 1, 1, 5, 10, 0, 0, 
 fn frame(direction: FlowDirection, ipv6: bool, number: u32, options: &[u8]) -> Vec<u8> {
     let [client, vip] = ends(number, ipv6);
     let Key { from, to } = match direction {
-        FlowDirection::Up => Key { from: client, to: vip },
-        FlowDirection::Down => Key { from: vip, to: client },
+        FlowDirection::ToBackend => Key { from: client, to: vip },
+        FlowDirection::ToClient => Key { from: vip, to: client },
     };
     let mut tcp = Vec::new();
     tcp.extend(from.port().to_be_bytes());

@@ -114,7 +114,7 @@ impl Default for Cluster {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Instance {
     pub name: Option<InstanceName>,
-    /// Which slice of the source ports is its own, from 0. `None`: its place among all names.
+    /// Which range of the source ports is its own, from 0. `None`: its place among all names.
     pub slot: Option<u8>,
 }
 
@@ -123,7 +123,7 @@ pub struct Instance {
 pub struct Peers {
     /// This instance's.
     pub name: InstanceName,
-    /// This instance's slice of the source ports, below [`crate::model::fleet::SLOTS`].
+    /// This instance's range of the source ports, below [`crate::model::fleet::SLOTS`].
     pub slot: u8,
     /// Where the peers reach this instance.
     pub listen: SocketAddr,

@@ -41,7 +41,7 @@ use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
 use watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
 
-/// Watches over every backend. Dropping it stops all probes; the last standings stay.
+/// Watches over every backend. Dropping it stops all probes; the last health states stay.
 #[derive(Debug)]
 pub struct Checker {
     shared: Arc<SharedHealth>,

@@ -121,7 +121,7 @@ impl Upgrades {
         let not_moved = self.flows_not_moved.clone();
         registry.register("upgrade_flows_not_moved", "Flows that an upgrade could not move", not_moved);
         let held = self.held_bytes.clone();
-        registry.register_with_unit("upgrade_held", "Undelivered bytes that came with flows", Unit::Bytes, held);
+        registry.register_with_unit("upgrade_undelivered", "Undelivered bytes that came with flows", Unit::Bytes, held);
         let pause = self.longest_pause_seconds.clone();
         let help = "The longest that a flow was with neither process in the last upgrade to this one";
         registry.register_with_unit("upgrade_longest_pause", help, Unit::Seconds, pause);

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   place ──▶ kernel      settings of sysctl(8)        ─┐
-//!         ──▶ firewall    nftables, iptables, NAT       ├─▶ findings: what was read, why it matters, what mends it
+//!         ──▶ firewall    nftables, iptables, NAT       ├─▶ findings: what was read, why it matters, what fixes it
 //!         ──▶ limits      descriptors, ports, rights    │
 //!         ──▶ keepalived  its file, its process         │
 //!         ──▶ fleet       link, key, ports, with [peers]─┘

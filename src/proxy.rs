@@ -181,7 +181,7 @@ impl Proxy {
         let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sockets = HashMap::new();
         for frontend in &config.frontends {
-            let liveness = plane::liveness(&frontend.keepalive);
+            let timeouts = plane::timeouts(&frontend.keepalive);
             for &address in frontend.listen.iter().filter(|address| !listening.contains(address)) {
                 let failed = |source: io::Error| match source.kind() {
                     io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
@@ -195,7 +195,7 @@ impl Proxy {
                         if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
                             socket::ensure_unused(address).map_err(failed)?;
                         }
-                        (0..workers).map(|_| socket::listen(address, &liveness)).collect()
+                        (0..workers).map(|_| socket::listen(address, &timeouts)).collect()
                     }
                 };
                 sockets.insert(address, group.map_err(failed)?);

@@ -14,7 +14,7 @@ use crate::config::{Config, Frontend};
 use crate::drain::{DrainWatch, LifePhase};
 use crate::model::balance::Balance;
 use crate::model::end_reason::EndReason;
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::rebalance::{self, Allowance, BackendLoad};
 use crate::sys::clock::now_ns;
@@ -154,7 +154,7 @@ fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
 fn load(entry: &BackendEntry) -> BackendLoad {
     let health = entry.health();
     BackendLoad {
-        ready: health.standing == Standing::Ready && health.cause == Cause::Passed,
+        ready: health.health_state == HealthState::Ready && health.cause == Cause::Passed,
         weight: entry.weight(),
         flows: entry.active.load(Relaxed),
         max_connections: entry.max_connections(),

@@ -10,12 +10,12 @@ pub mod count;
 pub mod fleet;
 pub mod flow_transfer;
 pub mod flows;
-pub mod hearing;
 pub mod journal;
 pub mod late_resets;
 pub mod offload;
 pub mod orders;
 pub mod other_process;
+pub mod reachability;
 pub mod slot;
 pub mod totals;
 pub mod worker;
@@ -31,11 +31,11 @@ use beats::LoopBeats;
 use count::Tally;
 use fleet::Fleet;
 use flows::FlowTable;
-use hearing::Hearing;
 use journal::Journal;
 use late_resets::LateResets;
 use offload::Offload;
 use orders::Orders;
+use reachability::Reachability;
 use worker::WorkerState;
 
 /// The shared state of one instance.
@@ -46,7 +46,7 @@ pub struct Table {
     pub orders: Orders,
     pub offload: Offload,
     pub fleet: Fleet,
-    pub hearing: Hearing,
+    pub reachability: Reachability,
     pub journal: Journal,
     pub late_resets: LateResets,
     pub beats: LoopBeats,
@@ -70,7 +70,7 @@ impl Table {
             orders: Orders::new(workers)?,
             offload: Offload::new(workers)?,
             fleet: Fleet::default(),
-            hearing: Hearing::default(),
+            reachability: Reachability::default(),
             journal: Journal::default(),
             late_resets: LateResets::default(),
             beats: LoopBeats::default(),

@@ -206,8 +206,8 @@ fn check(seen: &Seen, ended: &EndedFlow, served: Option<&Served>) {
     }
     if matches!(ended.reason, EndReason::ClientClosed | EndReason::BackendClosed) && seen.end != End::Left {
         assert_eq!(seen.end, End::Fin, "{}", about());
-        assert_eq!(ended.bytes_up, seen.sent.unwrap().length as u64, "{}", about());
-        assert_eq!(ended.bytes_down, seen.received.length as u64, "{}", about());
+        assert_eq!(ended.bytes_to_backend, seen.sent.unwrap().length as u64, "{}", about());
+        assert_eq!(ended.bytes_to_client, seen.received.length as u64, "{}", about());
     }
 }
 

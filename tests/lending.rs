@@ -70,7 +70,13 @@ fn flow(bench: &Bench) -> FlowView {
 }
 
 fn progress(ticket: Ticket, bytes: u64) -> Progress {
-    Progress { ticket, bytes_up: bytes, bytes_down: bytes + 1, last_up_ns: now_ns(), last_down_ns: now_ns() }
+    Progress {
+        ticket,
+        bytes_to_backend: bytes,
+        bytes_to_client: bytes + 1,
+        last_to_backend_ns: now_ns(),
+        last_to_client_ns: now_ns(),
+    }
 }
 
 fn kill(bench: &Bench, only_idle_for: Option<Duration>) {
@@ -101,9 +107,9 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     assert_eq!((id, ends.client.socket_addr()), (flow(&bench).id, client.local_addr().unwrap()));
     assert!(bench.table.offload.next_request().is_none(), "one round trip is not enough");
     client.write_all(b"third").unwrap();
-    let Candidate { ticket, sockets, record, bytes_up, bytes_down, .. } = candidate(&bench);
+    let Candidate { ticket, sockets, record, bytes_to_backend, bytes_to_client, .. } = candidate(&bench);
     assert_eq!((&sockets.held_up[..], &sockets.held_down[..]), (&b"third"[..], &b""[..]));
-    assert_eq!((bytes_up, bytes_down, ticket.id), (8, 8, flow(&bench).id));
+    assert_eq!((bytes_to_backend, bytes_to_client, ticket.id), (8, 8, flow(&bench).id));
     assert_eq!(record.backend_key, bench.table.registry.backends()[0].hash_key);
     assert_eq!(record.client.socket_addr(), client.local_addr().unwrap());
     answer(&bench, ticket, Answer::Stays { ticket, sockets, why: Stays::Timestamps });
@@ -113,7 +119,7 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
         ping(&mut client);
     }
     assert!(bench.table.offload.next_request().is_none(), "it stays for good");
-    assert_eq!(flow(&bench).bytes_up, 8 + 5 + 80);
+    assert_eq!(flow(&bench).bytes_to_backend, 8 + 5 + 80);
     drop(client);
     assert_eq!(bench.next_ended().reason, EndReason::ClientClosed);
 }
@@ -174,7 +180,7 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
     let mut client = bench.connect();
     // The client's window is full, and the rest is with its kernel's peer.
     wait_until("the download stalls", || {
-        let bytes = || bench.table.flows.iter().next().map_or(0, |flow| flow.bytes_down);
+        let bytes = || bench.table.flows.iter().next().map_or(0, |flow| flow.bytes_to_client);
         let before = bytes();
         std::thread::sleep(Duration::from_millis(50));
         before > 0 && before == bytes()
@@ -185,7 +191,7 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
     std::thread::sleep(Duration::from_millis(100));
     assert!(bench.table.offload.next_request().is_none());
     client.read_exact(&mut vec![0; 8 << 20]).unwrap();
-    assert_eq!(candidate(&bench).bytes_down, 8 << 20);
+    assert_eq!(candidate(&bench).bytes_to_client, 8 << 20);
 }
 
 #[test]
@@ -197,9 +203,11 @@ fn an_offloaded_flow_counts_shows_and_ends_as_any_other() {
     let (ticket, sockets) = offload(&bench, candidate(&bench));
     assert_eq!((bench.table.flows.len(), bench.table.flows_with_sockets()), (1, 0));
     answer(&bench, ticket, Answer::Progress(vec![progress(ticket, 1000)]));
-    wait_until("its bytes are counted", || flow(&bench).bytes_up == 1000 && flow(&bench).bytes_down == 1001);
+    wait_until("its bytes are counted", || {
+        flow(&bench).bytes_to_backend == 1000 && flow(&bench).bytes_to_client == 1001
+    });
     let lanes = &bench.table.registry.backends()[0].lanes;
-    assert_eq!(lanes.iter().map(|lane| lane.bytes_up.value()).sum::<u64>(), 1000);
+    assert_eq!(lanes.iter().map(|lane| lane.bytes_to_backend.value()).sum::<u64>(), 1000);
 
     kill(&bench, None);
     let Request::End { ticket: meant, unless_moved_since_ns: None } = request(&bench) else { panic!() };
@@ -208,7 +216,7 @@ fn an_offloaded_flow_counts_shows_and_ends_as_any_other() {
     kill(&bench, None);
     answer(&bench, ticket, Answer::Ended { last: progress(ticket, 1500), reason: None });
     let ended = bench.next_ended();
-    assert_eq!((ended.reason, ended.bytes_up, ended.bytes_down), (EndReason::Killed, 1500, 1501));
+    assert_eq!((ended.reason, ended.bytes_to_backend, ended.bytes_to_client), (EndReason::Killed, 1500, 1501));
     assert_eq!(ended.backend_addr, bench.table.registry.backends()[0].address().map(BackendAddr::socket_addr));
     assert!(bench.table.offload.next_request().is_none(), "it was asked twice");
     assert!(bench.table.flows.is_empty() && bench.table.offload.without_sockets() == 0);
@@ -242,7 +250,7 @@ fn an_idle_order_is_called_off_when_the_flow_moves_and_a_kill_after_it_is_not() 
     assert!(since_ns + 1_000_000 > asked_ns);
     answer(&bench, ticket, Answer::Moves(progress(ticket, 50)));
     wait_until("the order is called off", || flow(&bench).state == FlowState::Offloaded);
-    assert_eq!(flow(&bench).bytes_up, 50);
+    assert_eq!(flow(&bench).bytes_to_backend, 50);
 
     wait_until("it is idle again", || {
         kill(&bench, Some(Duration::from_millis(1)));
@@ -305,10 +313,10 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_front
         vip: VipAddr::new(vip),
         backend: entry.address().expect("it has one"),
         local: LocalAddr::new("10.0.0.100:40000".parse().unwrap()),
-        bytes_up: 1,
-        bytes_down: 2,
-        last_up_ns: 80,
-        last_down_ns: 90,
+        bytes_to_backend: 1,
+        bytes_to_client: 2,
+        last_to_backend_ns: 80,
+        last_to_client_ns: 90,
     };
     let give = |found: Found| {
         bench.table.offload.answer(1, Answer::Found(Box::new(found)));
@@ -319,7 +327,7 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_front
     assert_eq!((ticket.id, ticket.worker), (FlowId(4000), 1));
     let flow = flow(&bench);
     assert_eq!((flow.id, flow.state, flow.backend), (FlowId(4000), FlowState::Offloaded, Some(entry.id)));
-    assert_eq!((flow.bytes_up, flow.bytes_down, flow.connect_us, flow.last_byte_ns()), (1, 2, 88, 90));
+    assert_eq!((flow.bytes_to_backend, flow.bytes_to_client, flow.connect_us, flow.last_byte_ns()), (1, 2, 88, 90));
     assert_eq!(flow.origin.client.to_string(), "10.1.2.3:4");
     let active = std::sync::atomic::Ordering::Relaxed;
     assert_eq!((entry.active.load(active), entry.frontend.active.load(active)), (1, 1));

@@ -37,7 +37,7 @@ fn small_and_large_messages_come_back_whole() {
         assert!(received == expected, "{} of {} bytes came back", received.len(), expected.len());
         let ended = bench.next_ended();
         assert_eq!(ended.reason, EndReason::ClientClosed);
-        assert_eq!((ended.bytes_up, ended.bytes_down), ((64 << 20) + 400, (64 << 20) + 400));
+        assert_eq!((ended.bytes_to_backend, ended.bytes_to_client), ((64 << 20) + 400, (64 << 20) + 400));
     }
 }
 
@@ -214,7 +214,7 @@ fn a_stalled_reader_stops_the_sender() {
     let mut stream = bench.connect();
     stream.write_all(b"go").unwrap();
     // Until the counter stands still for a while, the kernel's buffers are filling.
-    let moved = || bench.table.flows.iter().map(|flow| flow.bytes_down).sum::<u64>();
+    let moved = || bench.table.flows.iter().map(|flow| flow.bytes_to_client).sum::<u64>();
     let mut seen = u64::MAX;
     for _ in 0..50 {
         thread::sleep(Duration::from_millis(100));

@@ -54,7 +54,8 @@ pub fn run(asked: &Entries) -> io::Result<Value> {
     let began_ns = now_ns();
     for first in (0..asked.flows).step_by(MARKED_AT_ONCE) {
         let some = (first..asked.flows).take(MARKED_AT_ONCE).map(|number| flow(asked, number).ends);
-        let keys: Vec<_> = some.flat_map(|ends| [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)]).collect();
+        let keys: Vec<_> =
+            some.flat_map(|ends| [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)]).collect();
         program.change(&keys, EntryChange::Commit)?;
     }
     let marked = now_ns() - began_ns;

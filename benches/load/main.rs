@@ -79,7 +79,7 @@ enum Mode {
         #[arg(long, default_value_t = 2)]
         threads: usize,
     },
-    /// Requests on standing connections: the next when the last was answered, or at a fixed rate.
+    /// Requests on health state connections: the next when the last was answered, or at a fixed rate.
     Requests {
         #[command(flatten)]
         common: Common,

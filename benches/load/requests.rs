@@ -1,4 +1,4 @@
-//! Requests and answers of one size on standing connections.
+//! Requests and answers of one size on health state connections.
 //!
 //! Closed loop: each connection sends its next request when the last was answered. Open loop: requests are due at fixed
 //! times, whatever became of earlier ones, and their latency counts from then, so that a stall of the proxy is seen

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use baton::addr::VipAddr;
 use baton::sys::epoll::{Epoll, Events};
-use baton::sys::socket::{self, Liveness};
+use baton::sys::socket::{self, SocketTimeouts};
 
 use crate::behave;
 use crate::pattern;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 /// A token below this is a listener.
 const FLOWS_FROM: u64 = 1 << 16;
 
-const LIVENESS: Liveness = Liveness {
+const TIMEOUTS: SocketTimeouts = SocketTimeouts {
     keepalive_idle: Duration::from_secs(60),
     keepalive_interval: Duration::from_secs(10),
     keepalive_count: 3,
@@ -86,7 +86,7 @@ impl Server {
         let epoll = Epoll::new()?;
         let mut listeners = Vec::new();
         for (index, address) in listen.iter().enumerate() {
-            let listener = socket::listen(VipAddr::new(*address), &LIVENESS)?;
+            let listener = socket::listen(VipAddr::new(*address), &TIMEOUTS)?;
             epoll.watch_level(&listener, index as u64)?;
             listeners.push(listener);
         }

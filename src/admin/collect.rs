@@ -15,8 +15,8 @@ use super::watchdog;
 use crate::config::{Config, OffloadMode};
 use crate::metrics::Metrics;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::Pulse;
-use crate::model::health::Standing;
+use crate::model::fleet::Liveness;
+use crate::model::health::HealthState;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::conntrack;
@@ -106,11 +106,11 @@ impl TableCollector {
         let now = now_ns();
         let mut family = families.gauge("backend_state", "1 for the state that a backend is in, else 0")?;
         for (backend, label) in &backends {
-            let standing = backend.health().standing;
-            for state in Standing::ALL {
+            let health_state = backend.health().health_state;
+            for state in HealthState::ALL {
                 let [frontend, name] = labels(backend, label);
                 let labels = [frontend, name, ("state", state.label())];
-                family.encode_family(&labels)?.encode_gauge(&i64::from(standing == state))?;
+                family.encode_family(&labels)?.encode_gauge(&i64::from(health_state == state))?;
             }
         }
         let mut gauge = |name, help, value: &dyn Fn(&BackendEntry) -> f64| {
@@ -120,7 +120,7 @@ impl TableCollector {
                 .try_for_each(|(it, label)| family.encode_family(&labels(it, label))?.encode_gauge(&value(it)))
         };
         gauge("backend_up", "1 if a backend is ready for new flows", &|it| {
-            f64::from(it.health().standing == Standing::Ready)
+            f64::from(it.health().health_state == HealthState::Ready)
         })?;
         gauge("backend_flows", "Flows of a backend, connecting ones included", &|it| {
             f64::from(it.active.load(Relaxed))
@@ -136,8 +136,8 @@ impl TableCollector {
         for (backend, label) in &backends {
             let [frontend, name] = labels(backend, label);
             for (direction, bytes) in [
-                ("up", sum(backend, |lane| lane.bytes_up.value())),
-                ("down", sum(backend, |lane| lane.bytes_down.value())),
+                ("to_backend", sum(backend, |lane| lane.bytes_to_backend.value())),
+                ("to_client", sum(backend, |lane| lane.bytes_to_client.value())),
             ] {
                 family.encode_family(&[frontend, name, ("direction", direction)])?.counter(bytes)?;
             }
@@ -245,9 +245,9 @@ impl TableCollector {
             let mut family = families.gauge(name, help)?;
             members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.encode_gauge(&value(it)))
         };
-        gauge("peer_up", "1 while a peer is heard", &|it| f64::from(it.pulse == Pulse::Alive))?;
+        gauge("peer_up", "1 while a peer is heard", &|it| f64::from(it.liveness == Liveness::Alive))?;
         let help = "1 while a peer lives and its link is down";
-        gauge("peer_unlinked", help, &|it| f64::from(it.pulse == Pulse::Unlinked))?;
+        gauge("peer_unlinked", help, &|it| f64::from(it.liveness == Liveness::Unlinked))?;
         gauge("peer_synced", "1 if all flows of a peer are known here", &|it| f64::from(it.synced))?;
         gauge("peer_flows", "Flows of a peer that are known here", &|it| it.flows as f64)?;
         gauge("peer_offloaded", "Of them, those without sockets", &|it| it.offloaded as f64)?;
@@ -269,9 +269,9 @@ impl TableCollector {
             view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
         };
         let help = "Packets and flows of other instances that came here, by what became of them; dropped must stay 0";
-        let mut family = families.counter("untracked_packets", help, None)?;
+        let mut family = families.counter("unknown_packets", help, None)?;
         for (outcome, count) in [
-            ("forwarded", packets(&["forwarded", "sliced"])),
+            ("forwarded", packets(&["forwarded", "forwarded_by_port"])),
             ("reset", packets(&["reset"]) + census.reset.value()),
             ("inherited", census.inherited.value()),
             ("dropped", census.dropped.value()),
@@ -279,7 +279,7 @@ impl TableCollector {
             family.encode_family(&[("outcome", outcome)])?.counter(count)?;
         }
         let help = "Flows of peers that this host's map has no room for: they are reset if their owner dies";
-        families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.not_held.load(Relaxed) as i64))?;
+        families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.no_standby.load(Relaxed) as i64))?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
         counter("failovers", "Instances whose flows were taken over", census.failovers.value())?;
         let help = "Segments that made idle ends of dead flows show themselves";

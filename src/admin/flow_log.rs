@@ -105,8 +105,8 @@ impl FlowLogWriter {
                     by = by_label(flow.reason.by()),
                     duration_ms,
                     connect_us = flow.connect_us,
-                    bytes_up = flow.bytes_up,
-                    bytes_down = flow.bytes_down,
+                    bytes_to_backend = flow.bytes_to_backend,
+                    bytes_to_client = flow.bytes_to_client,
                     error,
                     "flow ended"
                 );
@@ -123,8 +123,8 @@ impl FlowLogWriter {
             reason: flow.reason,
             duration_ms,
             connect_us: flow.connect_us,
-            bytes_up: flow.bytes_up,
-            bytes_down: flow.bytes_down,
+            bytes_to_backend: flow.bytes_to_backend,
+            bytes_to_client: flow.bytes_to_client,
             error,
         });
     }
@@ -233,8 +233,8 @@ mod tests {
             backend: Some(backend),
             backend_addr: Some("10.0.0.11:6443".parse().unwrap()),
             reason,
-            bytes_up: 10,
-            bytes_down: 20,
+            bytes_to_backend: 10,
+            bytes_to_client: 20,
             connect_us: 300,
             ended_at_ns: 6_000_000,
             errno: libc::ECONNRESET,
@@ -259,8 +259,8 @@ mod tests {
             ("by", "backend".into()),
             ("duration_ms", 5.into()),
             ("connect_us", 300.into()),
-            ("bytes_up", 10.into()),
-            ("bytes_down", 20.into()),
+            ("bytes_to_backend", 10.into()),
+            ("bytes_to_client", 20.into()),
         ] {
             assert_eq!(line[key], value, "{key} in {line}");
         }

@@ -125,13 +125,13 @@ fn figures(page: &mut String, status: &Status) {
         ),
         (
             "To backends",
-            bytes(totals.rates.bytes_up_per_s) + "/s",
-            format!("{} since the start", bytes(totals.bytes_up_total as f64)),
+            bytes(totals.rates.bytes_to_backend_per_s) + "/s",
+            format!("{} since the start", bytes(totals.bytes_to_backend_total as f64)),
         ),
         (
             "To clients",
-            bytes(totals.rates.bytes_down_per_s) + "/s",
-            format!("{} since the start", bytes(totals.bytes_down_total as f64)),
+            bytes(totals.rates.bytes_to_client_per_s) + "/s",
+            format!("{} since the start", bytes(totals.bytes_to_client_total as f64)),
         ),
     ] {
         write(page, format_args!("<div><dt>{name}</dt><dd>{value}<small>{beneath}</small></dd></div>\n"));
@@ -176,7 +176,7 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
     });
     let failed: u64 = it.connect_failures_total.values().sum();
     let kinds: Vec<_> = it.connect_failures_total.iter().map(|(kind, n)| format!("{kind} {}", count(*n))).collect();
-    let tone = tone(words::of_standing(it.standing));
+    let tone = tone(words::of_health(it.health_state));
     write(
         page,
         format_args!(
@@ -186,7 +186,7 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
              <i class=\"{tone}\" style=\"width:{percent}%\"></i></span></td>\
              <td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
              <td class=\"r\" title=\"{}\">{}</td></tr>\n",
-            Pill(tone, it.standing.label()),
+            Pill(tone, it.health_state.label()),
             Escaped(&it.name),
             Escaped(address),
             Escaped(words::why(it)),
@@ -195,8 +195,8 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
             words::of_cap(it.flows, it.max_connections),
             it.weight,
             rate(it.rates.flows_per_s),
-            bytes(it.rates.bytes_up_per_s),
-            bytes(it.rates.bytes_down_per_s),
+            bytes(it.rates.bytes_to_backend_per_s),
+            bytes(it.rates.bytes_to_client_per_s),
             it.connect_mean_us.map_or_else(|| "–".to_owned(), duration_us),
             Escaped(kinds.join(", ")),
             count(failed),
@@ -227,7 +227,7 @@ fn peer(page: &mut String, it: &MemberView) {
              <td class=\"why\"><span class=\"mono\">{}</span><small>{}</small></td>\
              <td class=\"r\">{}</td><td class=\"r\">{}</td><td>{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
              <td class=\"r\">{}</td></tr>\n",
-            Pill(tone(words::of_pulse(it.pulse)), it.pulse.label()),
+            Pill(tone(words::of_liveness(it.liveness)), it.liveness.label()),
             Escaped(&it.name),
             it.address,
             if vips.is_empty() { "–".to_owned() } else { vips.join(" ") },

@@ -138,9 +138,9 @@ pub struct FlowRow {
     /// Since the last byte in either direction.
     pub idle_ms: u64,
     /// From the client.
-    pub bytes_up: u64,
+    pub bytes_to_backend: u64,
     /// To the client.
-    pub bytes_down: u64,
+    pub bytes_to_client: u64,
     /// 0 until connected.
     pub connect_us: u64,
     /// Why it is not offloaded, when that was last tried; see the README.

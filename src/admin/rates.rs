@@ -16,8 +16,8 @@ const SPAN_MIN_S: f64 = 0.5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateCounters {
     pub flows: u64,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
 }
 
 /// All counters at one moment.
@@ -46,11 +46,11 @@ impl Sample {
         }
         for backend in table.registry.backends().into_iter().filter(|it| !it.is_former()) {
             let counters = of_backend(&backend);
-            sample.totals.bytes_up += counters.bytes_up;
-            sample.totals.bytes_down += counters.bytes_down;
+            sample.totals.bytes_to_backend += counters.bytes_to_backend;
+            sample.totals.bytes_to_client += counters.bytes_to_client;
             let frontend = sample.frontends.entry(backend.frontend.id).or_default();
-            frontend.bytes_up += counters.bytes_up;
-            frontend.bytes_down += counters.bytes_down;
+            frontend.bytes_to_backend += counters.bytes_to_backend;
+            frontend.bytes_to_client += counters.bytes_to_client;
             sample.backends.insert(backend.hash_key, counters);
         }
         sample
@@ -78,8 +78,8 @@ impl Samples {
         let per_s = |before: u64, after: u64| after.saturating_sub(before) as f64 / span_s;
         Rate {
             flows_per_s: per_s(before.flows, after.flows),
-            bytes_up_per_s: per_s(before.bytes_up, after.bytes_up),
-            bytes_down_per_s: per_s(before.bytes_down, after.bytes_down),
+            bytes_to_backend_per_s: per_s(before.bytes_to_backend, after.bytes_to_backend),
+            bytes_to_client_per_s: per_s(before.bytes_to_client, after.bytes_to_client),
         }
     }
 }
@@ -92,8 +92,8 @@ fn of_backend(backend: &BackendEntry) -> RateCounters {
     let mut sum = RateCounters::default();
     for lane in &*backend.lanes {
         sum.flows += lane.connected.value();
-        sum.bytes_up += lane.bytes_up.value();
-        sum.bytes_down += lane.bytes_down.value();
+        sum.bytes_to_backend += lane.bytes_to_backend.value();
+        sum.bytes_to_client += lane.bytes_to_client.value();
     }
     sum
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn at(second: u64, flows: u64) -> Sample {
-        let totals = RateCounters { flows, bytes_up: flows * 100, bytes_down: 0 };
+        let totals = RateCounters { flows, bytes_to_backend: flows * 100, bytes_to_client: 0 };
         Sample { at_ns: second * 1_000_000_000 + 1, totals, ..Sample::default() }
     }
 
@@ -114,7 +114,7 @@ mod tests {
             samples.push(at(second, second.saturating_sub(19)));
         }
         let rate = samples.rate(&at(29, 10), |sample| Some(sample.totals));
-        assert_eq!((rate.flows_per_s, rate.bytes_up_per_s), (1.0, 100.0));
+        assert_eq!((rate.flows_per_s, rate.bytes_to_backend_per_s), (1.0, 100.0));
     }
 
     #[test]

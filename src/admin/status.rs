@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::control::ConfigState;
 use crate::model::fleet::InstanceName;
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
@@ -84,8 +84,8 @@ pub enum WorkerCondition {
 pub struct StatusTotals {
     pub flows: FlowCounts,
     pub accepted_total: u64,
-    pub bytes_up_total: u64,
-    pub bytes_down_total: u64,
+    pub bytes_to_backend_total: u64,
+    pub bytes_to_client_total: u64,
     /// By end reason; those that never occurred are left out.
     pub ended_total: BTreeMap<String, u64>,
     pub rates: Rate,
@@ -145,8 +145,8 @@ pub struct FlowCounts {
 pub struct Rate {
     /// Accepted by an instance or frontend, connected to a backend.
     pub flows_per_s: f64,
-    pub bytes_up_per_s: f64,
-    pub bytes_down_per_s: f64,
+    pub bytes_to_backend_per_s: f64,
+    pub bytes_to_client_per_s: f64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -183,11 +183,11 @@ pub struct BackendStatus {
     pub name: String,
     /// `None`: its name has not been resolved.
     pub address: Option<SocketAddr>,
-    pub standing: Standing,
+    pub health_state: HealthState,
     pub cause: Cause,
     /// `cause` in words.
     pub why: String,
-    /// How long it has had this standing. `None`: since the start.
+    /// How long it has had this health state. `None`: since the start.
     pub since_ms: Option<u64>,
     /// An operator's order or the configuration's, if one is in force.
     pub order: Option<String>,
@@ -204,8 +204,8 @@ pub struct BackendStatus {
     pub connect_failures_total: BTreeMap<String, u64>,
     /// Mean of all connects. `None`: none yet.
     pub connect_mean_us: Option<u64>,
-    pub bytes_up_total: u64,
-    pub bytes_down_total: u64,
+    pub bytes_to_backend_total: u64,
+    pub bytes_to_client_total: u64,
     pub rates: Rate,
     /// The last probe's result in words. `None`: none has ended.
     pub last_probe: Option<String>,

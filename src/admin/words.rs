@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::humane::{bytes, count, duration_ms, duration_us, plural};
 use super::status::{Instance, Status};
-use crate::model::fleet::{Farewell, Pulse};
-use crate::model::health::Standing;
+use crate::model::fleet::{Farewell, Liveness};
+use crate::model::health::HealthState;
 use crate::table::backend::Service;
 use crate::table::journal::What;
 
@@ -110,7 +110,7 @@ pub fn event(what: &What) -> String {
         What::PeerUnreachable { peer, why } => format!("no link to {peer}: {why}"),
         What::PeerSynced { peer, flows } => format!("all of {peer} is known: {}", plural(*flows, "flow")),
         What::PeerGap { peer } => format!("a change of {peer}'s flows is missing; it tells all of them again"),
-        What::PeerPulse { peer, pulse } => format!("{peer} is {}", pulse_in_words(*pulse)),
+        What::PeerLiveness { peer, liveness } => format!("{peer} is {}", liveness_in_words(*liveness)),
         What::FailedOver { instance, inherited, reset } => {
             let inherited = plural(*inherited as u64, "flow");
             format!("{instance} is dead: {inherited} of it without sockets go on here, {reset} others are reset")
@@ -148,8 +148,8 @@ pub fn event(what: &What) -> String {
             reason,
             duration_ms: lasted,
             connect_us,
-            bytes_up,
-            bytes_down,
+            bytes_to_backend,
+            bytes_to_client,
             error,
         } => {
             let mut text = format!(
@@ -157,8 +157,8 @@ pub fn event(what: &What) -> String {
                 backend.as_deref().unwrap_or("-"),
                 reason.label(),
                 duration_ms(*lasted),
-                bytes(*bytes_up as f64),
-                bytes(*bytes_down as f64),
+                bytes(*bytes_to_backend as f64),
+                bytes(*bytes_to_client as f64),
             );
             if *connect_us > 0 {
                 text += &format!(", connected in {}", duration_us(*connect_us));
@@ -177,7 +177,7 @@ pub const STOPPED: &str = "flows that offloaded were reset right after, so the o
 
 pub fn weight(what: &What) -> Weight {
     match what {
-        What::BackendChanged { to, .. } => of_standing(*to),
+        What::BackendChanged { to, .. } => of_health(*to),
         What::BackendResolved { error: Some(_), .. } | What::Stopping { .. } | What::FlowsOrdered { .. } => {
             Weight::Notice
         }
@@ -205,7 +205,7 @@ pub fn weight(what: &What) -> Weight {
         What::PeerLinked { .. } | What::PeerSynced { .. } => Weight::Good,
         What::PeerLost { .. } | What::PeerGap { .. } => Weight::Notice,
         What::PeerUnreachable { .. } => Weight::Bad,
-        What::PeerPulse { pulse, .. } => of_pulse(*pulse),
+        What::PeerLiveness { liveness, .. } => of_liveness(*liveness),
         What::ReloadRefused { .. } | What::AcceptPaused { .. } | What::WorkerStuck { .. } => Weight::Bad,
         What::AcceptResumed { .. } | What::WorkerMoves { .. } => Weight::Good,
         What::BackendAdded { .. }
@@ -276,31 +276,31 @@ pub fn vips(vips: &[IpAddr]) -> String {
     }
 }
 
-pub fn of_standing(standing: Standing) -> Weight {
-    match standing {
-        Standing::Ready => Weight::Good,
-        Standing::Draining => Weight::Notice,
-        Standing::Ejected => Weight::Bad,
+pub fn of_health(health_state: HealthState) -> Weight {
+    match health_state {
+        HealthState::Ready => Weight::Good,
+        HealthState::Draining => Weight::Notice,
+        HealthState::Ejected => Weight::Bad,
     }
 }
 
-pub fn of_pulse(pulse: Pulse) -> Weight {
-    match pulse {
-        Pulse::Alive => Weight::Good,
-        Pulse::Left(_) | Pulse::Unlinked => Weight::Notice,
-        Pulse::Unheard | Pulse::Silent | Pulse::Dead => Weight::Bad,
+pub fn of_liveness(liveness: Liveness) -> Weight {
+    match liveness {
+        Liveness::Alive => Weight::Good,
+        Liveness::Left(_) | Liveness::Unlinked => Weight::Notice,
+        Liveness::Unheard | Liveness::Silent | Liveness::Dead => Weight::Bad,
     }
 }
 
-pub fn pulse_in_words(pulse: Pulse) -> &'static str {
-    match pulse {
-        Pulse::Unheard => "not heard of yet",
-        Pulse::Alive => "alive",
-        Pulse::Unlinked => "alive, but not on the link: what it does with its flows is not known here",
-        Pulse::Silent => "silent",
-        Pulse::Dead => "taken for dead: nothing was heard of it for a second",
-        Pulse::Left(Farewell::Succeeded) => "being replaced by another process",
-        Pulse::Left(Farewell::Stopped) => "stopped",
+pub fn liveness_in_words(liveness: Liveness) -> &'static str {
+    match liveness {
+        Liveness::Unheard => "not heard of yet",
+        Liveness::Alive => "alive",
+        Liveness::Unlinked => "alive, but not on the link: what it does with its flows is not known here",
+        Liveness::Silent => "silent",
+        Liveness::Dead => "taken for dead: nothing was heard of it for a second",
+        Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
+        Liveness::Left(Farewell::Stopped) => "stopped",
     }
 }
 
@@ -326,7 +326,7 @@ pub fn why(backend: &super::status::BackendStatus) -> String {
     if let Some(ms) = backend.drain_deadline_in_ms {
         text += &format!("; its flows have {} left", duration_ms(ms));
     }
-    if backend.share_percent < 100 && backend.standing == Standing::Ready {
+    if backend.share_percent < 100 && backend.health_state == HealthState::Ready {
         text += &format!("; returning slowly, at {} %", backend.share_percent);
     }
     text

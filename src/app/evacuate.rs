@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::Pulse;
+use crate::model::fleet::Liveness;
 use crate::model::fleet::evacuate::{EvacuateOrder, EvacuateStep, Evacuation, Failure, Situation, Wish};
 use crate::preflight::mover;
 use crate::sys::clock::now_ns;
@@ -194,7 +194,7 @@ fn with_look<T>(core: &Core, act: impl FnOnce(&Situation<'_>) -> T) -> T {
 fn places(core: &Core, vips: impl Iterator<Item = std::net::IpAddr>) -> Vec<VipPlace> {
     let (members, here) = (core.table.fleet.members(), core.table.fleet.places());
     let place = |address| {
-        let has = members.iter().filter(|it| it.pulse == Pulse::Alive && it.vips.contains(&address));
+        let has = members.iter().filter(|it| it.liveness == Liveness::Alive && it.vips.contains(&address));
         VipPlace { address, here: here.here.contains(&address), at: has.map(|it| it.name.clone()).collect() }
     };
     vips.map(place).collect()

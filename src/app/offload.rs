@@ -89,7 +89,7 @@ impl Path {
         Ok(Self { table: table.clone(), pins, engine: Mutex::new(engine), lock: Mutex::new(lock), unwatched })
     }
 
-    /// Why this process should be started anew, once what is in the way is mended.
+    /// Why this process should be started anew, once what is in the way is fixed.
     pub fn unwatched(&self) -> Option<String> {
         self.unwatched.clone()
     }

@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
 use crate::failover;
-use crate::model::fleet::{Farewell, slice};
+use crate::model::fleet::{Farewell, port_range};
 use crate::peer;
 use crate::sys::source;
 use crate::table::Table;
@@ -27,7 +27,7 @@ impl PeerLinks {
         let Some(peers) = &config.peers else { return };
         table.fleet.set_enabled(true);
         table.flows.set_tag(peers.name.tag());
-        match slice(source::local_port_range(), peers.slot) {
+        match port_range(source::local_port_range(), peers.slot) {
             Some(ports) => table.fleet.set_ports(ports),
             None => tracing::warn!(
                 "net.ipv4.ip_local_port_range is too small to be shared; legs of several instances may clash"

@@ -15,7 +15,7 @@ use crate::table::orders::{EndOrder, Pace, Selector};
 const COUNT_EVERY: Duration = Duration::from_millis(20);
 
 /// What the last resets may take beyond their pace.
-const GRACE: Duration = Duration::from_secs(1);
+const STOP_MARGIN: Duration = Duration::from_secs(1);
 
 /// Takes the instance through all phases of a stop. Each wait ends early when the stop is hastened.
 pub async fn run(core: &Core) {
@@ -51,7 +51,7 @@ pub async fn run(core: &Core) {
             EndOrder { selector: Selector::WithSockets, reason: EndReason::Shutdown, pace, only_idle_for: None };
         core.table.orders.end(order);
         let longest = process.reset_within.max(Duration::from_secs_f64(left as f64 / f64::from(process.reset_rate)));
-        let _ = tokio::time::timeout(longest + GRACE, gone(core)).await;
+        let _ = tokio::time::timeout(longest + STOP_MARGIN, gone(core)).await;
     }
 }
 

@@ -13,7 +13,7 @@ use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckArguments {
-    /// Says as well whether this host can carry offloaded flows and a VIP, and what to mend.
+    /// Says as well whether this host can carry offloaded flows and a VIP, and what to fix.
     #[arg(long)]
     host: bool,
     /// keepalived's configuration [default: /etc/keepalived/keepalived.conf, if it is there].

@@ -78,8 +78,8 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
             row.backend.as_deref().unwrap_or("-").into(),
             duration_ms(row.age_ms).into(),
             duration_ms(row.idle_ms).into(),
-            bytes(row.bytes_up as f64).into(),
-            bytes(row.bytes_down as f64).into(),
+            bytes(row.bytes_to_backend as f64).into(),
+            bytes(row.bytes_to_client as f64).into(),
             if row.connect_us > 0 { duration_us(row.connect_us) } else { "-".to_owned() }.into(),
             row.stays.as_deref().unwrap_or("").into(),
         ]);

@@ -30,7 +30,11 @@ pub fn undrain(client: &mut Client, backend: BackendName, output: &Output) -> Re
     if output.json {
         output.document(&ordered)?;
     } else if before.is_some_and(|before| before.order.is_none()) {
-        output.line(format!("{} was under no order: it is {}", full(&ordered), ordered.backend.standing.label()))?;
+        output.line(format!(
+            "{} was under no order: it is {}",
+            full(&ordered),
+            ordered.backend.health_state.label()
+        ))?;
     } else {
         output.line(format!("{} is in the hands of its probes again", full(&ordered)))?;
     }

@@ -76,7 +76,7 @@ fn row(it: &MemberView) -> [Cell; 14] {
     let synced = if it.synced { Cell::painted(Weight::Plain, "yes") } else { Cell::painted(Weight::Bad, "no") };
     [
         it.name.to_string().into(),
-        Cell::painted(words::of_pulse(it.pulse), it.pulse.label()),
+        Cell::painted(words::of_liveness(it.liveness), it.liveness.label()),
         it.address.to_string().into(),
         it.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()).into(),
         count(it.flows as u64).into(),

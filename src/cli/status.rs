@@ -61,8 +61,8 @@ pub fn backends(client: &mut Client, backend: Option<BackendName>, output: &Outp
             count(it.hedged_total).into(),
             count(it.connect_failures_total.values().sum()).into(),
             it.connect_mean_us.map_or_else(|| "-".to_owned(), duration_us).into(),
-            bytes(it.bytes_up_total as f64).into(),
-            bytes(it.bytes_down_total as f64).into(),
+            bytes(it.bytes_to_backend_total as f64).into(),
+            bytes(it.bytes_to_client_total as f64).into(),
             if it.last_probe_us > 0 { duration_us(it.last_probe_us) } else { "-".to_owned() }.into(),
             (probe + &words::why(it)).into(),
         ]);
@@ -78,8 +78,8 @@ fn in_words(status: &Status, output: &Output) -> String {
         "{} now, {} new/s, {}/s to backends, {}/s to clients; {} accepted since the start\n",
         output.bold(&plural(totals.flows.sum(), "flow")),
         rate(totals.rates.flows_per_s),
-        bytes(totals.rates.bytes_up_per_s),
-        bytes(totals.rates.bytes_down_per_s),
+        bytes(totals.rates.bytes_to_backend_per_s),
+        bytes(totals.rates.bytes_to_client_per_s),
         count(totals.accepted_total),
     );
     text += &offload(&status.offload, totals.flows.offloaded);
@@ -109,7 +109,7 @@ fn in_words(status: &Status, output: &Output) -> String {
 fn fleet(fleet: &PeersReport, output: &Output) -> String {
     let peer = |it: &MemberView| {
         let synced = if it.synced { "" } else { ", not synced" };
-        format!("{} {}{synced}", it.name, output.paint(words::of_pulse(it.pulse), it.pulse.label()))
+        format!("{} {}{synced}", it.name, output.paint(words::of_liveness(it.liveness), it.liveness.label()))
     };
     let peers: Vec<_> = fleet.peers.iter().map(peer).collect();
     match &fleet.name {
@@ -218,8 +218,8 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
             words::of_cap(it.flows, it.max_connections).into(),
             format!("{} %", u64::from(it.flows) * 100 / flows.max(1)).into(),
             rate(it.rates.flows_per_s).into(),
-            bytes(it.rates.bytes_up_per_s).into(),
-            bytes(it.rates.bytes_down_per_s).into(),
+            bytes(it.rates.bytes_to_backend_per_s).into(),
+            bytes(it.rates.bytes_to_client_per_s).into(),
             words::why(it).into(),
         ]);
     }
@@ -228,7 +228,7 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
 }
 
 fn state(it: &BackendStatus) -> Cell {
-    Cell::painted(words::of_standing(it.standing), it.standing.label())
+    Cell::painted(words::of_health(it.health_state), it.health_state.label())
 }
 
 fn address(it: &BackendStatus) -> Cell {

@@ -17,7 +17,7 @@ use super::wire::{ChallengeBatch, Wire};
 use crate::config::{Config, FailoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::failover::{Action, Failover, Note, Settings};
-use crate::model::fleet::{HeldRequest, PeerCommand, Remote};
+use crate::model::fleet::{PeerCommand, Remote, StandbyRequest};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::{Changed, Watch};
 use crate::table::Table;
@@ -115,7 +115,7 @@ impl FailoverControl {
                 }
                 ControlHeard::Answers => {
                     while let Some(answer) = self.table.offload.held.next_answer() {
-                        self.machine.handle_held(now_ns(), answer);
+                        self.machine.handle_standby(now_ns(), answer);
                     }
                 }
                 ControlHeard::Network => self.network_changed(),
@@ -192,7 +192,7 @@ impl FailoverControl {
             self.machine.handle_timeout(now_ns);
         }
         if std::mem::take(&mut self.routes_moved) && self.settings.carries {
-            self.table.offload.ask_held(HeldRequest::RoutesMoved);
+            self.table.offload.ask_standby(StandbyRequest::RoutesMoved);
         }
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let untold = self.untold.take_own(&self.table, &vips, now_ns);
@@ -250,7 +250,7 @@ impl FailoverControl {
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {
-                Action::Path(request) => self.table.offload.ask_held(request),
+                Action::Path(request) => self.table.offload.ask_standby(request),
                 Action::Send(command) => {
                     self.backlog.push_back(command);
                     self.send();
@@ -258,11 +258,11 @@ impl FailoverControl {
                 Action::Announce(ip) => self.wire.announce(ip),
                 Action::Challenge { round, ends } => self.wire.challenge(ChallengeBatch { round, ends }),
                 Action::WakeOn(all) => all.into_iter().for_each(|wake| self.table.late_resets.wake(wake)),
-                Action::Answer(stray) => {
-                    let Key { from, to } = stray.key;
-                    tracing::debug!(%from, %to, flags = stray.flags, length = stray.length, "nobody knows this packet's flow: RST");
+                Action::Answer(packet) => {
+                    let Key { from, to } = packet.key;
+                    tracing::debug!(%from, %to, flags = packet.flags, length = packet.length, "nobody knows this packet's flow: RST");
                     let census = &self.table.fleet.census;
-                    let counted = if self.wire.answer(&stray) { &census.reset } else { &census.dropped };
+                    let counted = if self.wire.answer(&packet) { &census.reset } else { &census.dropped };
                     counted.add(1);
                 }
                 Action::Shared(shared) => self.table.fleet.set_shared(shared),

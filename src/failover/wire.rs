@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::addresses::Addresses;
 use crate::essential;
-use crate::model::fleet::Stray;
+use crate::model::fleet::UnknownPacket;
 use crate::model::fleet::failover::Challenge;
 use crate::model::neighbour::announcement;
 use crate::model::segment::Segment;
@@ -63,8 +63,8 @@ impl Wire {
     }
 
     /// Answers with RST. False: it could not be sent.
-    pub fn answer(&self, stray: &Stray) -> bool {
-        let reset = stray.reset();
+    pub fn answer(&self, packet: &UnknownPacket) -> bool {
+        let reset = packet.reset();
         reset.packet().is_some_and(|packet| self.raw.send(&packet, reset.to.ip()).is_ok())
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::watcher::Watcher;
 use crate::model::end_reason::EndReason;
 use crate::model::health::machine::HealthAction;
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 use crate::sys::clock::now_ns;
 use crate::table::backend::HealthView;
 use crate::table::flows::FlowState;
@@ -39,7 +39,7 @@ impl Watcher {
 
     fn view(&self) -> HealthView {
         HealthView {
-            standing: self.machine.standing(),
+            health_state: self.machine.health_state(),
             cause: self.machine.cause(),
             since_ns: self.machine.since_ns(),
             last_probe: self.last_probe.clone(),
@@ -49,13 +49,13 @@ impl Watcher {
         }
     }
 
-    fn tell(&self, from: Standing, to: Standing, cause: Cause) {
+    fn tell(&self, from: HealthState, to: HealthState, cause: Cause) {
         let (frontend, backend) = self.entry.full_name();
         let is = to.label();
         // A new backend is taken for ready until its first probe, but never was found to be.
         let was = (from != to).then(|| from.label());
         match to {
-            Standing::Ready => tracing::info!(frontend, backend, was, is, %cause, "backend is ready"),
+            HealthState::Ready => tracing::info!(frontend, backend, was, is, %cause, "backend is ready"),
             _ => tracing::warn!(frontend, backend, was, is, %cause, "backend is {is}: {cause}"),
         }
         self.shared.table.journal.record(What::BackendChanged { frontend, backend, from, to, cause });

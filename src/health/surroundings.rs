@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::watcher::Watcher;
-use crate::model::fleet::{MemberView, Pulse};
+use crate::model::fleet::{Liveness, MemberView};
 use crate::model::health::Cause;
 use crate::model::health::doubt::{Silence, Surroundings};
 use crate::model::health::machine::ProbeOutcome;
@@ -80,7 +80,7 @@ impl Watcher {
         if !self.doubt.is_deaf() || now < self.look_at_ns {
             return;
         }
-        self.shared.table.hearing.is_deaf(now);
+        self.shared.table.reachability.is_deaf(now);
         self.look_at_ns = now + LOOK_EVERY_NS;
         self.look_at_wire();
         if self.doubt.look(self.surroundings()) {
@@ -110,9 +110,9 @@ impl Watcher {
     fn are_dark(&self, route: Option<Route>) -> bool {
         let members = self.shared.table.fleet.members();
         // Whoever said goodbye, or never said anything, is no evidence.
-        let mut awaited = members
-            .iter()
-            .filter(|it| matches!(it.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent | Pulse::Dead));
+        let mut awaited = members.iter().filter(|it| {
+            matches!(it.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent | Liveness::Dead)
+        });
         match awaited.next() {
             Some(_) => !members.iter().any(MemberView::is_heard),
             // Alone, only the wire tells: if nothing can come by it, no client waits for an RST either.
@@ -136,7 +136,7 @@ impl Watcher {
     /// When a client was last heard, or a backend that is on another host and has another address.
     fn heard_ns(&self, but: Option<IpAddr>) -> u64 {
         let table = &self.shared.table;
-        others(table, but).fold(table.hearing.client_ns(), |latest, (entry, ip)| {
+        others(table, but).fold(table.reachability.client_ns(), |latest, (entry, ip)| {
             let heard = entry.answered_ns.load(Relaxed).max(entry.heard_ns.load(Relaxed));
             // What is on this host answers without any network.
             let counts = heard > latest && !netlink::route(ip).is_ok_and(|route| route.is_local);
@@ -147,7 +147,7 @@ impl Watcher {
     /// Makes whoever is there show it.
     fn ask_around(&self) {
         let table = &self.shared.table;
-        table.hearing.want_clients();
+        table.reachability.want_clients();
         table.offload.wake();
         others(table, self.target()).for_each(|(entry, _)| entry.suspicion.raise(Suspicion::OTHERS_SILENT));
     }

@@ -14,7 +14,7 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::config::{Backend, Frontend, Health, Target};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 use crate::sys::clock::now_ns;
 use crate::table::backend::Suspicion;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
@@ -163,9 +163,9 @@ impl Bench {
         }
     }
 
-    async fn until_standing(&self, name: &str, standing: Standing) -> Cause {
+    async fn until_health(&self, name: &str, health_state: HealthState) -> Cause {
         let entry = self.entry(name);
-        self.until(standing.label(), || entry.health().standing == standing).await;
+        self.until(health_state.label(), || entry.health().health_state == health_state).await;
         entry.health().cause.clone()
     }
 
@@ -206,27 +206,27 @@ async fn a_backend_goes_from_ready_to_draining_and_back_without_losing_a_flow() 
     assert_eq!((entry.preference(), &entry.health().cause), (Preference::Ready, &Cause::NotProbed));
     bench.checker.first_round().await;
     assert_eq!(entry.health().last_probe.as_deref(), Some("passed"));
-    assert_eq!((entry.health().standing, &entry.health().cause), (Standing::Ready, &Cause::Passed));
+    assert_eq!((entry.health().health_state, &entry.health().cause), (HealthState::Ready, &Cause::Passed));
     assert_eq!(entry.share(now_ns()), 1024);
     bench.flow("cp1");
 
     stub.becomes(Mode::Answers(503));
-    assert_eq!(bench.until_standing("cp1", Standing::Draining).await, Cause::NotReady { status: 503 });
+    assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::NotReady { status: 503 });
     assert_eq!(entry.preference(), Preference::Draining);
     assert_eq!(entry.health().last_probe.as_deref(), Some("answered 503"));
     assert_eq!(entry.health().drain_deadline_ns, None, "no other backend is ready");
 
     stub.becomes(Mode::Answers(200));
-    bench.until_standing("cp1", Standing::Ready).await;
+    bench.until_health("cp1", HealthState::Ready).await;
     assert_eq!(entry.preference(), Preference::Ready);
     assert!(entry.share(now_ns()) < 200, "it starts slowly");
     assert_eq!(bench.table.orders.take(0), None);
-    let standings = bench.events().into_iter().filter_map(|what| match what {
+    let states = bench.events().into_iter().filter_map(|what| match what {
         What::BackendChanged { from, to, .. } => Some((from, to)),
         _ => None,
     });
-    let (ready, draining) = (Standing::Ready, Standing::Draining);
-    assert_eq!(standings.collect::<Vec<_>>(), [(ready, ready), (ready, draining), (draining, ready)]);
+    let (ready, draining) = (HealthState::Ready, HealthState::Draining);
+    assert_eq!(states.collect::<Vec<_>>(), [(ready, ready), (ready, draining), (draining, ready)]);
 }
 
 #[tokio::test]
@@ -236,7 +236,7 @@ async fn the_flows_of_a_backend_that_refuses_are_reset_also_those_that_come_late
     bench.checker.first_round().await;
     let early = bench.flow("cp1");
     stub.becomes(Mode::Refuses);
-    assert_eq!(bench.until_standing("cp1", Standing::Ejected).await, Cause::Refused);
+    assert_eq!(bench.until_health("cp1", HealthState::Ejected).await, Cause::Refused);
     assert_eq!(bench.entry("cp1").preference(), Preference::Never);
     let order = bench.until_order("cp1").await;
     let pace = Pace { within: Duration::from_secs(1), per_second: 5000 };
@@ -259,14 +259,14 @@ async fn a_silent_backend_is_reset_unless_its_flows_move() {
     let mut bench = Bench::start(&config(vec![one(&stub, health)]));
     bench.checker.first_round().await;
     let flow = bench.flow("cp1");
-    bench.set(flow, Field::LastDownNs, u64::MAX);
+    bench.set(flow, Field::LastToClientNs, u64::MAX);
     stub.becomes(Mode::Silent);
-    assert_eq!(bench.until_standing("cp1", Standing::Draining).await, Cause::Slow);
+    assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::Slow);
     let seen = stub.probes();
     bench.until("more probes", || stub.probes() > seen + 5).await;
     assert_eq!(bench.table.orders.take(0), None);
 
-    bench.set(flow, Field::LastDownNs, now_ns());
+    bench.set(flow, Field::LastToClientNs, now_ns());
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
     assert_eq!(bench.entry("cp1").health().cause, Cause::TimedOut { after_ms: 60 });
 }
@@ -285,7 +285,7 @@ async fn a_drain_deadline_runs_once_another_backend_is_ready() {
     assert_eq!(bench.table.orders.take(0), None);
     other.becomes(Mode::Answers(200));
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::DrainDeadline);
-    assert_eq!(bench.entry("cp2").health().standing, Standing::Ready);
+    assert_eq!(bench.entry("cp2").health().health_state, HealthState::Ready);
 }
 
 #[tokio::test]
@@ -331,21 +331,21 @@ async fn a_removed_backend_drains_and_is_forgotten_after_its_last_flow() {
     let flow = bench.flow("cp2");
     let id = bench.entry("cp2").id;
     bench.checker.reconfigure(&config(vec![one(&kept, quick())]));
-    assert_eq!(bench.until_standing("cp2", Standing::Draining).await, Cause::Removed);
+    assert_eq!(bench.until_health("cp2", HealthState::Draining).await, Cause::Removed);
     assert_eq!(bench.entry("cp2").preference(), Preference::Never);
     assert!(bench.entry("cp2").health().drain_deadline_ns.is_some());
 
     bench.checker.reconfigure(&config(vec![frontend("apiserver", quick(), both)]));
-    bench.until_standing("cp2", Standing::Ready).await;
+    bench.until_health("cp2", HealthState::Ready).await;
     assert_eq!(bench.entry("cp2").id, id);
 
     bench.checker.reconfigure(&config(vec![one(&kept, quick())]));
-    bench.until_standing("cp2", Standing::Draining).await;
+    bench.until_health("cp2", HealthState::Draining).await;
     bench.end("cp2", flow);
     bench.until("forgetting", || bench.table.registry.find_backend(id).is_none()).await;
     assert_eq!(bench.checker.find(None, "cp2"), Err(OrderError::Unknown("cp2".into())));
     assert_eq!(bench.table.orders.take(0), None);
-    assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
+    assert_eq!(bench.entry("cp1").health().health_state, HealthState::Ready);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -364,7 +364,7 @@ async fn many_reloads_in_a_row_lose_no_backend() {
             bench.until("forgetting", || bench.table.registry.backends().len() == 1).await;
         }
     }
-    bench.until_standing("cp2", Standing::Ready).await;
+    bench.until_health("cp2", HealthState::Ready).await;
     let entries = bench.table.registry.backends();
     assert_eq!(entries.len(), 2);
     for entry in entries {
@@ -399,7 +399,7 @@ async fn a_backend_that_a_reload_adds_gets_flows_after_its_first_pass() {
     assert_eq!(bench.entry("cp2").address(), Some(new.addr));
     bench.flow("cp1");
     new.becomes(Mode::Answers(200));
-    bench.until_standing("cp2", Standing::Ready).await;
+    bench.until_health("cp2", HealthState::Ready).await;
     assert!(bench.events().iter().any(|what| matches!(what, What::BackendAdded { backend, .. } if backend == "cp2")));
     assert_eq!(bench.table.orders.take(0), None);
 }
@@ -409,12 +409,12 @@ async fn settings_change_without_losing_state() {
     let stub = Stub::start(Mode::Answers(500)).await;
     let bench = Bench::start(&config(vec![one(&stub, Health { interval: Duration::from_secs(3600), ..quick() })]));
     bench.checker.first_round().await;
-    assert_eq!(bench.until_standing("cp1", Standing::Draining).await, Cause::NotReady { status: 500 });
+    assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::NotReady { status: 500 });
     stub.becomes(Mode::Answers(200));
     bench.checker.reconfigure(&config(vec![one(&stub, Health { rise: 3, ..quick() })]));
-    assert_eq!(bench.entry("cp1").health().standing, Standing::Draining);
+    assert_eq!(bench.entry("cp1").health().health_state, HealthState::Draining);
     let seen = stub.probes();
-    bench.until_standing("cp1", Standing::Ready).await;
+    bench.until_health("cp1", HealthState::Ready).await;
     assert!(stub.probes() >= seen + 3, "rise is 3");
 }
 
@@ -427,7 +427,7 @@ async fn a_moved_backend_is_probed_at_its_new_address_at_once() {
     bench.checker.reconfigure(&config(vec![one(&after, slow)]));
     bench.until("a probe of the new address", || after.probes() > 0).await;
     assert_eq!(bench.entry("cp1").address(), Some(after.addr));
-    assert_eq!(bench.entry("cp1").health().standing, Standing::Ready);
+    assert_eq!(bench.entry("cp1").health().health_state, HealthState::Ready);
 }
 
 #[tokio::test]
@@ -437,7 +437,7 @@ async fn a_suspicion_probes_long_before_the_interval() {
     bench.checker.first_round().await;
     stub.becomes(Mode::Refuses);
     bench.entry("cp1").suspicion.raise(Suspicion::SEGMENTS_UNACKED);
-    bench.until_standing("cp1", Standing::Ejected).await;
+    bench.until_health("cp1", HealthState::Ejected).await;
 }
 
 #[tokio::test]
@@ -462,10 +462,10 @@ async fn a_name_is_resolved_and_one_that_does_not_resolve_ejects() {
     assert_eq!(bench.entry("cp1").address(), None);
     bench.checker.first_round().await;
     assert_eq!(bench.entry("cp1").address(), Some(stub.addr));
-    assert_eq!(bench.until_standing("cp1", Standing::Ready).await, Cause::Passed);
+    assert_eq!(bench.until_health("cp1", HealthState::Ready).await, Cause::Passed);
     let health = bench.entry("cp2").health();
     assert!(matches!(health.cause, Cause::Unresolved { .. }), "{health:?}");
-    assert_eq!((health.standing, bench.entry("cp2").preference()), (Standing::Ejected, Preference::Never));
+    assert_eq!((health.health_state, bench.entry("cp2").preference()), (HealthState::Ejected, Preference::Never));
     let told = |what: &What| match what {
         What::BackendResolved { backend, error: Some(_), address: None, .. } => backend == "cp2",
         _ => false,
@@ -496,7 +496,7 @@ async fn a_dropped_checker_probes_no_more() {
         assert!(tokio::time::Instant::now() < deadline, "a watcher still runs");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(table.registry.backends()[0].health().standing, Standing::Ready);
+    assert_eq!(table.registry.backends()[0].health().health_state, HealthState::Ready);
 }
 
 #[test]
@@ -537,11 +537,11 @@ async fn timers_of_a_reload_count_for_a_backend_that_is_watched_already() {
     bench.checker.reconfigure(&config(vec![one(&stub, health)]));
     let seen = stub.probes();
     stub.becomes(Mode::Answers(503));
-    bench.until_standing("cp1", Standing::Draining).await;
+    bench.until_health("cp1", HealthState::Draining).await;
     assert!(stub.probes() >= seen + 4, "four failures");
     let seen = stub.probes();
     stub.becomes(Mode::Answers(200));
-    bench.until_standing("cp1", Standing::Ready).await;
+    bench.until_health("cp1", HealthState::Ready).await;
     assert!(stub.probes() >= seen + 5, "five passes");
     assert_eq!(bench.entry("cp1").share(now_ns()), 1024, "its whole share at once");
 }
@@ -616,13 +616,13 @@ async fn a_removed_backend_that_the_next_process_has_again_is_ready() {
     bench.checker.first_round().await;
     bench.flow("cp1");
     bench.checker.reconfigure(&config(vec![frontend("apiserver", quick(), vec![backend("cp2", other.addr)])]));
-    bench.until_standing("cp1", Standing::Draining).await;
+    bench.until_health("cp1", HealthState::Draining).await;
     let saved = bench.checker.save().await;
     let table = Table::new(1).unwrap();
     let again = config(vec![one(&stub, quick())]);
     let checker = Checker::resume(table.clone(), Arc::default(), &again, Handle::current(), saved);
     let entry = table.registry.backends().into_iter().find(|it| &*it.name == "cp1").unwrap();
-    bench.until("it is ready", || entry.health().standing == Standing::Ready).await;
+    bench.until("it is ready", || entry.health().health_state == HealthState::Ready).await;
     assert_eq!((entry.health().order, entry.health().drain_deadline_ns), (None, None));
     drop(checker);
 }

@@ -533,7 +533,7 @@ async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
     }
     let walk = move || {
         let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state.is_served());
-        mine.any(|flow| flow.last_down_ns >= since_ns)
+        mine.any(|flow| flow.last_to_client_ns >= since_ns)
     };
     tokio::task::spawn_blocking(walk).await.unwrap_or(false)
 }

@@ -28,16 +28,16 @@ impl Ends {
     /// The key of one direction's packets.
     pub fn key(&self, direction: FlowDirection) -> Key {
         match direction {
-            FlowDirection::Up => Key { from: self.client.socket_addr(), to: self.vip.socket_addr() },
-            FlowDirection::Down => Key { from: self.backend.socket_addr(), to: self.local.socket_addr() },
+            FlowDirection::ToBackend => Key { from: self.client.socket_addr(), to: self.vip.socket_addr() },
+            FlowDirection::ToClient => Key { from: self.backend.socket_addr(), to: self.local.socket_addr() },
         }
     }
 
     /// What one direction's packets become.
     pub fn onward(&self, direction: FlowDirection) -> Key {
         match direction {
-            FlowDirection::Up => self.key(FlowDirection::Down).reversed(),
-            FlowDirection::Down => self.key(FlowDirection::Up).reversed(),
+            FlowDirection::ToBackend => self.key(FlowDirection::ToClient).reversed(),
+            FlowDirection::ToClient => self.key(FlowDirection::ToBackend).reversed(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What somebody looked at on a host, how it is, and what mends it.
+//! What somebody looked at on a host, how it is, and what fixes it.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub struct Finding {
     /// Empty if all is well.
     pub why: String,
     /// A command, or what to do where no command does it. Empty if nothing needs to be done.
-    pub mend: String,
+    pub fix: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -48,27 +48,27 @@ impl Finding {
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
-        mend: impl fmt::Display,
+        fix: impl fmt::Display,
     ) -> Self {
-        Self::new(Verdict::Advice, topic, read, why, mend)
+        Self::new(Verdict::Advice, topic, read, why, fix)
     }
 
     pub fn hindrance(
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
-        mend: impl fmt::Display,
+        fix: impl fmt::Display,
     ) -> Self {
-        Self::new(Verdict::Hindrance, topic, read, why, mend)
+        Self::new(Verdict::Hindrance, topic, read, why, fix)
     }
 
     pub fn fault(
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
-        mend: impl fmt::Display,
+        fix: impl fmt::Display,
     ) -> Self {
-        Self::new(Verdict::Fault, topic, read, why, mend)
+        Self::new(Verdict::Fault, topic, read, why, fix)
     }
 
     pub fn new(
@@ -76,8 +76,8 @@ impl Finding {
         topic: impl Into<String>,
         read: impl fmt::Display,
         why: impl Into<String>,
-        mend: impl fmt::Display,
+        fix: impl fmt::Display,
     ) -> Self {
-        Self { topic: topic.into(), verdict, read: read.to_string(), why: why.into(), mend: mend.to_string() }
+        Self { topic: topic.into(), verdict, read: read.to_string(), why: why.into(), fix: fix.to_string() }
     }
 }

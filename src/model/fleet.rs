@@ -9,14 +9,14 @@ mod fleet_id;
 mod held;
 mod message;
 mod mirror;
+mod port_range;
 mod record;
 mod session;
 #[cfg(test)]
 mod simulation;
-mod slice;
-mod stray;
 #[cfg(test)]
 pub mod testing;
+mod unknown_packet;
 mod untold;
 
 use std::fmt;
@@ -28,11 +28,11 @@ pub use beat::{Beat, BeatKey, Heard as HeardOf, Wanted as BeatTo};
 pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
 pub use exchange::{Exchange, KnowsQuery, Member, Notice, Own};
 pub use fleet_id::FleetId;
-pub use held::{HeldAnswer, HeldRequest, PeerSlice};
+pub use held::{PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use message::{Change, Hello, Message};
-pub use record::{FlowRecord, Keeping, Passage, Way};
-pub use slice::{Slice, slice};
-pub use stray::{Stray, Then, Unknown};
+pub use port_range::{PortRange, port_range};
+pub use record::{FlowRecord, Keeping, Passage, RewriteState};
+pub use unknown_packet::{Then, Unknown, UnknownPacket};
 pub use untold::{Abandoned, Remembered};
 
 /// `instance.name`: how operators call an instance. The same in every file that names it.
@@ -59,7 +59,7 @@ pub struct Epoch(pub u64);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pulse {
+pub enum Liveness {
     /// Never yet, since this process began.
     Unheard,
     Alive,
@@ -84,7 +84,7 @@ pub enum Farewell {
     Stopped,
 }
 
-/// Slices of the source ports, one for each instance of a fleet, and so instances at most.
+/// Ranges of the source ports, one for each instance of a fleet, and so instances at most.
 pub const SLOTS: u8 = 8;
 
 impl InstanceName {
@@ -100,7 +100,7 @@ impl InstanceName {
     }
 }
 
-impl Pulse {
+impl Liveness {
     pub fn label(self) -> &'static str {
         match self {
             Self::Unheard => "unheard",

@@ -13,7 +13,7 @@ use crate::addr::BackendAddr;
 /// What a backend is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum HealthState {
     /// Takes new flows.
     Ready,
     /// Takes none while another is ready, keeps what it has until the drain deadline.
@@ -22,8 +22,8 @@ pub enum Standing {
     Ejected,
 }
 
-impl Standing {
-    pub const ALL: [Standing; 3] = [Self::Ready, Self::Draining, Self::Ejected];
+impl HealthState {
+    pub const ALL: [HealthState; 3] = [Self::Ready, Self::Draining, Self::Ejected];
 
     pub fn label(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ pub enum Dismissal {
     Address,
 }
 
-/// Why a backend has the standing it has.
+/// Why a backend has the health state it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Cause {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  client's stream   ... copied by the relay | held | unread in the socket | what comes next
-//!  backend's stream  ... written to the backend     | <- the limbo goes here |   seq + terms.up.seq
+//!  backend's stream  ... written to the backend     | <- the bytes in flight goes here |   seq + terms.up.seq
 //! ```
 
 mod leg;
@@ -42,10 +42,10 @@ pub struct Terms {
     /// Backend to client.
     pub down: Rewrite,
     /// Bytes of the client's that its socket has acknowledged and the backend's has not been given.
-    pub limbo_up: u32,
+    pub in_flight_to_backend: u32,
     /// The same, from the backend to the client.
-    pub limbo_down: u32,
-    /// Once the backend acknowledges this position of its leg, the limbo has arrived (as its packets show it).
+    pub in_flight_to_client: u32,
+    /// Once the backend acknowledges this position of its leg, the bytes in flight has arrived (as its packets show it).
     pub backend_must_ack: u32,
     /// The same for the client.
     pub client_must_ack: u32,
@@ -71,8 +71,8 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
         (Some(client), Some(backend)) => (clock_delta(client, backend), clock_delta(backend, client)),
         _ => (0, 0),
     };
-    let limbo_up = client.unread() + held.up;
-    let limbo_down = backend.unread() + held.down;
+    let in_flight_to_backend = client.unread() + held.up;
+    let in_flight_to_client = backend.unread() + held.down;
     Ok(Terms {
         up: Rewrite {
             seq: seq_up,
@@ -90,10 +90,10 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
             window_shift: window_shift(backend, client),
             clear_ecn: backend.ecn != Ecn::Off && client.ecn == Ecn::Off,
         },
-        limbo_up,
-        limbo_down,
-        backend_must_ack: backend.write_seq.wrapping_add(limbo_up),
-        client_must_ack: client.write_seq.wrapping_add(limbo_down),
+        in_flight_to_backend,
+        in_flight_to_client,
+        backend_must_ack: backend.write_seq.wrapping_add(in_flight_to_backend),
+        client_must_ack: client.write_seq.wrapping_add(in_flight_to_client),
         client_window: window_max(client, backend),
         backend_window: window_max(backend, client),
     })
@@ -102,14 +102,14 @@ pub fn terms(client: &LegState, backend: &LegState, held: Held) -> Result<Terms,
 /// Whether what is in between can still be passed on at once, now that more may be `unread`, of the client's and of the
 /// backend's bytes.
 pub fn still_fits(client: &LegState, backend: &LegState, held: Held, unread: [u32; 2]) -> Result<(), Obstacle> {
-    obstacle::limbo(FlowDirection::Up, &client.with_unread(unread[0]), held.up, backend)?;
-    obstacle::limbo(FlowDirection::Down, &backend.with_unread(unread[1]), held.down, client)
+    obstacle::in_flight(FlowDirection::ToBackend, &client.with_unread(unread[0]), held.up, backend)?;
+    obstacle::in_flight(FlowDirection::ToClient, &backend.with_unread(unread[1]), held.down, client)
 }
 
 /// How far the timestamps that came on `from` lag behind those that this host sent on `to`.
 ///
 /// Ahead by [`TIMESTAMP_SLACK_MS`], so that no packet that passes through is older to the receiver (PAWS, RFC 7323
-/// section 5) than what the socket itself sends until it is closed: the limbo and what slipped in.
+/// section 5) than what the socket itself sends until it is closed: the bytes in flight and what slipped in.
 fn clock_delta(from: &Timestamps, to: &Timestamps) -> u32 {
     let slack = u64::from(to.per_second) * TIMESTAMP_SLACK_MS / 1000;
     to.own.wrapping_add(slack as u32).wrapping_sub(from.recent)

@@ -66,7 +66,7 @@ counters! {
     /// Dropped, and told to user space: nobody here knows its flow.
     asked "asked",
     /// Sent to the instance whose backend legs come from the port that it goes to.
-    sliced "sliced",
+    forwarded_by_port "forwarded_by_port",
     /// Sent on, but counted for nothing: no receiver would take its numbers.
     unfit "unfit",
     /// Dropped: as `oversized`, but with numbers that no receiver would take.

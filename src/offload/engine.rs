@@ -2,19 +2,19 @@
 //!
 //! ```text
 //!   workers ──▶ requests ──▶ │ noting: what its packets look like on the wire  witness
-//!                            │ entering: probe, terms, entries, limbo          step
-//!                            │ grace: no packet is on its way into a socket    grace (a thread of its own)
+//!                            │ entering: probe, terms, entries, bytes in flight          step
+//!                            │ RCU barrier: no packet is on its way into a socket    RCU barrier (a thread of its own)
 //!                            │ closing: drained, acknowledged, closed          step
 //!                            │ watching: ends, silence, bytes                  watch, scan
 //!   workers ◀── answers ◀─── │ ending: both ends reset                         reset
 //! ```
-//! Nothing here makes a worker wait, and no flow waits for the grace of another: only sockets do.
+//! Nothing here makes a worker wait, and no flow waits for the RCU barrier of another: only sockets do.
 
+mod barrier;
 mod breaker;
 mod carried;
 mod doubt;
 mod enter;
-mod grace;
 mod held;
 mod holding;
 mod note;
@@ -51,10 +51,10 @@ use crate::sys::netlink::Watch;
 use crate::sys::raw::RawSender;
 use crate::table::Table;
 use crate::table::offload::{Answer, Request};
+use barrier::RcuBarrier;
 use breaker::Judge;
 use carried::Carried;
 use doubt::Doubts;
-use grace::Grace;
 use held::Keep;
 use scan::Scan;
 use slots::Slots;
@@ -91,7 +91,7 @@ impl OffloadEngine {
     /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
     /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
-        let grace = Grace::start(table.clone()).map_err(OpenError::Begin)?;
+        let barrier = RcuBarrier::start(table.clone()).map_err(OpenError::Begin)?;
         let program_events = program.events()?;
         let orders = Arc::new(EngineOrders::default());
         let mut engine = Engine {
@@ -99,12 +99,12 @@ impl OffloadEngine {
             routes: Watch::open().map_err(OpenError::Begin)?,
             surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
             on_demand,
-            grace,
+            barrier,
             untrack: Untrack::start(table.clone()).map_err(OpenError::Begin)?,
             orders: orders.clone(),
             flows: Marked::default(),
-            await_grace: Vec::new(),
-            in_grace: Vec::new(),
+            await_barrier: Vec::new(),
+            in_barrier: Vec::new(),
             unsettled: Vec::new(),
             hasty: HashSet::new(),
             later: BTreeSet::new(),
@@ -122,7 +122,7 @@ impl OffloadEngine {
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             refill_at_ns: 0,
-            mend_at_ns: 0,
+            reattach_at_ns: 0,
             doubt_at_ns: 0,
             keep: Keep::default(),
             lists: HashMap::new(),
@@ -167,14 +167,14 @@ struct Engine {
     raw: RawSender,
     routes: Watch,
     surroundings: HostSurroundings,
-    grace: Grace,
+    barrier: RcuBarrier,
     untrack: Untrack,
     on_demand: bool,
     flows: Marked<Carried>,
-    /// Entered since the last grace began, and those that it is for.
-    await_grace: Vec<FlowId>,
-    in_grace: Vec<FlowId>,
-    /// Their grace is over, and something is not acknowledged yet.
+    /// Entered since the last RCU barrier began, and those that it is for.
+    await_barrier: Vec<FlowId>,
+    in_barrier: Vec<FlowId>,
+    /// Their RCU barrier is over, and something is not acknowledged yet.
     unsettled: Vec<FlowId>,
     /// Their sockets would soon send something again.
     hasty: HashSet<FlowId>,
@@ -201,7 +201,7 @@ struct Engine {
     doubts: Doubts,
     scan: Scan,
     refill_at_ns: u64,
-    mend_at_ns: u64,
+    reattach_at_ns: u64,
     doubt_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,
@@ -247,7 +247,7 @@ impl Engine {
             // Many may come at once, and those that have been offloaded may be ending already.
             self.take_events();
         }
-        self.take_held_requests();
+        self.take_standby_requests();
         self.settle();
         self.do_what_is_due();
         if self.orders.recover.swap(false, AcqRel) {

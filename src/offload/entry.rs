@@ -46,7 +46,7 @@ pub enum Share {
 pub struct Start {
     /// Where its packets leave.
     pub egress: Egress,
-    /// Bytes that the relay has moved, the limbo of this direction included.
+    /// Bytes that the relay has moved, the bytes in flight of this direction included.
     pub bytes_before: u64,
     /// Behind the last byte of the sender's that is in `bytes_before`: `rcv_nxt` of its leg.
     pub position: u32,
@@ -147,8 +147,8 @@ impl Identity {
 
     fn share(&self, direction: FlowDirection) -> Share {
         match direction {
-            FlowDirection::Up => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
-            FlowDirection::Down => Share::Down { backend_key: self.backend_key },
+            FlowDirection::ToBackend => Share::Up { accepted_at_ns: self.accepted_at_ns, connect_us: self.connect_us },
+            FlowDirection::ToClient => Share::Down { backend_key: self.backend_key },
         }
     }
 }
@@ -157,8 +157,8 @@ impl Entry {
     /// The four ends of the flow whose entry stands at `key`.
     pub fn ends(&self, key: Key) -> Ends {
         let (near, far) = match self.direction {
-            FlowDirection::Up => (key, self.onward),
-            FlowDirection::Down => (self.onward.reversed(), key.reversed()),
+            FlowDirection::ToBackend => (key, self.onward),
+            FlowDirection::ToClient => (self.onward.reversed(), key.reversed()),
         };
         Ends {
             client: ClientAddr::new(near.from),
@@ -200,8 +200,8 @@ impl Entry {
             windows: Windows::default(),
             id,
             share: match direction {
-                FlowDirection::Up => Share::Up { accepted_at_ns: 0, connect_us: 0 },
-                FlowDirection::Down => Share::Down { backend_key: 0 },
+                FlowDirection::ToBackend => Share::Up { accepted_at_ns: 0, connect_us: 0 },
+                FlowDirection::ToClient => Share::Down { backend_key: 0 },
             },
             start_position: 0,
             bytes_before: 0,
@@ -231,12 +231,12 @@ impl Splice {
         let terms = &self.terms;
         // All that this host has sent is acknowledged, or there would be no terms.
         let (rewrite, start, acked, own, far) = match direction {
-            FlowDirection::Up => {
-                let acked = terms.client_must_ack.wrapping_sub(terms.limbo_down);
+            FlowDirection::ToBackend => {
+                let acked = terms.client_must_ack.wrapping_sub(terms.in_flight_to_client);
                 (terms.up, self.up, acked, terms.client_window, terms.backend_window)
             }
-            FlowDirection::Down => {
-                let acked = terms.backend_must_ack.wrapping_sub(terms.limbo_up);
+            FlowDirection::ToClient => {
+                let acked = terms.backend_must_ack.wrapping_sub(terms.in_flight_to_backend);
                 (terms.down, self.down, acked, terms.backend_window, terms.client_window)
             }
         };
@@ -286,8 +286,8 @@ mod tests {
             terms: Terms {
                 up: rewrite(100, 3),
                 down: rewrite(200, -3),
-                limbo_up: 5,
-                limbo_down: 7,
+                in_flight_to_backend: 5,
+                in_flight_to_client: 7,
                 backend_must_ack: 1005,
                 client_must_ack: 2007,
                 client_window: 23,
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn keys_and_entries_survive_the_map() {
-        for direction in [FlowDirection::Up, FlowDirection::Down] {
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
             let mut entry = splice().entry(direction);
             entry.seen.fin_ns = 5;
             entry.seen.reused = true;
@@ -318,23 +318,23 @@ mod tests {
 
     #[test]
     fn the_two_entries_hold_the_identity_together() {
-        let [up, down] = [FlowDirection::Up, FlowDirection::Down].map(|direction| splice().entry(direction));
+        let [up, down] = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| splice().entry(direction));
         assert_eq!(Identity::of(&up, &down), Some(splice().identity));
         assert_eq!(Identity::of(&up, &Entry { id: FlowId(1), ..down }), None);
         assert_eq!(Identity::of(&down, &up), None);
     }
 
     #[test]
-    fn the_sockets_acknowledgements_count_before_the_limbo_does() {
-        let up = splice().entry(FlowDirection::Up);
-        let down = splice().entry(FlowDirection::Down);
+    fn the_sockets_acknowledgements_count_before_the_bytes_in_flight_does() {
+        let up = splice().entry(FlowDirection::ToBackend);
+        let down = splice().entry(FlowDirection::ToClient);
         assert!(up.has_acked(2000) && !up.has_acked(2007));
         assert!(down.has_acked(1000) && !down.has_acked(1005));
     }
 
     #[test]
     fn bytes_go_on_from_the_relays_past_4_gib_and_without_the_fin() {
-        let mut up = splice().entry(FlowDirection::Up);
+        let mut up = splice().entry(FlowDirection::ToBackend);
         assert_eq!(up.bytes(), 1 << 33);
         up.seen.sent += 5_000_000_001;
         up.seen.fin_ns = 1;

@@ -9,7 +9,7 @@ use std::path::Path;
 use aya::maps::{Map, MapData, RingBuf};
 
 use super::entry::{KEY_SIZE, Key};
-use crate::model::fleet::Stray;
+use crate::model::fleet::UnknownPacket;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 
@@ -18,11 +18,11 @@ use crate::model::splice::FlowDirection;
 pub enum Told {
     Flow(ProgramEvent),
     /// A packet that nobody here knows; it was dropped.
-    Stray(Stray),
+    UnknownPacket(UnknownPacket),
     /// A segment of a flow, sent on, whose numbers its receiver would not take. The next one of its direction is told of once
     /// `Change::Hear` has been made.
-    Doubt(Stray),
-    /// A packet to a port of an instance's slice that passed, for somebody else uses that port.
+    Doubt(UnknownPacket),
+    /// A packet to a port of an instance's port range that passed, for somebody else uses that port.
     Foreign(Key),
 }
 
@@ -31,7 +31,7 @@ impl Told {
     pub fn flow(self) -> Option<ProgramEvent> {
         match self {
             Self::Flow(event) => Some(event),
-            Self::Stray(_) | Self::Doubt(_) | Self::Foreign(_) => None,
+            Self::UnknownPacket(_) | Self::Doubt(_) | Self::Foreign(_) => None,
         }
     }
 }
@@ -95,7 +95,7 @@ impl AsFd for ProgramEvents {
     }
 }
 
-/// `struct event` or `struct stray` of `bpf/entry.h`; `None`: of a kind that this version does not know.
+/// `struct event` or `struct unknown_packet` of `bpf/entry.h`; `None`: of a kind that this version does not know.
 fn decode(raw: &[u8]) -> Option<Told> {
     let (key, rest) = raw.split_first_chunk::<KEY_SIZE>()?;
     let (word, rest) = rest.split_first_chunk::<8>()?;
@@ -108,20 +108,20 @@ fn decode(raw: &[u8]) -> Option<Told> {
         3 => ProgramWhat::Reused,
         4 => ProgramWhat::Oversized,
         7 => ProgramWhat::Finished,
-        kind @ (STRAY | DOUBT) => {
+        kind @ (UNKNOWN | DOUBT) => {
             let [seq, ack] = [[word[0], word[1], word[2], word[3]], [word[4], word[5], word[6], word[7]]];
             let length = u16::from_ne_bytes([last[0], last[1]]);
             let [seq, ack] = [seq, ack].map(u32::from_ne_bytes);
-            let stray = Stray { key, seq, ack, length, flags: last[2] };
-            return Some(if kind == STRAY { Told::Stray(stray) } else { Told::Doubt(stray) });
+            let packet = UnknownPacket { key, seq, ack, length, flags: last[2] };
+            return Some(if kind == UNKNOWN { Told::UnknownPacket(packet) } else { Told::Doubt(packet) });
         }
         FOREIGN => return Some(Told::Foreign(key)),
         _ => return None,
     };
-    let direction = if u32::from_ne_bytes(*last) != 0 { FlowDirection::Down } else { FlowDirection::Up };
+    let direction = if u32::from_ne_bytes(*last) != 0 { FlowDirection::ToClient } else { FlowDirection::ToBackend };
     Some(Told::Flow(ProgramEvent { key, id: FlowId(u64::from_ne_bytes(*word)), direction, what }))
 }
 
-const STRAY: u32 = 5;
+const UNKNOWN: u32 = 5;
 const DOUBT: u32 = 6;
 const FOREIGN: u32 = 8;

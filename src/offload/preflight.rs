@@ -1,4 +1,4 @@
-//! Whether this host can carry offloaded flows: what was read, why it matters, and the command that mends it.
+//! Whether this host can carry offloaded flows: what was read, why it matters, and the command that fixes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -157,7 +157,7 @@ fn file_system(directory: &Path) -> Finding {
 }
 
 fn pinned(directory: &Path) -> Finding {
-    let mend = "baton offload remove";
+    let fix = "baton offload remove";
     match program::status(directory) {
         Ok(None) => Finding::good("pinned", "nothing yet"),
         Ok(Some(status)) if status.recoverable => Finding::good(
@@ -168,12 +168,12 @@ fn pinned(directory: &Path) -> Finding {
             "pinned",
             format!("a program of another version (layout {})", status.layout),
             "its flows cannot be read, and replacing it would reset them",
-            mend,
+            fix,
         ),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             Finding::advice("pinned", error, "only root may look", "run this as root")
         }
-        Err(error) => Finding::hindrance("pinned", error, "what is pinned cannot be read", mend),
+        Err(error) => Finding::hindrance("pinned", error, "what is pinned cannot be read", fix),
     }
 }
 

@@ -27,7 +27,7 @@ use super::moved::Moved;
 use super::probe::{self, EntryChange};
 use super::settings::OffloadSettings;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
-use crate::model::fleet::{Slice, Unknown};
+use crate::model::fleet::{PortRange, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{FlowDirection, LegState};
 use crate::sys::bpf::{Map, Update};
@@ -46,7 +46,7 @@ pub struct Program {
     backends: Map,
     notes: Map,
     services: Map,
-    slices: Map,
+    port_ranges: Map,
     foreign: Map,
     probe: OwnedFd,
     amend: OwnedFd,
@@ -104,8 +104,8 @@ const EVIDENCE_BYTES: usize = 24;
 /// What user space keeps of a flow, in its own layout.
 pub type UserNote = [u8; 32];
 
-/// Slices that there can be: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
-pub const SLICES: u32 = 16;
+/// Port ranges that there can be: each instance's, and the ports of frontends elsewhere. As in bpf/entry.h.
+pub const PORT_RANGES: u32 = 16;
 
 /// Backends that there can be evidence of: slots are below.
 pub const BACKEND_SLOTS: u16 = 4096;
@@ -145,7 +145,7 @@ impl Program {
             backends: pins.map("backends")?,
             notes: pins.map("notes")?,
             services: pins.map("services")?,
-            slices: pins.map("slices")?,
+            port_ranges: pins.map("port_ranges")?,
             foreign: pins.map("foreign")?,
             attached: links::indices(&pins, &interfaces)?,
             interfaces,
@@ -162,12 +162,12 @@ impl Program {
 
     /// Attaches the program again where somebody detached it or made the interface anew; returns those interfaces. An
     /// interface that is gone is left out until it is back.
-    pub fn mend(&mut self) -> Result<Vec<String>, OpenError> {
+    pub fn fix(&mut self) -> Result<Vec<String>, OpenError> {
         let _lock = self.pins.lock()?;
         let there: Vec<_> = self.interfaces.iter().filter(|name| netdev::interface(name).is_ok()).cloned().collect();
-        let mended = links::ensure(&self.pins, &there)?;
+        let fixed = links::ensure(&self.pins, &there)?;
         self.attached = links::indices(&self.pins, &there)?;
-        Ok(mended)
+        Ok(fixed)
     }
 
     /// Attaches the program to one more interface.
@@ -180,7 +180,7 @@ impl Program {
         if !self.interfaces.contains(&name) {
             self.interfaces.push(name.clone());
         }
-        let failed = self.mend().err();
+        let failed = self.fix().err();
         if let Some(error) = failed {
             self.interfaces.retain(|other| *other != name);
             return Err(error);
@@ -188,7 +188,7 @@ impl Program {
         Ok(())
     }
 
-    /// Indices of the interfaces that it is attached to, as of the opening or the last mending.
+    /// Indices of the interfaces that it is attached to, as of the opening or the last fixing.
     pub fn attached(&self) -> &[u32] {
         &self.attached
     }
@@ -225,10 +225,10 @@ impl Program {
 
     /// Enters both directions, or neither. Never evicts, never replaces.
     pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
-        self.enter(flow, FlowDirection::Down)?;
-        self.enter(flow, FlowDirection::Up).inspect_err(|_| {
+        self.enter(flow, FlowDirection::ToClient)?;
+        self.enter(flow, FlowDirection::ToBackend).inspect_err(|_| {
             // It was there a moment ago; if it is gone, so much the better.
-            let _ = self.flows.delete(&flow.ends.key(FlowDirection::Down).encode());
+            let _ = self.flows.delete(&flow.ends.key(FlowDirection::ToClient).encode());
         })
     }
 
@@ -244,15 +244,15 @@ impl Program {
                 result => result,
             }
         };
-        enter(FlowDirection::Down)?;
-        enter(FlowDirection::Up).inspect_err(|_| {
-            let _ = self.flows.delete(&ends.key(FlowDirection::Down).encode());
+        enter(FlowDirection::ToClient)?;
+        enter(FlowDirection::ToBackend).inspect_err(|_| {
+            let _ = self.flows.delete(&ends.key(FlowDirection::ToClient).encode());
         })
     }
 
     /// As [`Program::install`], in the place of the flow's own witnesses.
     pub fn install_over(&self, flow: &Splice) -> io::Result<()> {
-        for direction in [FlowDirection::Down, FlowDirection::Up] {
+        for direction in [FlowDirection::ToClient, FlowDirection::ToBackend] {
             let raw = flow.entry(direction).encode();
             if let Err(error) = self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::Any) {
                 let _ = self.remove(&flow.ends);
@@ -264,7 +264,7 @@ impl Program {
 
     /// Takes out the witnesses of the flow, if it is they that stand there.
     pub fn withdraw(&self, id: FlowId, ends: &Ends) -> io::Result<()> {
-        for key in [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)] {
+        for key in [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)] {
             if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
                 self.flows.delete(&key.encode())?;
             }
@@ -283,8 +283,8 @@ impl Program {
 
     /// Takes out both directions; their last counters.
     pub fn remove(&self, flow: &Ends) -> io::Result<Removed> {
-        let up = self.take_out(&flow.key(FlowDirection::Up))?;
-        let down = self.take_out(&flow.key(FlowDirection::Down))?;
+        let up = self.take_out(&flow.key(FlowDirection::ToBackend))?;
+        let down = self.take_out(&flow.key(FlowDirection::ToClient))?;
         Ok(Removed { up, down })
     }
 
@@ -327,7 +327,7 @@ impl Program {
         self.backends.update(&u32::from(slot).to_ne_bytes(), &[0; EVIDENCE_BYTES], Update::Any)
     }
 
-    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports of slices that have no rule
+    /// What becomes of packets to `vip` that no entry and no socket knows. Port 0: of all ports of port ranges that have no rule
     /// of their own. `None`: they pass to the kernel, as those of all other ports do.
     pub fn set_unknown(&self, vip: VipAddr, unknown: Option<Unknown>) -> io::Result<()> {
         unknown::set(&self.pins, vip, unknown)
@@ -339,15 +339,16 @@ impl Program {
     }
 
     /// Sends what nobody here knows and comes to one of these ports to the instance that it is for; without an owner it is
-    /// this one, or one that does not live. At most [`SLICES`].
-    pub fn set_slices(&self, slices: &[(Slice, Vec<Owner>)]) -> io::Result<()> {
-        let raw = slices.iter().map(|(ports, owners)| unknown::slice(*ports, owners));
-        let all = raw.chain(std::iter::repeat([0; unknown::SLICE_SIZE]));
-        let mut indices = 0..SLICES;
-        all.zip(&mut indices).try_for_each(|(raw, index)| self.slices.update(&index.to_ne_bytes(), &raw, Update::Any))
+    /// this one, or one that does not live. At most [`PORT_RANGES`].
+    pub fn set_port_ranges(&self, port_ranges: &[(PortRange, Vec<Owner>)]) -> io::Result<()> {
+        let raw = port_ranges.iter().map(|(ports, owners)| unknown::port_range(*ports, owners));
+        let all = raw.chain(std::iter::repeat([0; unknown::PORT_RANGE_SIZE]));
+        let mut indices = 0..PORT_RANGES;
+        all.zip(&mut indices)
+            .try_for_each(|(raw, index)| self.port_ranges.update(&index.to_ne_bytes(), &raw, Update::Any))
     }
 
-    /// Lets packets of `key` pass until then, ns on the monotonic clock: its port is one of a slice, and in somebody else's
+    /// Lets packets of `key` pass until then, ns on the monotonic clock: its port is one of a port range, and in somebody else's
     /// use.
     pub fn leave_alone(&self, key: &Key, until_ns: u64) -> io::Result<()> {
         self.foreign.update(&key.encode(), &unknown::foreign(until_ns), Update::Any)

@@ -16,8 +16,8 @@ use crate::config::{self, Config, PeerKey};
 use crate::essential;
 use crate::model::ends::Key;
 use crate::model::fleet::{
-    BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Member, Message, Notice, Own, PeerCommand,
-    Pulse, Remote,
+    BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
+    PeerCommand, Remote,
 };
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::{random, sock_diag};
@@ -492,10 +492,12 @@ impl Hub {
                 tracing::warn!(%peer, "no link to a peer: {why}");
                 return self.table.journal.record(What::PeerUnreachable { peer: peer.to_string(), why });
             }
-            Notice::Pulse { peer, pulse } => match pulse {
+            Notice::Liveness { peer, liveness } => match liveness {
                 // Told as `Linked`, or no news.
-                Pulse::Alive | Pulse::Unheard => return tracing::debug!(%peer, pulse = pulse.label(), "peer"),
-                _ => What::PeerPulse { peer: peer.to_string(), pulse },
+                Liveness::Alive | Liveness::Unheard => {
+                    return tracing::debug!(%peer, liveness = liveness.label(), "peer");
+                }
+                _ => What::PeerLiveness { peer: peer.to_string(), liveness },
             },
         };
         match &what {
@@ -503,7 +505,9 @@ impl Hub {
             What::PeerLost { peer, why } => tracing::warn!(peer, "the link to a peer is lost: {why}"),
             What::PeerSynced { peer, flows } => tracing::info!(peer, flows, "all flows of a peer are known"),
             What::PeerGap { peer } => tracing::warn!(peer, "a change of a peer's is missing; it tells all anew"),
-            What::PeerPulse { peer, pulse } => tracing::warn!(peer, pulse = pulse.label(), "a peer is not heard"),
+            What::PeerLiveness { peer, liveness } => {
+                tracing::warn!(peer, liveness = liveness.label(), "a peer is not heard")
+            }
             _ => {}
         }
         self.table.journal.record(what);

@@ -77,12 +77,12 @@ fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer])
         let packet = Packet { transport, service: at, towards: Towards::Service, state: "new", other: Some(ip) };
         let Some(culprit) = culprit(rules, packet) else { continue };
         let read = format!("{culprit} drops what {} ({ip}) sends to {what} {at}", peer.name);
-        let mend = culprit.accept(rules, transport, at, Some(ip));
+        let fix = culprit.accept(rules, transport, at, Some(ip));
         return match (transport, culprit.perhaps) {
-            (Transport::Tcp, false) => Finding::fault(topic, read, why, mend),
+            (Transport::Tcp, false) => Finding::fault(topic, read, why, fix),
             // The link alone tells whether an instance lives, until it is cut.
-            (Transport::Udp, false) => Finding::advice(topic, read, why, mend),
-            (_, true) => Finding::advice(topic, read, perhaps, mend),
+            (Transport::Udp, false) => Finding::advice(topic, read, why, fix),
+            (_, true) => Finding::advice(topic, read, perhaps, fix),
         };
     }
     Finding::good(topic, format!("no rule drops what peers send to {what} {at}"))
@@ -110,11 +110,11 @@ fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Fin
             Towards::Client => "resets of connections that this host has not seen begin",
         };
         let read = format!("{culprit} drops {what}, to and from {service}");
-        let mend = culprit.notrack(rules, service);
+        let fix = culprit.notrack(rules, service);
         return Some(match certain && !culprit.perhaps {
-            true => Finding::fault(TOPIC, read, FAULT, mend),
-            false if certain => Finding::advice(TOPIC, read, PERHAPS, mend),
-            false => Finding::advice(TOPIC, read, LOOSE, mend),
+            true => Finding::fault(TOPIC, read, FAULT, fix),
+            false if certain => Finding::advice(TOPIC, read, PERHAPS, fix),
+            false => Finding::advice(TOPIC, read, LOOSE, fix),
         });
     }
     None
@@ -157,7 +157,7 @@ impl Culprit {
 
     /// What keeps conntrack from judging the service's packets; with what lets them in, where only tracked ones may.
     fn notrack(&self, rules: &Ruleset, service: SocketAddr) -> String {
-        let mut mend = format!(
+        let mut fix = format!(
             "nft 'table inet baton_notrack {{ \
              chain in {{ type filter hook prerouting priority raw; {}; }}; \
              chain out {{ type filter hook output priority raw; {}; }}; }}'",
@@ -167,9 +167,9 @@ impl Culprit {
         let state = "untracked";
         let untracked = Packet { transport: Transport::Tcp, service, towards: Towards::Service, state, other: None };
         if let Some(culprit) = culprit(rules, untracked) {
-            mend = format!("{mend} && {}", culprit.accept(rules, Transport::Tcp, service, None));
+            fix = format!("{fix} && {}", culprit.accept(rules, Transport::Tcp, service, None));
         }
-        mend
+        fix
     }
 }
 

@@ -14,7 +14,7 @@ use super::node_ports::{self, BEYOND};
 use super::place::HostPlace;
 use crate::config::{Config, OffloadMode, Peer, Peers};
 use crate::model::finding::Finding;
-use crate::model::fleet::{SLOTS, slice};
+use crate::model::fleet::{SLOTS, port_range};
 use crate::sys::netdev;
 use crate::sys::netlink::{Route, route};
 
@@ -75,8 +75,8 @@ fn links(peers: &Peers) -> Vec<Finding> {
         match route(ip) {
             Ok(Route { is_local: true, .. }) => {
                 let read = format!("{ip} is on this very host");
-                let mend = format!("the address of {}'s host under [[peers.peer]]", peer.name);
-                Finding::fault(topic, read, "an instance that is its own peer waits for itself", mend)
+                let fix = format!("the address of {}'s host under [[peers.peer]]", peer.name);
+                Finding::fault(topic, read, "an instance that is its own peer waits for itself", fix)
             }
             Ok(Route { gateway: Some(gateway), .. }) => Finding::fault(
                 topic,
@@ -132,15 +132,15 @@ fn answers(peers: &Peers) -> Vec<Finding> {
         match TcpStream::connect_timeout(&address, CONNECT_MAX) {
             Ok(_) => Finding::good(topic, format!("{address} answers")),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                let mend = format!("on {}: systemctl start baton, and the same port in its peers.listen", peer.name);
-                Finding::advice(topic, format!("{address} refuses: no instance listens there"), DOWN, mend)
+                let fix = format!("on {}: systemctl start baton, and the same port in its peers.listen", peer.name);
+                Finding::advice(topic, format!("{address} refuses: no instance listens there"), DOWN, fix)
             }
             Err(error) => {
-                let mend = format!(
+                let fix = format!(
                     "on {}: baton check -c /etc/baton/baton.toml --host, which looks for the rule that drops it",
                     peer.name
                 );
-                Finding::fault(topic, format!("{address} does not answer: {error}"), UNREACHABLE, mend)
+                Finding::fault(topic, format!("{address} does not answer: {error}"), UNREACHABLE, fix)
             }
         }
     };
@@ -156,7 +156,7 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     let range = local_ports()?;
     let shown = |range: &RangeInclusive<u16>| format!("{}-{}", range.start(), range.end());
     let flows = flows_max(config);
-    let own = slice(range.clone(), peers.slot);
+    let own = port_range(range.clone(), peers.slot);
     let number = size(&range, peers.slot);
     let read = match own {
         Some(own) => format!("slot {}: {}-{}, {number} of {}", peers.slot, own.first, own.last, shown(&range)),
@@ -168,18 +168,22 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     let value = if suffices { range } else { better.clone() };
     settings.extend(node_ports::setting(&value));
     // Written also where it is right: it must be the same on all hosts.
-    settings.push(Setting { path: RANGE.to_owned(), value: format!("{} {}", value.start(), value.end()), why: SLICES });
+    settings.push(Setting {
+        path: RANGE.to_owned(),
+        value: format!("{} {}", value.start(), value.end()),
+        why: PORT_RANGES,
+    });
     if suffices {
         return Some(Finding::good(topic, format!("{read}; the range must be the same on all hosts")));
     }
-    let mend = format!("sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"", better.start(), better.end());
+    let fix = format!("sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"", better.start(), better.end());
     let why = format!(
         "max_connections = {flows} flows may all go to one backend, and this instance has {number} ports towards it; the \
          range must be the same on all hosts"
     );
     Some(match own {
-        None => Finding::fault(topic, read, SLICES, mend),
-        Some(_) if number < wide => Finding::advice(topic, read, why, mend),
+        None => Finding::fault(topic, read, PORT_RANGES, fix),
+        Some(_) if number < wide => Finding::advice(topic, read, why, fix),
         Some(_) => {
             Finding::advice(topic, read, why, format!("max_connections = {number}, or another instance or backend"))
         }
@@ -193,7 +197,7 @@ fn flows_max(config: &Config) -> u32 {
 
 /// Ports of one part of `range`.
 fn size(range: &RangeInclusive<u16>, slot: u8) -> u32 {
-    slice(range.clone(), slot).map_or(0, |part| u32::from(part.last - part.first) + 1)
+    port_range(range.clone(), slot).map_or(0, |part| u32::from(part.last - part.first) + 1)
 }
 
 /// Without a packet path, a table of its own keeps the VIP's ports from being tracked.
@@ -223,5 +227,5 @@ const UNREACHABLE: &str =
 const FAMILY: &str =
     "the peers have no next hop for packets of this host's flows: after a move of the VIP those clients wait";
 const DOWN: &str = "until it runs, this instance waits for it at each start, as long as sync_deadline says";
-const SLICES: &str = "each instance takes an eighth of the range for its connections to backends, and tells by the port whose a packet is: the range must be the same on all hosts";
+const PORT_RANGES: &str = "each instance takes an eighth of the range for its connections to backends, and tells by the port whose a packet is: the range must be the same on all hosts";
 const NFT: &str = "flows are kept proxied here, and a firewall that drops what it has not tracked would then drop the packets of clients that are to be reset";

@@ -28,11 +28,11 @@ pub fn look(suffices: bool) -> Option<Finding> {
     if is_reserved() {
         return Some(Finding::good(topic, format!("{shown}, of which {first}-{last} are reserved")));
     }
-    let mend = match suffices {
+    let fix = match suffices {
         true => format!("sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"", BEYOND.start(), BEYOND.end()),
         false => format!("sysctl -w {}={}", spelled(RESERVED), reserved_besides()),
     };
-    Some(Finding::advice(topic, format!("{shown}, and NodePorts are {first}-{last}"), WHY, mend))
+    Some(Finding::advice(topic, format!("{shown}, and NodePorts are {first}-{last}"), WHY, fix))
 }
 
 /// What sysctl.d is to hold if `range` is the one of outgoing connections.

@@ -79,8 +79,8 @@ impl Worker {
         let plane = self.plane.clone();
         for listener in self.listeners.all.iter_mut().flatten() {
             if let Some(frontend) = plane.listening_on(listener.address) {
-                if frontend.liveness != listener.frontend.liveness {
-                    let _ = socket::set_liveness(&listener.socket, &frontend.liveness);
+                if frontend.timeouts != listener.frontend.timeouts {
+                    let _ = socket::set_timeouts(&listener.socket, &frontend.timeouts);
                 }
                 listener.frontend = frontend.clone();
             }

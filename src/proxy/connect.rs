@@ -185,8 +185,8 @@ impl Worker {
     /// Sets the options that only a flow of some age is worth, and shows its source port.
     pub(super) fn settle(&mut self, flow: &mut Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
-            let set = if relaying.lenient { socket::set_keepalive } else { socket::set_liveness };
-            let _ = set(&relaying.backend, &flow.frontend.liveness);
+            let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
+            let _ = set(&relaying.backend, &flow.frontend.timeouts);
             if let Ok(local) = socket::local_addr(&relaying.backend) {
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }

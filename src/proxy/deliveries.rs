@@ -2,7 +2,7 @@
 //!
 //! TCP_USER_TIMEOUT counts such a reader as lost: while the window stays closed the kernel ends the connection after that
 //! time, answers or not (net/ipv4/tcp_timer.c, tcp_probe_timer and tcp_rtx_probe0_timed_out). It also ends one that loses
-//! segments for so long, though others arrive (retransmits_timed_out: retrans_stamp stays until all losses are mended).
+//! segments for so long, though others arrive (retransmits_timed_out: retrans_stamp stays until all losses are fixed).
 //! Without that option, though, a host that vanishes behind a closed window is missed for a quarter of an hour. So the
 //! option stays, and the flow is given more time again and again for as long as its far end answers, or takes something.
 //! The kernel sends no probe later than the time that is left (tcp_clamp_probe0_to_user_timeout), so what is given also

@@ -7,7 +7,7 @@ use super::timers::Due;
 use super::unheard::Otherwise;
 use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
-use crate::sys::standing::standing;
+use crate::sys::sequence::sequence_numbers;
 use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
 use crate::table::late_resets::Abandoned;
@@ -80,8 +80,8 @@ impl Worker {
             backend: flow.backend().map(|backend| backend.id),
             backend_addr: None,
             reason,
-            bytes_up: word(Field::BytesUp),
-            bytes_down: word(Field::BytesDown),
+            bytes_to_backend: word(Field::BytesToBackend),
+            bytes_to_client: word(Field::BytesToClient),
             connect_us: word(Field::ConnectUs),
             ended_at_ns: self.now_ns,
             errno,
@@ -161,10 +161,10 @@ impl Worker {
                 // It has reset the connection itself.
                 continue;
             }
-            match standing(leg) {
-                Ok(standing) => {
+            match sequence_numbers(leg) {
+                Ok(numbers) => {
                     // The port of a closed socket is free already, and its socket does not know it any more.
-                    let mut abandoned = Abandoned::from(standing);
+                    let mut abandoned = Abandoned::from(numbers);
                     if is_closed {
                         abandoned.from.set_port(port);
                     }

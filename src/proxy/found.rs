@@ -35,10 +35,10 @@ impl Worker {
         let slot = self.slot(key);
         let words = [
             (Field::Place, pack_place(FlowState::Offloaded, Some(backend.0.id))),
-            (Field::BytesUp, found.bytes_up),
-            (Field::BytesDown, found.bytes_down),
-            (Field::LastUpNs, found.last_up_ns),
-            (Field::LastDownNs, found.last_down_ns),
+            (Field::BytesToBackend, found.bytes_to_backend),
+            (Field::BytesToClient, found.bytes_to_client),
+            (Field::LastToBackendNs, found.last_to_backend_ns),
+            (Field::LastToClientNs, found.last_to_client_ns),
             (Field::ConnectUs, record.connect_us),
             (Field::LocalPort, u64::from(found.local.port())),
         ];

@@ -112,10 +112,10 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendH
 fn words_of(relayed: &Relayed, entry: &BackendEntry) -> Vec<(Field, u64)> {
     vec![
         (Field::Place, pack_place(FlowState::Proxied, Some(entry.id))),
-        (Field::BytesUp, relayed.bytes_up),
-        (Field::BytesDown, relayed.bytes_down),
-        (Field::LastUpNs, relayed.last_up_ns),
-        (Field::LastDownNs, relayed.last_down_ns),
+        (Field::BytesToBackend, relayed.bytes_to_backend),
+        (Field::BytesToClient, relayed.bytes_to_client),
+        (Field::LastToBackendNs, relayed.last_to_backend_ns),
+        (Field::LastToClientNs, relayed.last_to_client_ns),
         (Field::ConnectUs, relayed.connect_us),
     ]
 }

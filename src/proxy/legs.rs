@@ -15,7 +15,7 @@ use super::ports::Ports;
 use super::worker::Worker;
 use crate::addr::{BackendAddr, LocalAddr};
 use crate::config::Source;
-use crate::model::fleet::Slice;
+use crate::model::fleet::PortRange;
 use crate::sys::socket::{self, From, NoStart};
 use crate::sys::source;
 use crate::table::offload::Offload;
@@ -46,8 +46,8 @@ pub struct Legs {
 
 impl Legs {
     /// The ports of worker `number` of `workers`, out of those that are this instance's among its peers'.
-    pub fn new(number: usize, workers: usize, slice: Option<Slice>) -> Self {
-        let ours = |port: &u16| slice.is_none_or(|slice| slice.contains(*port));
+    pub fn new(number: usize, workers: usize, port_range: Option<PortRange>) -> Self {
+        let ours = |port: &u16| port_range.is_none_or(|port_range| port_range.contains(*port));
         let own = source::local_ports().into_iter().filter(ours).skip(number).step_by(workers).collect();
         Self { own, ..Self::default() }
     }

@@ -89,7 +89,7 @@ impl Worker {
             return Ok(false);
         }
         // Its own account follows only when bytes are written.
-        self.slot(flow.at.key()).set(Field::LastUpNs as usize, now_ns);
+        self.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
         self.lend(flow);
         Ok(true)
     }
@@ -129,7 +129,7 @@ impl Worker {
     pub(super) fn forget_announced(&self, flow: &Flow, reason: EndReason) {
         if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
             let slot = self.slot(flow.at.key());
-            let bytes = [Field::BytesUp, Field::BytesDown].map(|field| slot.word(field as usize));
+            let bytes = [Field::BytesToBackend, Field::BytesToClient].map(|field| slot.word(field as usize));
             self.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
         }
     }
@@ -187,15 +187,15 @@ impl Worker {
         let word = |field: Field| slot.word(field as usize);
         let candidate = Candidate {
             ticket: self.ticket(flow),
-            sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },
+            sockets: Sockets { client, backend, held_up: up.take_standby(), held_down: down.take_standby() },
             record: Record {
                 accepted_at_ns: flow.accepted_at_ns,
                 connect_us: word(Field::ConnectUs),
                 backend_key: place.0.hash_key,
                 client: flow.client_addr,
             },
-            bytes_up: word(Field::BytesUp),
-            bytes_down: word(Field::BytesDown),
+            bytes_to_backend: word(Field::BytesToBackend),
+            bytes_to_client: word(Field::BytesToClient),
             patience_ns: patience_ns(flow),
         };
         let leaving = Leaving { announced: true, ..leaving };
@@ -352,10 +352,10 @@ impl Worker {
             slot.set(field as usize, before.max(to));
             to.saturating_sub(before)
         };
-        lane.bytes_up.add(grown(Field::BytesUp, progress.bytes_up));
-        lane.bytes_down.add(grown(Field::BytesDown, progress.bytes_down));
-        grown(Field::LastUpNs, progress.last_up_ns);
-        grown(Field::LastDownNs, progress.last_down_ns);
+        lane.bytes_to_backend.add(grown(Field::BytesToBackend, progress.bytes_to_backend));
+        lane.bytes_to_client.add(grown(Field::BytesToClient, progress.bytes_to_client));
+        grown(Field::LastToBackendNs, progress.last_to_backend_ns);
+        grown(Field::LastToClientNs, progress.last_to_client_ns);
     }
 
     /// Hands the flow of `ticket` to `act`; has the path end one that is not known here.

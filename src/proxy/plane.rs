@@ -6,7 +6,7 @@ use super::offload::OffloadPolicy;
 use crate::addr::VipAddr;
 use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
 use crate::sys::process::file_limit;
-use crate::sys::socket::Liveness;
+use crate::sys::socket::SocketTimeouts;
 use crate::table::Table;
 use crate::table::backend::{FrontendEntry, NamedBackend};
 
@@ -33,7 +33,7 @@ pub struct FrontendPlane {
     pub entry: Arc<FrontendEntry>,
     pub settings: Arc<Frontend>,
     pub backends: Vec<Arc<NamedBackend>>,
-    pub liveness: Liveness,
+    pub timeouts: SocketTimeouts,
 }
 
 impl Plane {
@@ -54,7 +54,7 @@ impl Plane {
             });
             Arc::new(FrontendPlane {
                 backends: backends.collect(),
-                liveness: liveness(&settings.keepalive),
+                timeouts: timeouts(&settings.keepalive),
                 settings: settings.clone(),
                 entry,
             })
@@ -84,13 +84,13 @@ impl FrontendPlane {
     /// One that the configuration no longer has: for its last flows.
     pub fn gone(entry: Arc<FrontendEntry>) -> Self {
         let settings = Arc::new(config::frontend_by_default(&entry.name));
-        Self { entry, liveness: liveness(&settings.keepalive), settings, backends: Vec::new() }
+        Self { entry, timeouts: timeouts(&settings.keepalive), settings, backends: Vec::new() }
     }
 }
 
 /// What tcp(7) options a configuration asks for.
-pub fn liveness(keepalive: &Keepalive) -> Liveness {
-    Liveness {
+pub fn timeouts(keepalive: &Keepalive) -> SocketTimeouts {
+    SocketTimeouts {
         keepalive_idle: keepalive.idle,
         keepalive_interval: keepalive.interval,
         keepalive_count: keepalive.count,

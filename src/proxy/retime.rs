@@ -9,16 +9,16 @@ use crate::table::offload::Request;
 impl Worker {
     /// Gives a flow the timers that its frontend has now. What is opened or lent later has them anyway.
     pub(super) fn retime(&mut self, flow: &mut Flow) -> FlowVerdict {
-        let liveness = &flow.frontend.liveness;
+        let timeouts = &flow.frontend.timeouts;
         // They fail if the connection has ended, which epoll tells.
         match &flow.phase {
-            Phase::Header(client) => drop(socket::set_liveness(client, liveness)),
-            Phase::Connecting(connecting) => drop(socket::set_liveness(&connecting.client, liveness)),
+            Phase::Header(client) => drop(socket::set_timeouts(client, timeouts)),
+            Phase::Connecting(connecting) => drop(socket::set_timeouts(&connecting.client, timeouts)),
             Phase::Relaying(relaying) => {
                 // A lenient one was given more time, and gets what the settings say when it is looked at again.
-                let set = if relaying.lenient { socket::set_keepalive } else { socket::set_liveness };
-                let _ = set(&relaying.client, liveness);
-                let _ = set(&relaying.backend, liveness);
+                let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
+                let _ = set(&relaying.client, timeouts);
+                let _ = set(&relaying.backend, timeouts);
             }
             Phase::Offloading(_) | Phase::Offloaded { .. } => {
                 let (ticket, patience_ns) = (self.ticket(flow), patience_ns(flow));

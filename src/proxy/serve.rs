@@ -35,9 +35,9 @@ impl Worker {
                     return ended_by(Side::Client, errno(error.as_ref()));
                 }
                 let answer_wanted = ready.writable() && relaying.down.is_blocked();
-                let verdict = self.pump_up(flow);
+                let verdict = self.pump_to_backend(flow);
                 match verdict {
-                    FlowVerdict::Keep if answer_wanted => self.pump_down(flow),
+                    FlowVerdict::Keep if answer_wanted => self.pump_to_client(flow),
                     verdict => verdict,
                 }
             }
@@ -61,9 +61,9 @@ impl Worker {
                     return ended_by(Side::Backend, errno(error.as_ref()));
                 }
                 let room_wanted = ready.writable() && relaying.up.is_blocked();
-                let verdict = self.pump_down(flow);
+                let verdict = self.pump_to_client(flow);
                 match verdict {
-                    FlowVerdict::Keep if room_wanted => self.pump_up(flow),
+                    FlowVerdict::Keep if room_wanted => self.pump_to_backend(flow),
                     verdict => verdict,
                 }
             }
@@ -80,14 +80,14 @@ impl Worker {
 
     /// Moves whatever can be moved, either way.
     pub(super) fn pump_both(&mut self, flow: &mut Flow) -> FlowVerdict {
-        match self.pump_up(flow) {
-            FlowVerdict::Keep => self.pump_down(flow),
+        match self.pump_to_backend(flow) {
+            FlowVerdict::Keep => self.pump_to_client(flow),
             end => end,
         }
     }
 
     /// Client to backend.
-    fn pump_up(&mut self, flow: &mut Flow) -> FlowVerdict {
+    fn pump_to_backend(&mut self, flow: &mut Flow) -> FlowVerdict {
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         if !relaying.up.wants_pump() {
             return FlowVerdict::Keep;
@@ -125,7 +125,7 @@ impl Worker {
         if moved.written > 0 {
             self.announce_if_near(flow);
         }
-        self.account_up(flow, moved);
+        self.account_to_backend(flow, moved);
         match result {
             Ok(()) => self.close_if_done(flow),
             Err(Broken { end: End::Source, error }) => ended_by(Side::Client, errno(Some(&error))),
@@ -134,7 +134,7 @@ impl Worker {
     }
 
     /// Backend to client.
-    fn pump_down(&mut self, flow: &mut Flow) -> FlowVerdict {
+    fn pump_to_client(&mut self, flow: &mut Flow) -> FlowVerdict {
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         if !relaying.down.wants_pump() {
             return FlowVerdict::Keep;
@@ -158,7 +158,7 @@ impl Worker {
         if ends || moved.written > 0 {
             self.look_after(flow);
         }
-        self.account_down(flow, moved);
+        self.account_to_client(flow, moved);
         match result {
             Ok(()) => self.close_if_done(flow),
             Err(Broken { end: End::Source, error }) => ended_by(Side::Backend, errno(Some(&error))),
@@ -173,12 +173,12 @@ impl Worker {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
             let _ = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
-            self.account_down(flow, moved);
+            self.account_to_client(flow, moved);
         }
         let slot = self.slot(flow.at.key());
         if let Phase::Relaying(relaying) = &mut flow.phase
             && relaying.down.owes_fin()
-            && fin_came(&relaying.backend, slot.word(Field::BytesDown as usize))
+            && fin_came(&relaying.backend, slot.word(Field::BytesToClient as usize))
         {
             // The write took the error away, so that the read found an EOF either way.
             relaying.down.pass_fin(&relaying.client);
@@ -186,28 +186,28 @@ impl Worker {
         ended_by(Side::Backend, errno(Some(error)))
     }
 
-    fn account_up(&mut self, flow: &mut Flow, moved: Pumped) {
+    fn account_to_backend(&mut self, flow: &mut Flow, moved: Pumped) {
         let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let slot = self.slot(flow.at.key());
-        slot.add(Field::BytesUp as usize, moved.written);
+        slot.add(Field::BytesToBackend as usize, moved.written);
         if moved.read > 0 {
-            slot.set(Field::LastUpNs as usize, self.now_ns);
+            slot.set(Field::LastToBackendNs as usize, self.now_ns);
         }
-        relaying.place.0.lanes[self.number].bytes_up.add(moved.written);
+        relaying.place.0.lanes[self.number].bytes_to_backend.add(moved.written);
         // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }
     }
 
-    fn account_down(&mut self, flow: &mut Flow, moved: Pumped) {
+    fn account_to_client(&mut self, flow: &mut Flow, moved: Pumped) {
         let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let slot = self.slot(flow.at.key());
-        slot.add(Field::BytesDown as usize, moved.written);
+        slot.add(Field::BytesToClient as usize, moved.written);
         if moved.read > 0 {
-            slot.set(Field::LastDownNs as usize, self.now_ns);
+            slot.set(Field::LastToClientNs as usize, self.now_ns);
         }
-        relaying.place.0.lanes[self.number].bytes_down.add(moved.written);
+        relaying.place.0.lanes[self.number].bytes_to_client.add(moved.written);
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }

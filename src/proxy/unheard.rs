@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 
 use super::worker::Worker;
 use crate::addr::{ClientAddr, VipAddr};
-use crate::sys::standing::beginning;
+use crate::sys::sequence::beginning;
 use crate::sys::{netlink, socket};
 use crate::table::late_resets::{Abandoned, LateResets};
 
@@ -49,8 +49,8 @@ impl Unheard {
 
     fn note_beginning(&mut self, client: impl AsFd, local: SocketAddr, remote: SocketAddr) {
         // Without the right to ask, the kernel's RST is all there is.
-        if let Ok(standing) = beginning(client, local, remote) {
-            self.note(standing.into(), Otherwise::Nothing);
+        if let Ok(numbers) = beginning(client, local, remote) {
+            self.note(numbers.into(), Otherwise::Nothing);
         }
     }
 

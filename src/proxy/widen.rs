@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use super::Proxy;
 use super::accept::Listener;
-use super::plane::liveness;
+use super::plane::timeouts;
 use super::upgrade::Message;
 use super::worker::Worker;
 use crate::addr::VipAddr;
@@ -26,7 +26,7 @@ impl Proxy {
             for (address, shared) in lent {
                 let is_shared = !seen.insert(socket::identity(&shared)?);
                 if let (true, Some(keepalive)) = (is_shared, served.get(&address)) {
-                    let own = socket::listen(address, &liveness(keepalive))?;
+                    let own = socket::listen(address, &timeouts(keepalive))?;
                     self.tell(worker, Message::ExchangeListener { address, own });
                     widened += 1;
                 }

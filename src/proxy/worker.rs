@@ -283,7 +283,7 @@ impl Worker {
                 let (sources, now_ns) = (&self.shared.sources, self.now_ns);
                 recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
             }
-            if before.liveness != frontend.liveness {
+            if before.timeouts != frontend.timeouts {
                 self.retiming.push_back(flow.at);
             }
         }
@@ -380,7 +380,7 @@ impl Worker {
     /// Monotonic ns of the flow's last byte, or of its accept.
     pub(super) fn last_byte_ns(&self, flow: &Flow) -> u64 {
         let slot = self.slot(flow.at.key());
-        let (up, down) = (slot.word(Field::LastUpNs as usize), slot.word(Field::LastDownNs as usize));
+        let (up, down) = (slot.word(Field::LastToBackendNs as usize), slot.word(Field::LastToClientNs as usize));
         up.max(down).max(flow.accepted_at_ns)
     }
 

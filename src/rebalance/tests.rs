@@ -26,7 +26,7 @@ impl Bench {
         for (name, flows) in names.iter().zip(flows) {
             let backend = bench.table.registry.backend(&entry, name);
             backend.set_preference(Preference::Ready);
-            bench.set_standing(&backend, Standing::Ready);
+            bench.set_health_state(&backend, HealthState::Ready);
             for flow in 0..*flows {
                 bench.flow(&backend, u64::from(flow + 1) * S);
             }
@@ -34,9 +34,9 @@ impl Bench {
         bench
     }
 
-    fn set_standing(&self, backend: &BackendEntry, standing: Standing) {
+    fn set_health_state(&self, backend: &BackendEntry, health_state: HealthState) {
         let cause = Cause::Passed;
-        let view = HealthView { standing, cause, ..(*backend.health()).clone() };
+        let view = HealthView { health_state, cause, ..(*backend.health()).clone() };
         backend.set_health(view);
     }
 
@@ -54,7 +54,7 @@ impl Bench {
         let (_, key) = self.writer.insert(&self.table.flows, &origin).unwrap();
         let slot = self.table.flows.slot(&self.writer, key);
         slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(backend.id)));
-        slot.set(Field::LastUpNs as usize, last_byte_ns);
+        slot.set(Field::LastToBackendNs as usize, last_byte_ns);
         backend.active.fetch_add(1, Relaxed);
         key
     }
@@ -76,7 +76,7 @@ impl Bench {
         let Selector::Flow { id, .. } = order.selector else { panic!("{order:?}") };
         let flow = self.table.flows.find(id).unwrap();
         let backend = self.table.registry.find_backend(flow.backend.unwrap()).unwrap();
-        (backend.name.to_string(), flow.last_up_ns / S)
+        (backend.name.to_string(), flow.last_to_backend_ns / S)
     }
 
     fn planned_events(&self) -> usize {
@@ -171,9 +171,9 @@ fn a_dry_run_names_what_is_too_much_even_if_rebalancing_is_off() {
 fn nothing_moves_to_a_backend_that_is_not_ready_or_still_starts_slowly() {
     let bench = Bench::new(&[30, 0]);
     assert_eq!(bench.excess(100 * S), [("cp0".into(), 15)]);
-    bench.set_standing(&bench.backend(1), Standing::Draining);
+    bench.set_health_state(&bench.backend(1), HealthState::Draining);
     assert_eq!(bench.excess(100 * S), []);
-    bench.set_standing(&bench.backend(1), Standing::Ready);
+    bench.set_health_state(&bench.backend(1), HealthState::Ready);
     bench.backend(1).set_ramp(90 * S, 30 * S);
     assert_eq!(bench.excess(100 * S), []);
     assert_eq!(bench.excess(120 * S), [("cp0".into(), 15)]);

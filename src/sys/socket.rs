@@ -20,7 +20,7 @@ const TIMESTAMPS_LENGTH: u32 = 12;
 
 /// How a vanished far host is noticed (tcp(7)): keepalive while idle, TCP_USER_TIMEOUT with data in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Liveness {
+pub struct SocketTimeouts {
     pub keepalive_idle: Duration,
     pub keepalive_interval: Duration,
     pub keepalive_count: u32,
@@ -29,12 +29,12 @@ pub struct Liveness {
 
 /// A listener of one worker; the workers' listeners for one address form a SO_REUSEPORT group (socket(7)).
 ///
-/// Accepted sockets inherit TCP_NODELAY and `liveness` from it, which saves each of them six calls.
-pub fn listen(address: VipAddr, liveness: &Liveness) -> io::Result<OwnedFd> {
+/// Accepted sockets inherit TCP_NODELAY and `timeouts` from it, which saves each of them six calls.
+pub fn listen(address: VipAddr, timeouts: &SocketTimeouts) -> io::Result<OwnedFd> {
     let socket = unbound(address)?;
     socket.set_reuse_port(true)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
-    set_liveness(&socket, liveness)?;
+    set_timeouts(&socket, timeouts)?;
     socket.bind(&address.socket_addr().into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
@@ -60,19 +60,19 @@ fn unbound(address: VipAddr) -> io::Result<Socket> {
 }
 
 /// Sets keepalive and TCP_USER_TIMEOUT. On a listener, future accepted sockets have them too.
-pub fn set_liveness(socket: impl AsFd, liveness: &Liveness) -> io::Result<()> {
+pub fn set_timeouts(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
     let socket = socket.as_fd();
-    set_keepalive(socket, liveness)?;
-    set_user_timeout(socket, liveness.user_timeout)
+    set_keepalive(socket, timeouts)?;
+    set_user_timeout(socket, timeouts.user_timeout)
 }
 
 /// Sets keepalive alone.
-pub fn set_keepalive(socket: impl AsFd, liveness: &Liveness) -> io::Result<()> {
+pub fn set_keepalive(socket: impl AsFd, timeouts: &SocketTimeouts) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, liveness.keepalive_idle)?;
-    sockopt::set_tcp_keepintvl(socket, liveness.keepalive_interval)?;
-    Ok(sockopt::set_tcp_keepcnt(socket, liveness.keepalive_count)?)
+    sockopt::set_tcp_keepidle(socket, timeouts.keepalive_idle)?;
+    sockopt::set_tcp_keepintvl(socket, timeouts.keepalive_interval)?;
+    Ok(sockopt::set_tcp_keepcnt(socket, timeouts.keepalive_count)?)
 }
 
 /// Sets TCP_USER_TIMEOUT (tcp(7)), in whole milliseconds.
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    const LIVENESS: Liveness = Liveness {
+    const TIMEOUTS: SocketTimeouts = SocketTimeouts {
         keepalive_idle: Duration::from_secs(11),
         keepalive_interval: Duration::from_secs(3),
         keepalive_count: 4,
@@ -286,7 +286,7 @@ mod tests {
 
     /// A connected pair: (accepted, connecting end).
     fn pair(ip: &str) -> (OwnedFd, OwnedFd) {
-        let listener = listen(VipAddr::new(format!("{ip}:0").parse().unwrap()), &LIVENESS).unwrap();
+        let listener = listen(VipAddr::new(format!("{ip}:0").parse().unwrap()), &TIMEOUTS).unwrap();
         let place = local_addr(&listener).unwrap().socket_addr();
         let near = connect(BackendAddr::new(place)).unwrap();
         wait_for(&near, PollFlags::OUT);
@@ -300,9 +300,9 @@ mod tests {
             let (accepted, _near) = pair(ip);
             assert!(sockopt::tcp_nodelay(&accepted).unwrap());
             assert!(sockopt::socket_keepalive(&accepted).unwrap());
-            assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), LIVENESS.keepalive_idle);
-            assert_eq!(sockopt::tcp_keepintvl(&accepted).unwrap(), LIVENESS.keepalive_interval);
-            assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), LIVENESS.keepalive_count);
+            assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), TIMEOUTS.keepalive_idle);
+            assert_eq!(sockopt::tcp_keepintvl(&accepted).unwrap(), TIMEOUTS.keepalive_interval);
+            assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), TIMEOUTS.keepalive_count);
             assert_eq!(sockopt::tcp_user_timeout(&accepted).unwrap(), 7500);
         }
     }
@@ -336,13 +336,13 @@ mod tests {
 
     #[test]
     fn an_address_that_is_not_here_yet_can_be_listened_on() {
-        listen(VipAddr::new("192.0.2.77:0".parse().unwrap()), &LIVENESS).unwrap();
-        listen(VipAddr::new("[2001:db8::77]:0".parse().unwrap()), &LIVENESS).unwrap();
+        listen(VipAddr::new("192.0.2.77:0".parse().unwrap()), &TIMEOUTS).unwrap();
+        listen(VipAddr::new("[2001:db8::77]:0".parse().unwrap()), &TIMEOUTS).unwrap();
     }
 
     #[test]
     fn a_second_instance_on_one_address_is_noticed() {
-        let first = listen(VipAddr::new("127.0.0.1:0".parse().unwrap()), &LIVENESS).unwrap();
+        let first = listen(VipAddr::new("127.0.0.1:0".parse().unwrap()), &TIMEOUTS).unwrap();
         let taken = VipAddr::new(local_addr(&first).unwrap().socket_addr());
         assert_eq!(ensure_unused(taken).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(first);

@@ -14,7 +14,7 @@ use super::other_process::OtherProcess;
 use crate::addr::BackendAddr;
 use crate::model::balance::{self, Preference};
 use crate::model::end_reason::EndReason;
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
 use crate::model::ids::{BackendId, FrontendId};
 pub use named::NamedBackend;
@@ -66,8 +66,8 @@ impl ConnectFailure {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct BackendLane {
-    pub bytes_up: Count,
-    pub bytes_down: Count,
+    pub bytes_to_backend: Count,
+    pub bytes_to_client: Count,
     /// Flows that were connected.
     pub connected: Count,
     /// Second attempts that were started because the first was slow.
@@ -144,7 +144,7 @@ pub struct BackendEntry {
 /// Health as it is shown to people.
 #[derive(Clone, Debug)]
 pub struct HealthView {
-    pub standing: Standing,
+    pub health_state: HealthState,
     pub cause: Cause,
     /// Monotonic ns of the last change.
     pub since_ns: u64,
@@ -355,7 +355,7 @@ impl Registry {
             ramp_start_ns: AtomicU64::new(0),
             ramp_ns: AtomicU64::new(0),
             health: ArcSwap::from_pointee(HealthView {
-                standing: Standing::Ejected,
+                health_state: HealthState::Ejected,
                 cause: Cause::NotProbed,
                 since_ns: 0,
                 last_probe: None,

@@ -17,7 +17,7 @@ use crossbeam_queue::SegQueue;
 use tokio::sync::watch;
 
 use super::count::Tally;
-use crate::model::fleet::Slice;
+use crate::model::fleet::PortRange;
 use crate::model::fleet::evacuate::Places;
 pub use crate::model::fleet::{Asked, Local, MemberView, PeerCommand, Remote};
 
@@ -44,14 +44,14 @@ pub struct Fleet {
     /// Flows go to another process of this host, which then sees to what they need.
     succeeded: AtomicBool,
     /// Of backend legs of this instance; all of the host's if none is set.
-    ports: OnceLock<Slice>,
+    ports: OnceLock<PortRange>,
     pub census: FleetCensus,
 }
 
 /// What the fleet's parts have counted.
 #[derive(Debug, Default)]
 pub struct FleetCensus {
-    /// `baton_untracked_packets_total` by outcome: packets of flows that were not this instance's.
+    /// `baton_unknown_packets_total` by outcome: packets of flows that were not this instance's.
     pub forwarded: Tally,
     pub reset: Tally,
     pub inherited: Tally,
@@ -59,13 +59,13 @@ pub struct FleetCensus {
     pub challenged: Tally,
     pub failovers: Tally,
     /// Peers' flows that this host's map has no room for, now.
-    pub not_held: AtomicU64,
+    pub no_standby: AtomicU64,
 }
 
 impl FleetCensus {
     /// All of them by name, for an upgrade.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
-        let Self { forwarded, reset, inherited, dropped, challenged, failovers, not_held: _ } = self;
+        let Self { forwarded, reset, inherited, dropped, challenged, failovers, no_standby: _ } = self;
         let all = [
             ("forwarded", forwarded),
             ("reset", reset),
@@ -106,12 +106,12 @@ impl Fleet {
     }
 
     /// Which source ports this instance's backend legs have. `None`: any.
-    pub fn ports(&self) -> Option<Slice> {
+    pub fn ports(&self) -> Option<PortRange> {
         self.ports.get().copied()
     }
 
     /// Once, before the first leg.
-    pub fn set_ports(&self, ports: Slice) {
+    pub fn set_ports(&self, ports: PortRange) {
         let _ = self.ports.set(ports);
     }
 

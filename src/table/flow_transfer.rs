@@ -37,10 +37,10 @@ pub struct Relayed {
     /// From backend to client.
     pub down: HalfWay,
     pub first_fin: Option<FirstFin>,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
-    pub last_up_ns: u64,
-    pub last_down_ns: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
+    pub last_to_backend_ns: u64,
+    pub last_to_client_ns: u64,
     pub connect_us: u64,
     /// Of the first byte to the backend that nothing came back after; 0 if something did.
     pub unanswered_since_ns: u64,

@@ -82,13 +82,13 @@ pub enum Field {
     /// `FlowState` and `BackendId`, packed; see [`pack_place`].
     Place,
     /// Bytes from client to backend.
-    BytesUp,
+    BytesToBackend,
     /// Bytes from backend to client.
-    BytesDown,
+    BytesToClient,
     /// Monotonic ns of the last byte from the client.
-    LastUpNs,
+    LastToBackendNs,
     /// Monotonic ns of the last byte from the backend.
-    LastDownNs,
+    LastToClientNs,
     /// What connecting took, in µs.
     ConnectUs,
     /// Source port of the backend leg (low 16 bits); 0 until connected.
@@ -107,10 +107,10 @@ pub struct FlowView {
     pub state: FlowState,
     /// `None` until one is picked.
     pub backend: Option<BackendId>,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
-    pub last_up_ns: u64,
-    pub last_down_ns: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
+    pub last_to_backend_ns: u64,
+    pub last_to_client_ns: u64,
     pub connect_us: u64,
     /// Why it was not offloaded when that was last tried.
     pub stays: Option<Stays>,
@@ -119,7 +119,7 @@ pub struct FlowView {
 impl FlowView {
     /// Monotonic ns of the last byte in either direction, or of the accept.
     pub fn last_byte_ns(&self) -> u64 {
-        self.last_up_ns.max(self.last_down_ns).max(self.origin.accepted_at_ns)
+        self.last_to_backend_ns.max(self.last_to_client_ns).max(self.origin.accepted_at_ns)
     }
 }
 
@@ -382,10 +382,10 @@ fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
         key,
         state,
         backend,
-        bytes_up: word(Field::BytesUp),
-        bytes_down: word(Field::BytesDown),
-        last_up_ns: word(Field::LastUpNs),
-        last_down_ns: word(Field::LastDownNs),
+        bytes_to_backend: word(Field::BytesToBackend),
+        bytes_to_client: word(Field::BytesToClient),
+        last_to_backend_ns: word(Field::LastToBackendNs),
+        last_to_client_ns: word(Field::LastToClientNs),
         connect_us: word(Field::ConnectUs),
         stays: Stays::unpack(word(Field::Stays)),
     }
@@ -426,11 +426,11 @@ mod tests {
         let (id, key) = writer.insert(&table, &origin(99)).unwrap();
         let slot = table.slot(&writer, key);
         slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(BackendId(0))));
-        slot.add(Field::BytesUp as usize, 10);
+        slot.add(Field::BytesToBackend as usize, 10);
         let seen = table.find(id).unwrap();
         assert_eq!(seen.origin, origin(99));
         assert_eq!((seen.worker, seen.state, seen.backend), (1, FlowState::Proxied, Some(BackendId(0))));
-        assert_eq!(seen.bytes_up, 10);
+        assert_eq!(seen.bytes_to_backend, 10);
         writer.remove(&table, key);
         assert!(table.find(id).is_none() && table.is_empty());
     }
@@ -485,12 +485,12 @@ mod tests {
         let table = FlowTable::new(1);
         let mut writer = table.writer(0);
         let (first, key) = writer.insert(&table, &origin(1)).unwrap();
-        table.slot(&writer, key).add(Field::BytesDown as usize, 5);
+        table.slot(&writer, key).add(Field::BytesToClient as usize, 5);
         writer.remove(&table, key);
         let (second, again) = writer.insert(&table, &origin(2)).unwrap();
         assert_eq!(key, again);
         assert_ne!(first, second);
-        assert_eq!(table.find(second).unwrap().bytes_down, 0);
+        assert_eq!(table.find(second).unwrap().bytes_to_client, 0);
     }
 
     proptest::proptest! {

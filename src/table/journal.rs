@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::InstanceName;
-use crate::model::fleet::Pulse;
-use crate::model::health::{Cause, Standing};
+use crate::model::fleet::Liveness;
+use crate::model::health::{Cause, HealthState};
 use crate::model::ids::FlowId;
 
 /// Kept of each kind: ended flows come too often to share a ring with the rest.
@@ -34,8 +34,8 @@ pub enum What {
     BackendChanged {
         frontend: String,
         backend: String,
-        from: Standing,
-        to: Standing,
+        from: HealthState,
+        to: HealthState,
         cause: Cause,
     },
     /// Flows of a backend were ordered to end.
@@ -175,9 +175,9 @@ pub enum What {
         peer: String,
     },
     /// It is not heard, or has said goodbye.
-    PeerPulse {
+    PeerLiveness {
         peer: String,
-        pulse: Pulse,
+        liveness: Liveness,
     },
     /// An instance is dead: its flows without sockets go on here, the others are reset.
     FailedOver {
@@ -230,8 +230,8 @@ pub enum What {
         reason: EndReason,
         duration_ms: u64,
         connect_us: u64,
-        bytes_up: u64,
-        bytes_down: u64,
+        bytes_to_backend: u64,
+        bytes_to_client: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 pub use crate::model::fleet::Abandoned;
 use crate::model::fleet::failover::Wake;
-use crate::sys::standing::SocketStanding;
+use crate::sys::sequence::SequenceNumbers;
 
 /// Beyond, peers hear of no more until they have heard of these.
 const SHARED_MAX: usize = 16_384;
@@ -51,8 +51,8 @@ pub enum ToldBefore {
     Once,
 }
 
-impl From<SocketStanding> for Abandoned {
-    fn from(SocketStanding { local, remote, acked, sent, received }: SocketStanding) -> Self {
+impl From<SequenceNumbers> for Abandoned {
+    fn from(SequenceNumbers { local, remote, acked, sent, received }: SequenceNumbers) -> Self {
         Self { from: local, to: remote, seqs: [acked, sent], ack: received }
     }
 }

@@ -32,9 +32,9 @@ use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
-pub use crate::model::fleet::{HeldAnswer, HeldRequest, PeerSlice};
+pub use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use census::{OFF, OffloadCensus, OffloadView};
-pub use held::{CarriedKeys, HeldQueues};
+pub use held::{CarriedKeys, StandbyQueues};
 pub use stays::Stays;
 
 /// Which flow is meant. The id tells it from a later one in the same place.
@@ -52,8 +52,8 @@ pub struct Candidate {
     pub sockets: Sockets,
     pub record: Record,
     /// Bytes that were passed on, without those held.
-    pub bytes_up: u64,
-    pub bytes_down: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
     /// Silence of one side, while the other waits for it, that ends the flow.
     pub patience_ns: u64,
 }
@@ -82,16 +82,16 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub ticket: Ticket,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
-    pub last_up_ns: u64,
-    pub last_down_ns: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
+    pub last_to_backend_ns: u64,
+    pub last_to_client_ns: u64,
 }
 
 impl Progress {
     /// Nothing that is not known already.
     pub fn none(ticket: Ticket) -> Self {
-        Self { ticket, bytes_up: 0, bytes_down: 0, last_up_ns: 0, last_down_ns: 0 }
+        Self { ticket, bytes_to_backend: 0, bytes_to_client: 0, last_to_backend_ns: 0, last_to_client_ns: 0 }
     }
 }
 
@@ -105,10 +105,10 @@ pub struct Found {
     pub vip: VipAddr,
     pub backend: BackendAddr,
     pub local: LocalAddr,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
-    pub last_up_ns: u64,
-    pub last_down_ns: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
+    pub last_to_backend_ns: u64,
+    pub last_to_client_ns: u64,
 }
 
 /// What the workers ask of the path.
@@ -191,7 +191,7 @@ pub struct Offload {
     without_sockets: AtomicU32,
     pub census: OffloadCensus,
     /// Flows of other instances.
-    pub held: HeldQueues,
+    pub held: StandbyQueues,
 }
 
 impl Offload {
@@ -209,7 +209,7 @@ impl Offload {
             in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
             census: OffloadCensus::default(),
-            held: HeldQueues::default(),
+            held: StandbyQueues::default(),
         })
     }
 
@@ -259,7 +259,7 @@ impl Offload {
     }
 
     /// Asks the path for what concerns flows of other instances; never waits.
-    pub fn ask_held(&self, request: HeldRequest) {
+    pub fn ask_standby(&self, request: StandbyRequest) {
         self.held.push(request);
         self.wake_once();
     }

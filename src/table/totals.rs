@@ -35,8 +35,8 @@ pub struct FrontendTotals {
 pub struct BackendTotals {
     pub frontend: String,
     pub name: String,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
     pub connected: u64,
     pub hedged: u64,
     /// By the failure's label.
@@ -142,8 +142,8 @@ fn of_backend(entry: &BackendEntry) -> BackendTotals {
     BackendTotals {
         frontend: entry.frontend.name.to_string(),
         name: entry.name.to_string(),
-        bytes_up: sum(&|lane| lane.bytes_up.value()),
-        bytes_down: sum(&|lane| lane.bytes_down.value()),
+        bytes_to_backend: sum(&|lane| lane.bytes_to_backend.value()),
+        bytes_to_client: sum(&|lane| lane.bytes_to_client.value()),
         connected: sum(&|lane| lane.connected.value()),
         hedged: sum(&|lane| lane.hedged.value()),
         failures: failures.into_iter().filter(|(_, count)| *count > 0).collect(),
@@ -153,8 +153,8 @@ fn of_backend(entry: &BackendEntry) -> BackendTotals {
 }
 
 fn carry_backend(totals: &BackendTotals, lane: &BackendLane) {
-    raise(&lane.bytes_up, totals.bytes_up);
-    raise(&lane.bytes_down, totals.bytes_down);
+    raise(&lane.bytes_to_backend, totals.bytes_to_backend);
+    raise(&lane.bytes_to_client, totals.bytes_to_client);
     raise(&lane.connected, totals.connected);
     raise(&lane.hedged, totals.hedged);
     for failure in ConnectFailure::ALL {
@@ -173,7 +173,7 @@ fn raise(count: &Count, to: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::fleet::{Epoch, InstanceName, MemberView, Pulse};
+    use crate::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
     use std::time::Duration;
 
     fn registry() -> Registry {
@@ -187,16 +187,16 @@ mod tests {
     fn counters_go_on_from_where_the_earlier_process_left_them() {
         let (old, new) = (registry(), registry());
         let lane = &old.backends()[0].lanes[1];
-        lane.bytes_up.add(10);
+        lane.bytes_to_backend.add(10);
         lane.connect.record(Duration::from_millis(3));
         old.frontends()[0].lanes[0].ended[EndReason::Killed as usize].add(2);
         Totals::of(&old).carry_into(&new);
-        lane.bytes_up.add(5);
-        new.backends()[0].lanes[0].bytes_up.add(100);
+        lane.bytes_to_backend.add(5);
+        new.backends()[0].lanes[0].bytes_to_backend.add(100);
         let last = Totals::of(&old);
         last.carry_into(&new);
         let seen = Totals::of(&new);
-        assert_eq!(seen.backends[0].bytes_up, 115);
+        assert_eq!(seen.backends[0].bytes_to_backend, 115);
         assert_eq!(seen.backends[0].connect_counts, last.backends[0].connect_counts);
         assert_eq!(seen.frontends, last.frontends);
     }
@@ -228,7 +228,7 @@ mod tests {
         MemberView {
             name: InstanceName(name.into()),
             address: "192.0.2.2:9471".parse().unwrap(),
-            pulse: Pulse::Alive,
+            liveness: Liveness::Alive,
             epoch: Epoch(1),
             slot: None,
             version: String::new(),

@@ -24,8 +24,8 @@ pub struct EndedFlow {
     /// Where the backend leg went, if one was connected.
     pub backend_addr: Option<SocketAddr>,
     pub reason: EndReason,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
     /// 0 if no backend was connected.
     pub connect_us: u64,
     /// Nanoseconds on the monotonic clock.
@@ -43,8 +43,8 @@ impl EndedFlow {
             backend: None,
             backend_addr: None,
             reason,
-            bytes_up: 0,
-            bytes_down: 0,
+            bytes_to_backend: 0,
+            bytes_to_client: 0,
             connect_us: 0,
             ended_at_ns: origin.accepted_at_ns,
             errno: 0,

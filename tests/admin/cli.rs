@@ -83,7 +83,7 @@ async fn people_get_tables_and_programs_get_json() {
     let states: Vec<_> = status.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
     assert_eq!(states, ["STATE", "ready", "draining", "ejected"], "{status}");
     let json: serde_json::Value = serde_json::from_str(&baton(&socket, "status --json").await.stdout).unwrap();
-    assert_eq!(json["frontends"][0]["backends"][1]["standing"], "draining");
+    assert_eq!(json["frontends"][0]["backends"][1]["health_state"], "draining");
 
     let flows = baton(&socket, "flows --limit 3").await.stdout;
     assert!(flows.ends_with("… and 7 more; --limit 0 lists all\n"), "{flows}");

@@ -18,7 +18,7 @@ use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
 use baton::model::balance::Balance;
 use baton::model::end_reason::EndReason;
-use baton::model::health::{Cause, Order, Standing};
+use baton::model::health::{Cause, HealthState, Order};
 use baton::model::ids::{BackendId, FlowId};
 use baton::sys::clock::now_ns;
 use baton::table::Table;
@@ -164,8 +164,8 @@ fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
         backend.active.store(flows as u32, Relaxed);
         backend.set_health(health(name, now));
         backend.lanes[0].connected.add(flows as u64);
-        backend.lanes[0].bytes_up.add(1000 * flows as u64);
-        backend.lanes[1].bytes_down.add(9000 * flows as u64);
+        backend.lanes[0].bytes_to_backend.add(1000 * flows as u64);
+        backend.lanes[1].bytes_to_client.add(9000 * flows as u64);
         backend.lanes[0].connect.record(Duration::from_micros(420));
         for _ in 0..flows {
             let worker = live.len() % 2;
@@ -175,7 +175,7 @@ fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
             let (id, key) = writers[worker].insert(&table.flows, &origin).unwrap();
             let slot = table.flows.slot(&writers[worker], key);
             slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(backend.id)));
-            slot.set(Field::BytesUp as usize, 1000);
+            slot.set(Field::BytesToBackend as usize, 1000);
             live.push(Live { id, key, worker, client, backend: backend.id });
         }
     }
@@ -187,19 +187,19 @@ fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
 }
 
 fn health(backend: &str, now: u64) -> HealthView {
-    let (standing, cause) = match backend {
-        "cp3" => (Standing::Ejected, Cause::TimedOut { after_ms: 500 }),
-        "cp2" => (Standing::Draining, Cause::NotReady { status: 500 }),
-        _ => (Standing::Ready, Cause::Passed),
+    let (health_state, cause) = match backend {
+        "cp3" => (HealthState::Ejected, Cause::TimedOut { after_ms: 500 }),
+        "cp2" => (HealthState::Draining, Cause::NotReady { status: 500 }),
+        _ => (HealthState::Ready, Cause::Passed),
     };
     HealthView {
-        standing,
+        health_state,
         cause,
         since_ns: now,
         last_probe: Some("200".to_owned()),
         last_probe_us: 3100,
         order: None,
-        drain_deadline_ns: (standing == Standing::Draining).then_some(now + 150_000_000_000),
+        drain_deadline_ns: (health_state == HealthState::Draining).then_some(now + 150_000_000_000),
     }
 }
 

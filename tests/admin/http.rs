@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use baton::admin::status::Status;
 use baton::drain::LifePhase;
-use baton::model::health::{Cause, Standing};
+use baton::model::health::{Cause, HealthState};
 use baton::table::backend::HealthView;
 use baton::table::journal::What;
 
@@ -51,12 +51,12 @@ async fn status_json_tells_the_whole_state() {
         status.totals.ended_total.iter().map(|(reason, n)| (reason.as_str(), *n)).collect::<Vec<_>>(),
         [("backend_ejected", 1), ("client_closed", 2)]
     );
-    let standings: Vec<_> = status.backends().map(|backend| (&*backend.name, backend.standing)).collect();
-    assert_eq!(standings, [("cp1", Standing::Ready), ("cp2", Standing::Draining), ("cp3", Standing::Ejected)]);
+    let states: Vec<_> = status.backends().map(|backend| (&*backend.name, backend.health_state)).collect();
+    assert_eq!(states, [("cp1", HealthState::Ready), ("cp2", HealthState::Draining), ("cp3", HealthState::Ejected)]);
     let cp2 = status.backends().nth(1).unwrap();
     assert_eq!(cp2.why, "probe answered 500");
     assert!(cp2.drain_deadline_in_ms.is_some_and(|ms| ms > 100_000 && ms <= 150_000), "{cp2:?}");
-    assert_eq!((cp2.bytes_up_total, cp2.bytes_down_total, cp2.connect_mean_us), (4000, 36_000, Some(420)));
+    assert_eq!((cp2.bytes_to_backend_total, cp2.bytes_to_client_total, cp2.connect_mean_us), (4000, 36_000, Some(420)));
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn the_page_escapes_what_comes_from_outside() {
     let instance = FakeInstance::start();
     let error = "<script>alert('1')</script>\" onload=x".to_owned();
     instance.backend("cp3").set_health(HealthView {
-        standing: Standing::Ejected,
+        health_state: HealthState::Ejected,
         cause: Cause::Tls { error: error.clone() },
         since_ns: 1,
         last_probe: Some(error.clone()),
@@ -123,7 +123,7 @@ async fn promtool_finds_nothing_to_complain_about() {
     for line in [
         "baton_flows{frontend=\"apiserver\",state=\"proxied\"} 10",
         "baton_flows_ended_total{frontend=\"apiserver\",reason=\"backend_ejected\"} 1",
-        "baton_flow_bytes_total{frontend=\"apiserver\",backend=\"cp1\",direction=\"down\"} 54000",
+        "baton_flow_bytes_total{frontend=\"apiserver\",backend=\"cp1\",direction=\"to_client\"} 54000",
         "baton_backend_state{frontend=\"apiserver\",backend=\"cp2\",state=\"draining\"} 1",
         "baton_connect_duration_seconds_bucket{le=\"+Inf\",frontend=\"apiserver\",backend=\"cp1\"} 1",
         "baton_worker_stuck{worker=\"1\"} 0",
@@ -208,23 +208,23 @@ async fn a_probe_is_answered_at_once_however_many_connections_keep_silent() {
 async fn with_no_backend_left_nothing_says_ready_in_green() {
     let instance = FakeInstance::start();
     let now = baton::sys::clock::now_ns();
-    let stands = |name: &str, standing: Standing| {
+    let stands = |name: &str, health_state: HealthState| {
         let entry = instance.backend(name);
         let before = HealthView::clone(&entry.health());
-        entry.set_health(HealthView { standing, since_ns: now - 6_000_000_000, ..before });
+        entry.set_health(HealthView { health_state, since_ns: now - 6_000_000_000, ..before });
     };
     for name in ["cp1", "cp2", "cp3"] {
-        let standing = instance.backend(name).health().standing;
-        stands(name, standing);
+        let health_state = instance.backend(name).health().health_state;
+        stands(name, health_state);
     }
     let page = get(&instance, "/").await.body;
     assert!(page.contains("<title>Baton on ") && page.contains("<span class=\"pill good\">ready</span>"), "{page}");
-    stands("cp1", Standing::Ejected);
+    stands("cp1", HealthState::Ejected);
     let page = get(&instance, "/").await.body;
     let of_draining = "serving from a draining backend: none is ready since 6";
     assert!(page.contains("<title>draining backends only: Baton on ") && page.contains(of_draining), "{page}");
     assert!(page.contains("<span class=\"pill notice\">draining backends only</span>"), "{page}");
-    stands("cp2", Standing::Ejected);
+    stands("cp2", HealthState::Ejected);
     let page = get(&instance, "/").await.body;
     let of_none = "no backend: new connections are reset since 6";
     assert!(page.contains("<title>no backend: Baton on ") && page.contains(of_none), "{page}");
@@ -250,7 +250,7 @@ async fn with_no_backend_left_nothing_says_ready_in_green() {
 async fn with_every_backend_at_its_cap_nothing_says_ready_in_green() {
     let instance = FakeInstance::start();
     let ready = ["cp1", "cp2", "cp3"].map(|name| instance.backend(name));
-    for entry in ready.iter().filter(|it| it.health().standing == Standing::Ready) {
+    for entry in ready.iter().filter(|it| it.health().health_state == HealthState::Ready) {
         assert!(entry.reserve());
         entry.configure(entry.weight(), Some(1));
     }

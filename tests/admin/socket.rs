@@ -92,7 +92,7 @@ async fn flows_are_filtered_and_limited_and_the_rest_is_counted() {
     let filter = FlowFilter { backend: Some(name("cp1")), limit: Some(2), ..FlowFilter::default() };
     let (rows, end) = list_flows(&instance, filter).await;
     assert_eq!(end, Listed { listed: 2, more: 4 });
-    assert!(rows.iter().all(|row| row.backend.as_deref() == Some("cp1") && row.bytes_up == 1000), "{rows:?}");
+    assert!(rows.iter().all(|row| row.backend.as_deref() == Some("cp1") && row.bytes_to_backend == 1000), "{rows:?}");
     let filter = FlowFilter { client: Some("192.0.2.4/30".parse().unwrap()), ..FlowFilter::default() };
     assert_eq!(list_flows(&instance, filter).await.1.listed, 4);
     let filter = FlowFilter { state: Some(FlowState::Connecting), ..FlowFilter::default() };

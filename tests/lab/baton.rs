@@ -66,7 +66,7 @@ impl Baton {
     #[track_caller]
     pub fn wait_for_backends(&mut self, names: &[&str]) {
         for name in names {
-            self.wait_standing(name, "ready", LONG);
+            self.wait_health(name, "ready", LONG);
         }
         self.baseline = Some(Baseline::of(&self.process, &self.host));
     }
@@ -228,20 +228,22 @@ impl Baton {
     }
 
     #[track_caller]
-    pub fn standing(&self, backend: &str) -> String {
+    pub fn health_state(&self, backend: &str) -> String {
         let backend = self.backend(backend);
-        backend.and_then(|backend| Some(backend["standing"].as_str()?.to_owned())).unwrap_or_else(|| "gone".to_owned())
+        backend
+            .and_then(|backend| Some(backend["health_state"].as_str()?.to_owned()))
+            .unwrap_or_else(|| "gone".to_owned())
     }
 
-    /// Waits until `backend` has this standing; returns how long that took.
+    /// Waits until `backend` has this health state; returns how long that took.
     #[track_caller]
-    pub fn wait_standing(&self, backend: &str, standing: &str, deadline: Duration) -> Duration {
-        eventually(deadline, &format!("{backend} is {standing}"), || self.standing(backend) == standing)
+    pub fn wait_health(&self, backend: &str, health_state: &str, deadline: Duration) -> Duration {
+        eventually(deadline, &format!("{backend} is {health_state}"), || self.health_state(backend) == health_state)
     }
 
-    /// Every standing that `backend` has gone to, oldest first.
+    /// Every health state that `backend` has gone to, oldest first.
     #[track_caller]
-    pub fn standings(&self, backend: &str) -> Vec<String> {
+    pub fn states(&self, backend: &str) -> Vec<String> {
         let of_backend = self.events_of("backend_changed").into_iter().filter(|event| event["backend"] == backend);
         of_backend.filter_map(|event| Some(event["to"].as_str()?.to_owned())).collect()
     }

@@ -36,7 +36,7 @@ pub fn read_until_written(conn: &mut Conn, flows: impl Fn() -> Vec<serde_json::V
     eventually(LONG, "the flow is there", || !flows().is_empty());
     // A server has it in its own buffers until then, at least.
     let mut read = conn.read_tally(LONG_ANSWER / 2).unwrap().bytes;
-    let all_is_written = || flows().iter().all(|flow| flow["bytes_down"] == LONG_ANSWER);
+    let all_is_written = || flows().iter().all(|flow| flow["bytes_to_client"] == LONG_ANSWER);
     eventually(LONG, "the whole answer is written", || {
         if !all_is_written() {
             read += conn.read_tally(8192).unwrap().bytes;
@@ -75,7 +75,7 @@ fn row38_a_proxied_flow_is_there_until_the_client_has_acknowledged_the_last_byte
     let baton = lab.start(&alone(&lab));
     lose_answers(&lab.client);
     let mut conn = half_closed(&lab);
-    eventually(LONG, "the answer is written", || baton.flows().iter().all(|flow| flow["bytes_down"] == ANSWER));
+    eventually(LONG, "the answer is written", || baton.flows().iter().all(|flow| flow["bytes_to_client"] == ANSWER));
     wait::throughout(secs(4), "the flow is there", || baton.flow_count() == 1);
     assert!(baton.ended().is_empty(), "{:?}", baton.ended());
     lab.client.nft_clear();
@@ -116,7 +116,7 @@ fn a_flow_that_is_closing_can_be_reset() {
     let baton = lab.start(&alone(&lab));
     lose_answers(&lab.client);
     let mut conn = half_closed(&lab);
-    eventually(LONG, "the answer is written", || baton.flows().iter().all(|flow| flow["bytes_down"] == ANSWER));
+    eventually(LONG, "the answer is written", || baton.flows().iter().all(|flow| flow["bytes_to_client"] == ANSWER));
     baton.order(&["kill", "--all", "--yes"]);
     assert_eq!(conn.end(BACK), End::Rst);
     baton.wait_ended("killed", 1);

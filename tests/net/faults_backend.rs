@@ -15,7 +15,7 @@ fn row01_a_killed_server_s_fin_reaches_an_idle_client_within_100_ms_and_new_flow
     let mut other = baton.connect_to(&lab.client, "b2");
 
     wait::meets(ms(100), "row 1: the FIN of a killed server reached the client after", || {
-        baton.wait_standing("b1", "ready", LONG);
+        baton.wait_health("b1", "ready", LONG);
         let mut conn = baton.connect_to(&lab.client, "b1");
         conn.echo(1, 1_000_000);
         let watch = Stopwatch::start();
@@ -40,7 +40,7 @@ fn row01_a_killed_server_s_rst_reaches_the_client_as_rst() {
     let baton = lab.start(&lab.config().only(&["b1"]));
     let mut resets = 0;
     wait::meets(ms(100), "row 1: the RST of a killed server reached the client after", || {
-        baton.wait_standing("b1", "ready", LONG);
+        baton.wait_health("b1", "ready", LONG);
         let mut conn = lab.client.connect(lab.lb.v4(6443));
         conn.echo(1, 100_000);
         // What it has not read when it dies makes its kernel send RST (RFC 2525 section 2.17).
@@ -98,11 +98,11 @@ fn row02_a_hung_server_that_still_accepts_is_ejected_by_https_probes_and_its_flo
         assert!(kubelet.longest_gap(before) < secs(10), "{:?}", kubelet.longest_gap(before));
         eventually(LONG, "the kubelets are at b2", || kubelet.served_by().as_deref() == Some("b2"));
     }
-    assert_eq!(baton.standing("b1"), "ejected");
+    assert_eq!(baton.health_state("b1"), "ejected");
     assert_eq!(baton.flows_of("b1"), 0);
 
     hung.process.go_on();
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     drop((conn, kubelets));
     baton.rests();
 }
@@ -114,12 +114,12 @@ fn row02_a_server_that_accepts_and_says_nothing_never_becomes_ready() {
     let silent = lab.b1.serve(Behaviour::Silent);
     let _b2 = StandIn::start(&lab, &certificates, &lab.b2);
     let baton = lab.baton(&lab.config().only(&["b1", "b2"]).https(&certificates.ca()));
-    baton.wait_standing("b2", "ready", LONG);
+    baton.wait_health("b2", "ready", LONG);
     let timed_out = || baton.backend("b1").is_some_and(|b1| b1["cause"]["kind"] == "timed_out");
     eventually(LONG, "its probes time out", timed_out);
     let probed = silent.accepted();
     eventually(LONG, "it is probed again and again", || silent.accepted() > probed + 3);
-    assert_eq!(baton.standings("b1").iter().filter(|standing| *standing == "ready").count(), 0);
+    assert_eq!(baton.states("b1").iter().filter(|health_state| *health_state == "ready").count(), 0);
     assert_eq!(baton.serving(&lab.client.connect(lab.lb.v4(6443))), "b2");
 }
 
@@ -134,7 +134,7 @@ fn row03_a_server_that_says_it_is_not_ready_keeps_its_flows_until_the_drain_time
     let mut old = baton.connect_to(&lab.client, "b1");
 
     leaving.set_ready(false);
-    baton.wait_standing("b1", "draining", secs(4));
+    baton.wait_health("b1", "draining", secs(4));
     let watch = Stopwatch::start();
     assert_eq!(baton.backend("b1").unwrap()["cause"]["kind"], "not_ready");
     let new: Vec<_> = (0..10).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
@@ -147,7 +147,7 @@ fn row03_a_server_that_says_it_is_not_ready_keeps_its_flows_until_the_drain_time
     assert_eq!(baton.flows_of("b2"), 10, "the others live on");
 
     leaving.set_ready(true);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     drop((old, new));
     baton.rests();
 }
@@ -184,7 +184,7 @@ fn row04_clients_of_a_silently_dead_host_see_rst_within_the_budget() {
     }
 
     lab.b1.link_up();
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     drop((dead, alive));
     baton.rests();
 }
@@ -206,7 +206,7 @@ fn row04_over_ipv6_clients_of_a_silently_dead_host_see_rst_within_the_budget_too
     println!("row 4: over IPv6 the client of a dead host saw RST after {:?}", watch.elapsed());
     assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
     host.link_up();
-    baton.wait_standing(&of, "ready", LONG);
+    baton.wait_health(&of, "ready", LONG);
     drop(dead);
     baton.rests();
 }
@@ -334,7 +334,7 @@ fn row10_with_all_backends_down_new_flows_are_reset_at_once() {
     };
     reset_after("before the probes noticed");
     for backend in ["b1", "b2", "b3"] {
-        baton.wait_standing(backend, "ejected", LONG);
+        baton.wait_health(backend, "ejected", LONG);
     }
     reset_after("with all ejected");
     eventually(LONG, "the reason is no_backend", || baton.ended().contains_key("no_backend"));
@@ -361,12 +361,12 @@ fn row11_a_flapping_backend_is_held_back_until_it_is_stable() {
     let damped = || baton.backend("b1").is_some_and(|b1| b1["cause"]["kind"] == "damped");
     let mut flaps = 0;
     while !damped() {
-        assert!(flaps < 10, "10 flaps, and it was never held back: {:?}", baton.standings("b1"));
+        assert!(flaps < 10, "10 flaps, and it was never held back: {:?}", baton.states("b1"));
         flaps += 1;
         flapping.set_ready(false);
-        eventually(LONG, "it drains", || baton.standing("b1") == "draining");
+        eventually(LONG, "it drains", || baton.health_state("b1") == "draining");
         flapping.set_ready(true);
-        eventually(LONG, "it is ready or held back", || baton.standing("b1") == "ready" || damped());
+        eventually(LONG, "it is ready or held back", || baton.health_state("b1") == "ready" || damped());
     }
     println!("row 11: held back after {flaps} flaps");
     assert!(flaps >= 2, "one loss of readiness is no flapping");
@@ -374,7 +374,7 @@ fn row11_a_flapping_backend_is_held_back_until_it_is_stable() {
     if damped() {
         assert!(new.iter().all(|conn| baton.serving(conn) == "b2"), "a held back backend takes no flows");
     }
-    let held = baton.wait_standing("b1", "ready", LONG);
+    let held = baton.wait_health("b1", "ready", LONG);
     println!("row 11: ready again after another {held:?}");
     drop(new);
     baton.rests();
@@ -387,12 +387,12 @@ fn row31_a_backend_that_returns_starts_slowly_and_the_skew_can_be_seen() {
     let _b2 = lab.b2.serve(Behaviour::Echo);
     let baton = lab.start(&lab.config().only(&["b1", "b2"]).health("slow_start", "3s"));
     drop(b1);
-    baton.wait_standing("b1", "ejected", LONG);
+    baton.wait_health("b1", "ejected", LONG);
     let stayed: Vec<_> = (0..30).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     eventually(LONG, "30 flows on b2", || baton.flows_of("b2") == 30);
 
     let _b1 = lab.b1.serve(Behaviour::Echo);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     let watch = Stopwatch::start();
     let share = || baton.backend("b1").unwrap()["share_percent"].as_u64().unwrap();
     let first = share();
@@ -420,13 +420,13 @@ fn row31_after_a_return_the_excess_is_moved_at_a_pace_and_only_from_idle_flows()
     let config = config.rebalance("balance_existing", true).rebalance("per_minute", 600).rebalance("min_idle", "500ms");
     let baton = lab.start(&config);
     drop(b1);
-    baton.wait_standing("b1", "ejected", LONG);
+    baton.wait_health("b1", "ejected", LONG);
     let mut busy = lab.client.connect(lab.lb.v4(6443));
     let mut idle: Vec<_> = (0..19).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     eventually(LONG, "20 flows on b2", || baton.flows_of("b2") == 20);
 
     let _b1 = lab.b1.serve(Behaviour::Echo);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     let plan = baton.order(&["rebalance", "--dry-run"]);
     println!("row 31: the plan: {}", plan.lines().collect::<Vec<_>>().join("; "));
     let done = std::sync::atomic::AtomicBool::new(false);

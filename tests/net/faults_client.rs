@@ -70,7 +70,7 @@ fn row13_a_backend_that_half_closes_still_gets_the_whole_upload() {
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     assert_eq!(conn.end(LONG), End::Fin);
     conn.send(32, 3_000_000).unwrap();
-    eventually(LONG, "it goes through", || baton.flows()[0]["bytes_up"] == 3_000_000);
+    eventually(LONG, "it goes through", || baton.flows()[0]["bytes_to_backend"] == 3_000_000);
     conn.half_close();
     let served = served(&server, 3_000_000);
     assert_eq!((served.end, served.received), (End::Fin, Tally::of_pattern(32, 3_000_000)));
@@ -103,7 +103,7 @@ fn row13_a_reset_after_a_half_close_is_still_a_reset() {
     let mut conn = lab.client.connect(lab.lb.v4(6443));
     assert_eq!(conn.end(LONG), End::Fin);
     conn.send(1, 777).unwrap();
-    eventually(LONG, "it goes through", || baton.flows()[0]["bytes_up"] == 777);
+    eventually(LONG, "it goes through", || baton.flows()[0]["bytes_to_backend"] == 777);
     conn.reset();
     assert_eq!(served(&server, 777).end, End::Rst);
     drop(baton);

@@ -80,7 +80,7 @@ fn row29_out_of_local_ports_to_a_backend_the_others_are_used_then_the_refusal_is
         .map(|name| baton.backend(name).unwrap()["connect_failures_total"]["out_of_ports"].as_u64().unwrap_or(0));
     assert!(failures.iter().sum::<u64>() > 0, "{failures:?}");
     wait::throughout(secs(3), "no backend is blamed", || {
-        ["b1", "b2", "b3"].iter().all(|name| baton.standing(name) == "ready")
+        ["b1", "b2", "b3"].iter().all(|name| baton.health_state(name) == "ready")
     });
     served.iter_mut().for_each(|conn| conn.echo(1, 1000));
 

@@ -32,11 +32,11 @@ fn row08_a_fifth_of_the_packets_lost_corrupts_nothing_and_ejects_nobody() {
     // Long enough for a dozen probes of each backend to lose a packet.
     wait::throughout(secs(6), "no flow was reset", || baton.ended().is_empty());
     for backend in ["b1", "b2", "b3"] {
-        let standings = baton.standings(backend);
-        println!("row 8: {backend} went to {standings:?}");
-        assert!(!standings.iter().any(|standing| standing == "ejected"), "{backend}: {standings:?}");
+        let states = baton.states(backend);
+        println!("row 8: {backend} went to {states:?}");
+        assert!(!states.iter().any(|health_state| health_state == "ejected"), "{backend}: {states:?}");
         // Ready at the start is one change.
-        assert!(standings.len() <= 3, "{backend} flaps: {standings:?}");
+        assert!(states.len() <= 3, "{backend} flaps: {states:?}");
     }
     lab.backends().iter().for_each(|host| host.nft_clear());
     drop(conns);
@@ -51,7 +51,7 @@ fn row09_a_client_that_does_not_read_stalls_its_backend_and_memory_stays_bounded
     let baton = lab.start(&lab.config().only(&["b1"]));
     let before_kib = baton.process.rss_kib();
     let mut conn = lab.client.connect(lab.lb.v4(6443));
-    let stalled_at = stalled(&baton, "bytes_down");
+    let stalled_at = stalled(&baton, "bytes_to_client");
     let (rss, kernel) = (baton.process.rss_kib() - before_kib, tcp_memory_kib(&lab.lb));
     println!("row 9: stalled after {stalled_at} bytes; Baton grew by {rss} KiB, its kernel holds {kernel} KiB");
     assert!(stalled_at < 64 << 20, "backpressure reached the backend only after {stalled_at} bytes");

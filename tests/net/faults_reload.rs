@@ -71,7 +71,7 @@ fn refused(baton: &Baton, what: &str) {
     assert!(watch.unstalled() < secs(5), "{what}: {:?}", watch.elapsed());
     assert_eq!(baton.metric("baton_config_last_reload_successful", &[]), 0.0, "{what}");
     for backend in ["b1", "b2", "b3"] {
-        assert_eq!(baton.standing(backend), "ready", "{what}");
+        assert_eq!(baton.health_state(backend), "ready", "{what}");
     }
 }
 
@@ -225,14 +225,14 @@ fn a_removed_backend_drains_and_an_added_one_serves() {
     baton.order(&["reload"]);
     let watch = Stopwatch::start();
     leaving.echo(1, 100_000);
-    baton.wait_standing("b3", "ready", LONG);
+    baton.wait_health("b3", "ready", LONG);
     let new: Vec<_> = (0..6).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     assert!(new.iter().all(|conn| baton.serving(conn) != "b1"));
     assert_eq!(leaving.end(LONG), End::Rst);
     println!("the flow of a removed backend with a drain timer of 2 s was reset after {:?}", watch.elapsed());
     assert!(watch.elapsed() > ms(1500), "{:?}", watch.elapsed());
     baton.wait_ended("drain_deadline", 1);
-    eventually(LONG, "it is forgotten", || baton.standing("b1") == "gone");
+    eventually(LONG, "it is forgotten", || baton.health_state("b1") == "gone");
     staying.echo(2, 100_000);
     drop((leaving, staying, new));
     baton.rests();

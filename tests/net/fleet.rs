@@ -128,7 +128,7 @@ impl Instance {
 
     #[track_caller]
     pub fn wait_synced(&self, peer: &str) {
-        self.wait_sees(peer, "pulse", "alive");
+        self.wait_sees(peer, "liveness", "alive");
         self.wait_sees(peer, "synced", true);
     }
 

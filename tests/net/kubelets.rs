@@ -39,7 +39,7 @@ impl Cluster {
         assert_eq!(baton.flows_of("b1"), 6);
         for other in ["b2", "b3"] {
             baton.order(&["undrain", other]);
-            baton.wait_standing(other, "ready", LONG);
+            baton.wait_health(other, "ready", LONG);
         }
         Some(Self { lab, certificates, b1, _others: [b2, b3], kubelets, baton })
     }
@@ -60,8 +60,8 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn b1_is(&self, standing: &str) {
-        self.baton.wait_standing("b1", standing, LONG);
+    fn b1_is(&self, health_state: &str) {
+        self.baton.wait_health("b1", health_state, LONG);
     }
 
     #[track_caller]
@@ -160,11 +160,11 @@ fn a_certificate_that_is_expired_or_of_another_name_is_an_error_that_names_it() 
     let _wrong = StandIn::start_as(&lab, &certificates, &lab.b2, "wrong-name");
     let _right = StandIn::start(&lab, &certificates, &lab.b3);
     let baton = lab.baton(&lab.config().https(&certificates.ca()));
-    baton.wait_standing("b3", "ready", LONG);
+    baton.wait_health("b3", "ready", LONG);
     let b = |name: &str| baton.backend(name).unwrap();
     for (name, word) in [("b1", "expired"), ("b2", "wrong.example")] {
         eventually(LONG, &format!("{name} is not ready"), || b(name)["cause"]["kind"] == "tls");
-        assert_ne!(b(name)["standing"], "ready");
+        assert_ne!(b(name)["health_state"], "ready");
         println!("{name}: {}", b(name)["why"]);
         assert!(b(name)["why"].as_str().unwrap().contains(word), "{}", b(name)["why"]);
     }

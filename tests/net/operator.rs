@@ -77,7 +77,7 @@ fn a_drained_backend_keeps_its_flows_takes_no_new_ones_and_comes_back() {
     let said = baton.order(&["drain", "b1"]);
     println!("baton drain b1 says: {said}");
     assert!(said.contains('1'), "how many flows there are: {said}");
-    assert_eq!(baton.standing("b1"), "draining");
+    assert_eq!(baton.health_state("b1"), "draining");
     assert_eq!(baton.backend("b1").unwrap()["cause"]["kind"], "ordered_drain");
     let new: Vec<_> = (0..10).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     assert!(new.iter().all(|conn| baton.serving(conn) != "b1"));
@@ -85,7 +85,7 @@ fn a_drained_backend_keeps_its_flows_takes_no_new_ones_and_comes_back() {
     assert_eq!(baton.flows_of("b1"), 1);
 
     baton.order(&["undrain", "b1"]);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     assert_eq!(baton.serving(&baton.connect_to(&lab.client, "b1")), "b1");
     old.echo(2, 100_000);
     assert!(!baton.cli(&["drain", "nobody"]).status.success(), "an unknown backend is an error");
@@ -107,9 +107,9 @@ fn an_ejected_backend_s_flows_are_reset_and_undrain_brings_it_back() {
     assert!(watch.unstalled() < ms(1500), "{:?}", watch.elapsed());
     baton.wait_ended("ejected_by_operator", 1);
     of_b2.echo(1, 100_000);
-    wait::throughout(secs(2), "good probes do not overrule the order", || baton.standing("b1") == "ejected");
+    wait::throughout(secs(2), "good probes do not overrule the order", || baton.health_state("b1") == "ejected");
     baton.order(&["undrain", "b1"]);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     drop((of_b1, of_b2));
     baton.rests();
 }
@@ -208,7 +208,7 @@ fn each_ended_flow_has_a_line_an_event_and_a_count_that_agree() {
     baton.wait_ended("client_closed", 1);
     let event = baton.events_of("flow_ended").pop().unwrap();
     assert_eq!((&event["client"], &event["reason"]), (&json!(client), &json!("client_closed")));
-    assert_eq!((&event["bytes_up"], &event["bytes_down"]), (&json!(54_321), &json!(54_321)));
+    assert_eq!((&event["bytes_to_backend"], &event["bytes_to_client"]), (&json!(54_321), &json!(54_321)));
     let line = baton.wait_log(&["client_closed", &client, "54321"]);
     let line: serde_json::Value = serde_json::from_str(&line).expect("a line of JSON");
     println!("{line}");

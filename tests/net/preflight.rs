@@ -30,7 +30,7 @@ fn look(host: &Host, config: &Path) -> Vec<Finding> {
     host.enter(|| preflight::look(&config, None).findings)
 }
 
-/// The finding about `topic`, and whether there is anything to mend.
+/// The finding about `topic`, and whether there is anything to fix.
 #[track_caller]
 fn of<'f>(findings: &'f [Finding], topic: &str) -> &'f Finding {
     findings.iter().find(|finding| finding.topic == topic).unwrap_or_else(|| panic!("{topic}: {findings:#?}"))
@@ -38,12 +38,12 @@ fn of<'f>(findings: &'f [Finding], topic: &str) -> &'f Finding {
 
 /// The fault is found, the advised command is run, and it is not found any more.
 #[track_caller]
-fn mended(host: &Host, config: &Path, topic: &str, verdict: Verdict) {
+fn fixed(host: &Host, config: &Path, topic: &str, verdict: Verdict) {
     let findings = look(host, config);
     let found = of(&findings, topic);
     assert_eq!(found.verdict, verdict, "{found:#?}");
-    println!("preflight: {topic}: {} | {}", found.read, found.mend);
-    host.run(&found.mend);
+    println!("preflight: {topic}: {} | {}", found.read, found.fix);
+    host.run(&found.fix);
     let findings = look(host, config);
     assert_eq!(of(&findings, topic).verdict, Verdict::Good, "{findings:#?}");
 }
@@ -54,7 +54,7 @@ fn track(host: &Host) {
 }
 
 #[test]
-fn each_setting_of_the_kernel_is_found_and_mended_by_what_is_advised() {
+fn each_setting_of_the_kernel_is_found_and_fixed_by_what_is_advised() {
     let Some(lab) = Lab::new("preflight") else { return };
     let host = &lab.lb;
     let config = config(&lab, host);
@@ -76,13 +76,13 @@ fn each_setting_of_the_kernel_is_found_and_mended_by_what_is_advised() {
     }
     // By a second interface, the answer may leave another way than the question came.
     host.run("ip link add dmz type veth peer name zmd; ip link set zmd up; ip address add 192.0.2.1/24 dev dmz; ip link set dmz up");
-    mended(host, &config, "arp_ignore", Verdict::Fault);
-    mended(host, &config, "arp_announce", Verdict::Fault);
-    mended(host, &config, "send_redirects", Verdict::Advice);
-    mended(host, &config, "rp_filter", Verdict::Advice);
-    mended(host, &config, "tcp_retries2", Verdict::Advice);
-    mended(host, &config, "nf_conntrack_tcp_loose", Verdict::Advice);
-    mended(host, &config, "nf_conntrack_tcp_be_liberal", Verdict::Advice);
+    fixed(host, &config, "arp_ignore", Verdict::Fault);
+    fixed(host, &config, "arp_announce", Verdict::Fault);
+    fixed(host, &config, "send_redirects", Verdict::Advice);
+    fixed(host, &config, "rp_filter", Verdict::Advice);
+    fixed(host, &config, "tcp_retries2", Verdict::Advice);
+    fixed(host, &config, "nf_conntrack_tcp_loose", Verdict::Advice);
+    fixed(host, &config, "nf_conntrack_tcp_be_liberal", Verdict::Advice);
     assert!(look(host, &config).iter().all(|finding| finding.verdict == Verdict::Good), "{:#?}", look(host, &config));
 }
 
@@ -93,11 +93,11 @@ fn a_port_that_any_connection_may_be_given_and_too_few_ports_are_found() {
     let text = std::fs::read_to_string(&path).unwrap().replace("[process]", "[process]\nmax_connections = 30000");
     std::fs::write(&path, text).unwrap();
     lab.lb.sysctl("net/ipv4/ip_local_port_range", "6000 7000");
-    mended(&lab.lb, &path, "local ports", Verdict::Advice);
+    fixed(&lab.lb, &path, "local ports", Verdict::Advice);
     lab.lb.sysctl("net/ipv4/ip_local_port_range", "1024 65535");
     let findings = look(&lab.lb, &path);
     let found = of(&findings, "reserved ports");
-    lab.lb.run(&found.mend);
+    lab.lb.run(&found.fix);
     assert!(look(&lab.lb, &path).iter().all(|finding| finding.topic != "reserved ports"));
 }
 
@@ -144,9 +144,9 @@ fn a_black_hole_is_found_and_filled(lab: &Lab, rules: impl Fn(&Host)) {
     assert_eq!(after_the_move(lab, forgetful), End::Open, "the rules make no black hole: the test shows nothing");
     let findings = look(&lab.lb, &config);
     let found = of(&findings, "firewall");
-    println!("preflight: {} | {}", found.read, found.mend);
+    println!("preflight: {} | {}", found.read, found.fix);
     assert_eq!(found.verdict, Verdict::Fault, "{found:#?}");
-    lab.lb.run(&found.mend);
+    lab.lb.run(&found.fix);
     let findings = look(&lab.lb, &config);
     assert_eq!(of(&findings, "firewall").verdict, Verdict::Good, "{findings:#?}");
     assert_eq!(after_the_move(lab, |_| {}), End::Rst);
@@ -185,7 +185,7 @@ fn the_same_firewall_made_by_iptables_is_found() {
 }
 
 #[test]
-fn the_file_for_sysctl_d_mends_what_it_is_for_and_is_the_same_when_written_again() {
+fn the_file_for_sysctl_d_fixes_what_it_is_for_and_is_the_same_when_written_again() {
     let Some(lab) = Lab::new("preflight fix") else { return };
     let host = &lab.lb;
     let config = config(&lab, host).display().to_string();
@@ -251,7 +251,7 @@ const TRANSLATING: [(&str, &str); 6] = [
 ];
 
 #[test]
-fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_mended() {
+fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_fixed() {
     let Some(lab) = Lab::new("preflight nat") else { return };
     let host = &lab.lb;
     let path = lab.directory().join("check.toml");
@@ -273,15 +273,15 @@ fn rules_that_translate_what_goes_to_a_frontend_or_a_backend_are_named_and_mende
         host.run(rules);
         let findings = look(host, &path);
         let nat = of(&findings, "NAT");
-        println!("preflight: {} | {}", nat.read, nat.mend);
+        println!("preflight: {} | {}", nat.read, nat.fix);
         assert!(nat.verdict == Verdict::Hindrance && nat.read.contains(found), "{rules}: {nat:#?}");
-        let mend = nat.mend.split_once("then: ").map_or(nat.mend.as_str(), |(_, command)| command);
-        host.run(mend);
+        let fix = nat.fix.split_once("then: ").map_or(nat.fix.as_str(), |(_, command)| command);
+        host.run(fix);
         assert_eq!(of(&look(host, &path), "NAT").verdict, Verdict::Good, "{rules}: {:#?}", look(host, &path));
     }
     // A frontend whose connections go elsewhere.
     host.run("iptables -t nat -I PREROUTING -p tcp -d 10.77.0.2 --dport 6443 -j DNAT --to-destination 10.77.0.99:6443");
-    mended(host, &path, "NAT", Verdict::Fault);
+    fixed(host, &path, "NAT", Verdict::Fault);
 }
 
 /// Whether the older tables are there.

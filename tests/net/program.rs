@@ -8,5 +8,5 @@ mod life;
 mod packets;
 mod preflight;
 pub mod reference;
-mod strays;
+mod unknown_packets;
 mod whole;

@@ -77,9 +77,9 @@ fn an_old_address_is_shown_beside_the_new_one_with_its_own_flows() {
     baton.order(&["reload"]);
     let old = old_b1(&lab);
     let shown = baton.backend(&old).expect("the old address is shown");
-    assert_eq!((&shown["standing"], &shown["flows"]), (&"draining".into(), &3.into()), "{shown}");
+    assert_eq!((&shown["health_state"], &shown["flows"]), (&"draining".into(), &3.into()), "{shown}");
     assert!(shown["drain_deadline_in_ms"].as_u64().is_some(), "{shown}");
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     assert_eq!(baton.flows_of("b1"), 0);
     assert_eq!(baton.metric("baton_backend_flows", &[&format!("backend=\"{old}\"")]), 3.0);
     let mut new = baton.connect_to(&lab.client, "b1");
@@ -103,13 +103,13 @@ fn flows_of_an_old_address_go_on_although_the_new_one_is_dead() {
     baton.order(&["reload"]);
     let reset = |baton: &Baton| baton.ended().contains_key("backend_ejected");
     throughout(secs(4), "flows at the old address live", || !reset(&baton));
-    assert_eq!(baton.standing("b1"), "ejected");
+    assert_eq!(baton.health_state("b1"), "ejected");
     conns.iter_mut().for_each(|conn| conn.echo(9, 10_000));
 
     // Back where it was: as if nothing had been.
     baton.write_config(&config);
     baton.order(&["reload"]);
-    assert_eq!(baton.standing("b1"), "ready");
+    assert_eq!(baton.health_state("b1"), "ready");
     assert_eq!(baton.flows_of("b1"), 3);
     assert!(baton.backend(&old_b1(lab)).is_none());
     conns.iter_mut().for_each(|conn| conn.echo(10, 10_000));
@@ -151,11 +151,11 @@ fn a_drained_backend_stays_drained_at_its_new_address_and_an_eject_reaches_both(
     baton.write_config(&config.of_backend("b1", "address", lab.b3.v4(6443).to_string()));
     baton.order(&["reload"]);
     eventually(LONG, "it is drained", || {
-        baton.backend("b1").is_some_and(|b1| b1["order"] == "drain" && b1["standing"] == "draining")
+        baton.backend("b1").is_some_and(|b1| b1["order"] == "drain" && b1["health_state"] == "draining")
     });
     conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
     baton.order(&["undrain", "b1"]);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     let mut new = baton.connect_to(&lab.client, "b1");
     new.echo(1, 1000);
     baton.order(&["eject", "b1"]);

@@ -15,7 +15,7 @@ fn bytes_pass_unharmed_in_every_size_and_both_directions_at_once() {
         sent += bytes;
     }
     let flow = &baton.flows()[0];
-    assert_eq!((&flow["bytes_up"], &flow["bytes_down"]), (&sent.into(), &sent.into()));
+    assert_eq!((&flow["bytes_to_backend"], &flow["bytes_to_client"]), (&sent.into(), &sent.into()));
     conn.half_close();
     assert_eq!(conn.end(LONG), End::Fin);
     baton.wait_ended("client_closed", 1);

@@ -141,19 +141,20 @@ fn an_upgrade_begins_no_storm_of_probes_and_trusts_no_ejected_backend() {
     let health = "[frontend.health]\nkind = \"tcp\"\ninterval = \"2s\"\nfast_interval = \"2s\"\nrise = 4\nfall = 2\n";
     std::fs::write(instance.config(), text.replace("[frontend.health]\nkind = \"tcp\"\n", health)).unwrap();
     assert!(instance.run(&["reload"]).status.success(), "{}", instance.log());
-    let standing = |instance: &Instance, name: &str| instance.ask(&["backends", name]).unwrap()[0]["standing"].clone();
-    wait_for("the dead one to be ejected", || standing(&instance, "b1") == "ejected");
+    let health_state =
+        |instance: &Instance, name: &str| instance.ask(&["backends", name]).unwrap()[0]["health_state"].clone();
+    wait_for("the dead one to be ejected", || health_state(&instance, "b1") == "ejected");
     let came_back = Counted::serve(TcpListener::bind(dead).unwrap());
     let (began_ns, probes) = (now_ns(), good.accepted.load(Relaxed));
     for _ in 0..3 {
         instance.upgrade();
-        assert_eq!((standing(&instance, "b0"), standing(&instance, "b1")), ("ready".into(), "ejected".into()));
+        assert_eq!((health_state(&instance, "b0"), health_state(&instance, "b1")), ("ready".into(), "ejected".into()));
     }
     let (took_ns, probed) = (now_ns() - began_ns, good.accepted.load(Relaxed) - probes);
     let due = took_ns / INTERVAL.as_nanos() as u64 + 2;
     println!("{probed} probes in {} ms of three upgrades, {due} were due at most", took_ns / 1_000_000);
     assert!(probed <= due, "{probed} probes, {due} were due");
-    wait_for("it to be trusted again", || standing(&instance, "b1") == "ready");
+    wait_for("it to be trusted again", || health_state(&instance, "b1") == "ready");
     let risen = came_back.accepted.load(Relaxed);
     assert!(risen >= 4, "it was trusted again after {risen} good probes of 4");
 }

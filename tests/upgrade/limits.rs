@@ -65,7 +65,7 @@ fn flows_of_a_backend_that_the_new_file_no_longer_has_drain() {
     let upgraded = upgrade_to(&mut instance, &text);
     assert_eq!(upgraded["not_moved"], serde_json::json!([]), "{upgraded}");
     let gone = instance.ask(&["backends", "b1"]).expect("it is still known")[0].clone();
-    assert_eq!((&gone["standing"], &gone["cause"]["kind"]), (&"draining".into(), &"removed".into()), "{gone}");
+    assert_eq!((&gone["health_state"], &gone["cause"]["kind"]), (&"draining".into(), &"removed".into()), "{gone}");
     if now_ns() - began_ns < Duration::from_millis(2500).as_nanos() as u64 {
         streams.iter_mut().for_each(|stream| echo(stream).unwrap());
     }

@@ -51,8 +51,8 @@ fn orders_deadlines_numbers_and_counters_survive_an_upgrade() {
     let other = if its == "b0" { "b1" } else { "b0" };
     assert!(instance.run(&["drain", &its]).status.success());
     assert!(instance.run(&["eject", other]).status.success());
-    let standing = |name: &str| instance.ask(&["backends", name]).unwrap()[0].clone();
-    let drained = standing(&its);
+    let health_state = |name: &str| instance.ask(&["backends", name]).unwrap()[0].clone();
+    let drained = health_state(&its);
     let accepted = |status: &Value| status["frontends"][0]["accepted_total"].as_u64().unwrap();
     let counted = accepted(&instance.ask(&["status"]).unwrap());
 
@@ -63,9 +63,9 @@ fn orders_deadlines_numbers_and_counters_survive_an_upgrade() {
         assert_eq!(before[same], after[same], "{same}");
     }
     assert!(after["age_ms"].as_u64() >= before["age_ms"].as_u64());
-    assert_eq!(standing(other)["standing"], "ejected");
-    let still = standing(&its);
-    assert_eq!(still["standing"], "draining");
+    assert_eq!(health_state(other)["health_state"], "ejected");
+    let still = health_state(&its);
+    assert_eq!(still["health_state"], "draining");
     let left = |backend: &Value| backend["drain_deadline_in_ms"].as_u64().unwrap_or_else(|| panic!("{backend}"));
     assert!(left(&still) <= left(&drained), "the drain deadline begins anew");
     assert_eq!(accepted(&instance.ask(&["status"]).unwrap()), counted);

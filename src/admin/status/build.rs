@@ -80,7 +80,7 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
         frontend: entry.frontend.name.to_string(),
         name: entry.label().into_owned(),
         address: entry.address().map(|address| address.socket_addr()),
-        standing: health.standing,
+        health_state: health.health_state,
         why: health.cause.to_string(),
         cause: health.cause.clone(),
         since_ms: (health.since_ns != 0).then(|| now_ns.saturating_sub(health.since_ns) / 1_000_000),
@@ -94,8 +94,8 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
         hedged_total: sum(|lane| lane.hedged.value()),
         connect_failures_total: failures.filter(|(_, count)| *count > 0).collect(),
         connect_mean_us: (connects.count() > 0).then(|| (connects.sum_s * 1e6) as u64 / connects.count()),
-        bytes_up_total: sum(|lane| lane.bytes_up.value()),
-        bytes_down_total: sum(|lane| lane.bytes_down.value()),
+        bytes_to_backend_total: sum(|lane| lane.bytes_to_backend.value()),
+        bytes_to_client_total: sum(|lane| lane.bytes_to_client.value()),
         rates: Rate::default(),
         last_probe: health.last_probe.clone(),
         last_probe_us: health.last_probe_us,
@@ -197,7 +197,7 @@ fn frontend_status(
     let (state, since_ns) = gathering.registry.service(entry, gathering.now_ns);
     let since_ms = gathering.now_ns.saturating_sub(since_ns) / 1_000_000;
     let draining =
-        backends.iter().filter(|it| it.frontend.id == entry.id && it.health().standing == Standing::Draining);
+        backends.iter().filter(|it| it.frontend.id == entry.id && it.health().health_state == HealthState::Draining);
     let in_words = words::service(state, draining.count(), since_ms);
     FrontendStatus {
         name: entry.name.to_string(),
@@ -217,8 +217,8 @@ fn frontend_status(
 
 fn totals(gathering: &Gathering<'_>, frontends: &[FrontendStatus]) -> StatusTotals {
     let mut totals = StatusTotals {
-        bytes_up_total: gathering.sample.totals.bytes_up,
-        bytes_down_total: gathering.sample.totals.bytes_down,
+        bytes_to_backend_total: gathering.sample.totals.bytes_to_backend,
+        bytes_to_client_total: gathering.sample.totals.bytes_to_client,
         rates: gathering.samples.rate(&gathering.sample, |sample| Some(sample.totals)),
         ..StatusTotals::default()
     };

@@ -13,7 +13,7 @@ use crate::model::finding::{Finding, Verdict};
 use crate::offload;
 use crate::preflight::{self, Report, sysctl_file};
 
-/// Writes what was found, a line each, and below it why it matters and what mends it; whether nothing is left that may leave
+/// Writes what was found, a line each, and below it why it matters and what fixes it; whether nothing is left that may leave
 /// clients waiting.
 pub fn report(
     config: &Config,
@@ -56,7 +56,7 @@ pub fn report(
 fn tell(finding: &Finding, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{:8} {}: {}", finding.verdict.label(), finding.topic, finding.read)?;
     if !finding.why.is_empty() {
-        writeln!(out, "         why:  {}\n         mend: {}", finding.why, finding.mend)?;
+        writeln!(out, "         why:  {}\n         fix: {}", finding.why, finding.fix)?;
     }
     Ok(())
 }
@@ -97,13 +97,13 @@ fn room(config: &Config) -> Option<Finding> {
 
 fn room_for(flows: u64, room: u64) -> Finding {
     let read = format!("the fleet has {flows} flows now, and the map of this host has room for {room}");
-    let mend = format!(
+    let fix = format!(
         "offload.max_flows = {}, on all hosts; it takes an empty map: `baton evacuate`, stop Baton, `baton offload remove`, start it",
         (2 * flows).next_power_of_two()
     );
     match flows {
-        flows if flows > room => Finding::fault("offload.max_flows", read, ROOM, mend),
-        flows if flows > room / 4 * 3 => Finding::advice("offload.max_flows", read, ROOM, mend),
+        flows if flows > room => Finding::fault("offload.max_flows", read, ROOM, fix),
+        flows if flows > room / 4 * 3 => Finding::advice("offload.max_flows", read, ROOM, fix),
         _ => Finding::good("offload.max_flows", read),
     }
 }

@@ -49,8 +49,8 @@ pub fn print_lines(lines: &[ViewLine]) {
 fn summary(view: &View) -> String {
     let mut text = format!("{:>8}  {:<8}", seconds(view.elapsed), "state");
     for row in &view.backends {
-        let standing = row.standing.map_or("?", |standing| standing.label());
-        let _ = write!(text, " {} {standing}, {} flows;", row.name, row.flows);
+        let health_state = row.health_state.map_or("?", |health_state| health_state.label());
+        let _ = write!(text, " {} {health_state}, {} flows;", row.name, row.flows);
     }
     let _ = write!(text, " longest gap {}", seconds(view.longest_gap()));
     text

@@ -12,7 +12,7 @@ use super::BUDGET;
 use super::process::Condition;
 use super::view::{BackendRow, View};
 use crate::cli::kubelet::Summary;
-use crate::model::health::Standing;
+use crate::model::health::HealthState;
 
 /// Fills the frame. `selected` is the place of the backend that keys act on.
 pub fn draw(frame: &mut Frame<'_>, view: &View, selected: usize) {
@@ -52,7 +52,7 @@ fn draw_backends(frame: &mut Frame<'_>, area: Rect, view: &View, selected: usize
             Cell::from(format!("{}{}", if place == selected { ">" } else { " " }, place + 1)),
             Cell::from(row.name.clone()),
             Cell::from(row.condition.label()).style(condition_style(row.condition)),
-            Cell::from(row.standing.map_or("?", Standing::label)).style(standing_style(row.standing)),
+            Cell::from(row.health_state.map_or("?", HealthState::label)).style(health_style(row.health_state)),
             Cell::from(row.since.map_or_else(|| "-".to_owned(), seconds)),
             Cell::from(bar(row.flows, most)),
             Cell::from(why(row)),
@@ -146,11 +146,11 @@ fn condition_style(condition: Condition) -> Style {
     }
 }
 
-fn standing_style(standing: Option<Standing>) -> Style {
-    match standing {
-        Some(Standing::Ready) => Style::new().green(),
-        Some(Standing::Draining) => Style::new().yellow(),
-        Some(Standing::Ejected) => Style::new().red(),
+fn health_style(health_state: Option<HealthState>) -> Style {
+    match health_state {
+        Some(HealthState::Ready) => Style::new().green(),
+        Some(HealthState::Draining) => Style::new().yellow(),
+        Some(HealthState::Ejected) => Style::new().red(),
         None => Style::new().dim(),
     }
 }
@@ -173,7 +173,7 @@ const BAR_CELLS: usize = 12;
 /// Twice the period of renewals: less is no gap at all.
 const NOTICEABLE: Duration = Duration::from_secs(2);
 /// 80 columns at most.
-const KEYS: &str = "1-3 pick│k kill│t end│h hang│c cont.│u unready│d drain│n undrain│r mend│q quit";
+const KEYS: &str = "1-3 pick│k kill│t end│h hang│c cont.│u unready│d drain│n undrain│r fix│q quit";
 
 #[cfg(test)]
 mod tests;

@@ -122,7 +122,7 @@ async fn serve(args: StandInArgs, tls: TlsAcceptor) -> Result<(), StandInError> 
     stand_in.stop();
     let all_ended = async { while connections.join_next().await.is_some() {} };
     // Whoever is not done by then is cut off, as an apiserver's clients are.
-    let _ = tokio::time::timeout(GRACE, all_ended).await;
+    let _ = tokio::time::timeout(STOP_MARGIN, all_ended).await;
     Ok(())
 }
 
@@ -215,5 +215,5 @@ impl Signals {
 /// What the line begins with that says where it listens.
 pub const LISTENING: &str = "listening ";
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-const GRACE: Duration = Duration::from_secs(3);
+const STOP_MARGIN: Duration = Duration::from_secs(3);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -10,7 +10,7 @@ use super::BUDGET;
 use super::log;
 use super::stage::{ActError, DemoStage, StageError, StandInAction};
 use super::view::ViewWatcher;
-use crate::model::health::Standing;
+use crate::model::health::HealthState;
 use crate::sys::clock::now_ns;
 
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ struct TourStep {
     title: &'static str,
     action: StandInAction,
     /// What Baton must find.
-    standing: Standing,
+    health_state: HealthState,
     after: After,
 }
 
@@ -49,7 +49,7 @@ struct StepOutcome {
     stand_in: String,
     /// From the fault to Baton's finding.
     noticed_after: Duration,
-    standing: Standing,
+    health_state: HealthState,
     why: String,
     /// Connections that the clients lost.
     lost: u64,
@@ -97,8 +97,8 @@ impl Guide<'_> {
 
         let begin_ns = now_ns();
         self.act(target, step.action).await?;
-        let found = |guide: &Self| guide.standing(&name) == Some(step.standing);
-        self.until(&format!("Baton finds {name} {}", step.standing.label()), step.title, found).await?;
+        let found = |guide: &Self| guide.health_state(&name) == Some(step.health_state);
+        self.until(&format!("Baton finds {name} {}", step.health_state.label()), step.title, found).await?;
         let noticed_after = Duration::from_nanos(now_ns() - begin_ns);
         let why = self.stage.status.borrow().backend(&name).map(|backend| backend.why.clone()).unwrap_or_default();
         match step.after {
@@ -121,7 +121,7 @@ impl Guide<'_> {
             title: step.title,
             stand_in: name,
             noticed_after,
-            standing: step.standing,
+            health_state: step.health_state,
             why,
             lost,
             clients,
@@ -178,8 +178,8 @@ impl Guide<'_> {
         (0..self.stage.stand_ins.len()).rev().max_by_key(clients_on).unwrap_or(0)
     }
 
-    fn standing(&self, name: &str) -> Option<Standing> {
-        self.stage.status.borrow().backend(name)?.standing
+    fn health_state(&self, name: &str) -> Option<HealthState> {
+        self.stage.status.borrow().backend(name)?.health_state
     }
 
     fn nobody_on(&self, name: &str) -> bool {
@@ -203,31 +203,31 @@ const STEPS: [TourStep; 5] = [
     TourStep {
         title: "the process is killed (SIGKILL)",
         action: StandInAction::Kill,
-        standing: Standing::Ejected,
+        health_state: HealthState::Ejected,
         after: After::ClientsMove,
     },
     TourStep {
         title: "the process hangs (SIGSTOP)",
         action: StandInAction::Hang,
-        standing: Standing::Ejected,
+        health_state: HealthState::Ejected,
         after: After::ClientsMove,
     },
     TourStep {
         title: "/readyz answers 500, all else is served",
         action: StandInAction::ToggleReady,
-        standing: Standing::Draining,
+        health_state: HealthState::Draining,
         after: After::ClientsStay,
     },
     TourStep {
         title: "it is told to end, as for an upgrade (SIGTERM)",
         action: StandInAction::Terminate,
-        standing: Standing::Draining,
+        health_state: HealthState::Draining,
         after: After::ClientsMove,
     },
     TourStep {
         title: "an operator drains it",
         action: StandInAction::Drain,
-        standing: Standing::Draining,
+        health_state: HealthState::Draining,
         after: After::ClientsMove,
     },
 ];

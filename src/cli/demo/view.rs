@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::process::Condition;
 use super::stage::DemoStage;
 use crate::cli::kubelet::{KubeletEvent, Summary};
-use crate::model::health::Standing;
+use crate::model::health::HealthState;
 use crate::sys::clock::now_ns;
 
 /// One picture of everything.
@@ -30,7 +30,7 @@ pub struct BackendRow {
     pub name: String,
     pub condition: Condition,
     /// `None`: Baton has not said.
-    pub standing: Option<Standing>,
+    pub health_state: Option<HealthState>,
     pub why: String,
     /// `None`: since the start.
     pub since: Option<Duration>,
@@ -121,7 +121,7 @@ impl ViewWatcher {
             BackendRow {
                 name: stand_in.name().to_owned(),
                 condition: stand_in.condition(),
-                standing: seen.standing,
+                health_state: seen.health_state,
                 why: seen.why,
                 since: seen.since_ms.map(Duration::from_millis),
                 drain_deadline: seen.drain_deadline_in_ms.map(Duration::from_millis),

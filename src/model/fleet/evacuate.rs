@@ -16,7 +16,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use super::{Farewell, InstanceName, MemberView, Pulse};
+use super::{Farewell, InstanceName, Liveness, MemberView};
 
 /// Where the frontends' addresses are on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,8 +85,8 @@ pub enum EvacuateStep {
 pub enum Failure {
     #[error("there is no peer {asked}; there is {}", .known.join(", "))]
     Unknown { asked: InstanceName, known: Vec<String> },
-    #[error("{peer} is {}, so nothing can be handed to it", .pulse.label())]
-    NotAlive { peer: InstanceName, pulse: Pulse },
+    #[error("{peer} is {}, so nothing can be handed to it", .liveness.label())]
+    NotAlive { peer: InstanceName, liveness: Liveness },
     #[error("no peer is alive: {}", .0.join(", "))]
     NobodyAlive(Vec<String>),
     #[error(
@@ -145,7 +145,7 @@ const QUIET_NS: u64 = 1_500_000_000;
 /// An address that no live peer has for so long has no owner.
 const MISSING_MAX_NS: u64 = 2_000_000_000;
 /// Flows that are left when the resets must be through: a worker is stuck.
-const RESET_GRACE_NS: u64 = 30_000_000_000;
+const RESET_PATIENCE_NS: u64 = 30_000_000_000;
 /// What happens is on its way to the link for so long, and is shown for so long before it is shown anew.
 const QUEUED_NS: u64 = 100_000_000;
 
@@ -290,7 +290,7 @@ impl Evacuation {
             return;
         }
         let waited_ns = look.now_ns.saturating_sub(self.since_ns);
-        if look.proxied == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_GRACE_NS {
+        if look.proxied == 0 || self.step == EvacuateStep::Resetting && waited_ns > RESET_PATIENCE_NS {
             self.go_to(EvacuateStep::Confirming, look.now_ns);
         } else if self.step == EvacuateStep::Emptying && look.now_ns >= self.deadline_ns() {
             self.orders.push_back(EvacuateOrder::Reset);
@@ -335,7 +335,7 @@ impl Evacuation {
     /// Whether it has acknowledged all that happened before this step.
     fn is_told(&self, peer: &MemberView, now_ns: u64) -> bool {
         let knows_until_ns = now_ns.saturating_sub(QUEUED_NS + peer.lag_ms * 1_000_000);
-        peer.pulse == Pulse::Alive && peer.told && knows_until_ns >= self.since_ns
+        peer.liveness == Liveness::Alive && peer.told && knows_until_ns >= self.since_ns
     }
 
     /// Nothing is waited for beyond the operator's own deadline.
@@ -353,7 +353,7 @@ fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>
                 return Err(Failure::Unknown { asked: to.clone(), known: names() });
             };
             if !lives(peer) {
-                return Err(Failure::NotAlive { peer: to.clone(), pulse: peer.pulse });
+                return Err(Failure::NotAlive { peer: to.clone(), liveness: peer.liveness });
             }
             Ok(vec![peer])
         }
@@ -361,7 +361,7 @@ fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>
             let alive: Vec<_> = living(peers).collect();
             match alive.is_empty() {
                 true => {
-                    let each = |peer: &MemberView| format!("{} is {}", peer.name, peer.pulse.label());
+                    let each = |peer: &MemberView| format!("{} is {}", peer.name, peer.liveness.label());
                     Err(Failure::NobodyAlive(peers.iter().map(each).collect()))
                 }
                 false => Ok(alive),
@@ -372,7 +372,7 @@ fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>
 
 /// A pause of moments is no death, and an upgrade not either.
 fn lives(peer: &MemberView) -> bool {
-    matches!(peer.pulse, Pulse::Alive | Pulse::Silent | Pulse::Left(Farewell::Succeeded))
+    matches!(peer.liveness, Liveness::Alive | Liveness::Silent | Liveness::Left(Farewell::Succeeded))
 }
 
 fn living(peers: &[MemberView]) -> impl Iterator<Item = &MemberView> {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Passage, Pulse};
+use super::{Abandoned, Epoch, FleetId, FlowRecord, InstanceName, Liveness, Passage};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
@@ -59,9 +59,9 @@ pub enum Remote {
         owner: InstanceName,
     },
     /// Told on each change; after `Command::Ping` also by each peer that answers, changed or not.
-    Pulse {
+    Liveness {
         owner: InstanceName,
-        pulse: Pulse,
+        liveness: Liveness,
     },
     /// `by` looks after these flows from now on, which were this instance's: their packets come to it. Without ends: this
     /// instance has not told of any such flow.
@@ -123,7 +123,7 @@ pub struct Asked {
 pub struct MemberView {
     pub name: InstanceName,
     pub address: SocketAddr,
-    pub pulse: Pulse,
+    pub liveness: Liveness,
     pub epoch: Epoch,
     /// Which eighth of the source ports is its own. `None`: not heard of yet.
     pub slot: Option<u8>,
@@ -154,7 +154,7 @@ pub struct MemberView {
 impl MemberView {
     /// It is heard now, and not for the first moments, in which its flows are still being told.
     pub fn is_heard(&self) -> bool {
-        self.pulse == Pulse::Alive && self.synced || self.pulse == Pulse::Unlinked
+        self.liveness == Liveness::Alive && self.synced || self.liveness == Liveness::Unlinked
     }
 }
 

@@ -14,9 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::message::{CLAIM_MAX, Hello, Message};
 use super::mirror::Mirror;
-use super::session::{BEAT_NS, DEAD_NS, Heard, PeerStanding, Session};
+use super::session::{BEAT_NS, DEAD_NS, Heard, PeerReport, Session};
 use super::{
-    Asked, Beat, BeatKey, BeatTo, Epoch, Farewell, HeardOf, InstanceName, Local, MemberView, PeerCommand, Pulse,
+    Asked, Beat, BeatKey, BeatTo, Epoch, Farewell, HeardOf, InstanceName, Liveness, Local, MemberView, PeerCommand,
     Remembered, Remote, Said,
 };
 
@@ -73,9 +73,9 @@ pub enum Notice {
     Gap {
         peer: InstanceName,
     },
-    Pulse {
+    Liveness {
         peer: InstanceName,
-        pulse: Pulse,
+        liveness: Liveness,
     },
     /// Why there is no link to it: another reason than before.
     Unreachable {
@@ -149,14 +149,14 @@ impl Exchange {
             beat_due_ns: now_ns,
             beats: 0,
         };
-        exchange.join(members, PeerStanding::Awaited { since_ns: now_ns });
+        exchange.join(members, PeerReport::Awaited { since_ns: now_ns });
         exchange
     }
 
     /// The fleet is these and this one. Whoever goes is forgotten with its flows.
     pub fn set_members(&mut self, members: &[Member], now_ns: u64) {
         // A reload reaches all instances: were none ready until a new one is there, or has been waited for, nobody would serve.
-        let standing = if self.is_ready() { PeerStanding::Settled } else { PeerStanding::Awaited { since_ns: now_ns } };
+        let health_state = if self.is_ready() { PeerReport::Settled } else { PeerReport::Awaited { since_ns: now_ns } };
         let gone: Vec<_> = self
             .sessions
             .values()
@@ -171,15 +171,15 @@ impl Exchange {
                 let slot = session.view(&self.mirror, now_ns).slot.unwrap_or_default();
                 self.remotes.push_back(Remote::Begin { owner: name.clone(), epoch: session.epoch, slot });
                 self.remotes.push_back(Remote::Synced { owner: name.clone() });
-                let pulse = Pulse::Left(Farewell::Stopped);
-                self.remotes.push_back(Remote::Pulse { owner: name.clone(), pulse });
+                let liveness = Liveness::Left(Farewell::Stopped);
+                self.remotes.push_back(Remote::Liveness { owner: name.clone(), liveness });
             }
             self.remotes.push_back(Remote::Gone { owner: name });
         }
-        self.join(members, standing);
+        self.join(members, health_state);
     }
 
-    fn join(&mut self, members: &[Member], standing: PeerStanding) {
+    fn join(&mut self, members: &[Member], health_state: PeerReport) {
         for Member { name, address } in members.iter().filter(|member| member.name != self.own.name) {
             let why_not = match self.dials(name) {
                 true => "not reached yet",
@@ -191,7 +191,7 @@ impl Exchange {
             } else {
                 // Before anything else that is said of it.
                 self.remotes.push_back(Remote::Joined { owner: name.clone(), link: address.ip() });
-                self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, standing));
+                self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, health_state));
             }
         }
     }
@@ -231,7 +231,7 @@ impl Exchange {
         if hello.name.tag() == own.tag() {
             return Err(format!("the names {} and {own} give the same numbers to flows; rename one", hello.name));
         }
-        if session.link.is_some() && session.pulse == Pulse::Alive && hello.epoch < session.epoch {
+        if session.link.is_some() && session.liveness == Liveness::Alive && hello.epoch < session.epoch {
             return Err(format!("a later process of {} is linked already", hello.name));
         }
         let others = self.sessions.values().filter(|other| other.name != hello.name && other.link.is_some());
@@ -245,14 +245,14 @@ impl Exchange {
         let wait = !self.own.vips.iter().any(|vip| self.addresses.contains(vip));
         let addresses = self.addresses.clone();
         let Some(session) = self.sessions.get_mut(&hello.name) else { return Ok(()) };
-        let pulse = session.linked(hello, wait, now_ns);
+        let liveness = session.linked(hello, wait, now_ns);
         session.say(Message::BeatKey(self.own.beat_key.clone()));
         session.say(Message::Addresses(addresses));
         let untold: Vec<_> = self.untold.all(now_ns).collect();
         session.say_untold(&untold);
         let peer = hello.name.clone();
         self.notices.push_back(Notice::Linked { peer: peer.clone(), version: hello.version.clone() });
-        pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
+        liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
         Ok(())
     }
 
@@ -261,9 +261,9 @@ impl Exchange {
         let Some(session) = self.sessions.get_mut(peer) else { return };
         if session.link.is_some() {
             session.lost(why);
-            let pulse = session.pulse_now(now_ns);
+            let liveness = session.liveness_now(now_ns);
             self.notices.push_back(Notice::Lost { peer: peer.clone(), why: why.to_owned() });
-            pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
+            liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
             self.answers_no_more(peer);
         }
     }
@@ -280,7 +280,7 @@ impl Exchange {
     /// A peer says something.
     pub fn handle_message(&mut self, peer: &InstanceName, message: Message, now_ns: u64) {
         let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_some()) else { return };
-        let pulse = session.heard(now_ns);
+        let liveness = session.heard(now_ns);
         let before = self.remotes.len();
         let heard = session.handle(message, now_ns, &mut self.remotes, &mut self.notices);
         let tag = self.own.name.tag();
@@ -291,7 +291,7 @@ impl Exchange {
                 self.own_ids_told = self.own_ids_told.max(record.id.count());
             }
         }
-        pulse.into_iter().for_each(|pulse| self.pulse_changed(peer.clone(), pulse));
+        liveness.into_iter().for_each(|liveness| self.liveness_changed(peer.clone(), liveness));
         match heard {
             Ok(Heard::Nothing) => {}
             Ok(Heard::Asked { number, packet }) => match self.mirror.knows(&packet) {
@@ -416,20 +416,20 @@ impl Exchange {
         let names: Vec<_> = self.sessions.keys().cloned().collect();
         for name in names {
             let Some(session) = self.sessions.get_mut(&name) else { continue };
-            let pulse = session.pulse_now(now_ns);
-            if let PeerStanding::Awaited { since_ns } = session.standing {
+            let liveness = session.liveness_now(now_ns);
+            if let PeerReport::Awaited { since_ns } = session.health_state {
                 let patience = if session.link.is_some() { LINKED_PATIENCE } else { 1 };
                 if now_ns.saturating_sub(since_ns) >= self.own.sync_deadline_ns.saturating_mul(patience) {
-                    session.standing = PeerStanding::Settled;
+                    session.health_state = PeerReport::Settled;
                 }
             }
             if session.is_stale(now_ns) {
                 self.drops.push_back((name.clone(), "nothing was heard of it for a second".to_owned()));
             }
-            if pulse.is_some_and(|pulse| pulse != Pulse::Alive) {
+            if liveness.is_some_and(|liveness| liveness != Liveness::Alive) {
                 self.answers_no_more(&name);
             }
-            pulse.into_iter().for_each(|pulse| self.pulse_changed(name.clone(), pulse));
+            liveness.into_iter().for_each(|liveness| self.liveness_changed(name.clone(), liveness));
         }
         while let Some(number) = self.ask_order.front().copied() {
             match self.asks.get(&number) {
@@ -485,7 +485,7 @@ impl Exchange {
 
     /// Whether this instance may take a VIP.
     pub fn is_ready(&self) -> bool {
-        self.sessions.values().all(|session| session.standing == PeerStanding::Settled)
+        self.sessions.values().all(|session| session.health_state == PeerReport::Settled)
     }
 
     /// Whether every peer that is linked has all that has happened here up to now.
@@ -527,9 +527,9 @@ impl Exchange {
         self.own.epoch = epoch;
     }
 
-    fn pulse_changed(&mut self, peer: InstanceName, pulse: Pulse) {
-        self.remotes.push_back(Remote::Pulse { owner: peer.clone(), pulse });
-        self.notices.push_back(Notice::Pulse { peer, pulse });
+    fn liveness_changed(&mut self, peer: InstanceName, liveness: Liveness) {
+        self.remotes.push_back(Remote::Liveness { owner: peer.clone(), liveness });
+        self.notices.push_back(Notice::Liveness { peer, liveness });
     }
 
     fn ask(&mut self, packet: Asked, now_ns: u64) {
@@ -539,15 +539,15 @@ impl Exchange {
         let mut is_complete = true;
         let has_room = self.asks.len() < ASKS_MAX;
         for session in self.sessions.values_mut() {
-            match session.pulse {
-                Pulse::Alive => match has_room && session.say(Message::Ask { number, packet }) {
+            match session.liveness {
+                Liveness::Alive => match has_room && session.say(Message::Ask { number, packet }) {
                     true => drop(waits_for.insert(session.name.clone())),
                     false => is_complete = false,
                 },
                 // Who is silent for a moment may know.
-                Pulse::Silent => is_complete = false,
+                Liveness::Silent => is_complete = false,
                 // The others have nothing, or whoever asks knows that they were not asked.
-                Pulse::Unheard | Pulse::Unlinked | Pulse::Dead | Pulse::Left(_) => {}
+                Liveness::Unheard | Liveness::Unlinked | Liveness::Dead | Liveness::Left(_) => {}
             }
         }
         let nobody = waits_for.is_empty();

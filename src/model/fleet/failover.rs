@@ -3,7 +3,7 @@
 //! ```text
 //!   peer link ──Remote──▶ │            │ ──Path──▶ hold, forward, refuse, inherit
 //!   addresses ──────────▶ │  Failover  │ ──Send──▶ claim, ask, ping
-//!   path ──HeldAnswer───▶ │            │ ──Announce, Challenge, Answer──▶ the wire
+//!   path ──StandbyAnswer───▶ │            │ ──Announce, Challenge, Answer──▶ the wire
 //! ```
 //! A flow of another instance is in one of these states:
 //! ```text
@@ -23,10 +23,10 @@ mod flows;
 mod members;
 mod peer;
 mod room;
-mod stray;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod unknown_packet;
 mod untold;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -36,7 +36,8 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 
 use super::{
-    Asked, FleetId, HeldAnswer, HeldRequest, InstanceName, PeerCommand, PeerSlice, Pulse, Remote, Stray, Then, Unknown,
+    Asked, FleetId, InstanceName, Liveness, PeerCommand, PeerPortRange, Remote, StandbyAnswer, StandbyRequest, Then,
+    Unknown, UnknownPacket,
 };
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
@@ -71,7 +72,7 @@ pub struct Settings {
 /// What is to be done, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    Path(HeldRequest),
+    Path(StandbyRequest),
     Send(PeerCommand),
     /// Tell all neighbours that the address is here.
     Announce(IpAddr),
@@ -83,7 +84,7 @@ pub enum Action {
     /// These clients have answered neither round, and their network may be out: wake them again and again.
     WakeOn(Vec<Wake>),
     /// Answer with RST.
-    Answer(Stray),
+    Answer(UnknownPacket),
     /// Other live instances have the same VIP: packets of one flow may come to several of them.
     Shared(bool),
     Note(Note),
@@ -152,9 +153,9 @@ pub struct Failover {
     /// Rounds that wait to hear who has not answered, in the order of the questions.
     finding: VecDeque<u64>,
     next_round: u64,
-    asked: HashMap<Key, stray::Waiting>,
+    asked: HashMap<Key, unknown_packet::Waiting>,
     /// Keys without a record that are sent to a peer.
-    lent: HashMap<Key, stray::LentPackets>,
+    lent: HashMap<Key, unknown_packet::LentPackets>,
     /// Keys of which nothing could be learnt, and since when.
     unsaid: HashMap<Key, u64>,
     untold: HashMap<FleetId, Untold>,
@@ -166,7 +167,7 @@ pub struct Failover {
     shared: bool,
     /// Flows that the map had no room for, until they are held after all or forgotten.
     no_room: HashSet<FleetId>,
-    slices: Vec<PeerSlice>,
+    port_ranges: Vec<PeerPortRange>,
     actions: VecDeque<Action>,
 }
 
@@ -246,7 +247,7 @@ impl Failover {
             ready: false,
             shared: false,
             no_room: HashSet::new(),
-            slices: Vec::new(),
+            port_ranges: Vec::new(),
             actions: VecDeque::new(),
         }
     }
@@ -269,26 +270,28 @@ impl Failover {
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
             Remote::Moved { owner, id, to } => self.moved(now_ns, &owner, id, &to),
             Remote::Synced { owner } => self.synced(now_ns, &owner),
-            Remote::Pulse { owner, pulse } => self.pulse(now_ns, owner, pulse),
+            Remote::Liveness { owner, liveness } => self.liveness(now_ns, owner, liveness),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
             // Who tells them is not the failover.
             Remote::Untold(_) => {}
-            Remote::Answer { ends, said } => self.stray_answered(now_ns, ends, said),
+            Remote::Answer { ends, said } => self.unknown_packet_answered(now_ns, ends, said),
         }
         self.renew_rules(now_ns);
         self.check();
     }
 
-    pub fn handle_held(&mut self, now_ns: u64, answer: HeldAnswer) {
+    pub fn handle_standby(&mut self, now_ns: u64, answer: StandbyAnswer) {
         match answer {
-            HeldAnswer::Touched(flows) => self.claim(now_ns, flows),
-            HeldAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
-            HeldAnswer::NotHeld(flows) => self.not_held(flows),
-            HeldAnswer::Held(flows) => self.held_after_all(flows),
-            HeldAnswer::Strays(strays) => strays.into_iter().for_each(|stray| self.stray(now_ns, stray)),
-            HeldAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
-            HeldAnswer::Reached(round) => self.first_round(round),
+            StandbyAnswer::Touched(flows) => self.claim(now_ns, flows),
+            StandbyAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
+            StandbyAnswer::NoStandby(flows) => self.no_standby(flows),
+            StandbyAnswer::Held(flows) => self.held_after_all(flows),
+            StandbyAnswer::UnknownPackets(packets) => {
+                packets.into_iter().for_each(|packet| self.packet(now_ns, packet))
+            }
+            StandbyAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
+            StandbyAnswer::Reached(round) => self.first_round(round),
         }
         self.renew_rules(now_ns);
         self.check();
@@ -317,7 +320,7 @@ impl Failover {
             self.vips_came(now_ns, &came);
         }
         self.see_sharing();
-        self.show_slices();
+        self.show_port_ranges();
         self.settle();
         self.renew_rules(now_ns);
         self.check();
@@ -369,7 +372,7 @@ impl Failover {
         self.peers.values_mut().for_each(|peer| peer.answered = false);
         let (dead, silent): (Vec<_>, Vec<_>) = self.peers.iter().partition(|(_, peer)| peer.is_dead);
         let dead: Vec<_> = dead.into_iter().map(|(name, _)| name.clone()).collect();
-        let silent: Vec<_> = silent.into_iter().filter(|(_, peer)| peer.pulse == Pulse::Silent).collect();
+        let silent: Vec<_> = silent.into_iter().filter(|(_, peer)| peer.liveness == Liveness::Silent).collect();
         let silent: Vec<_> = silent.into_iter().map(|(name, _)| name.clone()).collect();
         dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
         silent.into_iter().for_each(|owner| self.bury(&owner));
@@ -378,7 +381,7 @@ impl Failover {
         living.into_iter().for_each(|owner| self.end_stuck(&owner));
         self.tell_untold();
         let mut pinged = false;
-        for peer in self.peers.values_mut().filter(|peer| peer.pulse == Pulse::Alive) {
+        for peer in self.peers.values_mut().filter(|peer| peer.liveness == Liveness::Alive) {
             peer.pinged_ns = Some(now_ns);
             pinged = true;
         }
@@ -410,7 +413,7 @@ impl Failover {
         let claim = !all_known && self.here.as_ref().is_some_and(|here| !here.is_empty());
         if all_known || claim {
             self.settled = true;
-            self.actions.push_back(Action::Path(HeldRequest::Settle { claim }));
+            self.actions.push_back(Action::Path(StandbyRequest::Settle { claim }));
         }
     }
 
@@ -433,7 +436,7 @@ impl Failover {
                 let rule = Unknown { guard_until_ns, then };
                 if self.rules.get(&vip) != Some(&rule) {
                     self.rules.insert(vip, rule);
-                    self.actions.push_back(Action::Path(HeldRequest::Unknown { vip, unknown: Some(rule) }));
+                    self.actions.push_back(Action::Path(StandbyRequest::Unknown { vip, unknown: Some(rule) }));
                 }
             }
         }
@@ -468,5 +471,5 @@ impl Failover {
 }
 
 fn both(ends: &Ends) -> [Key; 2] {
-    [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)]
+    [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)]
 }

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::{FleetId, FlowRecord, Slice, Stray, Unknown};
+use super::{FleetId, FlowRecord, PortRange, Unknown, UnknownPacket};
 use crate::addr::VipAddr;
 use crate::model::ends::Key;
 
 /// What the failover asks of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HeldRequest {
+pub enum StandbyRequest {
     /// Carry the packets of this flow, which has no sockets and which another instance lists. Again: its positions have
     /// moved on.
     Hold(Box<FlowRecord>),
@@ -31,10 +31,10 @@ pub enum HeldRequest {
     Report(u64),
     /// Which of these, that are refused, no packet has come for? Answered by `Unanswered`.
     FindUnanswered(Vec<Key>),
-    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports of slices that have no rule of their own.
+    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports of port ranges that have no rule of their own.
     Unknown { vip: VipAddr, unknown: Option<Unknown> },
     /// Whose backend legs come from which ports.
-    Slices(Vec<PeerSlice>),
+    PortRanges(Vec<PeerPortRange>),
     /// An instance to which packets of this one's flows may come is cut off, or is heard again: what it took for a dead one's it
     /// has reset, at one end. Ask the ends of flows that are quiet, for a while.
     AskEnds,
@@ -44,24 +44,24 @@ pub enum HeldRequest {
 
 /// Source ports of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerSlice {
-    pub ports: Slice,
+pub struct PeerPortRange {
+    pub ports: PortRange,
     /// Where it is reached: one address of each family that it has. None: it is this instance, or it does not live.
     pub at: Vec<IpAddr>,
 }
 
 /// What the path says to the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HeldAnswer {
+pub enum StandbyAnswer {
     /// Packets of these held flows' clients have come.
     Touched(Vec<FleetId>),
     /// These were to be held, and are this instance's own.
     Ours(Vec<FleetId>),
     /// These were to be held or inherited, and the map has no room for them.
-    NotHeld(Vec<FleetId>),
+    NoStandby(Vec<FleetId>),
     /// There is room again: these, of which that was said, are held.
     Held(Vec<FleetId>),
-    Strays(Vec<Stray>),
+    UnknownPackets(Vec<UnknownPacket>),
     Unanswered(Vec<Key>),
     Reached(u64),
 }

@@ -268,7 +268,7 @@ impl Mirror {
 
 /// How the packets of both directions show themselves.
 fn packets(ends: &Ends) -> [Asked; 2] {
-    [FlowDirection::Up, FlowDirection::Down].map(|direction| {
+    [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| {
         let key = ends.key(direction);
         Asked { from: key.from, to: key.to }
     })

@@ -44,13 +44,13 @@ pub enum Keeping {
 /// What a host must know to pass an offloaded flow's packets on. It comes only after the flow's sockets are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
-    pub up: Way,
-    pub down: Way,
+    pub up: RewriteState,
+    pub down: RewriteState,
 }
 
 /// One direction of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Way {
+pub struct RewriteState {
     pub rewrite: Rewrite,
     /// The largest window of its sender, as a power of two of bytes.
     pub window: u8,

@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::message::{CLAIM_MAX, Change, Hello, Message, RECORDS_MAX, UNTOLD_MAX};
 use super::mirror::Mirror;
 use super::{
-    Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, MemberView, Notice, Pulse, Remote,
+    Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, InstanceName, Keeping, Liveness, MemberView, Notice, Remote,
 };
 use crate::model::ids::FlowId;
 
@@ -41,7 +41,7 @@ pub struct Session {
     pub name: InstanceName,
     pub address: SocketAddr,
     pub link: Option<Link>,
-    pub pulse: Pulse,
+    pub liveness: Liveness,
     /// When it was last heard; `None`: never.
     heard_ns: Option<u64>,
     /// When it was last heard beside the link, by itself or by others.
@@ -64,12 +64,12 @@ pub struct Session {
     round_trip_us: u64,
     vips: Vec<IpAddr>,
     pub why_not: Option<String>,
-    pub standing: PeerStanding,
+    pub health_state: PeerReport,
 }
 
 /// Whether readiness waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerStanding {
+pub enum PeerReport {
     Awaited {
         since_ns: u64,
     },
@@ -138,12 +138,12 @@ pub enum Heard {
 }
 
 impl Session {
-    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, standing: PeerStanding) -> Self {
+    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, health_state: PeerReport) -> Self {
         Self {
             name,
             address,
             link: None,
-            pulse: Pulse::Unheard,
+            liveness: Liveness::Unheard,
             heard_ns: None,
             witnessed_ns: None,
             beat_key: None,
@@ -160,16 +160,16 @@ impl Session {
             round_trip_us: 0,
             vips: Vec::new(),
             why_not: Some(why_not.to_owned()),
-            standing,
+            health_state,
         }
     }
 
     /// Its hello was taken. `wait`: this instance is not ready before it is synced again, if it was away.
-    pub fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Pulse> {
-        let returns =
-            !matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent) || self.epoch != hello.epoch;
-        if returns && wait && self.standing == PeerStanding::Settled {
-            self.standing = PeerStanding::Awaited { since_ns: now_ns };
+    pub fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Liveness> {
+        let returns = !matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
+            || self.epoch != hello.epoch;
+        if returns && wait && self.health_state == PeerReport::Settled {
+            self.health_state = PeerReport::Awaited { since_ns: now_ns };
         }
         if self.epoch != hello.epoch {
             self.synced = false;
@@ -194,7 +194,7 @@ impl Session {
             outbox: VecDeque::new(),
         });
         self.heard_ns = Some(now_ns);
-        self.set_pulse(Pulse::Alive)
+        self.set_liveness(Liveness::Alive)
     }
 
     pub fn lost(&mut self, why: &str) {
@@ -203,24 +203,26 @@ impl Session {
     }
 
     /// What is known of its life now; `None`: as before.
-    pub fn pulse_now(&mut self, now_ns: u64) -> Option<Pulse> {
+    pub fn liveness_now(&mut self, now_ns: u64) -> Option<Liveness> {
         let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));
         // Also from before the link ended: moments ago it lived, and its next beat is on its way.
         let is_witnessed = self.witnessed_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < SILENT_NS);
         // Beats that are lost for moments are no death either.
         let latest = self.heard_ns.max(self.witnessed_ns).map(|heard| now_ns.saturating_sub(heard));
-        let pulse = match (self.pulse, silence) {
-            (Pulse::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.left_ns) < SUCCESSION_NS => self.pulse,
-            (Pulse::Left(Farewell::Stopped), _) => self.pulse,
-            (_, None) => Pulse::Unheard,
-            (_, Some(silence)) if silence < SILENT_NS && self.link.is_some() => Pulse::Alive,
-            _ if is_witnessed => Pulse::Unlinked,
-            _ if latest.is_none_or(|silence| silence >= DEAD_NS) => Pulse::Dead,
-            (Pulse::Dead, _) if self.link.is_none() => Pulse::Dead,
+        let liveness = match (self.liveness, silence) {
+            (Liveness::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.left_ns) < SUCCESSION_NS => {
+                self.liveness
+            }
+            (Liveness::Left(Farewell::Stopped), _) => self.liveness,
+            (_, None) => Liveness::Unheard,
+            (_, Some(silence)) if silence < SILENT_NS && self.link.is_some() => Liveness::Alive,
+            _ if is_witnessed => Liveness::Unlinked,
+            _ if latest.is_none_or(|silence| silence >= DEAD_NS) => Liveness::Dead,
+            (Liveness::Dead, _) if self.link.is_none() => Liveness::Dead,
             // A link that ended without a farewell says as much as some missing beats.
-            _ => Pulse::Silent,
+            _ => Liveness::Silent,
         };
-        self.set_pulse(pulse)
+        self.set_liveness(liveness)
     }
 
     /// Nothing has come on its link for so long that another is to be made.
@@ -259,11 +261,11 @@ impl Session {
     }
 
     /// Something came. What comes behind a farewell takes nothing back; only a new link does.
-    pub fn heard(&mut self, now_ns: u64) -> Option<Pulse> {
+    pub fn heard(&mut self, now_ns: u64) -> Option<Liveness> {
         self.heard_ns = Some(now_ns);
-        match self.pulse {
-            Pulse::Left(_) => None,
-            _ => self.set_pulse(Pulse::Alive),
+        match self.liveness {
+            Liveness::Left(_) => None,
+            _ => self.set_liveness(Liveness::Alive),
         }
     }
 
@@ -272,13 +274,13 @@ impl Session {
         if self.link.is_some() {
             self.heard_ns = self.heard_ns.map(|heard| heard + absence_ns);
         }
-        if self.pulse == Pulse::Unlinked {
+        if self.liveness == Liveness::Unlinked {
             self.witnessed_ns = self.witnessed_ns.map(|heard| heard + absence_ns);
         }
     }
 
-    fn set_pulse(&mut self, pulse: Pulse) -> Option<Pulse> {
-        (std::mem::replace(&mut self.pulse, pulse) != pulse).then_some(pulse)
+    fn set_liveness(&mut self, liveness: Liveness) -> Option<Liveness> {
+        (std::mem::replace(&mut self.liveness, liveness) != liveness).then_some(liveness)
     }
 
     /// Takes in one message.
@@ -333,7 +335,7 @@ impl Session {
                 if link.expected.is_some() && !self.synced {
                     link.ack = link.expected;
                     self.synced = true;
-                    self.standing = PeerStanding::Settled;
+                    self.health_state = PeerReport::Settled;
                     remotes.push_back(Remote::Synced { owner: owner() });
                     notices.push_back(Notice::Synced { peer: owner(), flows: self.flows.len() as u64 });
                 }
@@ -359,7 +361,7 @@ impl Session {
                 if let Some((_, sent_ns)) = link.awaited.take_if(|(awaited, _)| *awaited == number) {
                     self.round_trip_us = now_ns.saturating_sub(sent_ns) / 1000;
                     if std::mem::take(&mut link.pinged) {
-                        remotes.push_back(Remote::Pulse { owner: owner(), pulse: self.pulse });
+                        remotes.push_back(Remote::Liveness { owner: owner(), liveness: self.liveness });
                     }
                 }
             }
@@ -387,9 +389,9 @@ impl Session {
             }
             Message::Farewell(farewell) => {
                 self.left_ns = now_ns;
-                if let Some(pulse) = self.set_pulse(Pulse::Left(farewell)) {
-                    remotes.push_back(Remote::Pulse { owner: owner(), pulse });
-                    notices.push_back(Notice::Pulse { peer: owner(), pulse });
+                if let Some(liveness) = self.set_liveness(Liveness::Left(farewell)) {
+                    remotes.push_back(Remote::Liveness { owner: owner(), liveness });
+                    notices.push_back(Notice::Liveness { peer: owner(), liveness });
                 }
             }
         }
@@ -526,7 +528,7 @@ impl Session {
         MemberView {
             name: self.name.clone(),
             address: self.address,
-            pulse: self.pulse,
+            liveness: self.liveness,
             epoch: self.epoch,
             slot: self.slot,
             version: self.version.clone(),

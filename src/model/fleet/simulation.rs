@@ -33,8 +33,8 @@ use super::exchange::{Exchange, Member, Own};
 use super::failover::{Action, Failover, Note, Settings, Wake};
 use super::testing::passage;
 use super::{
-    BeatKey, Epoch, Farewell, FleetId, FlowRecord, HeldAnswer, HeldRequest, InstanceName, Keeping, Local, Message,
-    PeerCommand, PeerSlice, Remote, Stray, Then, Unknown, slice,
+    BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName, Keeping, Local, Message, PeerCommand, PeerPortRange,
+    Remote, StandbyAnswer, StandbyRequest, Then, Unknown, UnknownPacket, port_range,
 };
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::{Ends, Key};
@@ -67,7 +67,7 @@ struct Faults {
     /// The failover keeps the peers and frontends of its beginning.
     reloads_unheard: bool,
     /// What a full map did not take counts as held.
-    full_is_held: bool,
+    full_is_standby: bool,
 }
 
 struct World {
@@ -184,12 +184,12 @@ impl World {
                 if answers.is_empty() {
                     return;
                 }
-                answers.into_iter().for_each(|answer| process.failover.handle_held(now_ns, answer));
+                answers.into_iter().for_each(|answer| process.failover.handle_standby(now_ns, answer));
                 continue;
             };
             match action {
                 Action::Path(request) => {
-                    use HeldRequest::{Inherit, Refuse, Release, Settle};
+                    use StandbyRequest::{Inherit, Refuse, Release, Settle};
                     if let Inherit(_) | Refuse(_) | Release(_) | Settle { .. } = request {
                         let name = node::NAMES[node];
                         let line = format!("{:>6} ms      {name}: {request:?}", now_ns / MS - 1_000_000);
@@ -216,7 +216,7 @@ impl World {
                     let begun_ns = self.now_ns;
                     process.late.extend(all.into_iter().map(|wake| (wake, begun_ns)));
                 }
-                Action::Answer(stray) => self.answer(node, &stray),
+                Action::Answer(packet) => self.answer(node, &packet),
                 Action::Note(Note::FailedOver { from, inherited, reset }) => {
                     self.note(|| {
                         format!("    {} buries {from}: {inherited} go on, {reset} are reset", node::NAMES[node])

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::{FlowRecord, Keeping, Passage, Way};
+use super::{FlowRecord, Keeping, Passage, RewriteState};
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
@@ -32,7 +32,7 @@ pub fn record(id: u64) -> FlowRecord {
 
 /// One whose numbers all come from `seed`.
 pub fn passage(seed: u32) -> Passage {
-    let way = |from: u32| Way {
+    let way = |from: u32| RewriteState {
         rewrite: Rewrite {
             seq: from,
             ack: from + 1,

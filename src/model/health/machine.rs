@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::damping::DampingPolicy;
 use super::damping::Penalty;
-use super::{Cause, Dismissal, Order, Standing};
+use super::{Cause, Dismissal, HealthState, Order};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
 pub use saved::Saved;
@@ -102,8 +102,8 @@ impl fmt::Display for ProbeOutcome {
 /// What the owner of the machine must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HealthAction {
-    /// The standing changed, or who decides it: tell people.
-    Changed { from: Standing, to: Standing, cause: Cause },
+    /// The health state changed, or who decides it: tell people.
+    Changed { from: HealthState, to: HealthState, cause: Cause },
     /// Reset every flow of the backend. Comes again after each probe while the reason stands, because a flow may have
     /// been connecting at the time.
     ResetFlows { reason: EndReason, again: bool },
@@ -133,11 +133,11 @@ pub struct Machine {
     fresh: bool,
     streak: Streak,
     penalty: Penalty,
-    order: Option<Standing>,
+    order: Option<HealthState>,
     removal: Option<RemovalState>,
     another_is_ready: bool,
     deadline: Option<Deadline>,
-    shown: (Standing, Say),
+    shown: (HealthState, Say),
     since_ns: u64,
     resetting: Option<EndReason>,
     probe: ProbePlan,
@@ -166,7 +166,7 @@ struct Streak {
     settled: bool,
 }
 
-/// Who decides the standing: a change of it is worth telling even if the standing stays.
+/// Who decides the health state: a change of it is worth telling even if the health state stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Say {
     Nobody,
@@ -203,9 +203,9 @@ struct ProbePlan {
 
 impl Machine {
     pub fn new(policy: Policy, arrival: Arrival, now_ns: u64) -> Self {
-        let standing = match arrival {
-            Arrival::AtStart => Standing::Ready,
-            Arrival::ByReload => Standing::Ejected,
+        let health_state = match arrival {
+            Arrival::AtStart => HealthState::Ready,
+            Arrival::ByReload => HealthState::Ejected,
         };
         Self {
             policy,
@@ -219,7 +219,7 @@ impl Machine {
             removal: None,
             another_is_ready: false,
             deadline: None,
-            shown: (standing, Say::Nobody),
+            shown: (health_state, Say::Nobody),
             since_ns: now_ns,
             resetting: None,
             probe: ProbePlan { running: false, started_ns: None, due_ns: now_ns, suspected: false },
@@ -262,8 +262,8 @@ impl Machine {
 
     pub fn handle_order(&mut self, now_ns: u64, order: Order) {
         self.order = match order {
-            Order::Drain => Some(Standing::Draining),
-            Order::Eject => Some(Standing::Ejected),
+            Order::Drain => Some(HealthState::Draining),
+            Order::Eject => Some(HealthState::Ejected),
             Order::Undrain => None,
         };
         self.refresh(now_ns);
@@ -290,7 +290,7 @@ impl Machine {
         self.refresh(now_ns);
     }
 
-    /// It has another address, or is probed in another way: what was counted is no evidence any more. The standing
+    /// It has another address, or is probed in another way: what was counted is no evidence any more. The health state
     /// stays until the next outcome, which comes at once and decides alone.
     pub fn handle_moved(&mut self, now_ns: u64) {
         self.streak = Streak::default();
@@ -301,7 +301,7 @@ impl Machine {
     }
 
     /// This host had lost its own network, and has it back: what was counted is no evidence. Unlike a new address, that
-    /// says nothing for the backend either, so the standing needs its `rise` or `fall` as ever.
+    /// says nothing for the backend either, so the health state needs its `rise` or `fall` as ever.
     pub fn handle_network_back(&mut self, now_ns: u64) {
         self.streak = Streak::default();
         self.probe.running = false;
@@ -352,14 +352,14 @@ impl Machine {
         self.drain_deadline_ns().filter(|_| self.resetting.is_none())
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn health_state(&self) -> HealthState {
         self.effective().0
     }
 
     /// Why it stands as it stands.
     pub fn cause(&self) -> Cause {
         match self.effective().1 {
-            Say::Operator if self.order == Some(Standing::Ejected) => Cause::OrderedEject,
+            Say::Operator if self.order == Some(HealthState::Ejected) => Cause::OrderedEject,
             Say::Operator => Cause::OrderedDrain,
             Say::Configuration if self.removal.is_some_and(|it| it.readdressed) => Cause::Readdressed,
             Say::Configuration => Cause::Removed,
@@ -375,10 +375,10 @@ impl Machine {
 
     pub fn preference(&self) -> Preference {
         match self.effective() {
-            (Standing::Ready, _) => Preference::Ready,
-            (Standing::Draining, Say::Operator) => Preference::OrderedAway,
-            (Standing::Draining, Say::Configuration) | (Standing::Ejected, _) => Preference::Never,
-            (Standing::Draining, _) => Preference::Draining,
+            (HealthState::Ready, _) => Preference::Ready,
+            (HealthState::Draining, Say::Operator) => Preference::OrderedAway,
+            (HealthState::Draining, Say::Configuration) | (HealthState::Ejected, _) => Preference::Never,
+            (HealthState::Draining, _) => Preference::Draining,
         }
     }
 
@@ -386,7 +386,7 @@ impl Machine {
     pub fn order(&self) -> Option<&'static str> {
         match (self.removal, self.order) {
             (Some(_), _) => Some("removed"),
-            (None, Some(Standing::Ejected)) => Some("eject"),
+            (None, Some(HealthState::Ejected)) => Some("eject"),
             (None, Some(_)) => Some("drain"),
             (None, None) => None,
         }
@@ -399,7 +399,7 @@ impl Machine {
 
     /// Proven ready by a probe: others may send their flows here.
     pub fn is_proven_ready(&self) -> bool {
-        self.standing() == Standing::Ready && self.verdict == ProbeVerdict::Ready
+        self.health_state() == HealthState::Ready && self.verdict == ProbeVerdict::Ready
     }
 
     fn count(&mut self, outcome: ProbeOutcome, flows_moved: bool, now_ns: u64) {
@@ -488,7 +488,7 @@ impl Machine {
             self.since_ns = now_ns;
             self.actions.push_back(HealthAction::Changed { from, to, cause: self.cause() });
         }
-        if from != Standing::Ready && to == Standing::Ready {
+        if from != HealthState::Ready && to == HealthState::Ready {
             self.actions.push_back(HealthAction::SlowStart { start_ns: now_ns, ramp_ns: self.policy.slow_start_ns });
         }
         let reason = self.reset_reason(now_ns);
@@ -501,8 +501,8 @@ impl Machine {
 
     fn update_deadline(&mut self, now_ns: u64) {
         let runs = match self.effective() {
-            (Standing::Draining, Say::Operator | Say::Configuration) => Some(true),
-            (Standing::Draining, Say::Probes) if matches!(self.cause, Cause::NotReady { .. }) => {
+            (HealthState::Draining, Say::Operator | Say::Configuration) => Some(true),
+            (HealthState::Draining, Say::Probes) if matches!(self.cause, Cause::NotReady { .. }) => {
                 self.another_is_ready.then_some(false)
             }
             _ => None,
@@ -516,7 +516,7 @@ impl Machine {
     }
 
     fn reset_reason(&self, now_ns: u64) -> Option<EndReason> {
-        if self.order == Some(Standing::Ejected) {
+        if self.order == Some(HealthState::Ejected) {
             return Some(EndReason::EjectedByOperator);
         }
         if self.verdict == ProbeVerdict::Ejected && self.streak.dead >= self.reset_fall() {
@@ -529,23 +529,23 @@ impl Machine {
         })
     }
 
-    fn effective(&self) -> (Standing, Say) {
-        if self.order == Some(Standing::Ejected) {
-            return (Standing::Ejected, Say::Operator);
+    fn effective(&self) -> (HealthState, Say) {
+        if self.order == Some(HealthState::Ejected) {
+            return (HealthState::Ejected, Say::Operator);
         }
         let by_probes = match self.verdict {
-            ProbeVerdict::Untried(Arrival::AtStart) => (Standing::Ready, Say::Nobody),
-            ProbeVerdict::Untried(Arrival::ByReload) => (Standing::Ejected, Say::Nobody),
-            ProbeVerdict::Ready => (Standing::Ready, Say::Probes),
-            ProbeVerdict::Held => (Standing::Draining, Say::Damping),
-            ProbeVerdict::Draining => (Standing::Draining, Say::Probes),
-            ProbeVerdict::Ejected => (Standing::Ejected, Say::Probes),
+            ProbeVerdict::Untried(Arrival::AtStart) => (HealthState::Ready, Say::Nobody),
+            ProbeVerdict::Untried(Arrival::ByReload) => (HealthState::Ejected, Say::Nobody),
+            ProbeVerdict::Ready => (HealthState::Ready, Say::Probes),
+            ProbeVerdict::Held => (HealthState::Draining, Say::Damping),
+            ProbeVerdict::Draining => (HealthState::Draining, Say::Probes),
+            ProbeVerdict::Ejected => (HealthState::Ejected, Say::Probes),
         };
         // Flows must not wait on a dead backend because somebody drains it.
         match (by_probes.0, self.removal, self.order) {
-            (Standing::Ejected, ..) => by_probes,
-            (_, Some(_), _) => (Standing::Draining, Say::Configuration),
-            (_, None, Some(_)) => (Standing::Draining, Say::Operator),
+            (HealthState::Ejected, ..) => by_probes,
+            (_, Some(_), _) => (HealthState::Draining, Say::Configuration),
+            (_, None, Some(_)) => (HealthState::Draining, Say::Operator),
             (_, None, None) => by_probes,
         }
     }
@@ -564,8 +564,11 @@ impl Machine {
         debug_assert!(streak.passes <= streak.answers, "a pass is an answer");
         debug_assert!(streak.dead == 0 || streak.answers == 0, "the dead do not answer");
         debug_assert!(streak.dead <= streak.doubt, "a dead probe is a doubt");
-        debug_assert!((self.standing() == Standing::Ready) == (self.preference() == Preference::Ready));
-        debug_assert!(self.deadline.is_none() || self.standing() == Standing::Draining, "only draining has a deadline");
+        debug_assert!((self.health_state() == HealthState::Ready) == (self.preference() == Preference::Ready));
+        debug_assert!(
+            self.deadline.is_none() || self.health_state() == HealthState::Draining,
+            "only draining has a deadline"
+        );
         debug_assert!(
             self.resetting.is_none() || self.preference() != Preference::Ready,
             "a ready backend is not reset"

@@ -11,9 +11,9 @@ use super::leg::{Ecn, LegState, SocketState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowDirection {
     /// Client to backend.
-    Up,
+    ToBackend,
     /// Backend to client.
-    Down,
+    ToClient,
 }
 
 /// A leg of a flow.
@@ -37,7 +37,7 @@ pub enum Obstacle {
     #[error("urgent data of the {0} is pending")]
     Urgent(Side),
     #[error("{bytes} bytes {direction} are in between and only {room} can be sent at once")]
-    Limbo { direction: FlowDirection, bytes: u32, room: u32 },
+    InFlight { direction: FlowDirection, bytes: u32, room: u32 },
     #[error("only the {0} uses timestamps")]
     Timestamps(Side),
     #[error("only the {0} uses SACK")]
@@ -48,20 +48,20 @@ pub enum Obstacle {
     AccurateEcn(Side),
 }
 
-/// The most that may be in limbo, in bytes of one direction: what a burst through a socket may be.
-pub const LIMBO_MAX: u32 = 64 * 1024;
+/// The most that may be in bytes in flight, in bytes of one direction: what a burst through a socket may be.
+pub const IN_FLIGHT_MAX: u32 = 64 * 1024;
 
-/// The same for a sender that was never given a window beyond 64 KiB. What is in limbo was acknowledged to it, and what
-/// comes back from the other leg acknowledges less until the limbo is there: segments that lie further behind than the
+/// The same for a sender that was never given a window beyond 64 KiB. What is in bytes in flight was acknowledged to it, and what
+/// comes back from the other leg acknowledges less until the bytes in flight is there: segments that lie further behind than the
 /// largest window that it was ever given are dropped (RFC 5961 section 5.2; net/ipv4/tcp_input.c, tcp_ack). Half of that
 /// window, for more may come until the entries are there.
-pub const LIMBO_MAX_UNSCALED: u32 = 32 * 1024;
+pub const IN_FLIGHT_MAX_UNSCALED: u32 = 32 * 1024;
 
 impl Obstacle {
     /// It may be gone the next time; otherwise the flow stays proxied for good.
     pub fn passes(&self) -> bool {
         match self {
-            Self::Unacknowledged { .. } | Self::OutOfOrder(_) | Self::Urgent(_) | Self::Limbo { .. } => true,
+            Self::Unacknowledged { .. } | Self::OutOfOrder(_) | Self::Urgent(_) | Self::InFlight { .. } => true,
             Self::NotEstablished(_)
             | Self::Families
             | Self::Timestamps(_)
@@ -79,7 +79,7 @@ impl Obstacle {
             Self::Unacknowledged { .. } => "unacknowledged",
             Self::OutOfOrder(_) => "out_of_order",
             Self::Urgent(_) => "urgent",
-            Self::Limbo { .. } => "in_between",
+            Self::InFlight { .. } => "in_between",
             Self::Timestamps(_) => "timestamps",
             Self::Sack(_) => "sack",
             Self::Mss { .. } => "mss",
@@ -110,8 +110,8 @@ pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<
     if let Some(side) = only_one(client.sack, backend.sack) {
         return Err(Obstacle::Sack(side));
     }
-    fits(FlowDirection::Up, client, backend)?;
-    fits(FlowDirection::Down, backend, client)?;
+    fits(FlowDirection::ToBackend, client, backend)?;
+    fits(FlowDirection::ToClient, backend, client)?;
     for (side, leg) in legs {
         if leg.unacknowledged() > 0 {
             return Err(Obstacle::Unacknowledged { side, bytes: leg.unacknowledged() });
@@ -123,8 +123,8 @@ pub(super) fn find(client: &LegState, backend: &LegState, held: Held) -> Result<
             return Err(Obstacle::Urgent(side));
         }
     }
-    limbo(FlowDirection::Up, client, held.up, backend)?;
-    limbo(FlowDirection::Down, backend, held.down, client)
+    in_flight(FlowDirection::ToBackend, client, held.up, backend)?;
+    in_flight(FlowDirection::ToClient, backend, held.down, client)
 }
 
 fn only_one(client: bool, backend: bool) -> Option<Side> {
@@ -143,18 +143,18 @@ fn fits(direction: FlowDirection, from: &LegState, to: &LegState) -> Result<(), 
 }
 
 /// Whether what is in between can be passed on at once.
-pub(super) fn limbo(direction: FlowDirection, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
+pub(super) fn in_flight(direction: FlowDirection, from: &LegState, held: u32, to: &LegState) -> Result<(), Obstacle> {
     let bytes = from.unread().saturating_add(held);
-    let most = if from.own_window_scale == 0 { LIMBO_MAX_UNSCALED } else { LIMBO_MAX };
+    let most = if from.own_window_scale == 0 { IN_FLIGHT_MAX_UNSCALED } else { IN_FLIGHT_MAX };
     let room = to.room().min(most);
-    if bytes > room { Err(Obstacle::Limbo { direction, bytes, room }) } else { Ok(()) }
+    if bytes > room { Err(Obstacle::InFlight { direction, bytes, room }) } else { Ok(()) }
 }
 
 impl fmt::Display for FlowDirection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Up => "to the backend",
-            Self::Down => "to the client",
+            Self::ToBackend => "to the backend",
+            Self::ToClient => "to the client",
         })
     }
 }

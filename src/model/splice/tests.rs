@@ -115,10 +115,10 @@ proptest! {
     }
 
     #[test]
-    fn the_limbo_is_what_the_sender_was_told_and_the_receiver_was_not_given(relay in relay()) {
+    fn the_bytes_in_flight_is_what_the_sender_was_told_and_the_receiver_was_not_given(relay in relay()) {
         let terms = relay.terms().unwrap();
-        prop_assert_eq!(terms.limbo_up, relay.up.received - relay.up.written);
-        prop_assert_eq!(terms.limbo_down, relay.down.received - relay.down.written);
+        prop_assert_eq!(terms.in_flight_to_backend, relay.up.received - relay.up.written);
+        prop_assert_eq!(terms.in_flight_to_client, relay.down.received - relay.down.written);
         let [_, to_client, to_backend, _] = relay.first;
         prop_assert_eq!(terms.backend_must_ack, to_backend.wrapping_add(relay.up.received));
         prop_assert_eq!(terms.client_must_ack, to_client.wrapping_add(relay.down.received));

@@ -33,7 +33,7 @@ enum flag {
 	FLAG_CLEAR_ECN = 2, /* the receiver's leg has not negotiated ECN */
 	FLAG_LOCAL = 4,	    /* to a socket on this host */
 	FLAG_COMMITTED = 8, /* the sockets are gone; for user space only */
-	FLAG_HELD = 16,	    /* another instance's; for user space only */
+	FLAG_STANDBY = 16,	    /* another instance's; for user space only */
 };
 
 enum mark {
@@ -122,7 +122,7 @@ enum counter {
 	DROP_ERROR,
 	DROP_RST,
 	ASKED,
-	SLICED,
+	FORWARDED_BY_PORT,
 	UNFIT,
 	DROP_OVERSIZED,
 	UNASKED,
@@ -136,7 +136,7 @@ struct evidence {
 	__u64 spoke_ns;	   /* last packet with bytes from it, as only its process sends them */
 };
 
-/* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any of a slice. */
+/* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any of a port range. */
 struct service {
 	__u64 guard_until_ns; /* until then they are not answered */
 	__u64 filled_ns;      /* when user space last filled up `asks` */
@@ -164,7 +164,7 @@ struct seen {
 
 enum {
 	SOURCES = 8192,
-	STRAYS = 131072,
+	UNKNOWN_PACKETS = 131072,
 };
 
 enum then {
@@ -183,21 +183,21 @@ struct hop {
  * Source ports of an instance's backend legs: what no entry knows and comes to one of them is sent there. Without a hop
  * it is this instance's, or that of one that does not live.
  */
-struct slice {
+struct port_range {
 	__u16 first, last; /* in the host's order; last 0: none */
 	__u8 mac[6];	   /* what comes from there is not sent back */
 	__u8 zero[2];
 	struct hop v4, v6;
 };
 
-_Static_assert(sizeof(struct slice) == 52, "unknown.rs: SLICE_SIZE");
+_Static_assert(sizeof(struct port_range) == 52, "unknown.rs: PORT_RANGE_SIZE");
 
 enum {
-	SLICES = 16,
+	PORT_RANGES = 16,
 };
 
 /*
- * A connection that comes to a port of a slice and is none of Baton's: somebody translates that port's addresses. Known
+ * A connection that comes to a port of a range and is none of Baton's: somebody translates that port's addresses. Known
  * by its SYN for a moment; what conntrack says of it then holds for longer.
  */
 struct foreign {
@@ -231,7 +231,7 @@ enum event_kind {
 	EVENT_RST = 2,
 	EVENT_REUSED = 3,
 	EVENT_OVERSIZED = 4,
-	EVENT_STRAY = 5,
+	EVENT_UNKNOWN = 5,
 	EVENT_DOUBT = 6,
 	EVENT_FINISHED = 7,
 	EVENT_FOREIGN = 8,
@@ -245,10 +245,10 @@ struct event {
 };
 
 /*
- * EVENT_STRAY: a packet that nobody here knows, and that was dropped. EVENT_DOUBT: one of a flow whose numbers no receiver
+ * EVENT_UNKNOWN: a packet that nobody here knows, and that was dropped. EVENT_DOUBT: one of a flow whose numbers no receiver
  * would take. EVENT_FOREIGN: one that passed, as it seems to be none of Baton's. As long as the other events.
  */
-struct stray {
+struct unknown_packet {
 	struct key key;
 	__u32 seq, ack; /* host order */
 	__u32 kind;
@@ -257,7 +257,7 @@ struct stray {
 	__u8 zero;
 };
 
-_Static_assert(sizeof(struct stray) == sizeof(struct event), "events.rs: they differ by their kind only");
+_Static_assert(sizeof(struct unknown_packet) == sizeof(struct event), "events.rs: they differ by their kind only");
 
 /* What user space wants to find again of a flow and finds no room for in its entries; by the flow's id. */
 struct note {
@@ -320,10 +320,10 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SLICES);
+	__uint(max_entries, PORT_RANGES);
 	__type(key, __u32);
-	__type(value, struct slice);
-} slices SEC(".maps");
+	__type(value, struct port_range);
+} port_ranges SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -334,10 +334,10 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, STRAYS);
+	__uint(max_entries, UNKNOWN_PACKETS);
 	__type(key, __u32);
 	__type(value, struct seen);
-} strays SEC(".maps");
+} unknown_packets SEC(".maps");
 
 /* The oldest may go: a packet whose later fragments are lost is sent again. */
 struct {

@@ -58,7 +58,7 @@ __function int begins_after(struct __sk_buff *skb, const struct packet *packet, 
 	struct tcp tcp;
 
 	/* Of what is another instance's only that knows what is over. */
-	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_HELD) || packet->tcp > TCP_AT_MAX ||
+	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_STANDBY) || packet->tcp > TCP_AT_MAX ||
 	    bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)) || (tcp.flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return 0;
 	pass_anew(entry, &packet->key);

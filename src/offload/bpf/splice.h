@@ -138,16 +138,16 @@ __function int fits_in(const struct entry *entry, const struct segment *segment,
 /* Tells user space of a segment that does not fit in, once until it wants to hear of the next. */
 __function void doubt(struct entry *entry, const struct segment *segment, const struct key *key)
 {
-	struct stray stray = { .key = *key, .kind = EVENT_DOUBT };
+	struct unknown_packet unknown = { .key = *key, .kind = EVENT_DOUBT };
 
 	count(UNFIT);
 	if (entry->doubted)
 		return;
-	stray.seq = segment->seq;
-	stray.ack = segment->ack;
-	stray.length = segment->payload;
-	stray.flags = segment->flags;
-	if (!bpf_ringbuf_output(&events, &stray, sizeof(stray), 0))
+	unknown.seq = segment->seq;
+	unknown.ack = segment->ack;
+	unknown.length = segment->payload;
+	unknown.flags = segment->flags;
+	if (!bpf_ringbuf_output(&events, &unknown, sizeof(unknown), 0))
 		entry->doubted = DOUBT_TOLD;
 }
 

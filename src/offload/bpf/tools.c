@@ -286,10 +286,10 @@ int amend(struct __sk_buff *skb)
 			entry->action = ACTION_PASS;
 			break;
 		case CHANGE_HOLD:
-			entry->flags |= FLAG_HELD;
+			entry->flags |= FLAG_STANDBY;
 			break;
 		case CHANGE_OWN:
-			entry->flags &= ~FLAG_HELD;
+			entry->flags &= ~FLAG_STANDBY;
 			break;
 		case CHANGE_FIN:
 		case CHANGE_SENT:

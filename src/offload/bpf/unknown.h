@@ -140,17 +140,17 @@ __function int forward(struct __sk_buff *skb, const struct packet *packet, const
 }
 
 /* The instance whose backend legs come from the port that the packet goes to. */
-__function struct slice *slice_of(__u16 port)
+__function struct port_range *port_range_of(__u16 port)
 {
-	struct slice *slice;
+	struct port_range *port_range;
 	__u32 i, slot;
 
-	for (i = 0; i < SLICES; i++) {
+	for (i = 0; i < PORT_RANGES; i++) {
 		/* A copy: the verifier loses sight of a number whose address was taken. */
 		slot = i;
-		slice = bpf_map_lookup_elem(&slices, &slot);
-		if (slice && slice->last && port >= slice->first && port <= slice->last)
-			return slice;
+		port_range = bpf_map_lookup_elem(&port_ranges, &slot);
+		if (port_range && port_range->last && port >= port_range->first && port <= port_range->last)
+			return port_range;
 	}
 	return 0;
 }
@@ -203,9 +203,9 @@ __function int may_ask(const struct packet *packet, const struct service *servic
 		network = mix(mix(key->family, key->src.word[0]), key->src.word[1]);
 	address = mix(mix(mix(network, key->src.word[2]), key->src.word[3]), 1);
 	hash = mix(mix(address, (__u32)key->sport << 16 | key->dport), key->dst.word[3]);
-	at = hash % STRAYS;
+	at = hash % UNKNOWN_PACKETS;
 	hash = mix(hash, 2);
-	seen = bpf_map_lookup_elem(&strays, &at);
+	seen = bpf_map_lookup_elem(&unknown_packets, &at);
 	if (!seen)
 		return MAY_WAIT;
 	age = now - seen->since;
@@ -225,20 +225,20 @@ __function int may_ask(const struct packet *packet, const struct service *servic
 /* Whether user space was told of the packet. */
 __function int ask(const struct packet *packet, struct service *service, const struct tcp *tcp, __u32 kind)
 {
-	struct stray stray = { .key = packet->key, .kind = kind };
+	struct unknown_packet unknown = { .key = packet->key, .kind = kind };
 
 	/* CPUs that race may ask for a few more: the bound is against floods. */
 	if (service->asks <= 0)
 		return 0;
 	service->asks -= 1;
-	stray.seq = ntohl(tcp->seq);
-	stray.ack = ntohl(tcp->ack);
-	stray.length = packet->end - packet->tcp - (tcp->offset >> 4) * 4;
-	stray.flags = tcp->flags;
-	return !bpf_ringbuf_output(&events, &stray, sizeof(stray), 0);
+	unknown.seq = ntohl(tcp->seq);
+	unknown.ack = ntohl(tcp->ack);
+	unknown.length = packet->end - packet->tcp - (tcp->offset >> 4) * 4;
+	unknown.flags = tcp->flags;
+	return !bpf_ringbuf_output(&events, &unknown, sizeof(unknown), 0);
 }
 
-/* Somebody begins a connection by a port of a slice; from the ports of backend legs nothing is ever listened for. */
+/* Somebody begins a connection by a port of a range; from the ports of backend legs nothing is ever listened for. */
 __function void begin_foreign(const struct key *key)
 {
 	struct foreign begun = { .until_ns = bpf_ktime_get_coarse_ns() + FOREIGN_TRIAL_NS };
@@ -270,10 +270,10 @@ __function int passes_foreign(const struct packet *packet, struct service *servi
 
 __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 {
-	__u32 at = packet->tcp, zero = 0, by_slice = 0, is_new, then;
+	__u32 at = packet->tcp, zero = 0, by_range = 0, is_new, then;
 	struct meta *info = bpf_map_lookup_elem(&meta, &zero);
 	struct service *service;
-	struct slice *slice;
+	struct port_range *port_range;
 	struct tcp tcp;
 	__u64 until, filled;
 	int may;
@@ -282,28 +282,28 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 		return NEXT;
 	service = service_at(packet, packet->key.dport);
 	if (!service) {
-		by_slice = 1;
+		by_range = 1;
 		service = service_at(packet, 0);
 		if (!service)
 			return NEXT;
 	}
-	slice = slice_of(ntohs(packet->key.dport));
+	port_range = port_range_of(ntohs(packet->key.dport));
 	/* Whoever else has the address may use all other ports. */
-	if (by_slice) {
+	if (by_range) {
 		barrier();
-		if (!slice)
+		if (!port_range)
 			return NEXT;
 	}
 	if (at > TCP_AT_MAX || linear(skb, at + TCP_LEN) || bpf_skb_load_bytes(skb, at, &tcp, sizeof(tcp)))
 		return NEXT;
 	is_new = (tcp.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
-	if (is_new && by_slice)
+	if (is_new && by_range)
 		begin_foreign(&packet->key);
 	if (is_new)
 		return NEXT;
 	if (tcp.flags & TCP_RST) {
 		barrier();
-		if (!slice)
+		if (!port_range)
 			return NEXT;
 	}
 	until = service->guard_until_ns;
@@ -311,19 +311,19 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 	then = service->then;
 	if (known(skb, packet) || passes_foreign(packet, service, &tcp))
 		return NEXT;
-	if (slice && !comes_from(skb, slice->mac)) {
-		struct hop *hop = packet->key.family == 4 ? &slice->v4 : &slice->v6;
+	if (port_range && !comes_from(skb, port_range->mac)) {
+		struct hop *hop = packet->key.family == 4 ? &port_range->v4 : &port_range->v6;
 
 		if (hop->ifindex) {
 			/* Should it answer what this host's kernel has sent in the VIP's name, conntrack knows, and the next one passes. */
-			if (by_slice && tcp.flags & TCP_SYN && service->asks > ASKS_SPARE)
+			if (by_range && tcp.flags & TCP_SYN && service->asks > ASKS_SPARE)
 				ask(packet, service, &tcp, EVENT_FOREIGN);
-			count(SLICED);
+			count(FORWARDED_BY_PORT);
 			return forward(skb, packet, hop);
 		}
 	}
 	/* No socket of this host's has asked for it: conntrack may know who has, and else the kernel answers. */
-	if (by_slice && tcp.flags & TCP_SYN) {
+	if (by_range && tcp.flags & TCP_SYN) {
 		begin_foreign(&packet->key);
 		return NEXT;
 	}
@@ -332,7 +332,7 @@ __function int unknown(struct __sk_buff *skb, const struct packet *packet)
 	/* Who lives may know at once what the others are still about to tell of. */
 	if (then == THEN_ASK) {
 		may = may_ask(packet, service);
-		if (may == MAY_ASK && ask(packet, service, &tcp, EVENT_STRAY))
+		if (may == MAY_ASK && ask(packet, service, &tcp, EVENT_UNKNOWN))
 			return drop(ASKED);
 		/* It comes again. RST would end the flow of another instance that lives. */
 		if (bpf_ktime_get_coarse_ns() < filled + FILLED_MAX_NS && may != MAY_NOT_WAIT)
@@ -352,7 +352,7 @@ __function int error_onward(struct __sk_buff *skb, const struct packet *back)
 	struct entry *entry = bpf_map_lookup_elem(&flows, &back->key);
 	__u32 zero = 0;
 	struct meta *info;
-	struct slice *slice;
+	struct port_range *port_range;
 	struct hop hop;
 
 	if (entry) {
@@ -366,10 +366,10 @@ __function int error_onward(struct __sk_buff *skb, const struct packet *back)
 			return NEXT;
 		if (!service_at(back, back->key.dport) && !service_at(back, 0))
 			return NEXT;
-		slice = slice_of(ntohs(back->key.dport));
-		if (!slice || comes_from(skb, slice->mac) || is_foreign(&back->key))
+		port_range = port_range_of(ntohs(back->key.dport));
+		if (!port_range || comes_from(skb, port_range->mac) || is_foreign(&back->key))
 			return NEXT;
-		hop = back->key.family == 4 ? slice->v4 : slice->v6;
+		hop = back->key.family == 4 ? port_range->v4 : port_range->v6;
 	}
 	if (!hop.ifindex || known(skb, back))
 		return NEXT;

@@ -55,8 +55,8 @@ impl Engine {
     /// One of its ends has reset it, as `reason` says.
     pub(super) fn was_reset(&mut self, id: FlowId, reason: EndReason) {
         let by = match reason {
-            EndReason::ClientReset => FlowDirection::Up,
-            EndReason::BackendReset => FlowDirection::Down,
+            EndReason::ClientReset => FlowDirection::ToBackend,
+            EndReason::BackendReset => FlowDirection::ToClient,
             _ => return,
         };
         let now_ns = now_ns();
@@ -130,12 +130,18 @@ impl Engine {
         let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
         // Of an end that has said nothing the entry knows what its socket did.
         let numbers = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
-        for (direction, packets) in [(FlowDirection::Up, flow.up.packets), (FlowDirection::Down, flow.down.packets)] {
+        for (direction, packets) in
+            [(FlowDirection::ToBackend, flow.up.packets), (FlowDirection::ToClient, flow.down.packets)]
+        {
             let Some(entry) = numbers(direction).filter(|_| packets == 0) else { continue };
-            let look = super::carried::Look::at(&entry);
+            let look = super::carried::CounterSnapshot::at(&entry);
             match direction {
-                FlowDirection::Up => self.ask(flow.ends.vip.socket_addr(), flow.ends.client.socket_addr(), &look),
-                FlowDirection::Down => self.ask(flow.ends.local.socket_addr(), flow.ends.backend.socket_addr(), &look),
+                FlowDirection::ToBackend => {
+                    self.ask(flow.ends.vip.socket_addr(), flow.ends.client.socket_addr(), &look)
+                }
+                FlowDirection::ToClient => {
+                    self.ask(flow.ends.local.socket_addr(), flow.ends.backend.socket_addr(), &look)
+                }
             }
             self.untrack.forget(&flow.ends);
         }
@@ -153,7 +159,7 @@ impl Engine {
             both_spoke && now_ns.saturating_sub(held.since_ns) > SOON_NS
         };
         for flow in self.table.flows.iter() {
-            if held.get(&flow.id).is_some_and(|held| lives(held, [flow.bytes_up, flow.bytes_down])) {
+            if held.get(&flow.id).is_some_and(|held| lives(held, [flow.bytes_to_backend, flow.bytes_to_client])) {
                 breaker.handle_fate(flow.id, Fate::Lives, now_ns);
             }
         }
@@ -169,8 +175,8 @@ impl Carried {
             return true;
         }
         let (its, other, it, them) = match by {
-            FlowDirection::Up => (&self.up, &self.down, 0, 1),
-            FlowDirection::Down => (&self.down, &self.up, 1, 0),
+            FlowDirection::ToBackend => (&self.up, &self.down, 0, 1),
+            FlowDirection::ToClient => (&self.down, &self.up, 1, 0),
         };
         let has_taken_nothing = (its.taken.wrapping_sub(entered.positions[them]) as i32) <= 0;
         its.bytes == entered.bytes[it] && other.bytes > entered.bytes[them] && has_taken_nothing

@@ -1,7 +1,7 @@
 //! One flow that the path has: how far its offload has come, and what was last seen of it.
 //!
 //! ```text
-//!            entered, limbo written        every CPU knows it         acknowledged
+//!            entered, bytes in flight written        every CPU knows it         acknowledged
 //!   (worker) ───────────────────▶ Entered ────────────────▶ Filling ────────────▶ Alone
 //!                                    │                         │                    │
 //!                                    └─────────────┬───────────┴────────────────────┤
@@ -31,8 +31,8 @@ pub struct Carried {
     pub ticket: Option<Ticket>,
     pub ends: Ends,
     pub step: Step,
-    pub up: Look,
-    pub down: Look,
+    pub up: CounterSnapshot,
+    pub down: CounterSnapshot,
     /// One side has sent something that demands an answer, and since then nothing has come from the other.
     pub unanswered: Option<Unanswered>,
     /// Silence that ends it.
@@ -78,14 +78,14 @@ pub struct Entered {
 #[derive(Debug)]
 pub struct Lent {
     pub sockets: Sockets,
-    pub up: Limbo,
-    pub down: Limbo,
+    pub up: InFlight,
+    pub down: InFlight,
     pub since_ns: u64,
 }
 
 /// What goes through the sockets in one direction while the entries are there already.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Limbo {
+pub struct InFlight {
     /// Where the receiving leg began.
     pub base: u32,
     pub written: u32,
@@ -107,7 +107,7 @@ pub struct Limbo {
 
 /// What was last seen of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct CounterSnapshot {
     pub packets: u64,
     pub bytes: u64,
     pub last_ns: u64,
@@ -136,7 +136,7 @@ pub struct Unanswered {
     pub ask_at_ns: u64,
 }
 
-impl Look {
+impl CounterSnapshot {
     pub fn at(entry: &Entry) -> Self {
         let seen = &entry.seen;
         Self {
@@ -155,7 +155,7 @@ impl Look {
     }
 }
 
-impl Limbo {
+impl InFlight {
     /// What the receiver must acknowledge before the socket may go.
     pub fn end(&self) -> u32 {
         self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
@@ -177,7 +177,7 @@ impl Limbo {
     }
 }
 
-impl Look {
+impl CounterSnapshot {
     /// Whether its FIN has arrived; `other` is the other direction.
     pub fn is_finished(&self, other: &Self) -> bool {
         self.fin_ns != 0 && other.taken.wrapping_sub(self.sent) < 1 << 31
@@ -187,7 +187,7 @@ impl Look {
 impl Carried {
     /// Whether less may be known of a direction than has passed: until a segment of it has fitted in.
     pub fn may_be_old(&self, direction: FlowDirection) -> bool {
-        let look = if direction == FlowDirection::Up { &self.up } else { &self.down };
+        let look = if direction == FlowDirection::ToBackend { &self.up } else { &self.down };
         self.inherited_ns != 0 && look.last_ns <= self.inherited_ns
     }
 
@@ -198,10 +198,10 @@ impl Carried {
     pub fn progress(&self) -> Option<Progress> {
         Some(Progress {
             ticket: self.ticket?,
-            bytes_up: self.up.bytes,
-            bytes_down: self.down.bytes,
-            last_up_ns: self.up.last_data_ns,
-            last_down_ns: self.down.last_data_ns,
+            bytes_to_backend: self.up.bytes,
+            bytes_to_client: self.down.bytes,
+            last_to_backend_ns: self.up.last_data_ns,
+            last_to_client_ns: self.down.last_data_ns,
         })
     }
 
@@ -213,10 +213,10 @@ impl Carried {
             vip: self.ends.vip,
             backend: self.ends.backend,
             local: self.ends.local,
-            bytes_up: self.up.bytes,
-            bytes_down: self.down.bytes,
-            last_up_ns: self.up.last_data_ns,
-            last_down_ns: self.down.last_data_ns,
+            bytes_to_backend: self.up.bytes,
+            bytes_to_client: self.down.bytes,
+            last_to_backend_ns: self.up.last_data_ns,
+            last_to_client_ns: self.down.last_data_ns,
         }
     }
 }

@@ -13,9 +13,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Engine;
-use super::carried::{Look, Step};
+use super::carried::{CounterSnapshot, Step};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FleetId, Stray};
+use crate::model::fleet::{FleetId, UnknownPacket};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
@@ -59,7 +59,7 @@ struct OpenDoubt {
 
 impl Engine {
     /// Takes note of such a segment. The id: it is of a flow that another instance lists, whose client now speaks to this one.
-    pub(super) fn doubt(&mut self, told: &Stray, now_ns: u64) -> Option<FleetId> {
+    pub(super) fn doubt(&mut self, told: &UnknownPacket, now_ns: u64) -> Option<FleetId> {
         self.doubts.silenced.push_back(told.key);
         let entry = self.program.entry(&told.key).ok().flatten()?;
         if entry.action != Action::Splice {
@@ -75,7 +75,7 @@ impl Engine {
                 let ends = self.keep.held.get(held).map(|held| held.ends);
                 self.doubts.of.entry(told.key).or_insert(OpenDoubt { held: ends, ..new });
             }
-            let may_be = !is_rst && direction == FlowDirection::Up && is_ahead(&entry, told);
+            let may_be = !is_rst && direction == FlowDirection::ToBackend && is_ahead(&entry, told);
             return may_be.then_some(held);
         }
         let is_alone = self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone));
@@ -149,24 +149,24 @@ impl Engine {
             Some(ends) => {
                 let entry = self.program.entry(&ends.key(doubt.direction)).ok().flatten();
                 let Some(entry) = entry.filter(|entry| entry.id == doubt.id) else { return };
-                (ends, Look::at(&entry))
+                (ends, CounterSnapshot::at(&entry))
             }
             None => {
                 self.look(doubt.id);
                 let Some(flow) = self.flows.get(&doubt.id) else { return };
-                (flow.ends, if doubt.direction == FlowDirection::Up { flow.up } else { flow.down })
+                (flow.ends, if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down })
             }
         };
         match doubt.direction {
-            FlowDirection::Up => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
-            FlowDirection::Down => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
+            FlowDirection::ToBackend => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
+            FlowDirection::ToClient => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
         }
         self.untrack.forget(&ends);
     }
 }
 
 /// Whether the flow may have come so far since it was last told of.
-fn is_ahead(entry: &Entry, told: &Stray) -> bool {
+fn is_ahead(entry: &Entry, told: &UnknownPacket) -> bool {
     let near = |number: u32, position: u64, window: u8| {
         let slack = 1 << window.min(30);
         number.wrapping_sub(position as u32).wrapping_add(slack) <= BEHIND_MAX

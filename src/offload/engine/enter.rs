@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::carried::{Carried, Entered, Lent, Limbo, Look, Step};
+use super::carried::{Carried, CounterSnapshot, Entered, InFlight, Lent, Step};
 use super::{Engine, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
@@ -49,8 +49,8 @@ impl Engine {
                 _ => self.give_back(candidate, Stays::Busy),
             }
         }
-        if self.in_grace.is_empty() && !self.await_grace.is_empty() {
-            self.begin_grace();
+        if self.in_barrier.is_empty() && !self.await_barrier.is_empty() {
+            self.begin_barrier();
         }
     }
 
@@ -91,7 +91,7 @@ impl Engine {
         if is_new {
             let _ = self.program.forget_evidence(slot);
         }
-        if terms.limbo_up + terms.limbo_down == 0 {
+        if terms.in_flight_to_backend + terms.in_flight_to_client == 0 {
             // An ACK that our kernel still owes would never be sent, and the far end would send its bytes again.
             socket::acknowledge_now(&candidate.sockets.client);
             socket::acknowledge_now(&candidate.sockets.backend);
@@ -107,12 +107,12 @@ impl Engine {
             },
             up: Start {
                 egress: towards_backend,
-                bytes_before: candidate.bytes_up + u64::from(terms.limbo_up),
+                bytes_before: candidate.bytes_to_backend + u64::from(terms.in_flight_to_backend),
                 position: client.rcv_nxt,
             },
             down: Start {
                 egress: towards_client,
-                bytes_before: candidate.bytes_down + u64::from(terms.limbo_down),
+                bytes_before: candidate.bytes_to_client + u64::from(terms.in_flight_to_client),
                 position: backend.rcv_nxt,
             },
             backend_slot: slot,
@@ -152,22 +152,23 @@ impl Engine {
     /// Passes on what was held, now that it can be no other's way: packets behind it go by the entries. `segments_max` are
     /// those of the backend's leg and of the client's.
     fn entered(&mut self, candidate: Candidate, splice: &Splice, segments_max: [u32; 2]) {
-        let Candidate { ticket, sockets, bytes_up, bytes_down, patience_ns, record } = candidate;
-        let Terms { limbo_up, limbo_down, backend_must_ack, client_must_ack, .. } = splice.terms;
+        let Candidate { ticket, sockets, bytes_to_backend, bytes_to_client, patience_ns, record } = candidate;
+        let Terms { in_flight_to_backend, in_flight_to_client, backend_must_ack, client_must_ack, .. } = splice.terms;
         let now_ns = now_ns();
-        let look = |start: &Start, bytes: u64| Look { bytes, sent: start.position, ..Look::default() };
+        let look =
+            |start: &Start, bytes: u64| CounterSnapshot { bytes, sent: start.position, ..CounterSnapshot::default() };
         let mut flow = Carried {
             id: ticket.id,
             ticket: Some(ticket),
             ends: splice.ends,
             step: Step::Entered(Lent {
                 sockets,
-                up: limbo(backend_must_ack, limbo_up, &splice.up, segments_max[0]),
-                down: limbo(client_must_ack, limbo_down, &splice.down, segments_max[1]),
+                up: in_flight(backend_must_ack, in_flight_to_backend, &splice.up, segments_max[0]),
+                down: in_flight(client_must_ack, in_flight_to_client, &splice.down, segments_max[1]),
                 since_ns: now_ns,
             }),
-            up: look(&splice.up, bytes_up),
-            down: look(&splice.down, bytes_down),
+            up: look(&splice.up, bytes_to_backend),
+            down: look(&splice.down, bytes_to_client),
             unanswered: None,
             patience_ns,
             told_bytes: 0,
@@ -186,7 +187,7 @@ impl Engine {
         self.begin_asking(ticket.id);
         match self.drain(ticket.id) {
             Ok(()) => {
-                self.await_grace.push(ticket.id);
+                self.await_barrier.push(ticket.id);
                 self.watch_if_hasty(ticket.id);
             }
             Err(broken) => self.broken(ticket.id, broken),
@@ -208,9 +209,9 @@ impl Engine {
         leg.peer_mss.max(told.saturating_sub(TIMESTAMPS_LENGTH - timestamps))
     }
 
-    pub(super) fn begin_grace(&mut self) {
-        std::mem::swap(&mut self.await_grace, &mut self.in_grace);
-        self.grace.begin();
+    pub(super) fn begin_barrier(&mut self) {
+        std::mem::swap(&mut self.await_barrier, &mut self.in_barrier);
+        self.barrier.begin();
     }
 
     /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.
@@ -255,16 +256,16 @@ impl Engine {
     }
 }
 
-fn limbo(must_ack: u32, bytes: u32, start: &Start, segment_max: u32) -> Limbo {
+fn in_flight(must_ack: u32, bytes: u32, start: &Start, segment_max: u32) -> InFlight {
     let base = must_ack.wrapping_sub(bytes);
-    Limbo {
+    InFlight {
         base,
         position: start.position,
         at_first: bytes,
         told: base,
         segment_max,
         shown: start.position,
-        ..Limbo::default()
+        ..InFlight::default()
     }
 }
 

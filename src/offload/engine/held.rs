@@ -12,12 +12,12 @@ use super::carried::{Carried, Step};
 use super::holding::{Held, Holding};
 use super::recover::{Pair, carried};
 use super::retold::{entry, way};
-use super::room::{Crowded, NotHeld};
+use super::room::{Crowded, NoStandby};
 use super::{Engine, note};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, Slice, Then, Unknown};
+use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, PortRange, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Windows};
@@ -26,7 +26,7 @@ use crate::offload::program::{InstallError, Owner};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink;
 use crate::table::fleet::Local;
-use crate::table::offload::{HeldAnswer, HeldRequest, PeerSlice};
+use crate::table::offload::{PeerPortRange, StandbyAnswer, StandbyRequest};
 
 /// Requests that are taken before flows of this instance have their turn.
 const BURST: usize = 256;
@@ -39,7 +39,7 @@ const TELL_AGAIN: u64 = 1 << 30;
 /// bpf/unknown.h.
 const FOREIGN_NS: u64 = 60_000_000_000;
 
-const BOTH: [FlowDirection; 2] = [FlowDirection::Up, FlowDirection::Down];
+const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
 /// What is kept for other instances.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ pub struct Keep {
     /// Where packets to an address leave.
     routes: HashMap<IpAddr, Egress>,
     owners: HashMap<IpAddr, Owner>,
-    slices: Vec<PeerSlice>,
+    port_ranges: Vec<PeerPortRange>,
     /// What there is no room for.
     pub(super) crowded: Crowded,
     /// Rules whose packets are shown to the failover.
@@ -59,7 +59,7 @@ pub struct Keep {
 
 impl Engine {
     /// Does what the failover asks. While another process takes over, requests wait for it.
-    pub(super) fn take_held_requests(&mut self) {
+    pub(super) fn take_standby_requests(&mut self) {
         if self.is_frozen() {
             return;
         }
@@ -70,9 +70,9 @@ impl Engine {
         self.table.offload.wake();
     }
 
-    fn serve_failover(&mut self, request: HeldRequest) {
+    fn serve_failover(&mut self, request: StandbyRequest) {
         match request {
-            HeldRequest::Hold(record) => {
+            StandbyRequest::Hold(record) => {
                 let id = record.fleet_id();
                 // It has no sockets any more that its packets could be forwarded to.
                 for direction in BOTH {
@@ -80,32 +80,32 @@ impl Engine {
                 }
                 if self.hold(&record).is_err() {
                     self.keep.crowded.flows.insert(id, record);
-                    self.table.offload.held.answer(HeldAnswer::NotHeld(vec![id]));
+                    self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
                 }
             }
-            HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
-            HeldRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit_held(id)),
-            HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
-            HeldRequest::Settle { claim } => self.settle_held(claim),
-            HeldRequest::Forward { keys, to } => self.forward(keys, to),
-            HeldRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
-            HeldRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
-            HeldRequest::Report(number) => self.table.offload.held.answer(HeldAnswer::Reached(number)),
-            HeldRequest::FindUnanswered(keys) => self.find_unanswered(keys),
-            HeldRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
-            HeldRequest::Slices(slices) => {
-                self.keep.slices = slices;
-                self.show_slices();
+            StandbyRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_standby(id)),
+            StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit_standby(id)),
+            StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
+            StandbyRequest::Settle { claim } => self.settle_standby(claim),
+            StandbyRequest::Forward { keys, to } => self.forward(keys, to),
+            StandbyRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
+            StandbyRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
+            StandbyRequest::Report(number) => self.table.offload.held.answer(StandbyAnswer::Reached(number)),
+            StandbyRequest::FindUnanswered(keys) => self.find_unanswered(keys),
+            StandbyRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
+            StandbyRequest::PortRanges(port_ranges) => {
+                self.keep.port_ranges = port_ranges;
+                self.show_port_ranges();
             }
-            HeldRequest::AskEnds => self.ask_ends_soon(),
-            HeldRequest::RoutesMoved => self.routes_moved(),
+            StandbyRequest::AskEnds => self.ask_ends_soon(),
+            StandbyRequest::RoutesMoved => self.routes_moved(),
         }
     }
 
     /// Takes note of what an earlier process held for others; it serves on, though nobody here lists it.
-    pub(super) fn recall_held(&mut self, key: Key, entry: &Entry) {
+    pub(super) fn recall_standby(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
-            let packets = if entry.direction == FlowDirection::Up { entry.seen.packets } else { 0 };
+            let packets = if entry.direction == FlowDirection::ToBackend { entry.seen.packets } else { 0 };
             let ends = entry.ends(key);
             let id = FleetId::of(entry.id, &ends);
             if self.keep.held.get(id).is_none() {
@@ -120,9 +120,9 @@ impl Engine {
     }
 
     /// The flow, if the client's packets of a held one have come since the last look.
-    pub(super) fn see_held(&mut self, key: &Key, entry: &Entry) -> Option<FleetId> {
+    pub(super) fn see_standby(&mut self, key: &Key, entry: &Entry) -> Option<FleetId> {
         // Its backend's packets may come another way, and say nothing of where its client's go.
-        let is_up = entry.direction == FlowDirection::Up;
+        let is_up = entry.direction == FlowDirection::ToBackend;
         let id = self.keep.held.by_packet(entry.id, entry.direction, key).filter(|_| is_up)?;
         let held = self.keep.held.get_mut(id)?;
         let before = std::mem::replace(&mut held.packets, entry.seen.packets);
@@ -158,12 +158,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn hold(&mut self, record: &FlowRecord) -> Result<(), NotHeld> {
+    pub(super) fn hold(&mut self, record: &FlowRecord) -> Result<(), NoStandby> {
         let (id, ends) = (record.fleet_id(), record.ends);
         let Keeping::Passage(passage) = &record.keeping else { return Ok(()) };
         if self.flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
             // Both count it as their own, and the failover decides who goes on with it.
-            self.table.offload.held.answer(HeldAnswer::Ours(vec![id]));
+            self.table.offload.held.answer(StandbyAnswer::Ours(vec![id]));
             return Ok(());
         }
         if let Some(held) = self.keep.held.get_mut(id) {
@@ -175,20 +175,21 @@ impl Engine {
         }
         BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
         let slot = self.slots.of(ends.backend).0;
-        let [up, down] =
-            [(FlowDirection::Up, &passage.up), (FlowDirection::Down, &passage.down)].map(|(direction, way)| {
+        let [up, down] = [(FlowDirection::ToBackend, &passage.up), (FlowDirection::ToClient, &passage.down)].map(
+            |(direction, way)| {
                 let egress = self.egress_to(ends.onward(direction).to.ip());
                 let windows = match direction {
-                    FlowDirection::Up => Windows { own: passage.up.window, far: passage.down.window },
-                    FlowDirection::Down => Windows { own: passage.down.window, far: passage.up.window },
+                    FlowDirection::ToBackend => Windows { own: passage.up.window, far: passage.down.window },
+                    FlowDirection::ToClient => Windows { own: passage.down.window, far: passage.up.window },
                 };
                 (ends.key(direction), Entry { windows, ..entry(record, direction, way, egress, slot) })
-            });
+            },
+        );
         for (key, entry) in [up, down] {
             if self.is_ours(&key) {
                 tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
                 self.unhold(id, &ends);
-                return Err(NotHeld::Taken);
+                return Err(NoStandby::Taken);
             }
             if self.is_as_told(&key, id, &entry) {
                 continue;
@@ -196,7 +197,7 @@ impl Engine {
             if let Err(error) = self.program.hold(&key, &entry) {
                 tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
                 self.unhold(id, &ends);
-                return Err(NotHeld::NoRoom);
+                return Err(NoStandby::NoRoom);
             }
             self.keep.diverted.remove(&key);
         }
@@ -225,15 +226,15 @@ impl Engine {
 
     /// Half of it is worth nothing, nor is what was forwarded while it had sockets.
     fn unhold(&mut self, id: FleetId, ends: &Ends) {
-        self.take_out_held(id, ends);
+        self.take_out_standby(id, ends);
         self.keep.held.remove(id);
         BOTH.map(|direction| ends.key(direction)).into_iter().for_each(|key| self.forget(key));
     }
 
-    fn drop_held(&mut self, id: FleetId) {
+    fn drop_standby(&mut self, id: FleetId) {
         self.keep.crowded.flows.remove(&id);
         if let Some(held) = self.keep.held.remove(id) {
-            self.take_out_held(id, &held.ends);
+            self.take_out_standby(id, &held.ends);
             if !self.is_named_twice(id) {
                 let _ = self.program.drop_note(id.flow);
             }
@@ -246,7 +247,7 @@ impl Engine {
     }
 
     /// Takes out the entries of a held flow, unless something else has come in their place.
-    fn take_out_held(&self, id: FleetId, ends: &Ends) {
+    fn take_out_standby(&self, id: FleetId, ends: &Ends) {
         for key in BOTH.map(|direction| ends.key(direction)) {
             let is_its = self
                 .program
@@ -275,7 +276,7 @@ impl Engine {
             return;
         }
         if entry.held {
-            return self.drop_held(id);
+            return self.drop_standby(id);
         }
         let is_here = netlink::route(vip).is_ok_and(|route| route.is_local);
         let id = id.flow;
@@ -299,10 +300,10 @@ impl Engine {
         entry.is_some_and(|entry| entry.action != Action::Witness && (!entry.held || entry.action == Action::Splice))
     }
 
-    fn inherit_held(&mut self, held: FleetId) {
+    fn inherit_standby(&mut self, held: FleetId) {
         let Some(Held { ends, .. }) = self.keep.held.remove(held) else {
             if self.keep.crowded.flows.contains_key(&held) {
-                self.table.offload.held.answer(HeldAnswer::NotHeld(vec![held]));
+                self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
             }
             return;
         };
@@ -357,11 +358,11 @@ impl Engine {
         self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
     }
 
-    fn settle_held(&mut self, claim: bool) {
+    fn settle_standby(&mut self, claim: bool) {
         let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| id).collect();
         let count = old.len() as u64;
         for id in old {
-            if claim { self.inherit_held(id) } else { self.drop_held(id) }
+            if claim { self.inherit_standby(id) } else { self.drop_standby(id) }
         }
         if claim {
             self.table.fleet.census.inherited.add(count);
@@ -433,7 +434,7 @@ impl Engine {
             entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0)
         };
         let silent = keys.into_iter().filter(silent).collect();
-        self.table.offload.held.answer(HeldAnswer::Unanswered(silent));
+        self.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
     }
 
     fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {
@@ -456,15 +457,17 @@ impl Engine {
         is_foreign
     }
 
-    fn show_slices(&mut self) {
-        let slices: Vec<(Slice, Vec<Owner>)> = self
+    fn show_port_ranges(&mut self) {
+        let port_ranges: Vec<(PortRange, Vec<Owner>)> = self
             .keep
-            .slices
+            .port_ranges
             .clone()
             .into_iter()
-            .map(|slice| (slice.ports, slice.at.iter().filter_map(|ip| self.owner_at(*ip).ok()).collect()))
+            .map(|port_range| {
+                (port_range.ports, port_range.at.iter().filter_map(|ip| self.owner_at(*ip).ok()).collect())
+            })
             .collect();
-        if let Err(error) = self.program.set_slices(&slices) {
+        if let Err(error) = self.program.set_port_ranges(&port_ranges) {
             tracing::error!(%error, "whose ports are whose cannot be set");
         }
     }
@@ -484,7 +487,7 @@ impl Engine {
         Ok(owner)
     }
 
-    /// Where packets to `ip` leave. Without a route the entry is made nevertheless, and mended when there is one.
+    /// Where packets to `ip` leave. Without a route the entry is made nevertheless, and fixed when there is one.
     fn egress_to(&mut self, ip: IpAddr) -> Egress {
         if let Slot::Occupied(known) = self.keep.routes.entry(ip) {
             return *known.get();
@@ -510,7 +513,7 @@ impl Engine {
 
     fn routes_moved(&mut self) {
         self.keep.owners.clear();
-        self.show_slices();
+        self.show_port_ranges();
         let known = std::mem::take(&mut self.keep.routes);
         let mut moved = HashMap::new();
         for (ip, before) in known {

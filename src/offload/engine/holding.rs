@@ -102,7 +102,10 @@ mod tests {
         all.insert(ids[1], held(other));
         assert_eq!((all.len(), all.get(ids[0]).unwrap().ends, all.get(ids[1]).unwrap().ends), (2, one, other));
         assert_eq!(all.at(Mark::of(FlowId(7))).collect::<Vec<_>>(), [FlowId(7); 2]);
-        assert_eq!(all.by_packet(FlowId(7), FlowDirection::Down, &other.key(FlowDirection::Down)), Some(ids[1]));
+        assert_eq!(
+            all.by_packet(FlowId(7), FlowDirection::ToClient, &other.key(FlowDirection::ToClient)),
+            Some(ids[1])
+        );
         all.remove(ids[0]);
         all.insert(ids[1], held(other));
         assert_eq!((all.len(), all.with(FlowId(7)).count()), (1, 1));

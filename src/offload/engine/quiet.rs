@@ -5,7 +5,7 @@
 //! the connection any more says so by RST.
 
 use super::Engine;
-use super::carried::{Carried, Look, Step};
+use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::ids::FlowId;
 use crate::model::pacing::TokenBucket;
 use crate::sys::clock::now_ns;
@@ -103,7 +103,7 @@ impl Engine {
         self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
         // Its packets may pass another instance: its client has acknowledged what was not seen here.
         let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
-        let down = Look { sent: if is_further { up.taken } else { down.sent }, ..down };
+        let down = CounterSnapshot { sent: if is_further { up.taken } else { down.sent }, ..down };
         self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
         // What this host sends itself begins an entry anew.
         self.untrack.forget(&ends);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use super::carried::{Carried, Look, Step};
+use super::carried::{Carried, CounterSnapshot, Step};
 use super::{Engine, note};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
@@ -165,14 +165,14 @@ impl Engine {
                     continue;
                 }
                 if entry.held {
-                    self.recall_held(key, &entry);
+                    self.recall_standby(key, &entry);
                     continue;
                 }
                 let pair = pairs.entry(entry.id).or_default();
                 pair.ends = Some(entry.ends(key));
                 match entry.direction {
-                    FlowDirection::Up => pair.up = Some(entry),
-                    FlowDirection::Down => pair.down = Some(entry),
+                    FlowDirection::ToBackend => pair.up = Some(entry),
+                    FlowDirection::ToClient => pair.down = Some(entry),
                 }
             }
             if !more {
@@ -185,7 +185,7 @@ impl Engine {
 
 /// As it is found: alone, and nobody's yet.
 pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
-    let look = |entry: &Option<Entry>| entry.as_ref().map(Look::at).unwrap_or_default();
+    let look = |entry: &Option<Entry>| entry.as_ref().map(CounterSnapshot::at).unwrap_or_default();
     Carried {
         id,
         ticket: None,

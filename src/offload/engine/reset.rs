@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Engine;
-use super::carried::{Carried, Look, Step};
+use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
@@ -53,7 +53,7 @@ impl Engine {
         }
         let last = flow.progress();
         // While this host heard nobody, bytes may have moved elsewhere.
-        let moved_ns = self.table.hearing.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
+        let moved_ns = self.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
         if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
             && moved_ns >= since_ns
         {
@@ -69,7 +69,7 @@ impl Engine {
     pub(super) fn reset(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
-        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
+        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         // First the entries: what the ends answer to the segments below must find them.
         if let Err(error) = self.program.change(&keys, EntryChange::Reset) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
@@ -86,7 +86,7 @@ impl Engine {
     /// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
     pub(super) fn make_way(&self, id: FlowId) {
         let Some(flow) = self.flows.get(&id) else { return };
-        for (direction, look) in [(FlowDirection::Up, &flow.up), (FlowDirection::Down, &flow.down)] {
+        for (direction, look) in [(FlowDirection::ToBackend, &flow.up), (FlowDirection::ToClient, &flow.down)] {
             if look.reused {
                 self.take_out_own(id, direction);
             }
@@ -137,7 +137,7 @@ impl Engine {
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
         // What has no entry any more was heard before.
         let [client, backend] =
-            [&up, &down].map(|look| *look != Look::default() && !look.reused && look.last_ns < *since_ns);
+            [&up, &down].map(|look| *look != CounterSnapshot::default() && !look.reused && look.last_ns < *since_ns);
         if is_last || !(client || backend) {
             self.remove(id);
             let silent = [
@@ -154,11 +154,11 @@ impl Engine {
         }
         match client {
             true => self.challenge(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
-            false => self.take_out_own(id, FlowDirection::Up),
+            false => self.take_out_own(id, FlowDirection::ToBackend),
         }
         match backend {
             true => self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
-            false => self.take_out_own(id, FlowDirection::Down),
+            false => self.take_out_own(id, FlowDirection::ToClient),
         }
         self.untrack.forget(&ends);
         self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
@@ -202,7 +202,7 @@ impl Engine {
 
     /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
     /// 3.10.7.4). `look` is at what `to` has sent.
-    pub(super) fn ask(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+    pub(super) fn ask(&self, from: SocketAddr, to: SocketAddr, look: &CounterSnapshot) {
         let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
         if let Some(packet) = (Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 }).packet() {
             // Where it cannot be sent there is no answer either.
@@ -211,9 +211,9 @@ impl Engine {
     }
 
     /// `look` is at what `to` has sent.
-    fn challenge(&self, from: SocketAddr, to: SocketAddr, look: &Look) {
+    fn challenge(&self, from: SocketAddr, to: SocketAddr, look: &CounterSnapshot) {
         // Its entry was gone before anybody looked: nobody knows a number. Or a new connection has its port.
-        if *look == Look::default() || look.reused {
+        if *look == CounterSnapshot::default() || look.reused {
             return;
         }
         let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
@@ -227,7 +227,7 @@ impl Engine {
     /// Takes the entries out and lets the port be used again.
     pub(super) fn remove(&mut self, id: FlowId) {
         let Some(flow) = self.flows.remove(id) else { return };
-        for direction in [FlowDirection::Up, FlowDirection::Down] {
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
             self.take_out(id, &flow.ends.key(direction));
         }
         if let Err(error) = self.program.drop_note(id) {
@@ -256,7 +256,7 @@ impl Engine {
         let Some(flow) = self.flows.get(&id) else { return false };
         let see =
             |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten().filter(|entry| entry.id == id);
-        let (up, down) = (see(FlowDirection::Up), see(FlowDirection::Down));
+        let (up, down) = (see(FlowDirection::ToBackend), see(FlowDirection::ToClient));
         let Some(flow) = self.flows.get_mut(&id) else { return false };
         // Of both, whatever the first one says.
         up.iter().chain(&down).fold(false, |changed, entry| flow.take_note(entry) | changed)
@@ -267,15 +267,15 @@ impl Carried {
     /// Takes note of one direction; true if anything has passed since the last time.
     pub fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
         let look = match entry.direction {
-            FlowDirection::Up => &mut self.up,
-            FlowDirection::Down => &mut self.down,
+            FlowDirection::ToBackend => &mut self.up,
+            FlowDirection::ToClient => &mut self.down,
         };
-        let now = Look::at(entry);
+        let now = CounterSnapshot::at(entry);
         // Before the first packet the entry knows less than the relay did.
         let last_data_ns = now.last_data_ns.max(look.last_data_ns);
         let changed =
             (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);
-        *look = Look { last_data_ns, ..now };
+        *look = CounterSnapshot { last_data_ns, ..now };
         changed
     }
 }

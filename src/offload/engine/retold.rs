@@ -1,21 +1,21 @@
 //! An entry as other instances are told of it, and the entry that follows from what they told.
 
-use crate::model::fleet::{FlowRecord, Way};
+use crate::model::fleet::{FlowRecord, RewriteState};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Seen, Share, Windows};
 use crate::sys::clock::{now_ns, ns_of_unix_ms};
 
 /// What others are told of the direction that `entry` carries.
-pub(super) fn way(entry: &Entry) -> Way {
+pub(super) fn way(entry: &Entry) -> RewriteState {
     let Seen { sent, acked, .. } = entry.seen;
-    Way { rewrite: entry.rewrite, window: entry.windows.own, sent, acked, bytes: entry.bytes() }
+    RewriteState { rewrite: entry.rewrite, window: entry.windows.own, sent, acked, bytes: entry.bytes() }
 }
 
 /// One direction of a flow as its owner has told of it.
 pub(super) fn entry(
     record: &FlowRecord,
     direction: FlowDirection,
-    way: &Way,
+    way: &RewriteState,
     egress: Egress,
     backend_slot: u16,
 ) -> Entry {
@@ -33,11 +33,11 @@ pub(super) fn entry(
         windows: Windows { own: way.window, far: way.window },
         id: record.id,
         share: match direction {
-            FlowDirection::Up => Share::Up {
+            FlowDirection::ToBackend => Share::Up {
                 accepted_at_ns: ns_of_unix_ms(record.accepted_unix_ms).min(now_ns()),
                 connect_us: record.connect_us,
             },
-            FlowDirection::Down => Share::Down { backend_key: record.backend_key },
+            FlowDirection::ToClient => Share::Down { backend_key: record.backend_key },
         },
         start_position: sent as u32,
         bytes_before: way.bytes,
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn a_busy_flow_goes_on_counting_where_its_owner_was() {
         let rewrite = Rewrite { seq: 1, ack: 2, tsval: 3, tsecr: 4, window_shift: -2, clear_ecn: true };
-        let way = Way { rewrite, window: 20, sent: 5 << 32 | 1000, acked: 1 << 32 | 7, bytes: 5 << 32 };
+        let way = RewriteState { rewrite, window: 20, sent: 5 << 32 | 1000, acked: 1 << 32 | 7, bytes: 5 << 32 };
         let record = FlowRecord {
             id: FlowId::of(7, 1),
             ends: Ends {
@@ -72,10 +72,10 @@ mod tests {
             connect_us: 250,
             keeping: Keeping::Sockets,
         };
-        let mut entry = entry(&record, FlowDirection::Up, &way, Egress::Local, 3);
+        let mut entry = entry(&record, FlowDirection::ToBackend, &way, Egress::Local, 3);
         assert_eq!((entry.seen.sent, entry.start_position, entry.bytes()), (1000, 1000, 5 << 32));
         entry.seen.sent += 10;
-        assert_eq!(super::way(&entry), Way { sent: 1010, acked: 7, bytes: (5 << 32) + 10, ..way });
+        assert_eq!(super::way(&entry), RewriteState { sent: 1010, acked: 7, bytes: (5 << 32) + 10, ..way });
         assert!(entry.held && entry.committed);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::Engine;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, FlowRecord};
-use crate::table::offload::HeldAnswer;
+use crate::table::offload::StandbyAnswer;
 
 /// What is tried again at a time.
 const AGAIN: usize = 256;
@@ -27,7 +27,7 @@ pub struct Crowded {
 
 /// Why a flow of another instance is not held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotHeld {
+pub enum NoStandby {
     NoRoom,
     /// A flow of this instance's has its addresses.
     Taken,
@@ -51,13 +51,13 @@ impl Engine {
                 continue;
             };
             self.keep.crowded.flows.insert(id, record);
-            if why == NotHeld::NoRoom {
+            if why == NoStandby::NoRoom {
                 is_full = true;
                 break;
             }
         }
         if !held.is_empty() {
-            self.table.offload.held.answer(HeldAnswer::Held(held));
+            self.table.offload.held.answer(StandbyAnswer::Held(held));
         }
         let packets: Vec<_> = self.keep.crowded.packets.iter().map(|(key, to)| (*key, *to)).take(AGAIN).collect();
         for (key, to) in packets {
@@ -68,7 +68,7 @@ impl Engine {
             }
         }
         let flows = self.keep.crowded.len() as u64;
-        self.table.fleet.census.not_held.store(flows, Relaxed);
+        self.table.fleet.census.no_standby.store(flows, Relaxed);
         if flows == 0 && self.keep.crowded.said_ns > 0 {
             self.keep.crowded.said_ns = 0;
             tracing::info!("the map has room for all flows of other instances again");

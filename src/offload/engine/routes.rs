@@ -27,7 +27,7 @@ impl Engine {
         for flow in self.flows.values().filter(|flow| !matches!(flow.step, Step::Over)) {
             let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
             let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
-            for (ends, direction) in [(up, FlowDirection::Up), (down, FlowDirection::Down)] {
+            for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
                 let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
                 // Without a route, or while it would stay on this host, there is nowhere better to go.
                 if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {

@@ -115,15 +115,17 @@ impl Engine {
 
     fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> ScanStage {
         for id in flows.split_off(flows.len().saturating_sub(LOOKS)) {
-            for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::Up)).collect::<Vec<_>>() {
+            for key in
+                self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
+            {
                 if let Ok(Some(entry)) = self.program.entry(&key) {
                     self.hear(&entry);
-                    touched.extend(self.see_held(&key, &entry));
+                    touched.extend(self.see_standby(&key, &entry));
                 }
             }
             if self.look(id) {
                 let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
-                self.table.hearing.hear_client(heard_ns);
+                self.table.reachability.hear_client(heard_ns);
                 self.moved_on(id);
             }
         }
@@ -146,7 +148,7 @@ impl Engine {
             for (key, entry) in &seen {
                 self.hear(entry);
                 if entry.held {
-                    touched.extend(self.see_held(key, entry));
+                    touched.extend(self.see_standby(key, entry));
                 } else if let Some(flow) = self.flows.get_mut(&entry.id)
                     && flow.take_note(entry)
                 {
@@ -165,8 +167,8 @@ impl Engine {
 
     /// Whether this host hears anybody at all is another's question.
     fn hear(&self, entry: &Entry) {
-        if entry.direction == FlowDirection::Up {
-            self.table.hearing.hear_client(entry.seen.last_ns);
+        if entry.direction == FlowDirection::ToBackend {
+            self.table.reachability.hear_client(entry.seen.last_ns);
         }
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::Engine;
-use super::carried::{Carried, Lent, Limbo, Step};
+use super::carried::{Carried, InFlight, Lent, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
@@ -41,17 +41,17 @@ pub struct BrokenLeg {
 }
 
 impl Engine {
-    /// Goes on with flows whose grace is over, and with those that wait for an acknowledgement.
+    /// Goes on with flows whose RCU barrier is over, and with those that wait for an acknowledgement.
     pub(super) fn settle(&mut self) {
         for id in std::mem::take(&mut self.hasty) {
             self.tell_in_haste(id);
         }
-        if self.grace.is_over() {
-            for id in std::mem::take(&mut self.in_grace) {
-                self.grace_over(id);
+        if self.barrier.is_over() {
+            for id in std::mem::take(&mut self.in_barrier) {
+                self.barrier_over(id);
             }
-            if !self.await_grace.is_empty() {
-                self.begin_grace();
+            if !self.await_barrier.is_empty() {
+                self.begin_barrier();
             }
         }
         for id in std::mem::take(&mut self.unsettled) {
@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    fn grace_over(&mut self, id: FlowId) {
+    fn barrier_over(&mut self, id: FlowId) {
         // It was reset meanwhile.
         if !matches!(self.flows.get(&id), Some(Carried { step: Step::Entered(_), .. })) {
             return;
@@ -88,16 +88,18 @@ impl Engine {
         pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
             .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
         // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
-        let slipped =
-            [(up, sockets.held_up.len(), FlowDirection::Up), (down, sockets.held_down.len(), FlowDirection::Down)];
-        for (limbo, held, direction) in slipped {
-            let position = limbo.expected(held);
-            if position != limbo.shown.wrapping_add(limbo.passed_by) {
-                let change = if limbo.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
+        let slipped = [
+            (up, sockets.held_up.len(), FlowDirection::ToBackend),
+            (down, sockets.held_down.len(), FlowDirection::ToClient),
+        ];
+        for (in_flight, held, direction) in slipped {
+            let position = in_flight.expected(held);
+            if position != in_flight.shown.wrapping_add(in_flight.passed_by) {
+                let change = if in_flight.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
                 if let Err(error) = self.program.change(&[flow.ends.key(direction)], change) {
                     tracing::error!(%error, "the entries of a flow cannot be changed");
                 }
-                limbo.shown = position.wrapping_sub(limbo.passed_by);
+                in_flight.shown = position.wrapping_sub(in_flight.passed_by);
             }
         }
         Ok(())
@@ -108,7 +110,7 @@ impl Engine {
         let Step::Filling(lent) = &flow.step else { return };
         let entry = |direction| self.program.entry(&flow.ends.key(direction));
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
-        let acknowledged = match (whole, entry(FlowDirection::Up), entry(FlowDirection::Down)) {
+        let acknowledged = match (whole, entry(FlowDirection::ToBackend), entry(FlowDirection::ToClient)) {
             (false, ..) => false,
             (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down),
             // Somebody has removed the entries: the sockets are all that is left of the flow.
@@ -138,11 +140,11 @@ impl Engine {
         }
     }
 
-    /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's grace
+    /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's RCU barrier
     /// lasts, which is longer than the kernel waits.
     pub(super) fn tell_in_haste(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
+        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
         let entries = keys.map(|key| self.program.entry(&key));
@@ -152,7 +154,7 @@ impl Engine {
                 (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
                 (&sockets.backend, keys[1], up, of_backend.seen.acked as u32, expected[1]),
             ] {
-                // Before the grace is over more may have come than was read.
+                // Before the RCU barrier is over more may have come than was read.
                 if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
                     tell_acked(&self.raw, key, outgoing, acked, expected);
                 }
@@ -164,7 +166,7 @@ impl Engine {
     /// Tells the sockets what their far ends would tell them, whose packets pass them by.
     fn tell_sockets(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
-        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
+        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
         let entries = keys.map(|key| self.program.entry(&key));
         let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries else { return Ok(()) };
@@ -180,7 +182,7 @@ impl Engine {
     fn close(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
-        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
+        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         for socket in [lent.sockets.client, lent.sockets.backend] {
             if let Err((socket, error)) = silence::close_silently(socket) {
                 tracing::error!(%error, "a socket cannot be closed in silence");
@@ -248,7 +250,7 @@ impl FarEnd {
     /// a later one that was lost. And how far `incoming` has come: what it resends carries its own acknowledgement, and the
     /// far end takes no segment whose acknowledgement lies further back than any window that it was ever given (RFC 5961
     /// section 5.2; net/ipv4/tcp_input.c, tcp_ack). `held` bytes of `incoming` wait to be written.
-    fn tell(&self, raw: &RawSender, socket: &OwnedFd, outgoing: &mut Limbo, incoming: &mut Limbo, held: usize) {
+    fn tell(&self, raw: &RawSender, socket: &OwnedFd, outgoing: &mut InFlight, incoming: &mut InFlight, held: usize) {
         if outgoing.is_empty() {
             return;
         }
@@ -269,7 +271,7 @@ impl FarEnd {
 }
 
 /// Tells the socket that `outgoing` went through what its far end has acknowledged of it, if that is more than it knows.
-fn tell_acked(raw: &RawSender, key: Key, outgoing: &mut Limbo, acked: u32, seq: u32) {
+fn tell_acked(raw: &RawSender, key: Key, outgoing: &mut InFlight, acked: u32, seq: u32) {
     let whole = outgoing.end().wrapping_sub(outgoing.told);
     let news = acked.wrapping_sub(outgoing.told);
     if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
@@ -296,9 +298,9 @@ fn discard(socket: &OwnedFd) {
 
 /// Whether the receiver has all of it; `by` is the entry of the receiver's packets, `of` that of the sender's. Who
 /// acknowledges more than was sent is not the receiver.
-fn arrived(limbo: &Limbo, by: &Entry, of: &Entry) -> bool {
+fn arrived(in_flight: &InFlight, by: &Entry, of: &Entry) -> bool {
     let beyond = by.taken().wrapping_sub(of.seen.sent as u32);
-    limbo.is_empty() || (by.has_acked(limbo.end()) && (beyond == 0 || beyond > 1 << 31))
+    in_flight.is_empty() || (by.has_acked(in_flight.end()) && (beyond == 0 || beyond > 1 << 31))
 }
 
 /// Writes `held`, then all that `source` has. An error tells whether it was the source's.
@@ -306,7 +308,7 @@ fn pass(
     source: &OwnedFd,
     destination: &OwnedFd,
     held: &mut Vec<u8>,
-    limbo: &mut Limbo,
+    in_flight: &mut InFlight,
 ) -> Result<(), (bool, io::Error)> {
     let mut buffer = [0; CHUNK];
     loop {
@@ -314,23 +316,23 @@ fn pass(
             match socket::write(destination, held) {
                 Ok(written) => {
                     held.drain(..written);
-                    limbo.written += written as u32;
-                    limbo.segments += (written as u32).div_ceil(limbo.segment_max.max(1));
+                    in_flight.written += written as u32;
+                    in_flight.segments += (written as u32).div_ceil(in_flight.segment_max.max(1));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err((false, error)),
             }
         }
-        if limbo.fin {
+        if in_flight.fin {
             return Ok(());
         }
         match socket::read(source, &mut buffer) {
             Ok(0) => {
-                limbo.fin = true;
-                limbo.segments += 1;
+                in_flight.fin = true;
+                in_flight.segments += 1;
                 let _ = socket::finish_writing(destination);
             }
-            Ok(_) if limbo.passed_by > 0 => {}
+            Ok(_) if in_flight.passed_by > 0 => {}
             Ok(count) => held.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err((true, error)),

@@ -7,7 +7,7 @@ use super::carried::{Carried, Step, Unanswered};
 use super::{Engine, witness};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::{FleetId, Stray};
+use crate::model::fleet::{FleetId, UnknownPacket};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
@@ -16,7 +16,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::table::backend::Suspicion;
 use crate::table::journal::What;
-use crate::table::offload::{HeldAnswer, OffloadView, Ticket};
+use crate::table::offload::{OffloadView, StandbyAnswer, Ticket};
 
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
@@ -31,7 +31,7 @@ const ASK_EVERY: u64 = 8;
 const REFILL_EVERY: Duration = Duration::from_millis(100);
 
 /// How often it is made sure that the program is still where it was put.
-const MEND_EVERY: Duration = Duration::from_secs(1);
+const REATTACH_EVERY: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// What is to be done at each turn.
@@ -43,13 +43,13 @@ impl Engine {
         }
         self.follow_routes();
         self.end_covered();
-        if now_ns >= self.mend_at_ns {
-            self.mend_at_ns = now_ns + MEND_EVERY.as_nanos() as u64;
-            self.mend();
+        if now_ns >= self.reattach_at_ns {
+            self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
+            self.fix();
             self.use_room(now_ns);
             self.show();
         }
-        if self.table.hearing.take_wanted() {
+        if self.table.reachability.take_wanted() {
             self.ask_clients();
         }
         self.judge(now_ns);
@@ -78,16 +78,17 @@ impl Engine {
         if !self.listens || self.is_frozen() {
             return;
         }
-        let (mut strays, mut touched) = (Vec::new(), Vec::new());
+        let (mut packets, mut touched) = (Vec::new(), Vec::new());
         for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
             match told {
-                Told::Stray(stray) => strays.extend((!self.is_foreign(&stray.key)).then_some(stray)),
+                Told::UnknownPacket(packet) => packets.extend((!self.is_foreign(&packet.key)).then_some(packet)),
                 Told::Doubt(segment) => touched.extend(self.doubt(&segment, now_ns())),
                 Told::Foreign(key) => drop(self.is_foreign(&key)),
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
                 Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
                     Some(held) => {
-                        let counts = event.direction == FlowDirection::Up || event.what == events::ProgramWhat::Rst;
+                        let counts =
+                            event.direction == FlowDirection::ToBackend || event.what == events::ProgramWhat::Rst;
                         touched.extend(counts.then_some(held));
                     }
                     None => {
@@ -97,18 +98,18 @@ impl Engine {
                 },
             }
         }
-        self.tell_failover(touched, strays);
+        self.tell_failover(touched, packets);
     }
 
-    pub(super) fn tell_failover(&self, mut touched: Vec<FleetId>, strays: Vec<Stray>) {
+    pub(super) fn tell_failover(&self, mut touched: Vec<FleetId>, packets: Vec<UnknownPacket>) {
         let held = &self.table.offload.held;
         if !touched.is_empty() {
             touched.sort_unstable();
             touched.dedup();
-            held.answer(HeldAnswer::Touched(touched));
+            held.answer(StandbyAnswer::Touched(touched));
         }
-        if !strays.is_empty() {
-            held.answer(HeldAnswer::Strays(strays));
+        if !packets.is_empty() {
+            held.answer(StandbyAnswer::UnknownPackets(packets));
         }
     }
 
@@ -147,7 +148,7 @@ impl Engine {
     /// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
     /// too long: whoever is left waits for bytes that nobody will send again.
     fn end_unfinished(&mut self, now_ns: u64) {
-        let (flows, hearing) = (&self.flows, &self.table.hearing);
+        let (flows, reachability) = (&self.flows, &self.table.reachability);
         self.closing
             .retain(|id, _| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone) && flow.is_closing()));
         let (mut silent, mut to_ask) = (Vec::new(), Vec::new());
@@ -155,7 +156,7 @@ impl Engine {
             let Some(flow) = flows.get(id) else { continue };
             let last_ns = flow.up.last_ns.max(flow.down.last_ns);
             let between_ns = flow.patience_ns / ASK_EVERY;
-            let too_long = now_ns.saturating_sub(hearing.counts_from(last_ns)) > flow.patience_ns;
+            let too_long = now_ns.saturating_sub(reachability.counts_from(last_ns)) > flow.patience_ns;
             if too_long && flow.have_both_closed() {
                 silent.push(*id);
             } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
@@ -182,11 +183,11 @@ impl Engine {
             // The other side's packets may come to another instance.
             return;
         }
-        let (flows, hearing) = (&self.flows, &self.table.hearing);
+        let (flows, reachability) = (&self.flows, &self.table.reachability);
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(hearing.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
+            now_ns.saturating_sub(reachability.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
         let (silent, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);
@@ -259,8 +260,8 @@ impl Engine {
     }
 
     /// Puts the program back where somebody took it away.
-    fn mend(&mut self) {
-        match self.program.mend() {
+    fn fix(&mut self) {
+        match self.program.fix() {
             Ok(interfaces) if interfaces.is_empty() => {}
             Ok(interfaces) => {
                 tracing::warn!(?interfaces, "the path was detached by somebody else, and is attached again");
@@ -299,8 +300,8 @@ impl Carried {
         match (up.rst_ns, down.rst_ns) {
             (0, 0) => None,
             _ if self.is_long_over() => Some(closed),
-            _ if self.first_rst == Some(FlowDirection::Up) => Some(EndReason::ClientReset),
-            _ if self.first_rst == Some(FlowDirection::Down) => Some(EndReason::BackendReset),
+            _ if self.first_rst == Some(FlowDirection::ToBackend) => Some(EndReason::ClientReset),
+            _ if self.first_rst == Some(FlowDirection::ToClient) => Some(EndReason::BackendReset),
             (up, down) if down == 0 || (up != 0 && up <= down) => Some(EndReason::ClientReset),
             _ => Some(EndReason::BackendReset),
         }

@@ -83,7 +83,7 @@ impl Engine {
     pub(super) fn have_shown(&mut self, candidate: &Candidate, ends: &Ends, legs: [&LegState; 2]) -> Result<(), Stays> {
         let id = candidate.ticket.id;
         let sockets = [&candidate.sockets.client, &candidate.sockets.backend];
-        let keys = [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)];
+        let keys = [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)];
         let mut all = true;
         for (leg, ((socket, key), state)) in sockets.into_iter().zip(keys).zip(legs).enumerate() {
             match self.has_shown(id, leg, socket, key, state) {

@@ -20,7 +20,7 @@ const FLAG_CLEAR_ECN: u16 = 2;
 const FLAG_LOCAL: u16 = 4;
 /// The sockets are gone.
 pub const FLAG_COMMITTED: u16 = 8;
-const FLAG_HELD: u16 = 16;
+const FLAG_STANDBY: u16 = 16;
 
 const MARK_REUSED: u16 = 1;
 
@@ -58,11 +58,11 @@ impl Entry {
         };
         let mut flags = 0;
         for (flag, set) in [
-            (FLAG_DOWN, self.direction == FlowDirection::Down),
+            (FLAG_DOWN, self.direction == FlowDirection::ToClient),
             (FLAG_CLEAR_ECN, self.rewrite.clear_ecn),
             (FLAG_LOCAL, local),
             (FLAG_COMMITTED, self.committed),
-            (FLAG_HELD, self.held),
+            (FLAG_STANDBY, self.held),
         ] {
             flags |= if set { flag } else { 0 };
         }
@@ -101,10 +101,10 @@ impl Entry {
         let [id, share, bytes_before] = [raw.u64(), raw.u64(), raw.u64()];
         let [connect_us, start_position] = [raw.u32(), raw.u32()];
         let clear_ecn = flags & FLAG_CLEAR_ECN != 0;
-        let direction = if flags & FLAG_DOWN != 0 { FlowDirection::Down } else { FlowDirection::Up };
+        let direction = if flags & FLAG_DOWN != 0 { FlowDirection::ToClient } else { FlowDirection::ToBackend };
         let share = match direction {
-            FlowDirection::Up => Share::Up { accepted_at_ns: share, connect_us },
-            FlowDirection::Down => Share::Down { backend_key: share },
+            FlowDirection::ToBackend => Share::Up { accepted_at_ns: share, connect_us },
+            FlowDirection::ToClient => Share::Down { backend_key: share },
         };
         let [sent, acked, packets, last_ns] = [raw.u64(), raw.u64(), raw.u64(), raw.u64()];
         let [last_data_ns, fin_ns, rst_ns] = [raw.u64(), raw.u64(), raw.u64()];
@@ -118,7 +118,7 @@ impl Entry {
             rewrite: Rewrite { seq, ack, tsval, tsecr, window_shift: window_shift as i8, clear_ecn },
             egress: if flags & FLAG_LOCAL != 0 { Egress::Local } else { Egress::Interface(interface) },
             committed: flags & FLAG_COMMITTED != 0,
-            held: flags & FLAG_HELD != 0,
+            held: flags & FLAG_STANDBY != 0,
             backend_slot,
             windows: Windows { own, far },
             id: FlowId(id),

@@ -9,7 +9,7 @@ use aya::pin::PinError;
 use aya::programs::ProgramError;
 use thiserror::Error;
 
-/// Why there is no path. Each says what mends it; without a path every flow stays proxied.
+/// Why there is no path. Each says what fixes it; without a path every flow stays proxied.
 #[derive(Debug, Error)]
 pub enum OpenError {
     #[error("{path} is not on a BPF file system; mount one there: mount -t bpf bpf {path}", path = .path.display())]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::pins::{Meta, Pins};
 use crate::addr::VipAddr;
-use crate::model::fleet::{Slice, Then, Unknown};
+use crate::model::fleet::{PortRange, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::{FlowDirection, Rewrite};
 use crate::offload::entry::{Action, Egress, Entry, Key, RawEntry, Seen, Share, Windows};
@@ -76,9 +76,9 @@ fn service(unknown: &Unknown) -> [u8; SERVICE_SIZE] {
     service
 }
 
-/// `struct slice` of `bpf/entry.h`. `owners`: how the instance is reached, by one or both families.
-pub(super) fn slice(ports: Slice, owners: &[Owner]) -> [u8; SLICE_SIZE] {
-    let mut raw = [0; SLICE_SIZE];
+/// `struct port_range` of `bpf/entry.h`. `owners`: how the instance is reached, by one or both families.
+pub(super) fn port_range(ports: PortRange, owners: &[Owner]) -> [u8; PORT_RANGE_SIZE] {
+    let mut raw = [0; PORT_RANGE_SIZE];
     raw[..2].copy_from_slice(&ports.first.to_ne_bytes());
     raw[2..4].copy_from_slice(&ports.last.to_ne_bytes());
     for owner in owners {
@@ -93,8 +93,8 @@ pub(super) fn slice(ports: Slice, owners: &[Owner]) -> [u8; SLICE_SIZE] {
     raw
 }
 
-/// Bytes of an element of the map of slices.
-pub(super) const SLICE_SIZE: usize = 52;
+/// Bytes of an element of the map of port ranges.
+pub(super) const PORT_RANGE_SIZE: usize = 52;
 
 /// `struct foreign` of `bpf/entry.h`.
 pub(super) fn foreign(until_ns: u64) -> [u8; 16] {
@@ -127,7 +127,7 @@ fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
     let hop = SocketAddr::new(to, 0);
     Entry {
         action,
-        direction: FlowDirection::Up,
+        direction: FlowDirection::ToBackend,
         onward: Key { from: hop, to: hop },
         rewrite: Rewrite::default(),
         egress: Egress::Interface(interface),

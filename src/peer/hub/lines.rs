@@ -15,9 +15,9 @@ use crate::essential;
 use crate::peer::link::{Input, Site};
 use crate::peer::secure::LinkError;
 
-/// Between two tries to connect: soon, for a peer that restarts is awaited; less often where somebody has to mend something.
+/// Between two tries to connect: soon, for a peer that restarts is awaited; less often where somebody has to fix something.
 const AGAIN: Duration = Duration::from_millis(250);
-const AGAIN_MENDED: Duration = Duration::from_secs(2);
+const AGAIN_FIXED: Duration = Duration::from_secs(2);
 /// Between two tries to listen.
 const LISTEN_AGAIN: Duration = Duration::from_millis(250);
 
@@ -66,12 +66,12 @@ async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
         let pause = match made {
             Ok(Ok(())) => AGAIN,
             Ok(Err(error)) => {
-                let pause = if is_lasting(&error) { AGAIN_MENDED } else { AGAIN };
+                let pause = if is_lasting(&error) { AGAIN_FIXED } else { AGAIN };
                 let why = explain(&error);
                 let _ = site.inputs.send(Input::Failed { peer: peer.name.clone(), why }).await;
                 pause
             }
-            Err(_) => AGAIN_MENDED,
+            Err(_) => AGAIN_FIXED,
         };
         // With jitter, so that instances that start together do not go on meeting.
         sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;

@@ -150,8 +150,8 @@ fn brought(rules: &Ruleset, service: SocketAddr) -> Vec<Finding> {
             let changes = translation.ports.is_some() || matches!(translation.to, RuleTarget::Address(_));
             if translation.side == Side::Destination && to_service && to_port && is_ours && changes {
                 let read = format!("{}: {rule} brings connections to the frontend at {service}", place_of(chain));
-                let mend = format!("add to [[frontend]] listen where these clients connect, then: {}", rule.delete);
-                findings.push(Finding::hindrance(TOPIC, read, STAY, mend));
+                let fix = format!("add to [[frontend]] listen where these clients connect, then: {}", rule.delete);
+                findings.push(Finding::hindrance(TOPIC, read, STAY, fix));
             }
         }
     }

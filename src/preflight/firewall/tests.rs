@@ -33,7 +33,7 @@ fn dport(port: &str, act: &str) -> String {
 
 fn verdict(items: &[String], loose: i64) -> Option<(Verdict, String)> {
     let rules = nft(&items.join(","));
-    judge(&rules, SERVICE.parse().unwrap(), Some(loose)).map(|finding| (finding.verdict, finding.mend))
+    judge(&rules, SERVICE.parse().unwrap(), Some(loose)).map(|finding| (finding.verdict, finding.fix))
 }
 
 fn input(policy: &str, rules: &[String]) -> Vec<String> {
@@ -58,9 +58,9 @@ fn a_policy_that_drops_all_but_new_and_established_ones_is_one_too() {
     let new =
         format!("{}, {}", state(r#"["new"]"#, "counter"), dport(r#"{"set": [22, {"range": [6000, 7000]}]}"#, "accept"));
     let items = input("drop", &[state(r#"["established", "related"]"#, "accept"), new]);
-    let (found, mend) = verdict(&items, 0).unwrap();
+    let (found, fix) = verdict(&items, 0).unwrap();
     assert_eq!(found, Verdict::Fault);
-    assert!(mend.ends_with("nft insert rule inet f in ip daddr 10.0.0.100 tcp dport 6443 accept"), "{mend}");
+    assert!(fix.ends_with("nft insert rule inet f in ip daddr 10.0.0.100 tcp dport 6443 accept"), "{fix}");
     let closed = input("drop", &[dport("22", "accept")]);
     let rules = nft(&closed.join(","));
     let finding = judge(&rules, SERVICE.parse().unwrap(), Some(1)).unwrap();
@@ -127,8 +127,8 @@ fn a_port_of_tcp_is_none_of_udp_whatever_is_asked_of_it() {
     let others = dport("22", "drop").replace("==", "!=");
     assert_eq!(verdicts(&input("accept", &[others])), [Verdict::Fault, Verdict::Good]);
     let [_, beats] = found(&input("drop", &[dport("9471", "accept")]));
-    let mend = "nft insert rule inet f in ip saddr 10.0.0.22 ip daddr 10.0.0.21 udp dport 9471 accept";
-    assert_eq!(beats.mend, mend);
+    let fix = "nft insert rule inet f in ip saddr 10.0.0.22 ip daddr 10.0.0.21 udp dport 9471 accept";
+    assert_eq!(beats.fix, fix);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn iptables_says_the_same_in_its_own_words() {
     let save = |rules: &str| {
         let text = format!("*filter\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:BAD - [0:0]\n{rules}\nCOMMIT\n");
         let rules = iptables::read(&text, "iptables");
-        judge(&rules, SERVICE.parse().unwrap(), Some(0)).map(|finding| (finding.verdict, finding.mend))
+        judge(&rules, SERVICE.parse().unwrap(), Some(0)).map(|finding| (finding.verdict, finding.fix))
     };
     let invalid = "-A INPUT -m conntrack --ctstate INVALID -j DROP";
     let (verdict, _) = save(invalid).unwrap();

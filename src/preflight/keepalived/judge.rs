@@ -54,12 +54,12 @@ struct Judged {
 }
 
 impl Judged {
-    fn advice(&mut self, read: impl Into<String>, why: &str, mend: impl Into<String>) {
-        self.findings.push(Finding::advice(TOPIC, read.into(), why, self.edit(&mend.into())));
+    fn advice(&mut self, read: impl Into<String>, why: &str, fix: impl Into<String>) {
+        self.findings.push(Finding::advice(TOPIC, read.into(), why, self.edit(&fix.into())));
     }
 
-    fn fault(&mut self, read: impl Into<String>, why: &str, mend: impl Into<String>) {
-        self.findings.push(Finding::fault(TOPIC, read.into(), why, self.edit(&mend.into())));
+    fn fault(&mut self, read: impl Into<String>, why: &str, fix: impl Into<String>) {
+        self.findings.push(Finding::fault(TOPIC, read.into(), why, self.edit(&fix.into())));
     }
 
     fn edit(&self, what: &str) -> String {
@@ -147,23 +147,23 @@ impl Judged {
         let why = "after a partition has healed, clients that learnt the other host's address keep sending there: a black \
                    hole until their ARP entry ages";
         if !node.is_on("higher_prio_send_advert") && !global.is_on("vrrp_higher_prio_send_advert") {
-            let mend = "in global_defs: vrrp_higher_prio_send_advert true";
-            self.advice(format!("{name}: no vrrp_higher_prio_send_advert"), why, mend);
+            let fix = "in global_defs: vrrp_higher_prio_send_advert true";
+            self.advice(format!("{name}: no vrrp_higher_prio_send_advert"), why, fix);
         }
         let repeat = either("garp_lower_prio_repeat", "vrrp_garp_lower_prio_repeat");
         if repeat.is_none_or(|node| node.argument() == Some("0")) {
-            let mend = "in global_defs: vrrp_garp_lower_prio_repeat 5";
-            self.advice(format!("{name}: no vrrp_garp_lower_prio_repeat"), why, mend);
+            let fix = "in global_defs: vrrp_garp_lower_prio_repeat 5";
+            self.advice(format!("{name}: no vrrp_garp_lower_prio_repeat"), why, fix);
         }
         let delay = either("garp_lower_prio_delay", "vrrp_garp_lower_prio_delay");
         let delay = delay.or_else(|| either("garp_master_delay", "vrrp_garp_master_delay"));
         let delay = delay.and_then(Node::argument).and_then(|text| text.parse::<u64>().ok()).unwrap_or(5);
         if delay > 1 {
-            let mend = "in global_defs: vrrp_garp_master_delay 1";
+            let fix = "in global_defs: vrrp_garp_master_delay 1";
             self.advice(
                 format!("{name}: garp_master_delay {delay}"),
                 "the second round of ARP comes that many seconds late",
-                mend,
+                fix,
             );
         }
     }
@@ -358,6 +358,6 @@ mod tests {
         }
         let findings = findings(SHIPPED, "10.0.0.100:6443", &[("eth0", "10.0.0.21/24"), ("eth0", "10.0.0.100/32")]);
         assert_eq!(findings[0].verdict, Verdict::Fault);
-        assert!(findings[0].mend.ends_with("ip address delete 10.0.0.100/32 dev eth0"), "{}", findings[0].mend);
+        assert!(findings[0].fix.ends_with("ip address delete 10.0.0.100/32 dev eth0"), "{}", findings[0].fix);
     }
 }

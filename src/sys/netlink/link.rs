@@ -29,7 +29,7 @@ struct NetLink {
 pub fn merging() -> io::Result<HashSet<u32>> {
     let links = links()?;
     // What does not know the question merges nothing.
-    Ok(standing_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
+    Ok(health_on(&links, |link| netdev::merges_for_good(&link.name).unwrap_or(false)))
 }
 
 /// How often the carrier of an interface has come or gone since it was made.
@@ -71,7 +71,7 @@ fn link(message: &[u8]) -> Option<NetLink> {
 }
 
 /// Those for which it holds, and all that stand on one of these.
-fn standing_on(links: &[NetLink], holds: impl Fn(&NetLink) -> bool) -> HashSet<u32> {
+fn health_on(links: &[NetLink], holds: impl Fn(&NetLink) -> bool) -> HashSet<u32> {
     let mut uppers: HashMap<u32, Vec<u32>> = HashMap::new();
     for link in links {
         link.lower.into_iter().for_each(|lower| uppers.entry(lower).or_default().push(link.index));
@@ -106,11 +106,11 @@ mod tests {
             one(6, None, None),
             one(7, Some(3), None),
         ];
-        assert_eq!(standing_on(&links, |link| link.index == 2), HashSet::from([2, 4, 5, 6]));
+        assert_eq!(health_on(&links, |link| link.index == 2), HashSet::from([2, 4, 5, 6]));
         // A veth pair in one namespace: each stands on the other.
         let pair = [one(2, Some(3), None), one(3, Some(2), None)];
-        assert_eq!(standing_on(&pair, |link| link.index == 3), HashSet::from([2, 3]));
-        assert_eq!(standing_on(&pair, |_| false), HashSet::new());
+        assert_eq!(health_on(&pair, |link| link.index == 3), HashSet::from([2, 3]));
+        assert_eq!(health_on(&pair, |_| false), HashSet::new());
     }
 
     #[test]

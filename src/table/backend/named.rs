@@ -190,7 +190,7 @@ mod tests {
         let first = registry.backend(&frontend, &name);
         assert_eq!(first.address(), None);
         assert_eq!(registry.backend_at(&frontend, &name, a).id, first.id, "one without an address gets it");
-        first.lanes[0].bytes_up.add(7);
+        first.lanes[0].bytes_to_backend.add(7);
 
         let second = registry.backend_at(&frontend, &name, b);
         assert_eq!(registry.backend(&frontend, &name).id, first.id, "it does not lead yet");
@@ -198,7 +198,7 @@ mod tests {
         registry.lead(&second);
         assert_eq!(registry.backend(&frontend, &name).id, second.id);
         assert_eq!([first.label(), second.label()], ["cp1 (10.0.0.11:6443)", "cp1"]);
-        assert_eq!(second.lanes[0].bytes_up.value(), 7, "what is counted is the name's");
+        assert_eq!(second.lanes[0].bytes_to_backend.value(), 7, "what is counted is the name's");
         assert_eq!(second.hash_key, first.hash_key);
 
         registry.lead(&registry.backend_at(&frontend, &name, a));

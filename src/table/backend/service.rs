@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::{BackendEntry, FrontendEntry, Registry};
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 
 /// The best that a frontend has for a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,10 +64,10 @@ impl Registry {
 fn best(backends: &[&Arc<BackendEntry>]) -> Service {
     let is_dismissed = |it: &BackendEntry| it.is_former() || it.health().cause == Cause::Removed;
     let usable = |it: &&&Arc<BackendEntry>| it.weight() > 0 && it.address().is_some() && !is_dismissed(it);
-    let with = |standing: Standing| {
-        backends.iter().filter(usable).filter(move |it| it.health().standing == standing).collect::<Vec<_>>()
+    let with = |health_state: HealthState| {
+        backends.iter().filter(usable).filter(move |it| it.health().health_state == health_state).collect::<Vec<_>>()
     };
-    let (ready, draining) = (with(Standing::Ready), with(Standing::Draining));
+    let (ready, draining) = (with(HealthState::Ready), with(HealthState::Draining));
     let (used, service) = match (&ready[..], &draining[..]) {
         ([], []) => return Service::NoBackend,
         ([], _) => (draining, Service::Draining),
@@ -85,9 +85,9 @@ mod tests {
     use crate::addr::BackendAddr;
     use crate::table::backend::HealthView;
 
-    fn stands(it: &BackendEntry, standing: Standing, since_ns: u64) {
+    fn stands(it: &BackendEntry, health_state: HealthState, since_ns: u64) {
         let before = HealthView::clone(&it.health());
-        it.set_health(HealthView { standing, cause: Cause::Passed, since_ns, ..before });
+        it.set_health(HealthView { health_state, cause: Cause::Passed, since_ns, ..before });
     }
 
     #[test]
@@ -98,15 +98,15 @@ mod tests {
         let (one, other) = (registry.backend(&frontend, &"cp1".into()), registry.backend(&frontend, &"cp2".into()));
         let address = Some(BackendAddr::new("192.0.2.1:6443".parse().unwrap()));
         [&one, &other].into_iter().for_each(|it| it.set_address(address));
-        stands(&one, Standing::Ready, 10);
+        stands(&one, HealthState::Ready, 10);
         assert_eq!(registry.service(&frontend, 11), (Service::Ready, 10));
-        stands(&other, Standing::Draining, 20);
+        stands(&other, HealthState::Draining, 20);
         assert_eq!(registry.service(&frontend, 21), (Service::Ready, 10));
-        stands(&one, Standing::Ejected, 30);
+        stands(&one, HealthState::Ejected, 30);
         assert_eq!(registry.service(&frontend, 35), (Service::Draining, 30));
-        stands(&other, Standing::Ejected, 40);
+        stands(&other, HealthState::Ejected, 40);
         assert_eq!(registry.service(&frontend, 99), (Service::NoBackend, 40));
-        stands(&one, Standing::Ready, 120);
+        stands(&one, HealthState::Ready, 120);
         assert_eq!(registry.service(&frontend, 121), (Service::Ready, 120));
         one.configure(1, Some(1));
         assert!(one.reserve());

@@ -32,7 +32,7 @@ pub struct OffloadCensus {
 /// How the path stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadView {
-    /// Flows may be offloaded. If not, why not, and what mends it.
+    /// Flows may be offloaded. If not, why not, and what fixes it.
     pub why_not: Option<String>,
     /// Interfaces whose packets are looked at.
     pub interfaces: Vec<String>,

@@ -7,8 +7,8 @@
 //!     │ ◀────────────── Touched: packets have come    │
 //!     │  Inherit: it is this instance's ──────────────▶ │  finds it a worker
 //!     │  Release: it is another's ──────────────────▶ │  tells its worker, and holds it
-//!     │  Unknown, Slices: what nobody knows ────────▶ │
-//!     │ ◀────────────── Strays: what nobody knew      │
+//!     │  Unknown, PortRanges: what nobody knows ────────▶ │
+//!     │ ◀────────────── UnknownPackets: what nobody knew      │
 //! ```
 
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ use crossbeam_queue::SegQueue;
 use tokio::sync::Notify;
 
 use crate::model::ends::Key;
-use crate::model::fleet::{HeldAnswer, HeldRequest};
+use crate::model::fleet::{StandbyAnswer, StandbyRequest};
 
 /// What the path carries at this moment, whoever's flows they are.
 pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
@@ -27,29 +27,29 @@ pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
 
 /// The queues between them.
 #[derive(Debug, Default)]
-pub struct HeldQueues {
-    requests: SegQueue<HeldRequest>,
-    answers: SegQueue<HeldAnswer>,
+pub struct StandbyQueues {
+    requests: SegQueue<StandbyRequest>,
+    answers: SegQueue<StandbyAnswer>,
     answered: Notify,
     /// `None`: there is no path that could do what it is asked.
     carried: OnceLock<Box<dyn CarriedKeys>>,
 }
 
-impl HeldQueues {
-    pub(super) fn push(&self, request: HeldRequest) {
+impl StandbyQueues {
+    pub(super) fn push(&self, request: StandbyRequest) {
         self.requests.push(request);
     }
 
-    pub fn next_request(&self) -> Option<HeldRequest> {
+    pub fn next_request(&self) -> Option<StandbyRequest> {
         self.requests.pop()
     }
 
-    pub fn answer(&self, answer: HeldAnswer) {
+    pub fn answer(&self, answer: StandbyAnswer) {
         self.answers.push(answer);
         self.answered.notify_one();
     }
 
-    pub fn next_answer(&self) -> Option<HeldAnswer> {
+    pub fn next_answer(&self) -> Option<StandbyAnswer> {
         self.answers.pop()
     }
 

@@ -75,7 +75,7 @@ impl From<Obstacle> for Stays {
             Obstacle::Unacknowledged { .. }
             | Obstacle::OutOfOrder(_)
             | Obstacle::Urgent(_)
-            | Obstacle::Limbo { .. } => Self::Busy,
+            | Obstacle::InFlight { .. } => Self::Busy,
         }
     }
 }

@@ -91,7 +91,9 @@ fn flows_that_ended_by_halves_go_when_the_link_is_made_anew_and_the_router_choos
     let [a, b] = [&fleet.all[0], &fleet.all[1]];
     let refuse = format!("tcp dport {PORT} reject with tcp reset");
     b.host.nft(&format!("table inet lab {{\nchain input {{\ntype filter hook input priority 0;\n{refuse}\n}}\n}}\n"));
-    eventually(LONG, "the link is down", || a.sees("lb-b")["pulse"] != "alive" && b.sees("lb-a")["pulse"] != "alive");
+    eventually(LONG, "the link is down", || {
+        a.sees("lb-b")["liveness"] != "alive" && b.sees("lb-a")["liveness"] != "alive"
+    });
     b.host.nft_clear();
     a.wait_synced("lb-b");
     b.wait_synced("lb-a");
@@ -127,7 +129,7 @@ fn spoofed_segments_move_no_position_where_several_instances_have_the_address() 
     (0..5).for_each(|round| conn.echo(round, 100));
     fleet.owner().baton.wait_offloaded(1);
     let keys = fleet.keys(0);
-    let bytes = || ["bytes_up", "bytes_down"].map(|key| fleet.owner().baton.flows()[0][key].as_u64());
+    let bytes = || ["bytes_to_backend", "bytes_to_client"].map(|key| fleet.owner().baton.flows()[0][key].as_u64());
     assert_eq!((keys.len(), bytes()), (2, [Some(500); 2]));
     // Neither end answers as soon as it should.
     let question = "tcp flags & (ack | psh) == ack";

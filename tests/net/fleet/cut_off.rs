@@ -6,7 +6,7 @@ use super::*;
 /// Every backend is taken for dead there, and what follows has had its time.
 fn wait_ejected(baton: &Baton) {
     for backend in ["b1", "b2"] {
-        baton.wait_standing(backend, "ejected", LONG);
+        baton.wait_health(backend, "ejected", LONG);
     }
     wait::throughout(secs(2), "no offloaded flow is given up", || {
         baton.ended().keys().all(|reason| reason != "backend_ejected")
@@ -48,7 +48,7 @@ fn offloaded_flows_are_not_reset_by_the_host_that_lost_its_network_while_they_we
     conns.iter_mut().for_each(|conn| conn.echo(7, 30_000));
     // It judges again.
     for backend in ["b1", "b2"] {
-        owner.baton.wait_standing(backend, "ready", LONG);
+        owner.baton.wait_health(backend, "ready", LONG);
     }
 }
 
@@ -97,7 +97,7 @@ fn lone(test: &str, flows: Flows, outage: Outage) {
     lab.lb.link_up();
     conns.iter_mut().for_each(|conn| conn.echo(6, 3000));
     assert_eq!(baton.ended().len(), 0, "{:?}", baton.ended());
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     lab.client.connect(lab.lb.v4(6443)).echo(7, 100);
 }
 
@@ -121,7 +121,7 @@ fn a_backend_that_really_died_is_told_from_a_lost_network_by_who_else_is_heard()
     let fleet = fleet.with_owner();
     let mut conns = fleet.offloaded_clients(20);
     fleet.heir().host.link_down();
-    fleet.owner().wait_sees("lb-b", "pulse", "dead");
+    fleet.owner().wait_sees("lb-b", "liveness", "dead");
     let watch = Stopwatch::start();
     fleet.scene.lab.b1.link_down();
     // Idle all the while.
@@ -167,7 +167,7 @@ fn blink(host: &Host, baton: &Baton, down: std::time::Duration) {
         wait::throughout(ms(1200), "no flow is given up", || !baton.ended().contains_key("backend_ejected"));
     }
     for backend in ["b1", "b2"] {
-        let was = baton.standings(backend);
+        let was = baton.states(backend);
         assert!(
             !was.contains(&"ejected".to_owned()),
             "{backend} was {was:?}: what was asked in the dark is no evidence"

@@ -90,8 +90,8 @@ impl Fleet {
             instance.baton.wait_until_ready();
             let others = NAMES[..count].iter().filter(|name| **name != instance.name);
             others.filter(|_| !alone).for_each(|name| instance.wait_synced(name));
-            instance.baton.wait_standing("b1", "ready", LONG);
-            instance.baton.wait_standing("b2", "ready", LONG);
+            instance.baton.wait_health("b1", "ready", LONG);
+            instance.baton.wait_health("b2", "ready", LONG);
         }
         Some(Self { scene, vip, all, servers, pinned })
     }
@@ -161,7 +161,7 @@ impl Fleet {
     }
 
     pub fn resets(&self) -> f64 {
-        self.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &["reset"])).sum()
+        self.all.iter().map(|it| it.baton.metric("baton_unknown_packets_total", &["reset"])).sum()
     }
 
     /// So many clients that have been served.
@@ -272,7 +272,7 @@ fn idle_clients_of_a_host_that_died_are_reset_although_the_new_owner_drops_what_
             drop_untracked(heir);
         }
         fleet.owner().host.link_down();
-        fleet.heir().wait_sees("lb-a", "pulse", "dead");
+        fleet.heir().wait_sees("lb-a", "liveness", "dead");
         fleet.take(fleet.heir());
         println!("firewall {firewall}: {} clients reset after {:?}", conns.len(), all_reset(&mut conns));
         eventually(LONG, "backends are told, too", || {
@@ -289,7 +289,7 @@ fn without_waking_them_idle_clients_of_a_host_that_died_wait_on() {
     let mut conns = fleet.clients(5);
     fleet.wait_known(5, 0);
     fleet.owner().host.link_down();
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     fleet.take(fleet.heir());
     assert_eq!(conns[0].end(secs(3)), End::Open);
 }
@@ -303,7 +303,7 @@ fn idle_clients_of_a_host_that_died_are_reset_by_the_packet_path() {
     fleet.wait_known(300, 0);
     fleet.owner().host.link_down();
     // While it is only silent: that the VIP comes here is what makes it dead.
-    fleet.heir().wait_sees("lb-a", "pulse", "silent");
+    fleet.heir().wait_sees("lb-a", "liveness", "silent");
     fleet.take(fleet.heir());
     println!("{} clients reset after {:?}", conns.len(), all_reset(&mut conns));
     eventually(LONG, "all have answered", || {
@@ -347,7 +347,7 @@ fn proxied_flows_are_served_by_their_owner_after_the_vip_has_moved() {
     fresh.echo(9, 100);
     assert_eq!(fleet.heir().baton.flow_count(), 1, "new ones are served by the new owner");
     assert_eq!(fleet.owner().baton.flow_count(), 100);
-    let untracked = |outcome| fleet.heir().baton.metric("baton_untracked_packets_total", &[outcome]);
+    let untracked = |outcome| fleet.heir().baton.metric("baton_unknown_packets_total", &[outcome]);
     eventually(LONG, "what was forwarded is counted", || untracked("forwarded") >= 500.0);
     assert_eq!(untracked("reset"), 0.0);
     drop(conns);

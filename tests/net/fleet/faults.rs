@@ -16,8 +16,8 @@ fn a_cut_link_is_told_anew_as_a_whole_and_the_traffic_goes_on() {
     for host in [&a.host, &b.host] {
         host.drop_packets("input", &format!("tcp dport {PORT}"));
     }
-    a.wait_sees("lb-b", "pulse", "unlinked");
-    b.wait_sees("lb-a", "pulse", "unlinked");
+    a.wait_sees("lb-b", "liveness", "unlinked");
+    b.wait_sees("lb-a", "liveness", "unlinked");
     conns.truncate(5);
     conns.append(&mut fleet.clients(10));
     conns.iter_mut().for_each(|conn| conn.echo(2, 10_000));
@@ -63,7 +63,7 @@ fn a_peer_of_another_release_is_refused_and_both_ends_can_say_why() {
     a.baton.wait_until_ready();
     let mut conn = scene.lab.client.connect(a.listens_at());
     conn.echo(1, 100_000);
-    assert_eq!(a.sees("lb-b")["pulse"], "unheard");
+    assert_eq!(a.sees("lb-b")["liveness"], "unheard");
 }
 
 #[test]
@@ -97,10 +97,10 @@ fn an_instance_that_was_stopped_for_seconds_takes_nobody_for_dead() {
     let all = scene.start();
     let (a, b) = (&all[0], &all[1]);
     a.baton.process.stop();
-    b.wait_sees("lb-a", "pulse", "dead");
+    b.wait_sees("lb-a", "liveness", "dead");
     a.baton.process.go_on();
     b.wait_synced("lb-a");
     a.wait_synced("lb-b");
-    let dead = a.baton.events_of("peer_pulse").iter().filter(|event| event["pulse"] == "dead").count();
-    assert_eq!(dead, 0, "{:?}", a.baton.events_of("peer_pulse"));
+    let dead = a.baton.events_of("peer_liveness").iter().filter(|event| event["liveness"] == "dead").count();
+    assert_eq!(dead, 0, "{:?}", a.baton.events_of("peer_liveness"));
 }

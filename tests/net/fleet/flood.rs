@@ -188,7 +188,7 @@ fn during_a_flood_the_flows_of_a_host_that_dies_are_reset_and_unknown_packets_to
         fleet.route(&[1]);
         println!("{} idle clients reset after {:?}", conns.len(), failover::all_reset(&mut conns));
         // Nobody lives who could be asked.
-        fleet.heir().wait_sees("lb-a", "pulse", "dead");
+        fleet.heir().wait_sees("lb-a", "liveness", "dead");
         let after = reset_after(dead);
         println!("a flow that nobody knows was reset after {after:?}");
         assert!(after < secs(1), "{after:?}");
@@ -205,8 +205,8 @@ fn a_flood_of_the_instances_source_ports_delays_no_new_connection() {
     let kind = |flags| Kind { sources: Sources::Many, flags, ports: (32768, 39000) };
     during_flood(&fleet, &[kind(Flags::SynAck), kind(Flags::Ack)], |next| {
         for _ in 0..2 {
-            let before = packets(&fleet.all[1], "sliced");
-            eventually(LONG, "the flood is there", || packets(&fleet.all[1], "sliced") > before + 300.0);
+            let before = packets(&fleet.all[1], "forwarded_by_port");
+            eventually(LONG, "the flood is there", || packets(&fleet.all[1], "forwarded_by_port") > before + 300.0);
             parted::all_go_on(&fleet, &mut conns, 3);
             next();
         }

@@ -104,7 +104,7 @@ fn without_waking_them_idle_clients_of_a_host_that_died_with_its_apiserver_wait_
     let [mut own, others, _] = cluster.clients(20);
     fleet.wait_known((own.len() + others.len()) as u64, others.len() as u64);
     fleet.owner().host.link_down();
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     fleet.take(fleet.heir());
     assert_eq!(own[0].end(secs(3)), End::Open);
 }

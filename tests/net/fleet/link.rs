@@ -60,7 +60,7 @@ fn what_cannot_be_a_link_is_said_at_both_ends() {
     for (one, peer) in [(&a, "lb-b"), (&b, "lb-a")] {
         eventually(LONG, "the wrong key is named", || why(one, peer).contains("peers.key_file"));
         one.baton.wait_log(&["no link to a peer", "peers.key_file"]);
-        assert_eq!(one.sees(peer)["pulse"], "unheard");
+        assert_eq!(one.sees(peer)["liveness"], "unheard");
     }
     drop(b);
     let b = scene.launch(1, &scene.config(1).instance("slot", 0));
@@ -84,14 +84,14 @@ fn a_peer_that_is_killed_is_silent_in_moments_and_dead_soon() {
     conn.echo(1, 100);
     a.wait_sees("lb-b", "flows", 1);
     b.baton.process.kill();
-    a.wait_sees("lb-b", "pulse", "dead");
+    a.wait_sees("lb-b", "liveness", "dead");
     // What it had is still known: that is what a failover needs.
     assert_eq!(a.sees("lb-b")["flows"], 1);
     assert!(a.baton.http("/readyz").is_some_and(|(status, _)| status == 200));
-    let mut pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();
+    let mut states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
     // For as long as its last beat beside the link counts, it could be the link alone that is lost.
-    pulses.retain(|pulse| pulse != "unlinked");
-    assert_eq!(pulses, ["silent", "dead"]);
+    states.retain(|liveness| liveness != "unlinked");
+    assert_eq!(states, ["silent", "dead"]);
     let again = Baton::start_with(&b.host, &b.directory);
     again.wait_until_ready();
     a.wait_synced("lb-b");
@@ -117,8 +117,8 @@ fn a_peer_that_stops_or_is_replaced_says_so() {
     a.wait_synced("lb-b");
     a.wait_sees("lb-b", "flows", 20);
     conns.iter_mut().for_each(|conn| conn.echo(2, 100));
-    let pulses: Vec<_> = a.baton.events_of("peer_pulse").iter().map(|event| event["pulse"].clone()).collect();
-    assert_eq!(pulses, [serde_json::json!({ "left": "succeeded" })]);
+    let states: Vec<_> = a.baton.events_of("peer_liveness").iter().map(|event| event["liveness"].clone()).collect();
+    assert_eq!(states, [serde_json::json!({ "left": "succeeded" })]);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn strangers_on_the_peer_port_disturb_nobody() {
     }
     b.baton.wait_log(&["somebody who is no peer connected to the peer link"]);
     conn.echo(2, 100);
-    b.wait_sees("lb-a", "pulse", "alive");
+    b.wait_sees("lb-a", "liveness", "alive");
     assert_eq!(b.baton.events_of("peer_lost").len(), 0);
     drop(silent);
 }

@@ -94,7 +94,7 @@ pub fn route(fleet: &Fleet, host: &Host, number: usize) {
 /// What became of packets of others' flows: forwarded, inherited, reset, dropped.
 fn outcomes(fleet: &Fleet) -> [f64; 4] {
     ["forwarded", "inherited", "reset", "dropped"]
-        .map(|outcome| fleet.all.iter().map(|it| it.baton.metric("baton_untracked_packets_total", &[outcome])).sum())
+        .map(|outcome| fleet.all.iter().map(|it| it.baton.metric("baton_unknown_packets_total", &[outcome])).sum())
 }
 
 /// Flows that come to this instance, and by the time they say something, to the other.

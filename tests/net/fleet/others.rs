@@ -4,10 +4,10 @@
 use super::failover::{Fleet, Flows, VIP, VIP6};
 use super::*;
 
-/// What slices are cut from: 6,912 ports for each of eight instances.
+/// What port ranges are cut from: 6,912 ports for each of eight instances.
 const RANGE: &str = "10240 65535";
 
-/// In nobody's slice; in the first instance's; in the second's; beside all of them.
+/// In nobody's port range; in the first instance's; in the second's; beside all of them.
 const PORTS: [u16; 4] = [30080, 12000, 20000, 8443];
 
 /// What every instance's host does with [`PORTS`] of the VIP: they are a pod's.
@@ -61,7 +61,7 @@ fn sessions_by_translated_ports_live(vip: &str) {
     // Longer than a SYN alone says whose a connection is.
     let idle = Stopwatch::start();
     fleet.heir().host.link_down();
-    fleet.owner().wait_sees("lb-b", "pulse", "dead");
+    fleet.owner().wait_sees("lb-b", "liveness", "dead");
     short_sessions(&fleet);
     eventually(LONG, "they were idle for a while", || idle.elapsed() > ms(2500));
     long.iter_mut().for_each(|conn| conn.echo(2, 100_000));
@@ -99,7 +99,7 @@ fn sessions_by_translated_ports_of_the_vip_live_beside_a_fleet_by_ipv6() {
     sessions_by_translated_ports_live(VIP6);
 }
 
-/// Masquerading may choose the VIP, and does so by IPv6 where it came last. What answers then comes for a port of a slice.
+/// Masquerading may choose the VIP, and does so by IPv6 where it came last. What answers then comes for a port of a range.
 #[test]
 fn sessions_that_the_host_sends_on_in_the_vips_name_live_beside_a_fleet() {
     let test = "sessions_that_the_host_sends_on_in_the_vips_name_live_beside_a_fleet";
@@ -107,7 +107,7 @@ fn sessions_that_the_host_sends_on_in_the_vips_name_live_beside_a_fleet() {
     let fleet = fleet.with_owner();
     let owner = &fleet.owner().host;
     owner.nft(&format!("table inet nodeports {{ chain first {{ type nat hook postrouting priority 90; ct status dnat snat ip to {VIP}; }}\n}}\n"));
-    // The port stays as it is: in nobody's slice, in the first instance's, in the second's.
+    // The port stays as it is: in nobody's port range, in the first instance's, in the second's.
     for range in ["45000 50000", "10300 17000", "17300 24000"] {
         fleet.scene.lab.client.sysctl("net/ipv4/ip_local_port_range", range);
         let mut conns = [30080, 8443].map(|port| connect(&fleet, port));

@@ -47,7 +47,7 @@ impl Cause {
         }
     }
 
-    fn mend(self, fleet: &Fleet) {
+    fn fix(self, fleet: &Fleet) {
         match self {
             Self::Key => {
                 let instance = &fleet.all[0];
@@ -167,10 +167,10 @@ fn both_live_through(cause: Cause, fleet: &Fleet, conns: &mut [Conn]) {
     let (a, b) = (&fleet.all[0], &fleet.all[1]);
     cause.come_about(fleet);
     if cause == Cause::Beats {
-        wait::throughout(secs(2), "the link is enough", || a.sees("lb-b")["pulse"] == "alive");
+        wait::throughout(secs(2), "the link is enough", || a.sees("lb-b")["liveness"] == "alive");
     } else {
         eventually(LONG, "the link is down", || {
-            a.sees("lb-b")["pulse"] != "alive" && b.sees("lb-a")["pulse"] != "alive"
+            a.sees("lb-b")["liveness"] != "alive" && b.sees("lb-a")["liveness"] != "alive"
         });
         let watch = Stopwatch::start();
         // Longer than an instance that dies is waited for.
@@ -186,7 +186,7 @@ fn both_live_through(cause: Cause, fleet: &Fleet, conns: &mut [Conn]) {
     all_go_on(fleet, conns, 6);
     assert_eq!(failed_over(fleet), 0, "nobody is dead");
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(1)));
-    cause.mend(fleet);
+    cause.fix(fleet);
     a.wait_synced("lb-b");
     b.wait_synced("lb-a");
     all_go_on(fleet, conns, 7);
@@ -229,7 +229,7 @@ fn an_owner_that_is_taken_for_dead_still_hears_that_its_clients_reset_their_flow
     let conns = fleet.clients(10);
     fleet.wait_known(10, 0);
     Cause::All(0).come_about(&fleet);
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     eventually(LONG, "its flows are refused", || failed_over(&fleet) == 1);
     assert_eq!(fleet.owner().baton.flow_count(), 10, "its packets still come to it");
     route(&fleet, 1, 1);
@@ -248,14 +248,14 @@ fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
     route(&fleet, 0, 1);
     let [a, b] = [&fleet.all[0], &fleet.all[1]];
     // Longer than each is given to say that the address has not come to the other because of its death.
-    let alive = || a.sees("lb-b")["pulse"] == "alive" && b.sees("lb-a")["pulse"] == "alive";
+    let alive = || a.sees("lb-b")["liveness"] == "alive" && b.sees("lb-a")["liveness"] == "alive";
     wait::throughout(ms(500), "both live", alive);
     [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));
     // The other hears of none of them.
     let mut conns = fleet.clients(10);
     (0..5).for_each(|round| conns.iter_mut().for_each(|conn| conn.echo(round, 200)));
-    a.wait_sees("lb-b", "pulse", "dead");
-    b.wait_sees("lb-a", "pulse", "dead");
+    a.wait_sees("lb-b", "liveness", "dead");
+    b.wait_sees("lb-a", "liveness", "dead");
     all_go_on(&fleet, &mut conns, 6);
     fleet.all.iter().for_each(|instance| instance.host.nft_clear());
     a.wait_synced("lb-b");
@@ -276,7 +276,7 @@ fn idle_flows_that_are_offloaded_just_before_another_instance_resets_them_are_re
     let Some(fleet) = fleet.map(Fleet::spread) else { return };
     route(&fleet, 0, 1);
     let [a, b] = [&fleet.all[0], &fleet.all[1]];
-    let alive = || a.sees("lb-b")["pulse"] == "alive" && b.sees("lb-a")["pulse"] == "alive";
+    let alive = || a.sees("lb-b")["liveness"] == "alive" && b.sees("lb-a")["liveness"] == "alive";
     wait::throughout(ms(500), "both live", alive);
     let mut conns = fleet.clients(10);
     fleet.wait_known(10, 0);

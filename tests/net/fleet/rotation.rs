@@ -65,13 +65,13 @@ fn a_new_key_for_the_fleet_costs_no_flow_and_buries_nobody() {
     conns.iter_mut().for_each(|conn| conn.echo(9, 5000));
     for instance in &fleet.all {
         assert_eq!(instance.baton.events_of("failed_over").len(), 0);
-        let dead = |event: &&Value| event["pulse"] == "dead";
-        assert_eq!(instance.baton.events_of("peer_pulse").iter().filter(dead).count(), 0, "never down for a second");
+        let dead = |event: &&Value| event["liveness"] == "dead";
+        assert_eq!(instance.baton.events_of("peer_liveness").iter().filter(dead).count(), 0, "never down for a second");
         assert!(!instance.baton.ended().contains_key("backend_reset"), "{:?}", instance.baton.ended());
     }
     // The old one counts no more.
     let old = fleet.scene.write_key("peers.key", 7);
     assert_eq!(old, key);
     fleet.all[0].reload();
-    eventually(LONG, "the one with the old key has no link", || fleet.all[1].sees("lb-a")["pulse"] == "unlinked");
+    eventually(LONG, "the one with the old key has no link", || fleet.all[1].sees("lb-a")["liveness"] == "unlinked");
 }

@@ -69,7 +69,7 @@ fn clients_that_a_hung_owner_refuses_are_reset_by_the_new_one_when_their_link_is
     let Some((fleet, _held)) = with_limit(test) else { return };
     let (owner, client) = (fleet.owner(), &fleet.scene.lab.client);
     let mut conns = clients_of_one_that_hangs(&fleet, client.v4.into());
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     client.drop_packets("input", &format!("ether saddr {} ip saddr {VIP}", owner.host.mac()));
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(1)));
     owner.baton.process.go_on();

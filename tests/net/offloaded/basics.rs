@@ -19,7 +19,7 @@ fn a_flow_is_offloaded_and_its_bytes_go_on_unharmed() {
     let total = 10 * 100 + 3_000_000 + 1;
     eventually(LONG, "its bytes are counted", || {
         let flow = &baton.flows()[0];
-        flow["bytes_up"] == total && flow["bytes_down"] == total
+        flow["bytes_to_backend"] == total && flow["bytes_to_client"] == total
     });
     drop(conn);
     baton.wait_ended("client_closed", 1);

@@ -37,14 +37,14 @@ fn row02_a_hung_server_is_ejected_although_its_kernel_acknowledges_what_clients_
         if let Err(error) = conn.send_bytes(&[0]) {
             break error;
         }
-        assert!(watch.elapsed() < LONG, "b1 is {} after {:?}", baton.standing("b1"), watch.elapsed());
+        assert!(watch.elapsed() < LONG, "b1 is {} after {:?}", baton.health_state("b1"), watch.elapsed());
         std::thread::sleep(ms(10));
     };
     println!("row 2: a client that speaks to a hung server saw its end after {:?}", watch.elapsed());
     assert!(watch.unstalled() < SILENT_BACKEND, "{:?}", watch.elapsed());
     assert_eq!(End::of_error(&error), End::Rst);
     baton.wait_ended("backend_ejected", 1);
-    assert_eq!(baton.standings("b1").last().map(String::as_str), Some("ejected"));
+    assert_eq!(baton.states("b1").last().map(String::as_str), Some("ejected"));
     drop(conn);
     baton.rests();
 }
@@ -112,10 +112,10 @@ fn row08_a_fifth_of_the_packets_lost_corrupts_nothing_and_ejects_nobody() {
     // Long enough for a dozen probes of each backend to lose a packet.
     wait::throughout(secs(6), "no flow was reset", || baton.ended().is_empty());
     for backend in ["b1", "b2", "b3"] {
-        let standings = baton.standings(backend);
-        assert!(!standings.iter().any(|standing| standing == "ejected"), "{backend}: {standings:?}");
+        let states = baton.states(backend);
+        assert!(!states.iter().any(|health_state| health_state == "ejected"), "{backend}: {states:?}");
         // Ready at the start is one change.
-        assert!(standings.len() <= 3, "{backend} flaps: {standings:?}");
+        assert!(states.len() <= 3, "{backend} flaps: {states:?}");
     }
     lab.backends().iter().for_each(|host| host.nft_clear());
     baton.wait_offloaded(6);
@@ -208,7 +208,7 @@ fn row14_a_client_that_vanished_during_a_pause_is_reaped_and_one_that_pauses_is_
     }
     let [gone, mut paused] = conns;
     // Nothing comes any more once the windows are closed.
-    let received = || baton.flows().iter().map(|flow| flow["bytes_down"].as_u64().unwrap()).collect::<Vec<_>>();
+    let received = || baton.flows().iter().map(|flow| flow["bytes_to_client"].as_u64().unwrap()).collect::<Vec<_>>();
     let mut before = (received(), Stopwatch::start());
     eventually(LONG, "both windows are closed", || {
         if received() != before.0 {

@@ -132,12 +132,12 @@ fn row31_after_a_return_the_excess_of_offloaded_flows_is_moved_and_only_from_idl
     let config = config.rebalance("balance_existing", true).rebalance("per_minute", 600).rebalance("min_idle", "500ms");
     let baton = lab.start(&config);
     drop(b1);
-    baton.wait_standing("b1", "ejected", LONG);
+    baton.wait_health("b1", "ejected", LONG);
     let mut busy = lab.client.connect(lab.lb.v4(6443));
     let mut idle: Vec<_> = (0..19).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     baton.wait_offloaded(20);
     let _b1 = lab.b1.serve(Behaviour::Echo);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -55,7 +55,7 @@ fn row33_offloaded_flows_do_not_notice_a_kill_and_the_next_process_recovers_them
     after.sort();
     assert_eq!(before, after);
     eventually(LONG, "all of their bytes are counted", || {
-        baton.flows().iter().all(|flow| flow["bytes_up"] == 40_400 && flow["bytes_down"] == 40_400)
+        baton.flows().iter().all(|flow| flow["bytes_to_backend"] == 40_400 && flow["bytes_to_client"] == 40_400)
     });
     // New flows beside them, and an order for an recovered one.
     lab.client.connect(lab.lb.v4(6443)).echo(1, 1000);

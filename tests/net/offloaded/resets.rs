@@ -126,7 +126,7 @@ fn row37_clients_that_reset_their_flows_and_a_backend_that_is_killed_stop_no_off
     let before = conns.len();
     conns.retain_mut(|conn| conn.try_echo(9, 100).is_ok());
     assert!((10..60).contains(&(before - conns.len())), "{} of {before} live", conns.len());
-    baton.wait_standing("b1", "ejected", LONG);
+    baton.wait_health("b1", "ejected", LONG);
     let watch = Stopwatch::start();
     conns.extend((0..10).map(|_| lab.client.connect(lab.lb.v4(6443))));
     let all = conns.len() as u64;

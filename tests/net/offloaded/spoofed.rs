@@ -74,7 +74,7 @@ fn row39_spoofed_segments_reset_no_flow_and_a_real_rst_does() {
         assert!(baton.ended().is_empty(), "{:?}", baton.ended());
         eventually(LONG, "its bytes are counted, and no others", || {
             let flow = &baton.flows()[0];
-            flow["bytes_up"] == 5400 && flow["bytes_down"] == 5400
+            flow["bytes_to_backend"] == 5400 && flow["bytes_to_client"] == 5400
         });
         conn.reset();
         eventually(LONG, "the backend saw RST", || server.ended().iter().any(|served| served.end == End::Rst));

@@ -15,7 +15,7 @@ enum Done {
     Probed,
     OneEntry,
     Entered,
-    LimboWritten,
+    InFlightWritten,
     Filling,
     Acknowledged,
     OneSocketSilent,
@@ -58,7 +58,7 @@ enum StopAt {
     After(Done),
 }
 
-const THREADS: &[&str] = &["offload", "offload-grace"];
+const THREADS: &[&str] = &["offload", "offload-rcu"];
 
 /// Follows the calls of a thread that offloads one flow.
 struct Steps {
@@ -92,8 +92,8 @@ impl Steps {
             (Some(Probed), Some(BPF_UPDATE)) => OneEntry,
             (Some(OneEntry), Some(BPF_UPDATE)) => Entered,
             (Some(BothSocketsSilent | ClosedButUnmarked), Some(BPF_TEST_RUN)) => Alone,
-            (Some(Entered), _) if socket && call.number == libc::SYS_sendto => LimboWritten,
-            (Some(Entered | LimboWritten), _) if call.number == libc::SYS_membarrier => Filling,
+            (Some(Entered), _) if socket && call.number == libc::SYS_sendto => InFlightWritten,
+            (Some(Entered | InFlightWritten), _) if call.number == libc::SYS_membarrier => Filling,
             (Some(Filling), _) if socket && repair => OneSocketSilent,
             (Some(OneSocketSilent), _) if socket && call.number == libc::SYS_close => OneSocketClosed,
             (Some(OneSocketClosed), _) if socket && repair => BothSocketsSilent,

@@ -53,7 +53,7 @@ fn faults(host: &Host, config: &Path) -> Vec<Finding> {
 }
 
 #[test]
-fn a_host_of_a_fleet_with_nothing_to_mend_is_told_what_was_looked_at() {
+fn a_host_of_a_fleet_with_nothing_to_fix_is_told_what_was_looked_at() {
     let Some(pair) = Pair::new("preflight fleet") else { return };
     let _peer = pair.peer_listens();
     let config = pair.ordinary();
@@ -79,7 +79,7 @@ fn a_host_of_a_fleet_with_nothing_to_mend_is_told_what_was_looked_at() {
 }
 
 #[test]
-fn settings_that_a_fleet_needs_are_found_and_mended_by_what_is_advised() {
+fn settings_that_a_fleet_needs_are_found_and_fixed_by_what_is_advised() {
     let Some(pair) = Pair::new("preflight fleet settings") else { return };
     let (_peer, host, config) = (pair.peer_listens(), &pair.lab.lb, pair.ordinary());
     for (path, value) in [
@@ -94,14 +94,14 @@ fn settings_that_a_fleet_needs_are_found_and_mended_by_what_is_advised() {
     host.run("ip link add dmz type veth peer name zmd; ip link set zmd up; ip address add 192.0.2.1/24 dev dmz; ip link set dmz up");
     let text = std::fs::read_to_string(&config).unwrap().replace("[process]", "[process]\nmax_connections = 5000");
     std::fs::write(&config, text.replace("10.77.0.100:6443", "192.0.2.100:6443")).unwrap();
-    mended(host, &config, "arp_ignore", Verdict::Fault);
-    mended(host, &config, "arp_announce", Verdict::Fault);
-    mended(host, &config, "rp_filter", Verdict::Advice);
-    mended(host, &config, "source ports", Verdict::Advice);
+    fixed(host, &config, "arp_ignore", Verdict::Fault);
+    fixed(host, &config, "arp_announce", Verdict::Fault);
+    fixed(host, &config, "rp_filter", Verdict::Advice);
+    fixed(host, &config, "source ports", Verdict::Advice);
     // So many flows take a range that has NodePorts in it.
-    mended(host, &config, "NodePorts", Verdict::Advice);
+    fixed(host, &config, "NodePorts", Verdict::Advice);
     host.sysctl("net/ipv4/ip_local_port_range", "40000 40006");
-    mended(host, &config, "source ports", Verdict::Fault);
+    fixed(host, &config, "source ports", Verdict::Fault);
     assert_eq!(faults(host, &config), []);
 }
 
@@ -119,22 +119,22 @@ fn the_file_for_sysctl_d_holds_what_a_fleet_needs() {
 }
 
 #[test]
-fn source_ports_that_may_be_nodeports_are_found_and_mended() {
+fn source_ports_that_may_be_nodeports_are_found_and_fixed() {
     let Some(pair) = Pair::new("preflight fleet NodePorts") else { return };
     let (_peer, host, config) = (pair.peer_listens(), &pair.lab.lb, pair.ordinary());
     host.sysctl("net/ipv4/ip_local_port_range", "10240 65535");
-    mended(host, &config, "NodePorts", Verdict::Advice);
+    fixed(host, &config, "NodePorts", Verdict::Advice);
     assert_eq!(faults(host, &config), []);
     let range = host.run("cat /proc/sys/net/ipv4/ip_local_port_range");
     assert_eq!(range.split_whitespace().collect::<Vec<_>>(), ["32768", "65535"]);
 }
 
 #[test]
-fn a_key_that_others_may_read_is_found_and_mended() {
+fn a_key_that_others_may_read_is_found_and_fixed() {
     let Some(pair) = Pair::new("preflight fleet key") else { return };
     let (_peer, config) = (pair.peer_listens(), pair.ordinary());
     std::fs::set_permissions(&pair.key, PermissionsExt::from_mode(0o644)).unwrap();
-    mended(&pair.lab.lb, &config, "peers.key_file", Verdict::Advice);
+    fixed(&pair.lab.lb, &config, "peers.key_file", Verdict::Advice);
 }
 
 #[test]
@@ -152,10 +152,10 @@ fn a_firewall_that_keeps_a_peer_out_is_found_on_either_side_and_opened() {
         pair.lab.b1.v4
     ));
     assert!(!reach(), "the rules keep nobody out: the test shows nothing");
-    mended(host, &config, "firewall of peers.listen", Verdict::Fault);
+    fixed(host, &config, "firewall of peers.listen", Verdict::Fault);
     assert!(reach());
     // The beats beside the link go to the same port.
-    mended(host, &config, "firewall of peers.beat_port", Verdict::Advice);
+    fixed(host, &config, "firewall of peers.beat_port", Verdict::Advice);
     let [near, far] = [host, other].map(|host| host.enter(|| UdpSocket::bind(host.v4(PORT)).unwrap()));
     far.send_to(b"beat", host.v4(PORT)).unwrap();
     near.set_read_timeout(Some(LONG)).unwrap();
@@ -186,7 +186,7 @@ fn a_peer_that_does_not_run_or_is_behind_a_router_or_is_this_host_is_found() {
     {
         let found = verdict(&pair.config(&vip, &listen, &peer), "peers.listen");
         assert!(found.verdict == Verdict::Fault && found.read.contains(read), "{found:#?}");
-        assert!(found.mend.contains(&own), "{found:#?}");
+        assert!(found.fix.contains(&own), "{found:#?}");
     }
     // Packets for an IPv6 VIP need an IPv6 next hop.
     let v6 = pair.config("[fd77::100]:6443", &own, &peer);

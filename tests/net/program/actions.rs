@@ -1,7 +1,7 @@
 //! What the program does besides splicing, one packet at a time.
 
 use ::baton::addr::VipAddr;
-use ::baton::model::fleet::{Slice, Stray, Then, Unknown};
+use ::baton::model::fleet::{PortRange, Then, Unknown, UnknownPacket};
 use ::baton::model::splice::FlowDirection;
 use ::baton::offload::entry::{Action, Key};
 use ::baton::offload::events::{ProgramWhat, Told};
@@ -44,7 +44,7 @@ fn a_reset_entry_answers_with_the_rst_that_its_sender_must_take() {
     for round in 0..500 {
         let flow = flow(&mut rng, round % 2 == 1);
         bench.install(&flow);
-        let key = flow.ends.key(FlowDirection::Down);
+        let key = flow.ends.key(FlowDirection::ToClient);
         bench.program.change(&[key], EntryChange::Reset).unwrap();
         let mut packet = packet(&mut rng, key);
         if round % 7 == 0 {
@@ -63,11 +63,11 @@ fn a_reset_entry_answers_with_the_rst_that_its_sender_must_take() {
 #[test]
 fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
     let Some(bench) = Bench::load() else { return };
-    bench.program.set_slices(&[(Slice { first: 40000, last: 40999 }, Vec::new())]).unwrap();
+    bench.program.set_port_ranges(&[(PortRange { first: 40000, last: 40999 }, Vec::new())]).unwrap();
     for (vip, client) in [("192.0.2.5:40443", "198.51.100.1:7"), ("[2001:db8::5]:40443", "[2001:db8::9]:7")] {
         let vip = VipAddr::new(vip.parse().unwrap());
-        let stray = Packet::new(Key { from: client.parse().unwrap(), to: vip.socket_addr() });
-        let run = || bench.run(&from_somebody(&stray));
+        let unknown_packet = Packet::new(Key { from: client.parse().unwrap(), to: vip.socket_addr() });
+        let run = || bench.run(&from_somebody(&unknown_packet));
         assert_eq!(run().0, NEXT);
         let any_port = VipAddr::new((vip.ip(), 0).into());
         for place in [vip, any_port] {
@@ -76,9 +76,11 @@ fn what_nobody_knows_is_held_off_then_reset_but_a_new_connection_passes() {
             assert_eq!(run().0, DROP);
             bench.program.set_unknown(place, Some(Unknown { guard_until_ns: now_ns(), ..guard })).unwrap();
             // The program's clock is exact to a tick.
-            crate::lab::eventually(crate::lab::LONG, "the guard ends", || run() == (REDIRECT, reset_for(&stray)));
+            crate::lab::eventually(crate::lab::LONG, "the guard ends", || {
+                run() == (REDIRECT, reset_for(&unknown_packet))
+            });
             for flags in [RST, RST | ACK, SYN] {
-                let mut passing = stray.clone();
+                let mut passing = unknown_packet.clone();
                 passing.flags = flags;
                 assert_eq!(bench.run(&passing.frame()).0, NEXT);
             }
@@ -123,18 +125,18 @@ fn a_client_that_uses_its_port_again_gets_a_new_connection() {
     for (round, over) in [RST, FIN].into_iter().enumerate() {
         let flow = flow(&mut rng, round == 1);
         bench.install(&flow);
-        let [up, down] = [FlowDirection::Up, FlowDirection::Down].map(|direction| flow.ends.key(direction));
+        let [up, down] = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         let mut syn = Packet::new(up);
         syn.flags = SYN;
         assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "while it lives, its backend challenges the SYN");
-        for direction in [FlowDirection::Up, FlowDirection::Down] {
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
             let mut end = first(&flow, direction);
             end.flags = ACK | over;
             assert_eq!(bench.run(&end.frame()).0, REDIRECT);
         }
         if over == FIN {
             assert_eq!(bench.run(&syn.frame()).0, REDIRECT, "no FIN is acknowledged");
-            for direction in [FlowDirection::Up, FlowDirection::Down] {
+            for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
                 let mut last = first(&flow, direction);
                 (last.seq, last.ack) = (last.seq.wrapping_add(1), last.ack.wrapping_add(1));
                 assert_eq!(bench.run(&last.frame()).0, REDIRECT);
@@ -160,7 +162,7 @@ fn a_client_whose_flow_is_being_reset_gets_a_new_connection_and_no_other_syn_doe
     for six in [false, true] {
         let flow = flow(&mut rng, six);
         bench.install(&flow);
-        let keys = [FlowDirection::Up, FlowDirection::Down].map(|direction| flow.ends.key(direction));
+        let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         bench.program.change(&keys, EntryChange::Reset).unwrap();
         let [syn, back] = keys.map(|key| Packet { flags: SYN, ..Packet::new(key) });
         let syn_ack = Packet { flags: SYN | ACK, ..syn.clone() };
@@ -183,7 +185,7 @@ fn a_client_whose_flow_is_being_reset_gets_a_new_connection_and_no_other_syn_doe
 }
 
 #[test]
-fn a_stray_packet_is_shown_whole_and_a_flood_of_them_is_dropped() {
+fn an_unknown_packet_is_shown_whole_and_a_flood_of_them_is_dropped() {
     let Some(bench) = Bench::load() else { return };
     let mut events = bench.program.events().unwrap();
     for (vip, client) in [("192.0.2.5:6443", "198.51.100.1:7"), ("[2001:db8::5]:6443", "[2001:db8::9]:7")] {
@@ -195,9 +197,9 @@ fn a_stray_packet_is_shown_whole_and_a_flood_of_them_is_dropped() {
         (packet.seq, packet.ack, packet.flags) = (0xffff_fff0, 77, ACK | FIN);
         packet.payload = vec![1; 300];
         assert_eq!(bench.run(&packet.frame()).0, DROP);
-        let Some(Told::Stray(stray)) = events.next() else { panic!("it is not told") };
-        assert_eq!(stray, Stray { key, seq: 0xffff_fff0, ack: 77, length: 300, flags: ACK | FIN });
-        let reset = stray.reset();
+        let Some(Told::UnknownPacket(unknown_packet)) = events.next() else { panic!("it is not told") };
+        assert_eq!(unknown_packet, UnknownPacket { key, seq: 0xffff_fff0, ack: 77, length: 300, flags: ACK | FIN });
+        let reset = unknown_packet.reset();
         assert_eq!((reset.seq, reset.ack), (77, 0xffff_fff0u32.wrapping_add(301)));
         let verdicts: Vec<_> = (0..300).map(|_| bench.run(&packet.frame()).0).collect();
         assert!(verdicts.iter().all(|verdict| *verdict == DROP), "{verdicts:?}");
@@ -211,9 +213,9 @@ fn what_comes_to_a_peers_port_goes_to_the_peer_and_not_back() {
     let Some(bench) = Bench::load() else { return };
     let mac = Some([6, 5, 4, 3, 2, 1]);
     let owners = ["192.0.2.9", "2001:db8::99"].map(|ip| Owner { ip: ip.parse().unwrap(), mac, interface: 1 });
-    let ports = Slice { first: 33000, last: 33999 };
-    let dead = Slice { first: 34000, last: 34999 };
-    bench.program.set_slices(&[(ports, owners.to_vec()), (dead, Vec::new())]).unwrap();
+    let ports = PortRange { first: 33000, last: 33999 };
+    let dead = PortRange { first: 34000, last: 34999 };
+    bench.program.set_port_ranges(&[(ports, owners.to_vec()), (dead, Vec::new())]).unwrap();
     for (backend, vip) in [("198.51.100.1:6443", "192.0.2.5"), ("[2001:db8::9]:6443", "2001:db8::5")] {
         let vip: std::net::IpAddr = vip.parse().unwrap();
         let key = |port| Key { from: backend.parse().unwrap(), to: (vip, port).into() };
@@ -235,18 +237,18 @@ fn what_comes_to_a_peers_port_goes_to_the_peer_and_not_back() {
         let outside = Packet::new(key(35000));
         assert_eq!(bench.run(&from_somebody(&outside)).0, NEXT, "a port that is none of Baton's");
     }
-    bench.program.set_slices(&[]).unwrap();
+    bench.program.set_port_ranges(&[]).unwrap();
     let counters = bench.program.counters().unwrap();
-    assert_eq!((counters.sliced, counters.reset), (6, 4));
+    assert_eq!((counters.forwarded_by_port, counters.reset), (6, 4));
 }
 
 /// Found as connections to a NodePort that were reset from their first packet on.
 #[test]
-fn a_connection_that_somebody_else_has_by_a_port_of_a_slice_passes() {
+fn a_connection_that_somebody_else_has_by_a_port_of_a_range_passes() {
     let Some(bench) = Bench::load() else { return };
     let mut events = bench.program.events().unwrap();
-    let ports = Slice { first: 30000, last: 30999 };
-    bench.program.set_slices(&[(ports, Vec::new())]).unwrap();
+    let ports = PortRange { first: 30000, last: 30999 };
+    bench.program.set_port_ranges(&[(ports, Vec::new())]).unwrap();
     for (client, vip) in [("198.51.100.1:7", "192.0.2.5:30080"), ("[2001:db8::9]:7", "[2001:db8::5]:30080")] {
         let key = Key { from: client.parse().unwrap(), to: vip.parse().unwrap() };
         let any_port = VipAddr::new((key.to.ip(), 0).into());
@@ -254,7 +256,7 @@ fn a_connection_that_somebody_else_has_by_a_port_of_a_slice_passes() {
         bench.program.set_unknown(any_port, Some(unknown)).unwrap();
         let mut packet = Packet::new(key);
         assert_eq!(bench.run(&packet.frame()).0, DROP, "nobody has begun it");
-        assert!(matches!(events.next(), Some(Told::Stray(stray)) if stray.key == key));
+        assert!(matches!(events.next(), Some(Told::UnknownPacket(unknown_packet)) if unknown_packet.key == key));
         packet.flags = SYN;
         assert_eq!(bench.run(&packet.frame()).0, NEXT);
         assert!(events.next().is_none());
@@ -270,7 +272,7 @@ fn a_connection_that_somebody_else_has_by_a_port_of_a_slice_passes() {
         assert!(events.next().is_none(), "it has said so");
         bench.program.leave_alone(&key, 1).unwrap();
         assert_eq!(bench.run(&packet.frame()).0, DROP, "that was a while ago");
-        assert!(matches!(events.next(), Some(Told::Stray(_))));
+        assert!(matches!(events.next(), Some(Told::UnknownPacket(_))));
     }
 }
 
@@ -282,11 +284,12 @@ fn fragments_follow_their_first_one() {
         let ipv6 = round % 2 == 1;
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
-        let mut whole = packet(&mut rng, flow.ends.key(FlowDirection::Up));
+        let mut whole = packet(&mut rng, flow.ends.key(FlowDirection::ToBackend));
         (whole.between, whole.next, whole.padding, whole.fragment) = (Vec::new(), 6, 0, 0);
         whole.traffic_class &= !3;
         whole.payload = (0..1440).map(|_| rng.u8(..)).collect();
-        (whole.seq, whole.ack) = (first(&flow, FlowDirection::Up).seq, first(&flow, FlowDirection::Up).ack);
+        (whole.seq, whole.ack) =
+            (first(&flow, FlowDirection::ToBackend).seq, first(&flow, FlowDirection::ToBackend).ack);
         whole.flags = ACK;
         let pieces = cut(&whole, 720, rng.u32(..));
         let lost = bench.run(&pieces[1]);
@@ -299,7 +302,7 @@ fn fragments_follow_their_first_one() {
                 out
             })
             .collect();
-        let entry = flow.entry(FlowDirection::Up);
+        let entry = flow.entry(FlowDirection::ToBackend);
         let expected = whole.spliced(entry.onward, &entry.rewrite);
         let frame = expected.frame();
         let (at, head) = (expected.tcp_at(), out[0].len() - 720);
@@ -354,10 +357,10 @@ fn too_big_is_told_to_the_sender_in_its_own_numbers() {
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
         // The client sends; what leaves here is too big for a router, which quotes it.
-        let mut sent = packet(&mut rng, flow.ends.key(FlowDirection::Up));
+        let mut sent = packet(&mut rng, flow.ends.key(FlowDirection::ToBackend));
         (sent.between, sent.next, sent.padding) = (Vec::new(), 6, 0);
         sent.traffic_class &= !3;
-        let entry = flow.entry(FlowDirection::Up);
+        let entry = flow.entry(FlowDirection::ToBackend);
         let left = sent.spliced(entry.onward, &entry.rewrite);
         let router = if ipv6 { "[2001:db8::77]:0" } else { "203.0.113.1:0" }.parse().unwrap();
         let error = too_big(Key { from: router, to: entry.onward.from }, &left.frame());
@@ -396,8 +399,8 @@ fn errors_about_a_flow_of_another_instance_go_there_and_not_back() {
     let Some(bench) = Bench::load() else { return };
     let mac = Some([6, 5, 4, 3, 2, 1]);
     let owners = ["192.0.2.9", "2001:db8::99"].map(|ip| Owner { ip: ip.parse().unwrap(), mac, interface: 1 });
-    let ports = Slice { first: 33000, last: 33999 };
-    bench.program.set_slices(&[(ports, owners.to_vec())]).unwrap();
+    let ports = PortRange { first: 33000, last: 33999 };
+    bench.program.set_port_ranges(&[(ports, owners.to_vec())]).unwrap();
     let cases = [
         ("198.51.100.1:40000", "192.0.2.5", "203.0.113.1:0", [(3, 4), (3, 1), (11, 0), (12, 0)], [(0, 0), (5, 1)]),
         (

@@ -105,18 +105,20 @@ impl Proxied {
             filled[1] += move_on(&self.backend_leg, &self.client_leg);
             silence::wait_for_all_cpus().unwrap();
         }
-        assert!(filled[0] >= terms.limbo_up && filled[1] >= terms.limbo_down);
+        assert!(filled[0] >= terms.in_flight_to_backend && filled[1] >= terms.in_flight_to_client);
         let offloaded = Offloaded { ends };
         let must = [
-            (FlowDirection::Down, terms.backend_must_ack.wrapping_add(filled[0] - terms.limbo_up)),
-            (FlowDirection::Up, terms.client_must_ack.wrapping_add(filled[1] - terms.limbo_down)),
+            (FlowDirection::ToClient, terms.backend_must_ack.wrapping_add(filled[0] - terms.in_flight_to_backend)),
+            (FlowDirection::ToBackend, terms.client_must_ack.wrapping_add(filled[1] - terms.in_flight_to_client)),
         ];
         for (direction, position) in must {
-            eventually(LONG, "the limbo is acknowledged", || offloaded.entry(program, direction).has_acked(position));
+            eventually(LONG, "the in_flight is acknowledged", || {
+                offloaded.entry(program, direction).has_acked(position)
+            });
         }
         silence::close_silently(self.client_leg.into()).unwrap();
         silence::close_silently(self.backend_leg.into()).unwrap();
-        let keys = [ends.key(FlowDirection::Up), ends.key(FlowDirection::Down)];
+        let keys = [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)];
         assert_eq!(program.change(&keys, EntryChange::Commit).unwrap(), 2);
         offloaded
     }

@@ -51,7 +51,7 @@ fn a_directory_with_a_strangers_pins_is_left_alone() {
 }
 
 #[test]
-fn what_another_version_pinned_is_refused_with_what_mends_it_and_its_program_is_replaced() {
+fn what_another_version_pinned_is_refused_with_what_fixes_it_and_its_program_is_replaced() {
     let Some((pinned, program)) = Pinned::load("path", &["lo"]) else { return };
     program.install(&flow(1)).unwrap();
     drop(program);
@@ -68,7 +68,7 @@ fn what_another_version_pinned_is_refused_with_what_mends_it_and_its_program_is_
             .unwrap();
     let program = pinned.open(&["lo"]).unwrap();
     assert_eq!(program.origin(), program::ProgramOrigin::Replaced);
-    assert!(program.entry(&flow(1).ends.key(::baton::model::splice::FlowDirection::Up)).unwrap().is_some());
+    assert!(program.entry(&flow(1).ends.key(::baton::model::splice::FlowDirection::ToBackend)).unwrap().is_some());
     let after =
         ::baton::sys::bpf::tcx_link_info(::baton::sys::bpf::open_pinned(&pinned.directory.join("link-lo")).unwrap())
             .unwrap();
@@ -92,20 +92,20 @@ fn a_program_that_somebody_detached_or_whose_interface_was_made_anew_is_attached
     run("ip link add spare type veth peer name other; ip link set spare up");
     lab.lb.enter(|| {
         let Some((pinned, mut program)) = Pinned::load("path", &["eth0", "spare"]) else { return };
-        assert_eq!(program.mend().unwrap(), [""; 0]);
+        assert_eq!(program.fix().unwrap(), [""; 0]);
         assert_eq!(program.attached().len(), 2);
         run("ip link del spare; ip link add spare type veth peer name other");
         let attached = || {
             program::status(&pinned.directory).unwrap().unwrap().links.iter().map(|l| l.attached).collect::<Vec<_>>()
         };
         assert_eq!(attached(), [true, false]);
-        assert_eq!(program.mend().unwrap(), ["spare"]);
+        assert_eq!(program.fix().unwrap(), ["spare"]);
         assert_eq!(attached(), [true, true]);
         run("ip link del spare");
-        assert_eq!(program.mend().unwrap(), [""; 0], "one that is gone is waited for");
+        assert_eq!(program.fix().unwrap(), [""; 0], "one that is gone is waited for");
         assert_eq!(program.attached().len(), 1);
         run("ip link add spare type veth peer name other");
-        assert_eq!(program.mend().unwrap(), ["spare"]);
+        assert_eq!(program.fix().unwrap(), ["spare"]);
         // An interface more, as flows that come by it demand.
         let index = ::baton::sys::netdev::interface("other").unwrap().index;
         program.attach(index).unwrap();

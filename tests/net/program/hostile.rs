@@ -83,7 +83,7 @@ impl<'p> Hostile<'p> {
     /// One packet; false if the flow is over.
     fn packet(&self, flow: &Splice, choices: &mut Choices, count: &mut [usize; 2]) -> bool {
         let shape = choices.byte();
-        let direction = if shape & 1 == 0 { FlowDirection::Up } else { FlowDirection::Down };
+        let direction = if shape & 1 == 0 { FlowDirection::ToBackend } else { FlowDirection::ToClient };
         let before = self.entries(flow);
         let [of, other] = in_order(direction, before);
         let [own, far] = [of.windows.own, of.windows.far].map(|window| 1u32 << window);
@@ -119,7 +119,7 @@ impl<'p> Hostile<'p> {
         let after = self.entries(flow);
         let what = || format!("{direction:?} {packet:?}\n{before:#?}\n{after:#?}");
 
-        if packet.flags & (SYN | ACK) == SYN && direction == FlowDirection::Up && is_over(&of, &other) {
+        if packet.flags & (SYN | ACK) == SYN && direction == FlowDirection::ToBackend && is_over(&of, &other) {
             assert_eq!((verdict, after[0].action, after[0].seen.reused), (NEXT, Action::Pass, true), "{}", what());
             return false;
         }
@@ -159,13 +159,13 @@ impl<'p> Hostile<'p> {
 
     fn entries(&self, flow: &Splice) -> [Entry; 2] {
         let entry = |key: Key| self.program.entry(&key).expect("the map").expect("an entry");
-        [FlowDirection::Up, FlowDirection::Down].map(|direction| entry(flow.ends.key(direction)))
+        [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| entry(flow.ends.key(direction)))
     }
 }
 
 /// That of `direction` first.
 fn in_order(direction: FlowDirection, [up, down]: [Entry; 2]) -> [Entry; 2] {
-    if direction == FlowDirection::Up { [up, down] } else { [down, up] }
+    if direction == FlowDirection::ToBackend { [up, down] } else { [down, up] }
 }
 
 fn is_over(of: &Entry, other: &Entry) -> bool {
@@ -204,8 +204,8 @@ fn flow(choices: &mut Choices) -> Splice {
         terms: Terms {
             up: rewrite(seq_up, seq_down),
             down: rewrite(seq_down, seq_up),
-            limbo_up: 0,
-            limbo_down: 0,
+            in_flight_to_backend: 0,
+            in_flight_to_client: 0,
             backend_must_ack: up.wrapping_add(seq_up),
             client_must_ack: down.wrapping_add(seq_down),
             client_window: 16 + windows % 15,

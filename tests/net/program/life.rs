@@ -1,4 +1,4 @@
-//! The program's life: made, recovered, mended, taken away.
+//! The program's life: made, recovered, fixed, taken away.
 
 use std::net::{TcpListener, TcpStream};
 
@@ -44,9 +44,9 @@ fn what_is_pinned_outlives_the_process_and_is_recovered_with_its_flows() {
     let second = pinned.open(&["lo"]).unwrap();
     assert_eq!(second.origin(), ProgramOrigin::Recovered);
     let ends = flow(1).ends;
-    let entry = second.entry(&ends.key(FlowDirection::Up)).unwrap().unwrap();
-    assert_eq!(entry, flow(1).entry(FlowDirection::Up));
-    assert_eq!(entry.ends(ends.key(FlowDirection::Up)), ends);
+    let entry = second.entry(&ends.key(FlowDirection::ToBackend)).unwrap().unwrap();
+    assert_eq!(entry, flow(1).entry(FlowDirection::ToBackend));
+    assert_eq!(entry.ends(ends.key(FlowDirection::ToBackend)), ends);
     drop(second);
 
     let removal = program::remove(&pinned.directory).unwrap().unwrap();
@@ -70,14 +70,17 @@ fn a_full_map_refuses_both_directions_and_evicts_nobody() {
     // The kernel counts large maps per CPU, in lots.
     assert!((1000..1100).contains(&installed), "{installed} flows fit");
     assert_eq!(all(&program).len(), 2 * installed as usize);
-    assert!(program.entry(&flow(0).ends.key(FlowDirection::Up)).unwrap().is_some());
-    assert!(program.entry(&flow(installed).ends.key(FlowDirection::Down)).unwrap().is_none(), "one direction was left");
+    assert!(program.entry(&flow(0).ends.key(FlowDirection::ToBackend)).unwrap().is_some());
+    assert!(
+        program.entry(&flow(installed).ends.key(FlowDirection::ToClient)).unwrap().is_none(),
+        "one direction was left"
+    );
     let removed = program.remove(&flow(0).ends).unwrap();
     assert!(removed.up.is_some() && removed.down.is_some());
     program.install(&flow(installed)).unwrap();
     assert!(matches!(program.install(&flow(installed)), Err(InstallError::Exists)));
     assert!(
-        program.entry(&flow(installed).ends.key(FlowDirection::Down)).unwrap().is_some(),
+        program.entry(&flow(installed).ends.key(FlowDirection::ToClient)).unwrap().is_some(),
         "the old one stays whole"
     );
 }
@@ -93,7 +96,7 @@ fn entries_are_changed_where_they_are() {
     let Some((_pinned, program)) = Pinned::load("path", &[]) else { return };
     let flows: Vec<_> = (0..100).map(flow).collect();
     flows.iter().for_each(|flow| program.install(flow).unwrap());
-    let keys: Vec<_> = flows.iter().map(|flow| flow.ends.key(FlowDirection::Down)).collect();
+    let keys: Vec<_> = flows.iter().map(|flow| flow.ends.key(FlowDirection::ToClient)).collect();
     assert_eq!(program.change(&keys, EntryChange::Commit).unwrap(), 100);
     assert_eq!(program.change(&keys[..70], EntryChange::Interface(9)).unwrap(), 70);
     assert_eq!(program.change(&keys[..1], EntryChange::Reset).unwrap(), 1);
@@ -101,7 +104,7 @@ fn entries_are_changed_where_they_are() {
     let (first, last) = (program.entry(&keys[0]).unwrap().unwrap(), program.entry(&keys[99]).unwrap().unwrap());
     assert_eq!((first.action, first.egress, first.committed), (Action::Reset, Egress::Interface(9), true));
     assert_eq!((last.action, last.egress, last.committed), (Action::Splice, Egress::Interface(1), true));
-    assert!(!program.entry(&flows[0].ends.key(FlowDirection::Up)).unwrap().unwrap().committed);
+    assert!(!program.entry(&flows[0].ends.key(FlowDirection::ToBackend)).unwrap().unwrap().committed);
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn a_probe_tells_what_the_kernel_knows_of_many_sockets() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_refused_with_what_mends_it() {
+fn an_interface_that_is_not_there_is_refused_with_what_fixes_it() {
     let Some((pinned, _program)) = Pinned::load("path", &[]) else { return };
     let refusal = pinned.open(&["no-such"]).unwrap_err();
     assert!(matches!(refusal, OpenError::Interface { .. }));

@@ -88,8 +88,8 @@ pub fn flow(rng: &mut Rng, ipv6: bool) -> Splice {
     let terms = Terms {
         up,
         down,
-        limbo_up: 0,
-        limbo_down: 0,
+        in_flight_to_backend: 0,
+        in_flight_to_client: 0,
         backend_must_ack: up_start.wrapping_add(up.seq),
         client_must_ack: down_start.wrapping_add(down.seq),
         client_window: rng.u8(16..=30),
@@ -186,7 +186,7 @@ fn thousands_of_packets_become_what_the_reference_makes_of_them() {
     for round in 0..ROUNDS {
         let flow = flow(&mut rng, round % 2 == 1);
         bench.install(&flow);
-        for direction in [FlowDirection::Up, FlowDirection::Down] {
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
             let entry = flow.entry(direction);
             let packet = packet(&mut rng, flow.ends.key(direction));
             let expected = packet.spliced(entry.onward, &entry.rewrite);
@@ -210,7 +210,7 @@ fn what_was_seen_follows_the_stream_and_no_retransmission() {
         let ipv6 = rng.bool();
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
-        let key = flow.ends.key(FlowDirection::Up);
+        let key = flow.ends.key(FlowDirection::ToBackend);
         let start = flow.up.position;
         let entry = || bench.program.entry(&key).unwrap().unwrap();
         let acked = entry().seen.acked as u32;
@@ -263,7 +263,7 @@ fn a_packet_marks_its_own_flow_and_no_other() {
     flows.iter().for_each(|flow| bench.install(flow));
     assert_eq!(taken(), []);
     for flow in &flows {
-        for direction in [FlowDirection::Up, FlowDirection::Down] {
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
             // Its mark is set once, however many packets pass.
             (0..3).for_each(|_| assert_eq!(bench.run(&first(flow, direction).frame()).0, REDIRECT));
             assert_eq!(taken(), [Mark::of(flow.identity.id)], "{direction:?} of {:?}", flow.identity.id);
@@ -272,9 +272,9 @@ fn a_packet_marks_its_own_flow_and_no_other() {
     }
     // What passes to the kernel is nobody's.
     let stranger = flow(&mut rng, false);
-    bench.run(&Packet::new(stranger.ends.key(FlowDirection::Up)).frame());
+    bench.run(&Packet::new(stranger.ends.key(FlowDirection::ToBackend)).frame());
     assert_eq!(taken(), []);
-    flows.iter().for_each(|flow| drop(bench.run(&first(flow, FlowDirection::Up).frame())));
+    flows.iter().for_each(|flow| drop(bench.run(&first(flow, FlowDirection::ToBackend).frame())));
     let all: std::collections::BTreeSet<_> = flows.iter().map(|flow| Mark::of(flow.identity.id)).collect();
     assert_eq!(taken(), all.into_iter().collect::<Vec<_>>());
 }
@@ -286,7 +286,7 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
     for ipv6 in [false, true] {
         let flow = flow(&mut rng, ipv6);
         bench.install(&flow);
-        let key = flow.ends.key(FlowDirection::Up);
+        let key = flow.ends.key(FlowDirection::ToBackend);
         let mut other = key;
         other.from.set_port(key.from.port() ^ 1);
         let good = Packet::new(key).frame();
@@ -308,7 +308,7 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
     bench.install(&flow);
     let mut mapped =
         Packet::new(Key { from: "[2001:db8::1]:1".parse().unwrap(), to: "[2001:db8::2]:2".parse().unwrap() }).frame();
-    let key = flow.ends.key(FlowDirection::Up).encode();
+    let key = flow.ends.key(FlowDirection::ToBackend).encode();
     mapped[ETH + 8..ETH + 40].copy_from_slice(&key[..32]);
     mapped[ETH + 40..ETH + 44].copy_from_slice(&key[32..36]);
     assert_eq!(bench.run(&mapped), (NEXT, mapped));
@@ -322,7 +322,7 @@ fn malformed_packets_are_dropped_or_passed_and_break_nothing() {
     flows.iter().for_each(|flow| bench.install(flow));
     for round in 0..ROUNDS {
         let flow = &flows[round % 2];
-        let packet = packet(&mut rng, flow.ends.key(FlowDirection::Up));
+        let packet = packet(&mut rng, flow.ends.key(FlowDirection::ToBackend));
         let mut frame = packet.frame();
         match rng.u8(..5) {
             // The kernel's test run takes no frame without its IP header.
@@ -351,7 +351,7 @@ fn malformed_packets_are_dropped_or_passed_and_break_nothing() {
     }
     // Headers that lie about their lengths reach no backend.
     for flow in &flows {
-        let packet = Packet::new(flow.ends.key(FlowDirection::Up));
+        let packet = Packet::new(flow.ends.key(FlowDirection::ToBackend));
         for offset in [0x00, 0x40, 0x60, 0xf0] {
             let mut frame = packet.frame();
             frame[packet.tcp_at() + 12] = offset;
@@ -371,10 +371,10 @@ fn a_packet_without_hops_left_or_with_a_mark_that_cannot_be_told_is_dropped_with
         flow.terms.up.clear_ecn = true;
         flow.terms.down.clear_ecn = false;
         bench.install(&flow);
-        let mut tired = Packet::new(flow.ends.key(FlowDirection::Up));
+        let mut tired = Packet::new(flow.ends.key(FlowDirection::ToBackend));
         tired.hops = 1;
         assert_eq!(bench.run(&tired.frame()), (DROP, tired.frame()));
-        for (direction, verdict) in [(FlowDirection::Up, DROP), (FlowDirection::Down, REDIRECT)] {
+        for (direction, verdict) in [(FlowDirection::ToBackend, DROP), (FlowDirection::ToClient, REDIRECT)] {
             let mut marked = Packet::new(flow.ends.key(direction));
             marked.traffic_class = 3;
             assert_eq!(bench.run(&marked.frame()).0, verdict);

@@ -10,7 +10,7 @@ fn of<'f>(findings: &'f [Finding], topic: &str) -> Vec<&'f Finding> {
 }
 
 #[test]
-fn a_host_is_looked_at_with_what_mends_it() {
+fn a_host_is_looked_at_with_what_fixes_it() {
     let Some(lab) = Lab::new("path") else { return };
     lab.lb.enter(|| {
         let Some((pinned, program)) = Pinned::load("path", &[]) else { return };
@@ -31,7 +31,7 @@ fn a_host_is_looked_at_with_what_mends_it() {
         assert_eq!(wide.verdict, Verdict::Advice);
         assert!(wide.read.contains("tc filter (u32)") && wide.why.contains("Cilium"), "{wide:?}");
         let mtu = of(&findings, "MTU")[0];
-        assert_eq!((mtu.verdict, mtu.mend.as_str()), (Verdict::Advice, "ip link set wide mtu 1500"));
+        assert_eq!((mtu.verdict, mtu.fix.as_str()), (Verdict::Advice, "ip link set wide mtu 1500"));
         let named = preflight::look(&pinned.directory, &[], &[], &["no-such".to_owned()]);
         assert_eq!(of(&named, "no-such")[0].verdict, Verdict::Hindrance);
         let elsewhere = preflight::look(lab.directory(), &[], &[], &[]);

@@ -19,16 +19,19 @@ fn an_offloaded_flow_carries_every_byte_both_ways_without_a_socket() {
         client.send(1, 5000).unwrap();
         proxied.relay(5000);
         client.read_tally(5000).unwrap();
-        // The limbo: sent and acknowledged to the client, and not yet with the backend.
+        // The bytes in flight: sent and acknowledged to the client, and not yet with the backend.
         client.send(2, 10_000).unwrap();
-        eventually(LONG, "the limbo is here", || ::baton::sys::silence::unread(&proxied.client_leg).unwrap() == 10_000);
+        eventually(LONG, "the in_flight is here", || {
+            ::baton::sys::silence::unread(&proxied.client_leg).unwrap() == 10_000
+        });
         let flow = proxied.offload(&lab, &program);
         baseline::no_sockets_left(&lab.lb);
         client.read_tally(10_000).unwrap();
         for (seed, bytes) in [(3, 1), (4, 1448), (5, 1449), (6, 100_000), (7, 8_000_000), (8, 2)] {
             client.echo(seed, bytes);
         }
-        let (up, down) = (flow.entry(&program, FlowDirection::Up), flow.entry(&program, FlowDirection::Down));
+        let (up, down) =
+            (flow.entry(&program, FlowDirection::ToBackend), flow.entry(&program, FlowDirection::ToClient));
         let total = 1 + 1448 + 1449 + 100_000 + 8_000_000 + 2;
         assert_eq!(up.bytes(), total, "{up:?}");
         assert_eq!(down.bytes(), 10_000 + total, "{down:?}");
@@ -41,17 +44,18 @@ fn an_offloaded_flow_carries_every_byte_both_ways_without_a_socket() {
         assert_eq!(client.end(LONG), End::Fin);
         let served = server.ended_one(0, LONG);
         assert_eq!((served.end, served.received.bytes), (End::Fin, 15_000 + total));
-        let (up, down) = (flow.entry(&program, FlowDirection::Up), flow.entry(&program, FlowDirection::Down));
+        let (up, down) =
+            (flow.entry(&program, FlowDirection::ToBackend), flow.entry(&program, FlowDirection::ToClient));
         assert!(up.seen.fin_ns > 0 && up.seen.fin_ns <= down.seen.fin_ns, "{up:?} {down:?}");
         assert_eq!((up.bytes(), down.bytes()), (total, 10_000 + total), "FIN is no byte");
         let told: Vec<_> = events.by_ref().map(|event| (event.id, event.direction, event.what)).collect();
         assert_eq!(
             told,
             [
-                (up.id, FlowDirection::Up, ProgramWhat::Fin),
-                (up.id, FlowDirection::Down, ProgramWhat::Finished),
-                (up.id, FlowDirection::Down, ProgramWhat::Fin),
-                (up.id, FlowDirection::Up, ProgramWhat::Finished)
+                (up.id, FlowDirection::ToBackend, ProgramWhat::Fin),
+                (up.id, FlowDirection::ToClient, ProgramWhat::Finished),
+                (up.id, FlowDirection::ToClient, ProgramWhat::Fin),
+                (up.id, FlowDirection::ToBackend, ProgramWhat::Finished)
             ]
         );
         let removed = program.remove(&flow.ends).unwrap();
@@ -89,7 +93,7 @@ fn loss_with_sack_and_timestamps_harms_no_byte() {
         for hurt in [host, &lab.client] {
             hurt.nft_clear();
         }
-        let up = flow.entry(&program, FlowDirection::Up);
+        let up = flow.entry(&program, FlowDirection::ToBackend);
         assert_eq!(up.bytes(), 3_000_000, "retransmissions count once");
     }
 }
@@ -108,7 +112,7 @@ fn a_reset_of_either_end_reaches_the_other_and_is_told() {
         assert_eq!(server.ended_one(0, LONG).end, End::Rst);
         assert_eq!(
             events.next().map(|event| (event.direction, event.what)),
-            Some((FlowDirection::Up, ProgramWhat::Rst))
+            Some((FlowDirection::ToBackend, ProgramWhat::Rst))
         );
         drop(server);
 
@@ -118,10 +122,10 @@ fn a_reset_of_either_end_reaches_the_other_and_is_told() {
         let flow = proxied.offload(&lab, &program);
         client.send(2, 1000).unwrap();
         assert_eq!(client.end(LONG), End::Rst);
-        let down = flow.entry(&program, FlowDirection::Down);
+        let down = flow.entry(&program, FlowDirection::ToClient);
         assert!(down.seen.rst_ns > 0 && down.seen.fin_ns == 0);
         eventually(LONG, "the RST is told", || {
-            events.any(|event| (event.direction, event.what) == (FlowDirection::Down, ProgramWhat::Rst))
+            events.any(|event| (event.direction, event.what) == (FlowDirection::ToClient, ProgramWhat::Rst))
         });
     }
 }
@@ -137,7 +141,7 @@ fn a_flow_ended_by_order_answers_both_ends_with_a_reset_at_their_next_packet() {
         let flow = proxied.offload(&lab, &program);
         client.echo(2, 100_000);
         lab.lb.drop_packets("output", "tcp flags & rst == rst");
-        let keys = [flow.ends.key(FlowDirection::Up), flow.ends.key(FlowDirection::Down)];
+        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         program.change(&keys, EntryChange::Reset).unwrap();
         assert_eq!(end_of_sending(&mut client, 3), End::Rst);
         lab.lb.nft_clear();
@@ -161,7 +165,7 @@ fn an_interface_that_became_too_narrow_ends_both_sides_instead_of_hanging_them()
         assert_eq!(server.ended_one(0, LONG).end, End::Rst);
         lab.lb.run("ip link set eth0 mtu 1500");
         assert_eq!(events.next().map(|event| event.what), Some(ProgramWhat::Oversized));
-        assert!(flow.entry(&program, FlowDirection::Up).seen.rst_ns > 0);
+        assert!(flow.entry(&program, FlowDirection::ToBackend).seen.rst_ns > 0);
     }
     assert_eq!(program.counters().unwrap().oversized, 2);
 }

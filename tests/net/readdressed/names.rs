@@ -54,7 +54,7 @@ fn the_old_host_dies_after_a_change_of_dns(lab: &Lab, config: Config, offloaded:
     let watch = Stopwatch::start();
     if !at_once {
         eventually(LONG, "the name's new address is used", || address(&baton) == lab.b3.v4(6443).to_string());
-        baton.wait_standing("b1", "ready", LONG);
+        baton.wait_health("b1", "ready", LONG);
         conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
         lab.b1.link_down();
         all_are_reset(&mut conns, Stopwatch::start());
@@ -62,7 +62,7 @@ fn the_old_host_dies_after_a_change_of_dns(lab: &Lab, config: Config, offloaded:
         all_are_reset(&mut conns, watch);
     }
     baton.wait_ended("backend_ejected", 3);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     let mut new = baton.connect_to(&lab.client, "b1");
     new.echo(1, 1000);
     assert!(_servers[2].accepted() > 0);
@@ -105,7 +105,7 @@ fn flows_at_one_of_a_names_addresses_are_not_drained_after_a_crash() {
     });
     assert_eq!(baton.backend("b1").unwrap()["drain_deadline_in_ms"], serde_json::Value::Null);
     conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     eventually(LONG, "no other entry is left", || {
         baton.status()["frontends"][0]["backends"].as_array().unwrap().len() == 2
     });

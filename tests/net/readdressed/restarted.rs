@@ -45,7 +45,7 @@ fn flows_of_an_old_address_go_on_after_a_crash_although_the_new_one_is_dead_and_
     baton.wait_offloaded(3);
     throughout(secs(4), "nobody is reset", || baton.ended().is_empty());
     assert_eq!((baton.flows_of("b1"), baton.flows_of(&old_b1(lab))), (0, 3));
-    assert_eq!(baton.standing(&old_b1(lab)), "draining");
+    assert_eq!(baton.health_state(&old_b1(lab)), "draining");
     conns.iter_mut().for_each(|conn| conn.echo(10, 1000));
     conns.iter_mut().for_each(|conn| assert_eq!(conn.end(LONG), End::Rst));
     baton.wait_ended("drain_deadline", 3);
@@ -59,7 +59,7 @@ fn flows_of_a_removed_backend_are_watched_and_drained_after_a_crash() {
     let config = scene.config().only(&["b1", "b2"]);
     let (baton, mut conns) = restarted(&scene, &config, &config.clone().without_backend("b1"));
     let gone = format!("removed ({})", lab.b1.v4(6443));
-    assert_eq!((baton.flows_of(&gone), baton.standing(&gone)), (3, "draining".to_owned()));
+    assert_eq!((baton.flows_of(&gone), baton.health_state(&gone)), (3, "draining".to_owned()));
     assert!(baton.backend(&gone).unwrap()["drain_deadline_in_ms"].as_u64().is_some());
     lab.b1.link_down();
     all_are_reset(&mut conns, Stopwatch::start());

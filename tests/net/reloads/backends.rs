@@ -39,7 +39,7 @@ fn the_choice_among_backends_follows_a_reload() {
     let elsewhere = it.lab.b1.serve_on(it.lab.b1.v4(7443), Behaviour::Echo);
     let only = it.config.clone().only(&["b1"]);
     it.reload(&only.clone().of_backend("b1", "address", it.lab.b1.v4(7443).to_string()));
-    it.baton.wait_standing("b1", "ready", LONG);
+    it.baton.wait_health("b1", "ready", LONG);
     let before = it.servers[0].accepted();
     it.connect().echo(1, 100);
     assert_eq!(elsewhere.open().max(1), 1);
@@ -60,9 +60,9 @@ fn the_choice_among_backends_follows_a_reload() {
 
     // Probes elsewhere than flows.
     it.reload(&it.config.clone().of_backend("b1", "health_address", it.lab.b1.v4(1).to_string()));
-    it.baton.wait_standing("b1", "ejected", LONG);
+    it.baton.wait_health("b1", "ejected", LONG);
     it.reload(&it.config);
-    it.baton.wait_standing("b1", "ready", LONG);
+    it.baton.wait_health("b1", "ready", LONG);
     it.baton.rests();
 }
 

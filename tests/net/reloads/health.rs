@@ -35,7 +35,7 @@ fn probes_follow_a_reload() {
     eventually(LONG, "it asks by HTTP", || asked("GET /livez HTTP/1.1") > 2);
     it.reload(&http.clone().health("path", "/other").health("host", "cluster.example"));
     eventually(LONG, "another path and host", || asked("GET /other") > 2 && asked("ost: cluster.example") > 2);
-    it.baton.wait_standing("b1", "ready", LONG);
+    it.baton.wait_health("b1", "ready", LONG);
 
     // An interval of an hour is over at once.
     it.reload(&http.clone().health("interval", "1h").health("path", "/seldom"));
@@ -53,7 +53,7 @@ fn probes_follow_a_reload() {
     }
     it.reload(&it.config);
     for name in ["b1", "b2", "b3"] {
-        it.baton.wait_standing(name, "ready", LONG);
+        it.baton.wait_health(name, "ready", LONG);
     }
     it.baton.rests();
 }
@@ -71,15 +71,15 @@ fn the_certificates_of_probes_follow_a_reload() {
     };
     let https = |config: Config| config.health("kind", "https").health("path", "/readyz");
     reload(&tcp.clone().https(&certificates.ca()));
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     reload(&tcp.clone().https(&certificates.ca()).health("server_name", "nobody.example"));
-    eventually(LONG, "another name is asked for", || baton.standing("b1") != "ready");
+    eventually(LONG, "another name is asked for", || baton.health_state("b1") != "ready");
     reload(&https(tcp.clone()).health("insecure_skip_verify", true));
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
     // Its own certificate is nobody's authority.
     let other = lab.directory().join("certs/wrong-name.crt");
     reload(&tcp.clone().https(&other));
-    eventually(LONG, "another authority signs nothing here", || baton.standing("b1") != "ready");
+    eventually(LONG, "another authority signs nothing here", || baton.health_state("b1") != "ready");
     reload(&tcp);
-    baton.wait_standing("b1", "ready", LONG);
+    baton.wait_health("b1", "ready", LONG);
 }

@@ -72,7 +72,7 @@ fn the_pace_of_resets_follows_a_reload() {
     let config = it.config.clone().only(&["b1"]);
     let last_reset = |config: &Config, flows: usize| {
         it.reload(config);
-        it.baton.wait_standing("b1", "ready", LONG);
+        it.baton.wait_health("b1", "ready", LONG);
         let mut conns: Vec<_> = (0..flows).map(|_| it.connect()).collect();
         conns.iter_mut().for_each(|conn| conn.echo(1, 10));
         let watch = Stopwatch::start();

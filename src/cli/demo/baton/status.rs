@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use crate::admin::words;
-use crate::model::health::Standing;
+use crate::model::health::HealthState;
 use crate::table::journal::Event;
 
 /// The part of the status that the demo shows. Fields that are missing are left at their default, so that the demo
@@ -45,8 +45,8 @@ pub struct DemoFrontend {
 #[serde(default)]
 pub struct DemoBackend {
     pub name: String,
-    pub standing: Option<Standing>,
-    /// Why it has this standing, in words.
+    pub health_state: Option<HealthState>,
+    /// Why it has this health state, in words.
     pub why: String,
     pub since_ms: Option<u64>,
     pub drain_deadline_in_ms: Option<u64>,
@@ -81,7 +81,7 @@ impl DemoStatus {
         let mut backends = self.frontends.iter().flat_map(|frontend| &frontend.backends).peekable();
         self.instance.phase == "serving"
             && backends.peek().is_some()
-            && backends.all(|backend| backend.standing == Some(Standing::Ready))
+            && backends.all(|backend| backend.health_state == Some(HealthState::Ready))
     }
 
     /// The events with a number of at least `since`, in words, and the number from which to ask next.
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_status_with_unknown_fields_and_events_still_reads() {
         let text = r#"{"at_unix_ms": 1, "instance": {"phase": "serving", "pid": 7}, "frontends": [{"name": "apiserver",
-            "backends": [{"name": "cp1", "standing": "ready", "why": "probes pass", "flows": 3, "weight": 1}]}],
+            "backends": [{"name": "cp1", "health_state": "ready", "why": "probes pass", "flows": 3, "weight": 1}]}],
             "events": [{"number": 4, "at_unix_ms": 1, "event": "from_the_future"},
                 {"number": 5, "at_unix_ms": 1, "event": "backend_changed", "frontend": "apiserver", "backend": "cp1",
                  "from": "ready", "to": "ejected", "cause": {"kind": "refused"}}]}"#;

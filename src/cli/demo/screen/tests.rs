@@ -6,11 +6,11 @@ use ratatui::backend::TestBackend;
 use super::super::view::ViewLine as Happened;
 use super::*;
 
-fn backend(name: &str, condition: Condition, standing: Standing, why: &str, flows: u32) -> BackendRow {
+fn backend(name: &str, condition: Condition, health_state: HealthState, why: &str, flows: u32) -> BackendRow {
     BackendRow {
         name: name.to_owned(),
         condition,
-        standing: Some(standing),
+        health_state: Some(health_state),
         why: why.to_owned(),
         since: Some(Duration::from_millis(2300)),
         drain_deadline: None,
@@ -19,7 +19,7 @@ fn backend(name: &str, condition: Condition, standing: Standing, why: &str, flow
 }
 
 fn view() -> View {
-    let mut draining = backend("cp3", Condition::NotReady, Standing::Draining, "probe answered 500", 1);
+    let mut draining = backend("cp3", Condition::NotReady, HealthState::Draining, "probe answered 500", 1);
     draining.drain_deadline = Some(Duration::from_millis(7700));
     View {
         elapsed: Duration::from_secs(42),
@@ -28,8 +28,8 @@ fn view() -> View {
         command: "target/release/baton --socket /tmp/baton-demo-31309/admin.sock status".to_owned(),
         phase: "serving".to_owned(),
         backends: vec![
-            backend("cp1", Condition::Running, Standing::Ready, "probes pass", 4),
-            backend("cp2", Condition::Hung { ready: true }, Standing::Ejected, "no answer within 500 ms", 0),
+            backend("cp1", Condition::Running, HealthState::Ready, "probes pass", 4),
+            backend("cp2", Condition::Hung { ready: true }, HealthState::Ejected, "no answer within 500 ms", 0),
             draining,
         ],
         kubelets: (1..=6)
@@ -79,7 +79,7 @@ fn a_tiny_terminal_does_not_panic() {
 }
 
 #[test]
-fn colours_follow_standing_and_gap() {
+fn colours_follow_health_and_gap() {
     let terminal = drawn(120, 36);
     let buffer = terminal.backend().buffer();
     let colour_of = |text: &str| {

@@ -11,7 +11,7 @@ pub fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> {
         [
             outcome.title.to_owned(),
             outcome.stand_in.clone(),
-            format!("{} after {}", outcome.standing.label(), seconds(outcome.noticed_after)),
+            format!("{} after {}", outcome.health_state.label(), seconds(outcome.noticed_after)),
             format!("{} ({} clients)", outcome.lost, outcome.clients),
             format!("{}{}", seconds(outcome.longest_gap), if outcome.within_budget() { "" } else { "  TOO LONG" }),
             outcome.why.clone(),
@@ -37,14 +37,14 @@ const HEADER: [&str; 6] = ["fault", "on", "Baton found it", "connections lost", 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::health::Standing;
+    use crate::model::health::HealthState;
 
     fn outcome(title: &'static str, longest_gap_ms: u64) -> StepOutcome {
         StepOutcome {
             title,
             stand_in: "cp1".to_owned(),
             noticed_after: Duration::from_millis(340),
-            standing: Standing::Ejected,
+            health_state: HealthState::Ejected,
             why: "connection refused".to_owned(),
             lost: 2,
             clients: 6,

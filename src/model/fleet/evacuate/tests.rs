@@ -18,7 +18,7 @@ fn peer(text: &str) -> MemberView {
     MemberView {
         name: name(text),
         address: "10.0.0.22:9471".parse().unwrap(),
-        pulse: Pulse::Alive,
+        liveness: Liveness::Alive,
         epoch: Epoch(1),
         slot: Some(1),
         version: "1".to_owned(),
@@ -140,9 +140,9 @@ fn nothing_is_let_go_before_the_peer_has_acknowledged_it_and_the_address_is_kept
 fn what_cannot_come_to_anything_does_not_begin() {
     let mut scene = Scene::new();
     assert_eq!(scene.begin(Some("c")), Err(Failure::Unknown { asked: name("c"), known: vec!["b".to_owned()] }));
-    for pulse in [Pulse::Dead, Pulse::Unheard] {
-        scene.peers[0].pulse = pulse;
-        assert_eq!(scene.begin(Some("b")), Err(Failure::NotAlive { peer: name("b"), pulse }));
+    for liveness in [Liveness::Dead, Liveness::Unheard] {
+        scene.peers[0].liveness = liveness;
+        assert_eq!(scene.begin(Some("b")), Err(Failure::NotAlive { peer: name("b"), liveness }));
         assert!(matches!(scene.begin(None), Err(Failure::NobodyAlive(_))));
     }
 }
@@ -195,7 +195,7 @@ fn an_address_that_nobody_has_any_more_comes_back() {
             scene.proxied = 0;
             assert_eq!(scene.pass(500).1, EvacuateStep::Away);
         }
-        scene.peers[0].pulse = Pulse::Dead;
+        scene.peers[0].liveness = Liveness::Dead;
         assert_eq!(scene.pass(1900).0, []);
         assert_eq!(scene.pass(300), (vec![EvacuateOrder::TakeBack], EvacuateStep::Here));
         assert_eq!(scene.failure(), Some(Failure::HeirLost(ip(VIP))));

@@ -187,28 +187,28 @@ fn a_peer_that_reads_too_slowly_is_told_anew_rather_than_waited_for() {
 }
 
 #[test]
-fn a_pulse_goes_from_alive_over_silent_to_dead_and_back() {
+fn liveness_goes_from_alive_over_silent_to_dead_and_back() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     for _ in 0..20 {
         fleet.wait(50);
         fleet.talk();
     }
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Alive);
     fleet.pass(249);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Alive);
     fleet.wait(1);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Silent);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Silent);
     fleet.pass(750);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Dead);
     let dropped = fleet.instances[1].poll_drop();
     assert_eq!(dropped.map(|(peer, _)| peer), Some(name("a")));
     fleet.instances[1].handle_loss(&name("a"), "dead", fleet.now_ns);
     fleet.pass(5000);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Dead);
     fleet.link(0, 1);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
-    let pulses: Vec<_> = fleet.told[1].iter().filter(|it| matches!(it, Remote::Pulse { .. })).collect();
-    assert_eq!(pulses.len(), 3, "{pulses:?}");
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Alive);
+    let states: Vec<_> = fleet.told[1].iter().filter(|it| matches!(it, Remote::Liveness { .. })).collect();
+    assert_eq!(states.len(), 3, "{states:?}");
 }
 
 #[test]
@@ -220,19 +220,19 @@ fn an_instance_that_was_stopped_does_not_take_the_others_for_dead() {
     fleet.talk();
     // It is stopped for a minute; what the others said meanwhile waits in its sockets.
     fleet.wait(60_000);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Alive);
     // Whoever is silent from then on is silent.
     for _ in 0..110 {
         fleet.wait(10);
     }
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Dead);
     let mut fleet = Fleet::linked(&["a", "b"]);
     for _ in 0..200 {
         fleet.instances[1].is_deaf(fleet.now_ns);
         fleet.now_ns += 10 * MS;
     }
     fleet.wait(10);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Alive);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Alive);
 }
 
 #[test]
@@ -240,11 +240,11 @@ fn a_link_that_breaks_says_more_than_missing_beats() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     fleet.wait(10);
     fleet.instances[1].handle_loss(&name("a"), "it closed the connection", fleet.now_ns);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Silent);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Silent);
     fleet.pass(989);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Silent);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Silent);
     fleet.wait(1);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Dead);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Dead);
 }
 
 #[test]
@@ -256,10 +256,10 @@ fn whoever_says_goodbye_is_neither_silent_nor_dead() {
         fleet.talk();
         fleet.instances[1].handle_loss(&name("a"), "closed", fleet.now_ns);
         fleet.pass(4900);
-        assert_eq!(fleet.view(1, "a").pulse, Pulse::Left(farewell));
+        assert_eq!(fleet.view(1, "a").liveness, Liveness::Left(farewell));
         fleet.pass(200);
         let successor_is_late = farewell == Farewell::Succeeded;
-        assert_eq!(fleet.view(1, "a").pulse == Pulse::Dead, successor_is_late);
+        assert_eq!(fleet.view(1, "a").liveness == Liveness::Dead, successor_is_late);
     }
 }
 
@@ -285,7 +285,7 @@ fn an_instance_stays_ready_when_a_reload_adds_a_member_that_is_not_there_yet() {
     let mut fleet = Fleet::linked(&["a", "b"]);
     let member = |text| Member { name: name(text), address: "10.0.0.1:9471".parse().unwrap() };
     fleet.instances[0].set_members(&[member("b"), member("c")], fleet.now_ns);
-    assert!(fleet.instances[0].is_ready() && fleet.view(0, "c").pulse == Pulse::Unheard);
+    assert!(fleet.instances[0].is_ready() && fleet.view(0, "c").liveness == Liveness::Unheard);
     // One that has just begun is not ready before it knows the flows of all, whichever file names them.
     let mut begins = Fleet::of(&["a", "b"]);
     begins.instances[0].set_members(&[member("c")], begins.now_ns);
@@ -376,7 +376,7 @@ fn whoever_answers_a_ping_is_told_of() {
     fleet.told[0].clear();
     fleet.instances[0].handle_command(PeerCommand::Ping, fleet.now_ns);
     fleet.talk();
-    let alive = |peer: &str| Remote::Pulse { owner: name(peer), pulse: Pulse::Alive };
+    let alive = |peer: &str| Remote::Liveness { owner: name(peer), liveness: Liveness::Alive };
     assert_eq!(fleet.told[0], [alive("b"), alive("c")]);
 }
 
@@ -466,14 +466,14 @@ fn a_peer_whose_link_is_cut_lives_as_long_as_its_beats_come_and_dies_as_soon_as_
     }
     // One hears the other, and not the other way round.
     fleet.beat(5000, &[(1, 0)]);
-    assert_eq!((fleet.view(0, "b").pulse, fleet.view(1, "a").pulse), (Pulse::Unlinked, Pulse::Dead));
+    assert_eq!((fleet.view(0, "b").liveness, fleet.view(1, "a").liveness), (Liveness::Unlinked, Liveness::Dead));
     fleet.beat(300, &[]);
-    assert_eq!(fleet.view(0, "b").pulse, Pulse::Silent);
+    assert_eq!(fleet.view(0, "b").liveness, Liveness::Silent);
     fleet.beat(700, &[]);
-    assert_eq!(fleet.view(0, "b").pulse, Pulse::Dead);
+    assert_eq!(fleet.view(0, "b").liveness, Liveness::Dead);
     fleet.link(0, 1);
     fleet.talk();
-    assert_eq!((fleet.view(0, "b").pulse, fleet.view(1, "a").pulse), (Pulse::Alive, Pulse::Alive));
+    assert_eq!((fleet.view(0, "b").liveness, fleet.view(1, "a").liveness), (Liveness::Alive, Liveness::Alive));
 }
 
 #[test]
@@ -481,11 +481,11 @@ fn a_peer_that_only_a_third_hears_lives_until_that_does_not_hear_it_either() {
     let mut fleet = Fleet::linked(&["a", "b", "c"]);
     let ways = [(1, 2), (2, 1), (0, 2), (2, 0)];
     fleet.beat(2000, &ways);
-    assert_eq!(fleet.view(0, "b").pulse, Pulse::Unlinked);
-    assert_eq!(fleet.view(1, "a").pulse, Pulse::Unlinked);
+    assert_eq!(fleet.view(0, "b").liveness, Liveness::Unlinked);
+    assert_eq!(fleet.view(1, "a").liveness, Liveness::Unlinked);
     // A rumour does not keep it alive: what a third says is what it has heard itself.
     fleet.beat(1100, &[(0, 2), (2, 0)]);
-    assert_eq!((fleet.view(0, "b").pulse, fleet.view(0, "c").pulse), (Pulse::Dead, Pulse::Unlinked));
+    assert_eq!((fleet.view(0, "b").liveness, fleet.view(0, "c").liveness), (Liveness::Dead, Liveness::Unlinked));
 }
 
 #[test]
@@ -496,7 +496,7 @@ fn beats_that_come_again_and_those_of_an_earlier_process_keep_nobody_alive() {
         fleet.instances[0].handle_beat(&name("b"), beat.clone(), fleet.now_ns);
         fleet.wait(50);
     }
-    assert_eq!(fleet.view(0, "b").pulse, Pulse::Dead);
+    assert_eq!(fleet.view(0, "b").liveness, Liveness::Dead);
     let hello = Hello { epoch: Epoch(2), ..fleet.instances[1].hello() };
     fleet.instances[0].handle_link(&hello, fleet.now_ns).unwrap();
     assert_eq!(fleet.instances[0].beat_keys().count(), 0, "the next process has a secret of its own");

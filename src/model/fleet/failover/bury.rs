@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{Action, Failover, Known, KnownState, Note, Timer, both};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FleetId, HeldRequest, InstanceName};
+use crate::model::fleet::{FleetId, InstanceName, StandbyRequest};
 use crate::model::segment::Flags;
 use crate::model::splice::FlowDirection;
 
@@ -47,7 +47,7 @@ impl Failover {
         peer.is_dead = true;
         peer.pinged_ns = None;
         peer.synced = false;
-        self.show_slices();
+        self.show_port_ranges();
         self.lend_no_more(owner);
         self.bury_flows(owner, |_| true);
         self.says_no_more(owner, |_| true);
@@ -109,7 +109,7 @@ impl Failover {
         }
         self.remove(id);
         if self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
+            self.actions.push_back(Action::Path(StandbyRequest::Refuse(both(&ends).to_vec())));
         }
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
@@ -172,16 +172,16 @@ impl Failover {
             false => Note::Stuck { from, flows: told.len() },
         }));
         if !dropped.is_empty() && self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Drop(dropped)));
+            self.actions.push_back(Action::Path(StandbyRequest::Drop(dropped)));
         }
         if !refused.is_empty() && self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Refuse(refused)));
+            self.actions.push_back(Action::Path(StandbyRequest::Refuse(refused)));
         }
         if !told.is_empty() {
             self.begin_round(owner, told);
         }
         if !inherited.is_empty() {
-            self.actions.push_back(Action::Path(HeldRequest::Inherit(inherited)));
+            self.actions.push_back(Action::Path(StandbyRequest::Inherit(inherited)));
         }
     }
 
@@ -197,7 +197,7 @@ impl Failover {
         match (self.settings.challenge, self.settings.carries) {
             (false, _) => self.timers.set(0, Timer::Round(number)),
             // What the ends answer must not be sent to the dead owner.
-            (true, true) => self.actions.push_back(Action::Path(HeldRequest::Report(number))),
+            (true, true) => self.actions.push_back(Action::Path(StandbyRequest::Report(number))),
             (true, false) => self.first_round(number),
         }
     }
@@ -242,12 +242,12 @@ impl Failover {
         if self.settings.carries && self.settings.challenge {
             let keys: Vec<_> = round.flows.iter().flat_map(|(_, ends)| both(ends)).collect();
             self.finding.push_back(number);
-            return self.actions.push_back(Action::Path(HeldRequest::FindUnanswered(keys)));
+            return self.actions.push_back(Action::Path(StandbyRequest::FindUnanswered(keys)));
         }
         match round.second || !self.settings.challenge {
             true => {
                 if let Some(round) = self.rounds.get_mut(&number) {
-                    round.silent = round.flows.iter().map(|(_, ends)| ends.key(FlowDirection::Up)).collect();
+                    round.silent = round.flows.iter().map(|(_, ends)| ends.key(FlowDirection::ToBackend)).collect();
                 }
                 self.round_over(now_ns, number);
             }
@@ -260,7 +260,7 @@ impl Failover {
         let Some(number) = self.finding.pop_front() else { return };
         let Some(round) = self.rounds.get_mut(&number) else { return };
         let is_silent: HashSet<_> = silent.iter().copied().collect();
-        let clients = round.flows.iter().map(|(_, ends)| ends.key(FlowDirection::Up));
+        let clients = round.flows.iter().map(|(_, ends)| ends.key(FlowDirection::ToBackend));
         round.silent = clients.filter(|key| is_silent.contains(key)).collect();
         if silent.is_empty() || round.second {
             return self.round_over(now_ns, number);
@@ -286,7 +286,7 @@ impl Failover {
             if self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused) {
                 self.take_out(id);
                 self.timers.set(now_ns + REFUSED_NS, Timer::Forget(id, ends));
-                if round.silent.contains(&ends.key(FlowDirection::Up)) {
+                if round.silent.contains(&ends.key(FlowDirection::ToBackend)) {
                     wake_on.push(Wake { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
                 }
             }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Action, Failover, FleetId, HeldRequest, InstanceName, Known, KnownState, Mine, Note, PeerCommand, Timer};
+use super::{
+    Action, Failover, FleetId, InstanceName, Known, KnownState, Mine, Note, PeerCommand, StandbyRequest, Timer,
+};
 use crate::model::ends::Ends;
 
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
@@ -39,14 +41,14 @@ impl Failover {
             self.actions.push_back(Action::Send(PeerCommand::Claim { owner, flows }));
         }
         if !inherited.is_empty() {
-            self.actions.push_back(Action::Path(HeldRequest::Inherit(inherited)));
+            self.actions.push_back(Action::Path(StandbyRequest::Inherit(inherited)));
         }
     }
 
     pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FleetId, Option<Ends>)>) {
         self.actions.push_back(Action::Note(Note::Released { to: by.clone(), flows: flows.len() }));
         if self.settings.carries {
-            self.actions.push_back(Action::Path(HeldRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
+            self.actions.push_back(Action::Path(StandbyRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
         }
         for (id, ends) in &flows {
             self.contested.remove(id);
@@ -151,7 +153,7 @@ impl Failover {
     /// of several may leave it to another of them, and who takes that for its end drops it.
     pub(super) fn leave(&mut self, to: InstanceName, id: FleetId) {
         self.actions.push_back(Action::Send(PeerCommand::Leave { to, flow: id }));
-        self.actions.push_back(Action::Path(HeldRequest::Release(vec![id])));
+        self.actions.push_back(Action::Path(StandbyRequest::Release(vec![id])));
     }
 
     /// Of a flow that this one looks after, as do one or more others: it goes on here.

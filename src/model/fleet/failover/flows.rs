@@ -2,7 +2,7 @@
 
 use super::{Action, Failover, Known, KnownState, TOUCHED_NS, Timer, both};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FleetId, FlowRecord, HeldRequest, InstanceName, Keeping, PeerCommand};
+use crate::model::fleet::{FleetId, FlowRecord, InstanceName, Keeping, PeerCommand, StandbyRequest};
 
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
@@ -64,14 +64,14 @@ impl Failover {
         let owner_is_dead = self.peers.get(&owner).is_some_and(|peer| peer.is_dead);
         let state = match record.keeping {
             Keeping::Sockets if owner_is_dead && self.settings.carries => {
-                self.actions.push_back(Action::Path(HeldRequest::Refuse(both(&ends).to_vec())));
+                self.actions.push_back(Action::Path(StandbyRequest::Refuse(both(&ends).to_vec())));
                 KnownState::Refused
             }
             Keeping::Sockets => self.forward(&owner, &ends),
             Keeping::Passage(_) => {
                 self.unindex(id, &ends);
                 if self.settings.carries {
-                    self.actions.push_back(Action::Path(HeldRequest::Hold(Box::new(record))));
+                    self.actions.push_back(Action::Path(StandbyRequest::Hold(Box::new(record))));
                 }
                 KnownState::Held
             }
@@ -99,8 +99,8 @@ impl Failover {
         };
         let keys = both(ends);
         match self.actions.back_mut() {
-            Some(Action::Path(HeldRequest::Forward { keys: more, to })) if *to == hop => more.extend(keys),
-            _ => self.actions.push_back(Action::Path(HeldRequest::Forward { keys: keys.to_vec(), to: hop })),
+            Some(Action::Path(StandbyRequest::Forward { keys: more, to })) if *to == hop => more.extend(keys),
+            _ => self.actions.push_back(Action::Path(StandbyRequest::Forward { keys: keys.to_vec(), to: hop })),
         }
         KnownState::Forwarded
     }
@@ -124,7 +124,7 @@ impl Failover {
         }
         if let Some(known) = self.take_out(id) {
             match known.state {
-                KnownState::Held => self.drop_held(id),
+                KnownState::Held => self.drop_standby(id),
                 KnownState::NoRoom => self.drop_crowded(id, &known.ends),
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => {
@@ -141,7 +141,7 @@ impl Failover {
         let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
         let keys: Vec<_> = both(ends).into_iter().filter(|key| !again(key)).collect();
         if !keys.is_empty() {
-            self.actions.push_back(Action::Path(HeldRequest::Forget(keys)));
+            self.actions.push_back(Action::Path(StandbyRequest::Forget(keys)));
         }
     }
 
@@ -149,7 +149,7 @@ impl Failover {
     pub(super) fn remove(&mut self, id: FleetId) {
         if let Some(known) = self.take_out(id) {
             match known.state {
-                KnownState::Held => self.drop_held(id),
+                KnownState::Held => self.drop_standby(id),
                 KnownState::NoRoom => self.drop_crowded(id, &known.ends),
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => self.forget(id, &known.ends),
@@ -185,17 +185,17 @@ impl Failover {
 
     /// An entry that forwards one of its directions may be left from when it had sockets.
     fn drop_crowded(&mut self, id: FleetId, ends: &Ends) {
-        self.drop_held(id);
+        self.drop_standby(id);
         self.forget(id, ends);
     }
 
-    pub(super) fn drop_held(&mut self, id: FleetId) {
+    pub(super) fn drop_standby(&mut self, id: FleetId) {
         if !self.settings.carries {
             return;
         }
         match self.actions.back_mut() {
-            Some(Action::Path(HeldRequest::Drop(more))) => more.push(id),
-            _ => self.actions.push_back(Action::Path(HeldRequest::Drop(vec![id]))),
+            Some(Action::Path(StandbyRequest::Drop(more))) => more.push(id),
+            _ => self.actions.push_back(Action::Path(StandbyRequest::Drop(vec![id]))),
         }
     }
 }

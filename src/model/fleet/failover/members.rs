@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use super::peer::PeerState;
 use super::{Action, Failover, Settings};
-use crate::model::fleet::{HeldRequest, InstanceName};
+use crate::model::fleet::{InstanceName, StandbyRequest};
 
 impl Failover {
     pub(super) fn joined(&mut self, owner: InstanceName, link: IpAddr) {
         self.peers.entry(owner).or_insert_with(|| PeerState::new(link)).link = link;
-        self.show_slices();
+        self.show_port_ranges();
     }
 
     /// Nothing of it is left: packets of its flows are unknown ones from now on.
@@ -23,7 +23,7 @@ impl Failover {
         self.last_owners.retain(|_, last| last != owner);
         self.untold.retain(|_, untold| untold.from != *owner);
         self.see_sharing();
-        self.show_slices();
+        self.show_port_ranges();
         self.settle();
     }
 
@@ -48,14 +48,14 @@ impl Failover {
         let over: Vec<_> = self.rules.keys().copied().filter(|vip| !serves(vip)).collect();
         for vip in over {
             self.rules.remove(&vip);
-            self.actions.push_back(Action::Path(HeldRequest::Unknown { vip, unknown: None }));
+            self.actions.push_back(Action::Path(StandbyRequest::Unknown { vip, unknown: None }));
         }
         let added: Vec<_> = vips.difference(&known).copied().filter(|ip| self.is_here(*ip)).collect();
         let dead: Vec<_> = self.peers.iter().filter(|(_, peer)| peer.is_dead).map(|(name, _)| name.clone()).collect();
         dead.iter().for_each(|owner| self.bury_where(owner, &added));
         self.see_last_owners();
         self.see_sharing();
-        self.show_slices();
+        self.show_port_ranges();
         self.settle();
         self.renew_rules(now_ns);
         self.check();

@@ -4,13 +4,15 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use super::{Action, Failover, Known, KnownState};
-use crate::model::fleet::{Epoch, Farewell, FleetId, HeldRequest, InstanceName, PeerSlice, Pulse, SLOTS, Slice, slice};
+use crate::model::fleet::{
+    Epoch, Farewell, FleetId, InstanceName, Liveness, PeerPortRange, PortRange, SLOTS, StandbyRequest, port_range,
+};
 
 #[derive(Debug)]
 pub struct PeerState {
     /// Where its link is.
     pub link: IpAddr,
-    pub pulse: Pulse,
+    pub liveness: Liveness,
     /// Its flows have been taken over.
     pub is_dead: bool,
     /// When it was last asked whether it lives, if it has not answered.
@@ -42,7 +44,7 @@ impl PeerState {
     pub fn new(link: IpAddr) -> Self {
         Self {
             link,
-            pulse: Pulse::Unheard,
+            liveness: Liveness::Unheard,
             is_dead: false,
             pinged_ns: None,
             answered: false,
@@ -62,16 +64,16 @@ impl PeerState {
 
     /// It may still say something.
     pub fn can_be_asked(&self) -> bool {
-        !self.is_dead && matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent)
+        !self.is_dead && matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
     }
 
     /// What it has is known here, or it has nothing.
     pub fn has_told(&self) -> bool {
-        match self.pulse {
+        match self.liveness {
             _ if self.is_dead => true,
-            Pulse::Alive => self.synced,
-            Pulse::Unheard | Pulse::Dead | Pulse::Left(Farewell::Stopped) => true,
-            Pulse::Unlinked | Pulse::Silent | Pulse::Left(Farewell::Succeeded) => false,
+            Liveness::Alive => self.synced,
+            Liveness::Unheard | Liveness::Dead | Liveness::Left(Farewell::Stopped) => true,
+            Liveness::Unlinked | Liveness::Silent | Liveness::Left(Farewell::Succeeded) => false,
         }
     }
 
@@ -79,12 +81,15 @@ impl PeerState {
     /// it goes on getting clients then, and of what begins there nobody is told.
     fn may_have_legs(&self) -> bool {
         self.serves()
-            || !self.shared.is_empty() && !matches!(self.pulse, Pulse::Unheard | Pulse::Left(Farewell::Stopped))
+            || !self.shared.is_empty()
+                && !matches!(self.liveness, Liveness::Unheard | Liveness::Left(Farewell::Stopped))
     }
 
     fn serves(&self) -> bool {
-        let left = Pulse::Left(Farewell::Succeeded);
-        !self.is_dead && (matches!(self.pulse, Pulse::Alive | Pulse::Unlinked | Pulse::Silent) || self.pulse == left)
+        let left = Liveness::Left(Farewell::Succeeded);
+        !self.is_dead
+            && (matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
+                || self.liveness == left)
     }
 }
 
@@ -101,7 +106,7 @@ impl Failover {
         }
         // Nobody tells what it has and is dead.
         self.lives(owner);
-        self.show_slices();
+        self.show_port_ranges();
     }
 
     pub(super) fn synced(&mut self, now_ns: u64, owner: &InstanceName) {
@@ -127,15 +132,15 @@ impl Failover {
         self.settle();
     }
 
-    pub(super) fn pulse(&mut self, now_ns: u64, owner: InstanceName, pulse: Pulse) {
+    pub(super) fn liveness(&mut self, now_ns: u64, owner: InstanceName, liveness: Liveness) {
         let is_fresh = now_ns < self.fresh_until_ns;
         let guard_ns = self.settings.guard_ns;
         let Some(peer) = self.peers.get_mut(&owner) else { return };
-        let before = std::mem::replace(&mut peer.pulse, pulse);
-        match pulse {
-            Pulse::Alive => {
+        let before = std::mem::replace(&mut peer.liveness, liveness);
+        match liveness {
+            Liveness::Alive => {
                 (peer.pinged_ns, peer.answered) = (None, true);
-                if !peer.synced && before != Pulse::Alive {
+                if !peer.synced && before != Liveness::Alive {
                     // What it has is about to be told.
                     self.guard_until_ns = self.guard_until_ns.max(now_ns + guard_ns);
                     self.timers.set(self.guard_until_ns, super::Timer::Guard);
@@ -143,22 +148,22 @@ impl Failover {
                 self.lives(&owner);
             }
             // What it does meanwhile is not heard, but what it had is its own.
-            Pulse::Unlinked => {
+            Liveness::Unlinked => {
                 peer.pinged_ns = None;
                 self.lives(&owner);
             }
-            Pulse::Dead | Pulse::Left(Farewell::Stopped) => self.bury(&owner),
-            Pulse::Silent if is_fresh && !peer.answered => self.bury(&owner),
-            Pulse::Left(Farewell::Succeeded) => peer.is_succeeded = true,
-            Pulse::Silent | Pulse::Unheard => {}
+            Liveness::Dead | Liveness::Left(Farewell::Stopped) => self.bury(&owner),
+            Liveness::Silent if is_fresh && !peer.answered => self.bury(&owner),
+            Liveness::Left(Farewell::Succeeded) => peer.is_succeeded = true,
+            Liveness::Silent | Liveness::Unheard => {}
         }
         self.see_sharing();
-        self.show_slices();
-        let is_parted = |pulse| matches!(pulse, Pulse::Unlinked | Pulse::Dead);
-        let comes_or_goes = before != pulse && (is_parted(before) || is_parted(pulse));
+        self.show_port_ranges();
+        let is_parted = |liveness| matches!(liveness, Liveness::Unlinked | Liveness::Dead);
+        let comes_or_goes = before != liveness && (is_parted(before) || is_parted(liveness));
         if comes_or_goes && self.settings.carries && self.peers.get(&owner).is_some_and(|peer| !peer.shared.is_empty())
         {
-            self.actions.push_back(Action::Path(HeldRequest::AskEnds));
+            self.actions.push_back(Action::Path(StandbyRequest::AskEnds));
         }
     }
 
@@ -180,7 +185,7 @@ impl Failover {
         left.into_iter().for_each(|ip| self.actions.push_back(Action::Announce(ip)));
         self.see_last_owners();
         self.see_sharing();
-        self.show_slices();
+        self.show_port_ranges();
         if before != now {
             self.forward_again(owner, |state| state == KnownState::Noted);
         }
@@ -210,36 +215,36 @@ impl Failover {
 
     /// Tells the path whose backend legs come from which ports, if that has changed: those of all instances, for nobody else's
     /// packets are ever answered for.
-    pub(super) fn show_slices(&mut self) {
+    pub(super) fn show_port_ranges(&mut self) {
         if !self.settings.carries {
             return;
         }
-        let part = |slot| slice(self.settings.ports.clone(), slot);
-        let own = part(self.settings.slot).map(|ports| PeerSlice { ports, at: Vec::new() });
+        let part = |slot| port_range(self.settings.ports.clone(), slot);
+        let own = part(self.settings.slot).map(|ports| PeerPortRange { ports, at: Vec::new() });
         let peers = self.peers.iter().filter_map(|(name, peer)| {
             let at = if peer.may_have_legs() { self.hops(name) } else { Vec::new() };
-            Some(PeerSlice { ports: part(peer.slot?)?, at })
+            Some(PeerPortRange { ports: part(peer.slot?)?, at })
         });
         // One that has not been heard yet has any of the others: what goes there may be of a flow that somebody holds.
         let known = |slot: &u8| *slot == self.settings.slot || self.peers.values().any(|peer| peer.slot == Some(*slot));
         let unheard = self.peers.values().any(|peer| peer.slot.is_none());
         let unknown = (0..SLOTS).filter(|slot| unheard && !known(slot));
-        let unknown = unknown.filter_map(|slot| Some(PeerSlice { ports: part(slot)?, at: Vec::new() }));
+        let unknown = unknown.filter_map(|slot| Some(PeerPortRange { ports: part(slot)?, at: Vec::new() }));
         // A port is looked for in their order.
-        let mut slices: Vec<_> = self.frontends_of_other_process();
-        slices.extend(own.into_iter().chain(peers).chain(unknown));
-        if slices != self.slices {
-            self.slices.clone_from(&slices);
-            self.actions.push_back(Action::Path(HeldRequest::Slices(slices)));
+        let mut port_ranges: Vec<_> = self.frontends_of_other_process();
+        port_ranges.extend(own.into_iter().chain(peers).chain(unknown));
+        if port_ranges != self.port_ranges {
+            self.port_ranges.clone_from(&port_ranges);
+            self.actions.push_back(Action::Path(StandbyRequest::PortRanges(port_ranges)));
         }
     }
 
     /// Frontends' ports whose unknown packets are for a peer, though no record says so: it has their address, or had it
     /// until a moment ago. A handshake that began there ends there, and nobody could be told of it before it has ended.
-    fn frontends_of_other_process(&self) -> Vec<PeerSlice> {
+    fn frontends_of_other_process(&self) -> Vec<PeerPortRange> {
         let ports: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.port()).collect();
         let of = |port| self.settings.vips.iter().filter(move |vip| vip.port() == port).map(|vip| vip.ip());
-        let slices = ports.into_iter().filter_map(|port| {
+        let port_ranges = ports.into_iter().filter_map(|port| {
             let mut came = of(port).filter(|ip| self.just_came.contains_key(ip)).peekable();
             let owners: BTreeSet<_> = match came.peek() {
                 Some(_) => came.filter_map(|ip| self.last_owners.get(&ip)).collect(),
@@ -249,9 +254,9 @@ impl Failover {
             };
             let mut owners = owners.into_iter().filter(|owner| self.peers[*owner].serves());
             let (owner, None) = (owners.next()?, owners.next()) else { return None };
-            Some(PeerSlice { ports: Slice { first: port, last: port }, at: self.hops(owner) })
+            Some(PeerPortRange { ports: PortRange { first: port, last: port }, at: self.hops(owner) })
         });
-        slices.collect()
+        port_ranges.collect()
     }
 
     /// One of each family that it has.
@@ -275,7 +280,7 @@ impl Failover {
     pub(super) fn left_for_good(&mut self, now_ns: u64, ip: IpAddr) {
         if self.just_came.get(&ip).is_some_and(|until_ns| *until_ns <= now_ns) {
             self.just_came.remove(&ip);
-            self.show_slices();
+            self.show_port_ranges();
         }
     }
 

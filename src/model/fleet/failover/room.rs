@@ -7,7 +7,7 @@ use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName};
 
 impl Failover {
-    pub(super) fn not_held(&mut self, flows: Vec<FleetId>) {
+    pub(super) fn no_standby(&mut self, flows: Vec<FleetId>) {
         let mut dead: BTreeMap<InstanceName, HashSet<Ends>> = BTreeMap::new();
         for id in flows {
             if let Some(mine) = self.mine.get(&id) {

@@ -66,7 +66,7 @@ impl Scene {
     fn with(settings: Settings) -> Self {
         let mut scene = Self { machine: Failover::new(settings), now_ns: 1_000_000 * MS };
         scene.addresses(&["10.0.0.22"]);
-        scene.remote(Remote::Pulse { owner: name("a"), pulse: Pulse::Alive });
+        scene.remote(Remote::Liveness { owner: name("a"), liveness: Liveness::Alive });
         scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(1), slot: 0 });
         scene.remote(Remote::Synced { owner: name("a") });
         scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip(VIP)] });
@@ -82,8 +82,8 @@ impl Scene {
         self.remote(Remote::Flow { owner: name("a"), record: Box::new(record.clone()) });
     }
 
-    fn pulse(&mut self, pulse: Pulse) {
-        self.remote(Remote::Pulse { owner: name("a"), pulse });
+    fn liveness(&mut self, liveness: Liveness) {
+        self.remote(Remote::Liveness { owner: name("a"), liveness });
     }
 
     fn addresses(&mut self, all: &[&str]) {
@@ -101,8 +101,8 @@ impl Scene {
         while let Some(action) = self.machine.poll_action() {
             match action {
                 // The path is quick.
-                Action::Path(HeldRequest::Report(number)) => {
-                    self.machine.handle_held(self.now_ns, HeldAnswer::Reached(number));
+                Action::Path(StandbyRequest::Report(number)) => {
+                    self.machine.handle_standby(self.now_ns, StandbyAnswer::Reached(number));
                 }
                 action => all.push(action),
             }
@@ -110,10 +110,11 @@ impl Scene {
         all
     }
 
-    fn stray(&mut self, record: &FlowRecord) -> Stray {
-        let stray = Stray { key: record.ends.key(FlowDirection::Up), seq: 1, ack: 2, length: 3, flags: 16 };
-        self.machine.handle_held(self.now_ns, HeldAnswer::Strays(vec![stray]));
-        stray
+    fn packet(&mut self, record: &FlowRecord) -> UnknownPacket {
+        let packet =
+            UnknownPacket { key: record.ends.key(FlowDirection::ToBackend), seq: 1, ack: 2, length: 3, flags: 16 };
+        self.machine.handle_standby(self.now_ns, StandbyAnswer::UnknownPackets(vec![packet]));
+        packet
     }
 }
 
@@ -125,8 +126,9 @@ fn own_backend(number: u64, offloaded: bool) -> FlowRecord {
 }
 
 fn is_reset(actions: &[Action], record: &FlowRecord) -> bool {
-    let key = record.ends.key(FlowDirection::Up);
-    let refused = actions.iter().any(|it| matches!(it, Action::Path(HeldRequest::Refuse(keys)) if keys.contains(&key)));
+    let key = record.ends.key(FlowDirection::ToBackend);
+    let refused =
+        actions.iter().any(|it| matches!(it, Action::Path(StandbyRequest::Refuse(keys)) if keys.contains(&key)));
     let told = actions.iter().any(|it| match it {
         Action::Challenge { ends, .. } => ends.iter().any(|it| it.to == record.ends.client.socket_addr()),
         _ => false,
@@ -142,12 +144,11 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
         let proxied = own_backend(3, false);
         [&own, &other, &proxied].into_iter().for_each(|record| scene.told(record));
         if dead {
-            scene.pulse(Pulse::Dead);
+            scene.liveness(Liveness::Dead);
             assert!(
-                !scene
-                    .take()
-                    .iter()
-                    .any(|it| matches!(it, Action::Path(HeldRequest::Inherit(ids)) if ids.contains(&own.fleet_id())))
+                !scene.take().iter().any(
+                    |it| matches!(it, Action::Path(StandbyRequest::Inherit(ids)) if ids.contains(&own.fleet_id()))
+                )
             );
         }
         scene.take();
@@ -158,19 +159,19 @@ fn flows_to_this_hosts_own_backend_are_reset_when_the_address_comes_here_whether
         assert!(dead || is_reset(&actions, &proxied), "{actions:?}");
         assert!(!is_reset(&actions, &other), "{actions:?}");
         let dropped =
-            place(&actions, |it| matches!(it, Action::Path(HeldRequest::Drop(ids)) if *ids == [own.fleet_id()]));
-        assert!(dropped < place(&actions, |it| matches!(it, Action::Path(HeldRequest::Refuse(_)))));
+            place(&actions, |it| matches!(it, Action::Path(StandbyRequest::Drop(ids)) if *ids == [own.fleet_id()]));
+        assert!(dropped < place(&actions, |it| matches!(it, Action::Path(StandbyRequest::Refuse(_)))));
         // Its packets came while that was under way.
-        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![own.fleet_id()]));
+        scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![own.fleet_id()]));
         assert_eq!(scene.take(), []);
         // It is told of again.
-        scene.pulse(Pulse::Alive);
+        scene.liveness(Liveness::Alive);
         scene.told(&own);
         assert!(
             !scene
                 .take()
                 .iter()
-                .any(|it| matches!(it, Action::Path(HeldRequest::Hold(_) | HeldRequest::Forward { .. })))
+                .any(|it| matches!(it, Action::Path(StandbyRequest::Hold(_) | StandbyRequest::Forward { .. })))
         );
     }
 }
@@ -181,7 +182,7 @@ fn place(actions: &[Action], which: impl Fn(&Action) -> bool) -> usize {
 
 fn refused(actions: &[Action]) -> Vec<Key> {
     let keys = actions.iter().filter_map(|action| match action {
-        Action::Path(HeldRequest::Refuse(keys)) => Some(keys.clone()),
+        Action::Path(StandbyRequest::Refuse(keys)) => Some(keys.clone()),
         _ => None,
     });
     keys.flatten().collect()
@@ -200,20 +201,20 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     let (proxied, mut later) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
     scene.told(&proxied);
     let to = ip("10.0.0.21");
-    assert_eq!(scene.take(), [Action::Path(HeldRequest::Forward { keys: both(&proxied.ends).to_vec(), to })]);
+    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Forward { keys: both(&proxied.ends).to_vec(), to })]);
     scene.told(&proxied);
     assert_eq!(scene.take(), [], "it is known");
     scene.told(&later);
     scene.take();
     later.keeping = Keeping::Passage(Box::default());
     scene.told(&later);
-    assert_eq!(scene.take(), [Action::Path(HeldRequest::Hold(Box::new(later.clone())))]);
+    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Hold(Box::new(later.clone())))]);
     scene.remote(Remote::Ended { owner: name("a"), id: later.fleet_id() });
-    assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![later.fleet_id()]))]);
+    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![later.fleet_id()]))]);
     scene.remote(Remote::Ended { owner: name("a"), id: proxied.fleet_id() });
     assert_eq!(scene.take(), [], "its last packets are on their way");
     scene.pass(5001);
-    let forget = Action::Path(HeldRequest::Forget(both(&proxied.ends).to_vec()));
+    let forget = Action::Path(StandbyRequest::Forget(both(&proxied.ends).to_vec()));
     place(&scene.take(), |action| *action == forget);
 }
 
@@ -230,8 +231,8 @@ fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_us
     scene.told(&next);
     scene.take();
     scene.pass(6000);
-    let down = first.ends.key(FlowDirection::Down);
-    let forget = Action::Path(HeldRequest::Forget(vec![down]));
+    let down = first.ends.key(FlowDirection::ToClient);
+    let forget = Action::Path(StandbyRequest::Forget(vec![down]));
     place(&scene.take(), |action| *action == forget);
 }
 
@@ -243,14 +244,14 @@ fn an_offloaded_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_o
     let client_here = record(2, "10.0.0.22", true);
     let elsewhere = record(3, "10.0.1.8", true);
     [&backend_here, &client_here, &elsewhere].into_iter().for_each(|record| scene.told(record));
-    scene.pulse(Pulse::Silent);
+    scene.liveness(Liveness::Silent);
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let actions = scene.take();
     let refused: HashSet<_> = refused(&actions).into_iter().collect();
     assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(both).collect());
     assert_eq!(challenged(&actions).map(|(_, ends)| ends.len()), Some(4), "both ends of each: {actions:?}");
-    place(&actions, |action| *action == Action::Path(HeldRequest::Inherit(vec![elsewhere.fleet_id()])));
+    place(&actions, |action| *action == Action::Path(StandbyRequest::Inherit(vec![elsewhere.fleet_id()])));
 }
 
 #[test]
@@ -259,15 +260,16 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     let (kubelet, master) = (record(1, "10.0.1.7", false), record(2, "10.0.0.5", false));
     let offloaded = record(3, "10.0.1.9", true);
     [&kubelet, &master, &offloaded].into_iter().for_each(|record| scene.told(record));
-    scene.pulse(Pulse::Silent);
+    scene.liveness(Liveness::Silent);
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let actions = scene.take();
     let announce = place(&actions, |action| *action == Action::Announce(ip(VIP)));
-    let refuse = place(&actions, |action| matches!(action, Action::Path(HeldRequest::Refuse(keys)) if keys.len() == 4));
+    let refuse =
+        place(&actions, |action| matches!(action, Action::Path(StandbyRequest::Refuse(keys)) if keys.len() == 4));
     let challenge = place(&actions, |action| matches!(action, Action::Challenge { .. }));
     assert!(announce < refuse && refuse < challenge, "{actions:?}");
-    place(&actions, |action| *action == Action::Path(HeldRequest::Inherit(vec![offloaded.fleet_id()])));
+    place(&actions, |action| *action == Action::Path(StandbyRequest::Inherit(vec![offloaded.fleet_id()])));
     let (round, ends) = challenged(&actions).unwrap();
     let to: Vec<_> = ends.iter().map(|challenge| challenge.to.ip().to_string()).collect();
     assert_eq!(to, ["10.0.0.5", "10.0.1.7", "10.0.0.11", "10.0.0.11"], "masters, others, then backends");
@@ -276,20 +278,23 @@ fn the_vip_of_a_silent_owner_comes_first_arp_then_resets_by_priority() {
     // Those that have not answered once more, and then it is over.
     scene.machine.handle_challenged(scene.now_ns, round);
     scene.pass(701);
-    place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::FindUnanswered(keys)) if keys.len() == 4));
-    let silent = kubelet.ends.key(FlowDirection::Up);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![silent]));
+    place(
+        &scene.take(),
+        |action| matches!(action, Action::Path(StandbyRequest::FindUnanswered(keys)) if keys.len() == 4),
+    );
+    let silent = kubelet.ends.key(FlowDirection::ToBackend);
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(vec![silent]));
     let (round, ends) = challenged(&scene.take()).unwrap();
     assert_eq!((ends[0].to, ends[0].with), (kubelet.ends.client.socket_addr(), Flags::Ack));
     scene.machine.handle_challenged(scene.now_ns, round);
     scene.pass(701);
     scene.take();
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(vec![]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(vec![]));
     let told = Action::Note(Note::Told { from: name("a"), answered: 2, silent: 0 });
     place(&scene.take(), |action| *action == told);
     assert_eq!(scene.machine.known(), 0);
     scene.pass(30_001);
-    let forgotten = scene.take().into_iter().filter(|action| matches!(action, Action::Path(HeldRequest::Forget(_))));
+    let forgotten = scene.take().into_iter().filter(|action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
     assert_eq!(forgotten.count(), 2);
 }
 
@@ -299,18 +304,18 @@ fn clients_that_answer_neither_round_are_woken_on_and_no_others() {
         let mut scene = Scene::with(Settings { carries, challenge, ..settings("b") });
         let (silent, other) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
         [&silent, &other].into_iter().for_each(|record| scene.told(record));
-        scene.pulse(Pulse::Silent);
+        scene.liveness(Liveness::Silent);
         scene.addresses(&["10.0.0.22", VIP]);
         let mut woken = Vec::new();
         for _ in 0..40 {
             for action in scene.take() {
                 match action {
-                    Action::Path(HeldRequest::FindUnanswered(_)) => {
-                        let keys = vec![silent.ends.key(FlowDirection::Up)];
-                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(keys));
+                    Action::Path(StandbyRequest::FindUnanswered(_)) => {
+                        let keys = vec![silent.ends.key(FlowDirection::ToBackend)];
+                        scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(keys));
                     }
-                    Action::Path(HeldRequest::Report(round)) => {
-                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Reached(round));
+                    Action::Path(StandbyRequest::Report(round)) => {
+                        scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Reached(round));
                     }
                     Action::Challenge { round, .. } => scene.machine.handle_challenged(scene.now_ns, round),
                     Action::WakeOn(all) => woken.extend(all),
@@ -343,16 +348,16 @@ fn an_owner_that_answers_the_ping_keeps_its_flows() {
         place(&actions, |action| *action == Action::Send(PeerCommand::Ping));
         assert_eq!(refused(&actions), [], "it may live");
         if answers {
-            scene.pulse(Pulse::Alive);
+            scene.liveness(Liveness::Alive);
         }
         scene.pass(251);
         assert_eq!(refused(&scene.take()).is_empty(), answers);
         // While the VIP stays, silence alone is no death; but right after it has come it is.
         scene.pass(6000);
         scene.take();
-        scene.pulse(Pulse::Silent);
+        scene.liveness(Liveness::Silent);
         assert_eq!(refused(&scene.take()), []);
-        scene.pulse(Pulse::Dead);
+        scene.liveness(Liveness::Dead);
         assert_eq!(refused(&scene.take()).len(), if answers { 2 } else { 0 });
     }
 }
@@ -362,11 +367,11 @@ fn an_owner_that_lives_after_all_has_its_packets_forwarded_again() {
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", false);
     scene.told(&flow);
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     scene.take();
-    scene.pulse(Pulse::Alive);
+    scene.liveness(Liveness::Alive);
     let to = ip("10.0.0.21");
-    let again = Action::Path(HeldRequest::Forward { keys: both(&flow.ends).to_vec(), to });
+    let again = Action::Path(StandbyRequest::Forward { keys: both(&flow.ends).to_vec(), to });
     place(&scene.take(), |action| *action == again);
 }
 
@@ -378,11 +383,11 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     // As behind a router: both have it.
     scene.addresses(&["10.0.0.22", "10.0.0.100"]);
     scene.take();
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.fleet_id()]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![flow.fleet_id()]));
     let actions = scene.take();
     let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
     assert!(
-        place(&actions, |action| matches!(action, Action::Path(HeldRequest::Inherit(_))))
+        place(&actions, |action| matches!(action, Action::Path(StandbyRequest::Inherit(_))))
             > place(&actions, |a| *a == claim)
     );
     scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
@@ -390,9 +395,9 @@ fn a_held_flow_belongs_to_whom_its_packets_come() {
     scene.told(&flow);
     assert_eq!(scene.take(), [claim], "a snapshot that began before");
     scene.remote(Remote::Claimed { by: name("a"), flows: vec![(flow.fleet_id(), None)] });
-    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Release(vec![flow.fleet_id()])));
+    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Release(vec![flow.fleet_id()])));
     scene.told(&flow);
-    place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Hold(_))));
+    place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Hold(_))));
 }
 
 /// Found as RST for clients while instances joined behind a router: one that had heard of the old owner's farewell to a flow
@@ -403,7 +408,7 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
         let mut scene = Scene::new();
         let flow = record(1, "10.0.1.7", true);
         scene.told(&flow);
-        scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+        scene.remote(Remote::Liveness { owner: name("c"), liveness: Liveness::Alive });
         scene.remote(Remote::Begin { owner: name("c"), epoch: Epoch(1), slot: 2 });
         scene.remote(Remote::Synced { owner: name("c") });
         scene.take();
@@ -412,10 +417,10 @@ fn a_flow_that_goes_from_one_to_another_is_held_all_the_time() {
         let both = if first { [moved, told] } else { [told, moved] };
         both.into_iter().for_each(|remote| scene.remote(remote));
         scene.pass(20_000);
-        let dropped = |action: &Action| matches!(action, Action::Path(HeldRequest::Drop(_)));
+        let dropped = |action: &Action| matches!(action, Action::Path(StandbyRequest::Drop(_)));
         assert!(!scene.take().iter().any(dropped));
         scene.remote(Remote::Ended { owner: name("c"), id: flow.fleet_id() });
-        assert_eq!(scene.take(), [Action::Path(HeldRequest::Drop(vec![flow.fleet_id()]))]);
+        assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![flow.fleet_id()]))]);
     }
 }
 
@@ -424,7 +429,7 @@ fn nothing_is_left_of_a_flow_that_went_from_one_to_another_and_back_before_the_o
     let mut scene = Scene::new();
     let flow = record(1, "10.0.0.7", true);
     let (id, a, c) = (flow.fleet_id(), name("a"), name("c"));
-    scene.remote(Remote::Pulse { owner: c.clone(), pulse: Pulse::Alive });
+    scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
     scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(1), slot: 2 });
     scene.remote(Remote::Synced { owner: c.clone() });
     scene.told(&flow);
@@ -433,7 +438,7 @@ fn nothing_is_left_of_a_flow_that_went_from_one_to_another_and_back_before_the_o
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id });
     let actions = scene.take();
-    assert!(actions.contains(&Action::Path(HeldRequest::Drop(vec![id]))), "{actions:?}");
+    assert!(actions.contains(&Action::Path(StandbyRequest::Drop(vec![id]))), "{actions:?}");
     assert_eq!(scene.machine.known(), 0);
 }
 
@@ -443,18 +448,18 @@ fn of_three_that_say_a_flow_is_theirs_none_is_forgotten() {
     let flow = record(1, "10.0.0.7", true);
     let (id, c) = (flow.fleet_id(), name("c"));
     scene.addresses(&["10.0.0.22", VIP]);
-    scene.pulse(Pulse::Alive);
-    scene.remote(Remote::Pulse { owner: c.clone(), pulse: Pulse::Alive });
+    scene.liveness(Liveness::Alive);
+    scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
     scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(1), slot: 2 });
     scene.remote(Remote::Synced { owner: c.clone() });
     scene.take();
     // Both have the address: that is settled later. The third one has not.
     scene.told(&flow);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![id]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
     scene.remote(Remote::Flow { owner: c, record: Box::new(flow) });
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![id]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
     scene.pass(1000);
-    assert!(scene.take().contains(&Action::Path(HeldRequest::Release(vec![id]))), "a goes before b");
+    assert!(scene.take().contains(&Action::Path(StandbyRequest::Release(vec![id]))), "a goes before b");
 }
 
 /// Found as clients that waited for ever: after a cut each of several had left a flow to another one, and all took that for its end.
@@ -465,16 +470,16 @@ fn who_leaves_a_flow_to_another_says_so_before_it_ends_here() {
     let id = flow.fleet_id();
     let leaves = |actions: &[Action]| {
         let said = place(actions, |action| *action == Action::Send(PeerCommand::Leave { to: name("a"), flow: id }));
-        assert!(said < place(actions, |action| *action == Action::Path(HeldRequest::Release(vec![id]))));
+        assert!(said < place(actions, |action| *action == Action::Path(StandbyRequest::Release(vec![id]))));
     };
     // Both look after it, and the other has the address.
     scene.told(&flow);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![id]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![id]));
     leaves(&scene.take());
     // It was claimed by this one before the other got the address.
     let mut scene = Scene::new();
     scene.told(&flow);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![id]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![id]));
     scene.take();
     scene.told(&flow);
     leaves(&scene.take());
@@ -485,15 +490,15 @@ fn a_flow_that_is_given_away_stays_with_whoever_has_told_of_it_besides() {
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", true);
     let (id, c) = (flow.fleet_id(), name("c"));
-    scene.remote(Remote::Pulse { owner: c.clone(), pulse: Pulse::Alive });
+    scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
     scene.told(&flow);
     scene.remote(Remote::Flow { owner: c.clone(), record: Box::new(flow) });
     scene.remote(Remote::Moved { owner: c.clone(), id, to: name("b") });
     scene.take();
     scene.remote(Remote::Ended { owner: c, id });
-    assert!(!scene.take().contains(&Action::Path(HeldRequest::Drop(vec![id]))), "a has it");
+    assert!(!scene.take().contains(&Action::Path(StandbyRequest::Drop(vec![id]))), "a has it");
     scene.remote(Remote::Ended { owner: name("a"), id });
-    assert!(scene.take().contains(&Action::Path(HeldRequest::Drop(vec![id]))));
+    assert!(scene.take().contains(&Action::Path(StandbyRequest::Drop(vec![id]))));
 }
 
 #[test]
@@ -512,15 +517,15 @@ fn a_flow_that_nobody_tells_of_is_in_the_end_claimed_by_who_has_the_address() {
         let claim = Action::Send(PeerCommand::Claim { owner: name("a"), flows: vec![flow.fleet_id()] });
         let actions = scene.take();
         assert!(!actions.contains(&claim), "the other has the address");
-        assert!(!actions.iter().any(|action| matches!(action, Action::Path(HeldRequest::Drop(_)))));
+        assert!(!actions.iter().any(|action| matches!(action, Action::Path(StandbyRequest::Drop(_)))));
         scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
         scene.addresses(&["10.0.0.22", VIP]);
-        scene.pulse(Pulse::Alive);
+        scene.liveness(Liveness::Alive);
         scene.take();
         scene.pass(4000);
         let actions = scene.take();
         assert!(
-            actions.contains(&claim) && actions.contains(&Action::Path(HeldRequest::Inherit(vec![flow.fleet_id()])))
+            actions.contains(&claim) && actions.contains(&Action::Path(StandbyRequest::Inherit(vec![flow.fleet_id()])))
         );
     }
 }
@@ -534,7 +539,7 @@ fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
     scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip("10.0.0.23"), ip(VIP)] });
     scene.take();
     scene.remote(Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) });
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.fleet_id()]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![flow.fleet_id()]));
     let taken = |action: &Action| matches!(action, Action::Send(PeerCommand::Claim { .. }));
     assert!(!scene.take().iter().any(taken));
     // It was `a` that took it.
@@ -542,7 +547,7 @@ fn who_hears_of_a_third_ones_claim_before_its_own_loss_waits_for_that() {
     scene.pass(1500);
     assert!(!scene.take().iter().any(taken));
     // Without such a word one of them gives way.
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Ours(vec![flow.fleet_id()]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Ours(vec![flow.fleet_id()]));
     scene.pass(1500);
     assert!(scene.take().iter().any(taken));
 }
@@ -554,13 +559,13 @@ fn who_has_lost_the_address_does_not_claim_back_what_it_claimed_before() {
     let flow = record(1, "10.0.1.7", true);
     scene.told(&flow);
     scene.addresses(&["10.0.0.22", "10.0.0.100"]);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![flow.fleet_id()]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![flow.fleet_id()]));
     scene.addresses(&["10.0.0.22"]);
     scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21"), ip("10.0.0.100")] });
     scene.take();
     scene.told(&flow);
     let actions = scene.take();
-    place(&actions, |action| *action == Action::Path(HeldRequest::Release(vec![flow.fleet_id()])));
+    place(&actions, |action| *action == Action::Path(StandbyRequest::Release(vec![flow.fleet_id()])));
     assert!(!actions.iter().any(|action| matches!(action, Action::Send(PeerCommand::Claim { .. }))), "{actions:?}");
 }
 
@@ -573,14 +578,14 @@ fn one_of_the_living_takes_what_a_dead_owner_offloaded() {
         ("b", vec![], vec![], true),
     ] {
         let mut scene = Scene::with(settings(me));
-        scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+        scene.remote(Remote::Liveness { owner: name("c"), liveness: Liveness::Alive });
         scene.remote(Remote::Addresses { owner: name("c"), vips: others });
         scene.addresses(&here);
         let flow = record(1, "10.0.1.7", true);
         scene.told(&flow);
         scene.take();
-        scene.pulse(Pulse::Dead);
-        let inherits = scene.take().iter().any(|action| matches!(action, Action::Path(HeldRequest::Inherit(_))));
+        scene.liveness(Liveness::Dead);
+        let inherits = scene.take().iter().any(|action| matches!(action, Action::Path(StandbyRequest::Inherit(_))));
         assert_eq!(inherits, takes, "{me} {here:?}");
     }
 }
@@ -594,13 +599,13 @@ fn what_a_new_snapshot_does_not_name_is_gone() {
     scene.take();
     scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
     scene.told(&kept);
-    let rules_only = |action: &Action| matches!(action, Action::Path(HeldRequest::Unknown { .. }));
+    let rules_only = |action: &Action| matches!(action, Action::Path(StandbyRequest::Unknown { .. }));
     let actions = scene.take();
     assert!(actions.iter().all(rules_only), "{actions:?}");
     assert_eq!(rule(&actions).map(|rule| rule.then), Some(Then::Ask { all_told: false }), "others may be told yet");
     scene.remote(Remote::Synced { owner: name("a") });
     let actions = scene.take();
-    assert_eq!(actions[0], Action::Path(HeldRequest::Drop(vec![gone.fleet_id()])));
+    assert_eq!(actions[0], Action::Path(StandbyRequest::Drop(vec![gone.fleet_id()])));
     assert!(actions[1..].iter().all(rules_only), "{actions:?}");
     assert_eq!(rule(&actions).map(|rule| rule.then), Some(Then::Ask { all_told: true }));
 }
@@ -617,41 +622,41 @@ fn a_snapshot_does_not_end_a_flow_that_its_sender_is_only_said_to_have() {
     scene.remote(Remote::Synced { owner: name("a") });
     scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
     scene.addresses(&["10.0.0.22", VIP]);
-    scene.pulse(Pulse::Alive);
+    scene.liveness(Liveness::Alive);
     scene.pass(4000);
     let actions = scene.take();
-    assert!(!actions.contains(&Action::Path(HeldRequest::Drop(vec![id]))), "{actions:?}");
-    assert!(actions.contains(&Action::Path(HeldRequest::Inherit(vec![id]))), "{actions:?}");
+    assert!(!actions.contains(&Action::Path(StandbyRequest::Drop(vec![id]))), "{actions:?}");
+    assert!(actions.contains(&Action::Path(StandbyRequest::Inherit(vec![id]))), "{actions:?}");
 }
 
 #[test]
-fn a_stray_packet_is_asked_for_once_and_never_left_without_an_answer() {
+fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", false);
     let ends = Asked::up(&flow.ends);
-    scene.stray(&flow);
-    scene.stray(&flow);
+    scene.packet(&flow);
+    scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
-    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(FlowDirection::Up)], to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Forward { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pass(10_001);
-    place(&scene.take(), |action| matches!(action, Action::Path(HeldRequest::Forget(_))));
-    let stray = scene.stray(&flow);
+    place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
+    let packet = scene.packet(&flow);
     scene.take();
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
-    assert_eq!(scene.take(), [Action::Answer(stray)]);
+    assert_eq!(scene.take(), [Action::Answer(packet)]);
     for nothing_was_said in 0..3 {
-        scene.stray(&flow);
+        scene.packet(&flow);
         assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))], "{nothing_was_said}");
         scene.pass(1600);
-        let answered: &[_] = if nothing_was_said == 2 { &[Action::Answer(stray)] } else { &[] };
+        let answered: &[_] = if nothing_was_said == 2 { &[Action::Answer(packet)] } else { &[] };
         assert_eq!(scene.take(), answered, "it may be known all the same, but not for ever: {nothing_was_said}");
     }
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     scene.take();
-    scene.stray(&flow);
-    assert_eq!(scene.take(), [Action::Answer(stray)], "nobody is there to be asked");
+    scene.packet(&flow);
+    assert_eq!(scene.take(), [Action::Answer(packet)], "nobody is there to be asked");
 }
 
 #[test]
@@ -659,19 +664,19 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", false);
     let ends = Asked::up(&flow.ends);
-    scene.pulse(Pulse::Unlinked);
+    scene.liveness(Liveness::Unlinked);
     scene.pass(3000);
     scene.take();
-    let stray = scene.stray(&flow);
+    let packet = scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
-    let forward = HeldRequest::Forward { keys: vec![flow.ends.key(FlowDirection::Up)], to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Forward { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
-    scene.stray(&flow);
+    scene.packet(&flow);
     assert_eq!(scene.take(), [], "it was on its way before");
     scene.pass(1100);
-    scene.stray(&flow);
-    assert_eq!(scene.take(), [Action::Answer(stray)]);
+    scene.packet(&flow);
+    assert_eq!(scene.take(), [Action::Answer(packet)]);
 }
 
 /// Found as a client that waited 69 s for a connect: its port had been another connection's while the peer could not be asked, and
@@ -680,22 +685,23 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
 fn what_was_sent_to_a_peer_that_could_not_be_asked_stays_here_once_all_of_its_flows_are_known() {
     let mut scene = Scene::new();
     let (its, nobodys) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
-    scene.pulse(Pulse::Unlinked);
+    scene.liveness(Liveness::Unlinked);
     scene.pass(3000);
     for flow in [&its, &nobodys] {
-        scene.stray(flow);
+        scene.packet(flow);
         scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
     }
-    scene.pulse(Pulse::Alive);
+    scene.liveness(Liveness::Alive);
     scene.told(&its);
     scene.take();
     scene.remote(Remote::Synced { owner: name("a") });
-    let forget = |flow: &FlowRecord| Action::Path(HeldRequest::Forget(vec![flow.ends.key(FlowDirection::Up)]));
+    let forget =
+        |flow: &FlowRecord| Action::Path(StandbyRequest::Forget(vec![flow.ends.key(FlowDirection::ToBackend)]));
     let done = scene.take();
     place(&done, |action| *action == forget(&nobodys));
     assert!(!done.contains(&forget(&its)), "{done:?}");
     // It is asked for again, as if it had never been sent there.
-    scene.stray(&nobodys);
+    scene.packet(&nobodys);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(Asked::up(&nobodys.ends)))]);
 }
 
@@ -707,14 +713,14 @@ fn a_moment_of_silence_is_no_death_for_a_peer_that_has_answered_since_the_addres
         scene.told(&record(1, "10.0.1.7", false));
         scene.addresses(&["10.0.0.22", VIP]);
         if answers {
-            scene.pulse(Pulse::Alive);
+            scene.liveness(Liveness::Alive);
         }
         scene.pass(200);
         scene.take();
-        scene.pulse(Pulse::Unlinked);
-        scene.pulse(Pulse::Silent);
+        scene.liveness(Liveness::Unlinked);
+        scene.liveness(Liveness::Silent);
         assert_eq!(refused(&scene.take()).is_empty(), answers);
-        scene.pulse(Pulse::Dead);
+        scene.liveness(Liveness::Dead);
         assert_eq!(refused(&scene.take()).is_empty(), !answers);
     }
 }
@@ -725,9 +731,9 @@ fn flows_of_a_peer_that_is_only_not_linked_are_forwarded_and_its_ports_stay_its_
     let flow = record(1, "10.0.1.7", false);
     scene.addresses(&["10.0.0.22", VIP]);
     scene.told(&flow);
-    scene.pulse(Pulse::Alive);
+    scene.liveness(Liveness::Alive);
     scene.take();
-    scene.pulse(Pulse::Unlinked);
+    scene.liveness(Liveness::Unlinked);
     scene.pass(60_000);
     assert_eq!(refused(&scene.take()), []);
     assert!(scene.machine.peers[&name("a")].can_be_asked() && !scene.machine.peers[&name("a")].is_dead);
@@ -748,17 +754,17 @@ fn what_an_earlier_process_held_is_dropped_or_claimed_when_the_peers_have_spoken
     scene.machine.handle_ready();
     assert_eq!(scene.take(), [], "c has not spoken, and the VIP is elsewhere");
     scene.addresses(&["10.0.0.22", VIP]);
-    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Settle { claim: true }));
+    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Settle { claim: true }));
     let mut scene = Scene::new();
     scene.remote(Remote::Synced { owner: name("c") });
     scene.machine.handle_ready();
-    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Settle { claim: false }));
+    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Settle { claim: false }));
 }
 
 /// The last rule for the frontend's port.
 fn rule(actions: &[Action]) -> Option<Unknown> {
     let mut rules = actions.iter().filter_map(|action| match action {
-        Action::Path(HeldRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
+        Action::Path(StandbyRequest::Unknown { vip, unknown }) if vip.port() == 6443 => *unknown,
         _ => None,
     });
     rules.next_back()
@@ -772,7 +778,7 @@ fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives
     scene.addresses(&["10.0.0.22", VIP]);
     let guard_until_ns = scene.now_ns + 2000 * MS;
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns, then: Then::Ask { all_told: true } }));
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     assert_eq!(rule(&scene.take()).map(|rule| rule.then), Some(Then::Reset));
     scene.pass(2001);
     assert_eq!(rule(&scene.take()), Some(Unknown { guard_until_ns: 0, then: Then::Reset }));
@@ -782,7 +788,7 @@ fn unknown_packets_wait_while_a_vip_comes_and_are_asked_for_while_somebody_lives
 fn unknown_packets_are_shown_while_a_vip_comes_for_as_long_as_the_map_has_no_room_and_no_longer() {
     let came_while_alone = |scene: &mut Scene| {
         scene.addresses(&["10.0.0.22"]);
-        scene.pulse(Pulse::Dead);
+        scene.liveness(Liveness::Dead);
         scene.pass(60_000);
         scene.take();
         scene.addresses(&["10.0.0.22", VIP]);
@@ -792,9 +798,9 @@ fn unknown_packets_are_shown_while_a_vip_comes_for_as_long_as_the_map_has_no_roo
         let mut scene = Scene::new();
         let flow = record(1, "10.0.1.7", true);
         scene.told(&flow);
-        scene.machine.handle_held(scene.now_ns, HeldAnswer::NotHeld(vec![flow.fleet_id()]));
+        scene.machine.handle_standby(scene.now_ns, StandbyAnswer::NoStandby(vec![flow.fleet_id()]));
         if room {
-            scene.machine.handle_held(scene.now_ns, HeldAnswer::Held(vec![flow.fleet_id()]));
+            scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Held(vec![flow.fleet_id()]));
         }
         let then = if room { Then::Reset } else { Then::Ask { all_told: true } };
         assert_eq!(came_while_alone(&mut scene), Some(then), "its packets are refused from here, and have no entry");
@@ -802,7 +808,7 @@ fn unknown_packets_are_shown_while_a_vip_comes_for_as_long_as_the_map_has_no_roo
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", true);
     scene.told(&flow);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::NotHeld(vec![flow.fleet_id()]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::NoStandby(vec![flow.fleet_id()]));
     scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
     assert_eq!(came_while_alone(&mut scene), Some(Then::Reset), "it has ended");
 }
@@ -818,7 +824,7 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
     scene.addresses(&["10.0.0.22", VIP]);
     let guard_until_ns = scene.now_ns + 7000 * MS;
     assert_eq!(rule(&scene.take()).map(|rule| rule.guard_until_ns), Some(guard_until_ns));
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     let (_, ends) = challenged(&scene.take()).expect("they are told");
     assert_eq!(ends.first().map(|challenge| challenge.to), Some(last.client.socket_addr()), "by the new priority");
 
@@ -826,7 +832,7 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
     scene.machine.handle_settings(scene.now_ns, Settings { challenge: false, ..changed });
     scene.told(&first);
     scene.addresses(&["10.0.0.22", VIP]);
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     assert_eq!(challenged(&scene.take()), None);
 }
 
@@ -836,8 +842,8 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
 fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
     let mut scene = Scene::new();
     let elsewhere = |machine: &Failover| {
-        let mut slices = machine.slices.iter().filter(|slice| slice.ports.contains(6443));
-        slices.next().map(|slice| slice.at.clone())
+        let mut port_ranges = machine.port_ranges.iter().filter(|port_range| port_range.ports.contains(6443));
+        port_ranges.next().map(|port_range| port_range.at.clone())
     };
     assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
     scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
@@ -849,11 +855,11 @@ fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_c
     // Who has died is sent nothing.
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     assert_eq!(elsewhere(&scene.machine), None);
     // And of two that have it nobody knows whose they are.
     let mut scene = Scene::new();
-    scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Alive });
+    scene.remote(Remote::Liveness { owner: name("c"), liveness: Liveness::Alive });
     scene.remote(Remote::Addresses { owner: name("c"), vips: vec![ip(VIP)] });
     assert_eq!(elsewhere(&scene.machine), None);
 }
@@ -865,43 +871,43 @@ fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
     scene.told(&dead);
     scene.told(&again);
     scene.remote(Remote::Addresses { owner: name("a"), vips: Vec::new() });
-    scene.pulse(Pulse::Dead);
-    scene.pulse(Pulse::Alive);
+    scene.liveness(Liveness::Dead);
+    scene.liveness(Liveness::Alive);
     scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
     scene.told(&again);
     scene.remote(Remote::Synced { owner: name("a") });
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let all = scene.take();
-    place(&all, |action| *action == Action::Path(HeldRequest::Refuse(both(&dead.ends).to_vec())));
+    place(&all, |action| *action == Action::Path(StandbyRequest::Refuse(both(&dead.ends).to_vec())));
     place(
         &all,
         |action| matches!(action, Action::Challenge { ends, .. } if ends[0].to == dead.ends.client.socket_addr()),
     );
-    assert!(!all.contains(&Action::Path(HeldRequest::Refuse(both(&again.ends).to_vec()))));
+    assert!(!all.contains(&Action::Path(StandbyRequest::Refuse(both(&again.ends).to_vec()))));
 }
 
 #[test]
 fn ports_of_a_peer_that_was_never_heard_are_not_the_kernels() {
     let scene = Scene::new();
-    let ports = [0, 1, 2, 7].map(|slot| crate::model::fleet::slice(32768..=60999, slot).unwrap().first);
+    let ports = [0, 1, 2, 7].map(|slot| crate::model::fleet::port_range(32768..=60999, slot).unwrap().first);
     for port in ports {
-        assert!(scene.machine.slices.iter().any(|slice| slice.ports.contains(port)), "{port}");
+        assert!(scene.machine.port_ranges.iter().any(|port_range| port_range.ports.contains(port)), "{port}");
     }
 }
 
 #[test]
 fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
     let mut scene = Scene::new();
-    scene.pulse(Pulse::Unlinked);
+    scene.liveness(Liveness::Unlinked);
     let flow = record(1, "10.0.1.7", false);
-    scene.stray(&flow);
+    scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let keys = vec![flow.ends.key(FlowDirection::Up)];
-    let forward = HeldRequest::Forward { keys: keys.clone(), to: ip("10.0.0.21") };
+    let keys = vec![flow.ends.key(FlowDirection::ToBackend)];
+    let forward = StandbyRequest::Forward { keys: keys.clone(), to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
-    scene.pulse(Pulse::Dead);
-    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Forget(keys.clone())));
+    scene.liveness(Liveness::Dead);
+    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(keys.clone())));
 }
 
 #[test]
@@ -910,28 +916,29 @@ fn what_a_full_map_still_forwards_of_a_flow_it_could_not_hold_ends_with_the_flow
     let (flow, offloaded) = (record(1, "10.0.1.7", false), record(1, "10.0.1.7", true));
     scene.told(&flow);
     scene.told(&offloaded);
-    scene.machine.handle_held(scene.now_ns, HeldAnswer::NotHeld(vec![flow.fleet_id()]));
+    scene.machine.handle_standby(scene.now_ns, StandbyAnswer::NoStandby(vec![flow.fleet_id()]));
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
-    place(&scene.take(), |action| *action == Action::Path(HeldRequest::Forget(both(&flow.ends).to_vec())));
+    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(both(&flow.ends).to_vec())));
 }
 
 #[test]
 fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
     let mut scene = Scene::new();
     scene.remote(Remote::Addresses { owner: name("a"), vips: vec![ip("10.0.0.21")] });
-    scene.pulse(Pulse::Unlinked);
-    scene.remote(Remote::Pulse { owner: name("c"), pulse: Pulse::Unlinked });
+    scene.liveness(Liveness::Unlinked);
+    scene.remote(Remote::Liveness { owner: name("c"), liveness: Liveness::Unlinked });
     let flow = record(1, "10.0.1.7", false);
-    scene.stray(&flow);
+    scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let forward = |to| Action::Path(HeldRequest::Forward { keys: vec![flow.ends.key(FlowDirection::Up)], to: ip(to) });
+    let forward =
+        |to| Action::Path(StandbyRequest::Forward { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) });
     place(&scene.take(), |action| *action == forward("10.0.0.21"));
     scene.pass(1001);
-    scene.stray(&flow);
+    scene.packet(&flow);
     place(&scene.take(), |action| *action == forward("10.0.0.23"));
     scene.pass(1001);
-    scene.stray(&flow);
+    scene.packet(&flow);
     place(&scene.take(), |action| matches!(action, Action::Answer(_)));
 }
 
@@ -940,11 +947,11 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", false);
     scene.told(&flow);
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let asks = |action: &Action| {
-        matches!(action, Action::Path(HeldRequest::Unknown { vip, unknown: Some(it) })
+        matches!(action, Action::Path(StandbyRequest::Unknown { vip, unknown: Some(it) })
             if vip.port() == 6443 && matches!(it.then, Then::Ask { .. }) && it.guard_until_ns > 0)
     };
     place(&scene.take(), asks);
@@ -955,18 +962,18 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
 #[test]
 fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router() {
     let owner = |scene: &Scene| {
-        let mut slices = scene.machine.slices.iter().filter(|slice| slice.ports.contains(33_000));
-        slices.next().map(|slice| slice.at.clone())
+        let mut port_ranges = scene.machine.port_ranges.iter().filter(|port_range| port_range.ports.contains(33_000));
+        port_ranges.next().map(|port_range| port_range.at.clone())
     };
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
     // It answers: the address has not come because of its death.
-    scene.pulse(Pulse::Alive);
-    for pulse in [Pulse::Silent, Pulse::Dead, Pulse::Unlinked, Pulse::Left(Farewell::Succeeded)] {
-        scene.pulse(pulse);
-        assert_eq!(owner(&scene), Some(vec![ip("10.0.0.21")]), "{pulse:?}");
+    scene.liveness(Liveness::Alive);
+    for liveness in [Liveness::Silent, Liveness::Dead, Liveness::Unlinked, Liveness::Left(Farewell::Succeeded)] {
+        scene.liveness(liveness);
+        assert_eq!(owner(&scene), Some(vec![ip("10.0.0.21")]), "{liveness:?}");
     }
-    scene.pulse(Pulse::Left(Farewell::Stopped));
+    scene.liveness(Liveness::Left(Farewell::Stopped));
     assert_eq!(owner(&scene), Some(Vec::new()), "it has said that it stops");
     // Another address that comes here because of the silence says nothing of the one that both have.
     const OTHER: &str = "10.0.0.101";
@@ -974,39 +981,39 @@ fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router
     let mut scene = Scene::with(Settings { vips: vips.to_vec(), ..settings("b") });
     scene.remote(Remote::Addresses { owner: name("a"), vips: ["10.0.0.21", VIP, OTHER].map(ip).to_vec() });
     scene.addresses(&["10.0.0.22", VIP]);
-    scene.pulse(Pulse::Alive);
-    scene.pulse(Pulse::Silent);
+    scene.liveness(Liveness::Alive);
+    scene.liveness(Liveness::Silent);
     scene.addresses(&["10.0.0.22", VIP, OTHER]);
     assert_eq!(owner(&scene), Some(vec![ip("10.0.0.21")]), "two addresses");
     // An address that only one has at a time has left whoever has died.
     let mut scene = Scene::new();
-    scene.pulse(Pulse::Silent);
+    scene.liveness(Liveness::Silent);
     scene.addresses(&["10.0.0.22", VIP]);
     assert_eq!(owner(&scene), Some(Vec::new()));
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     assert_eq!(owner(&scene), Some(Vec::new()));
 }
 
 #[test]
 fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_when_it_is_heard_again() {
-    let asks = |scene: &mut Scene| scene.take().contains(&Action::Path(HeldRequest::AskEnds));
+    let asks = |scene: &mut Scene| scene.take().contains(&Action::Path(StandbyRequest::AskEnds));
     let mut scene = Scene::new();
     scene.addresses(&["10.0.0.22", VIP]);
-    scene.pulse(Pulse::Alive);
-    scene.pulse(Pulse::Silent);
+    scene.liveness(Liveness::Alive);
+    scene.liveness(Liveness::Silent);
     assert!(!asks(&mut scene), "it may only be slow");
-    for (pulse, asked) in [
-        (Pulse::Dead, true),
-        (Pulse::Alive, true),
-        (Pulse::Unlinked, true),
-        (Pulse::Alive, true),
-        (Pulse::Alive, false),
+    for (liveness, asked) in [
+        (Liveness::Dead, true),
+        (Liveness::Alive, true),
+        (Liveness::Unlinked, true),
+        (Liveness::Alive, true),
+        (Liveness::Alive, false),
     ] {
-        scene.pulse(pulse);
-        assert_eq!(asks(&mut scene), asked, "{pulse:?}");
+        scene.liveness(liveness);
+        assert_eq!(asks(&mut scene), asked, "{liveness:?}");
     }
     // Where only one has the address no flow's packets come to two.
     let mut scene = Scene::new();
-    scene.pulse(Pulse::Dead);
+    scene.liveness(Liveness::Dead);
     assert!(!asks(&mut scene));
 }

@@ -6,7 +6,7 @@ use super::node::{NAMES, vip};
 use super::packets::Packet;
 use super::{
     BackendAddr, ClientAddr, Ends, FlowDirection, FlowId, FlowRecord, IpAddr, Keeping, Local, LocalAddr, SECOND_NS,
-    World, passage, slice,
+    World, passage, port_range,
 };
 use crate::model::fleet::InstanceName;
 
@@ -65,12 +65,12 @@ impl World {
     pub fn bear(&mut self) {
         let vip_number = self.dice.roll(self.net.holders.len() as u64) as usize;
         let client = self.born + 1;
-        let Some(node) = self.place(client, vip_number, FlowDirection::Up) else { return };
+        let Some(node) = self.place(client, vip_number, FlowDirection::ToBackend) else { return };
         if !self.is_fit(node, vip_number) {
             return;
         }
         self.born = client;
-        let ports = slice(32768..=60999, node as u8).expect("there are eight of them");
+        let ports = port_range(32768..=60999, node as u8).expect("there are eight of them");
         let port = ports.first + (client % u64::from(ports.last - ports.first)) as u16;
         let from = ClientAddr::new((IpAddr::from([10, 0, 1, 7]), PORTS as u16 + client as u16).into());
         let Some(process) = &mut self.nodes[node].process else { return };
@@ -235,19 +235,19 @@ impl World {
         let Some(client) = self.clients.get(&number) else { return };
         match client.stage {
             Stage::Idle => {}
-            Stage::Asking => self.packet(&Packet::data(client, FlowDirection::Up)),
+            Stage::Asking => self.packet(&Packet::data(client, FlowDirection::ToBackend)),
             Stage::Passing => match self.owner_of(client).filter(|node| !self.nodes[*node].isolated) {
                 Some(_) if client.backend_lives => {
                     self.enter(number, Stage::Answering);
                     self.send(number);
                 }
-                Some(_) => self.packet(&Packet::rst(client, FlowDirection::Down)),
+                Some(_) => self.packet(&Packet::rst(client, FlowDirection::ToClient)),
                 // Its kernel has said that it has the request: the client waits, and sends nothing.
                 None => {}
             },
             Stage::Connecting if self.now_ns - client.since_ns > 3 * SECOND_NS => {
                 // What its backend answers comes to nobody: the hosts are all cut off, or the one that has asked it.
-                let place = self.place(number, client.vip, FlowDirection::Down);
+                let place = self.place(number, client.vip, FlowDirection::ToClient);
                 let is_begun = |node: &usize| {
                     self.nodes[*node].process.as_ref().is_some_and(|it| it.connecting.contains_key(&client.record.id))
                 };
@@ -257,7 +257,7 @@ impl World {
                 self.is_over(number);
             }
             Stage::Connecting | Stage::Answering if client.backend_lives => {
-                self.packet(&Packet::data(client, FlowDirection::Down));
+                self.packet(&Packet::data(client, FlowDirection::ToClient));
             }
             Stage::Connecting => self.is_over(number),
             // Who has sent to it was not told that it had come, and goes on.

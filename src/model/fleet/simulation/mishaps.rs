@@ -19,7 +19,7 @@ impl World {
             0..=6 => return self.bear(),
             7..=10 => return self.offload(),
             11 | 12 => return self.end(),
-            13 => return self.mend(),
+            13 => return self.fix(),
             _ => {}
         }
         let kinds = self.kinds.clone();
@@ -92,7 +92,7 @@ impl World {
 
     /// Who of those that hear `node` has been told of the client's flow.
     fn knowers(&self, node: usize, client: u64) -> BTreeSet<usize> {
-        let key = self.clients[&client].record.ends.key(FlowDirection::Up);
+        let key = self.clients[&client].record.ends.key(FlowDirection::ToBackend);
         let knows = |other: &usize| {
             let process = self.nodes[*other].process.as_ref();
             *other != node && self.in_touch(node, *other) && process.is_some_and(|it| it.told.contains_key(&key))
@@ -109,7 +109,7 @@ impl World {
                 continue;
             }
             let known_by = if is_told { BTreeSet::new() } else { self.knowers(node, number) };
-            let key = client.record.ends.key(FlowDirection::Up);
+            let key = client.record.ends.key(FlowDirection::ToBackend);
             let carried = known_by.iter().any(|other| self.nodes[*other].path.carries_key(&key));
             if let Some(client) = self.clients.get_mut(&number) {
                 client.may_be_lost |= in_sockets || !carried;
@@ -227,14 +227,14 @@ impl World {
     }
 
     /// What is broken is repaired.
-    pub fn mend(&mut self) {
+    pub fn fix(&mut self) {
         self.net.cut.clear();
         self.net.stalled.clear();
         self.net.split = false;
         for node in self.nodes.iter_mut().filter(|node| node.isolated) {
             (node.isolated, node.back_ns) = (false, self.now_ns);
         }
-        self.note(|| "all is mended".to_owned());
+        self.note(|| "all is fixed".to_owned());
         self.disturb();
     }
 

@@ -85,7 +85,7 @@ impl World {
 
     /// Both directions' packets come to this one.
     pub fn sees_all_of(&self, node: usize, client: u64, vip: usize) -> bool {
-        [FlowDirection::Up, FlowDirection::Down]
+        [FlowDirection::ToBackend, FlowDirection::ToClient]
             .iter()
             .all(|direction| self.place(client, vip, *direction) == Some(node))
     }

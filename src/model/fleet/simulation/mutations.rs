@@ -37,6 +37,6 @@ fn the_peer_link_as_only_judge_of_life_is_found() {
 
 #[test]
 fn flows_that_a_full_map_counts_as_held_are_found() {
-    let faults = Faults { full_is_held: true, ..Faults::default() };
+    let faults = Faults { full_is_standby: true, ..Faults::default() };
     is_found(faults, &[Kind::Die, Kind::Move, Kind::Full], 150..300, "was not told that its flow is gone");
 }

@@ -207,7 +207,7 @@ impl World {
 
     /// Where packets of this flow's direction come to.
     pub fn place(&self, client: u64, vip: usize, direction: FlowDirection) -> Option<usize> {
-        let word = mix((client * 2 + u64::from(direction == FlowDirection::Down)) ^ (self.net.salt << 32)) as usize;
+        let word = mix((client * 2 + u64::from(direction == FlowDirection::ToClient)) ^ (self.net.salt << 32)) as usize;
         if self.net.shared {
             let node = self.net.routed.get(word % self.net.routed.len().max(1)).copied();
             return node.filter(|node| self.nodes[*node].up && !self.nodes[*node].isolated);

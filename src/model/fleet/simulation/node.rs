@@ -128,7 +128,7 @@ impl Node {
         let tag = name(self.number).tag();
         let highest = self.path.ids().into_iter().filter(|id| id.tag() == tag).map(FlowId::count).max();
         let first = if faults.ids_from_one { 1 } else { FlowId::first_count(now_ns / SECOND_NS) };
-        (self.path.by_number, self.path.full_is_held) = (faults.ids_from_one, faults.full_is_held);
+        (self.path.by_number, self.path.full_is_standby) = (faults.ids_from_one, faults.full_is_standby);
         self.process = Some(Process {
             exchange,
             failover: Failover::new(self.settings()),
@@ -173,7 +173,7 @@ impl Process {
                 self.stale = self.told.iter().filter(|(_, its)| **its == owner).map(|(key, _)| *key).collect();
             }
             Flow { owner, record } => {
-                let key = record.ends.key(super::FlowDirection::Up);
+                let key = record.ends.key(super::FlowDirection::ToBackend);
                 self.stale.remove(&key);
                 self.told.insert(key, number(owner));
             }
@@ -187,13 +187,13 @@ impl Process {
     }
 
     pub fn bind(&mut self, record: &FlowRecord) {
-        for direction in [super::FlowDirection::Up, super::FlowDirection::Down] {
+        for direction in [super::FlowDirection::ToBackend, super::FlowDirection::ToClient] {
             self.taken.insert(record.ends.key(direction), record.id);
         }
     }
 
     pub fn unbind(&mut self, record: &FlowRecord) {
-        for direction in [super::FlowDirection::Up, super::FlowDirection::Down] {
+        for direction in [super::FlowDirection::ToBackend, super::FlowDirection::ToClient] {
             self.taken.remove(&record.ends.key(direction));
         }
     }

@@ -190,10 +190,10 @@ impl World {
     /// What it had is known elsewhere: nobody misses it.
     fn switch_off(&mut self, node: usize) {
         for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
-            let place = self.place(client.number, client.vip, FlowDirection::Up);
+            let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
             let carried = place.is_none_or(|place| {
                 let path = &self.nodes[place].path;
-                let key = client.record.ends.key(FlowDirection::Up);
+                let key = client.record.ends.key(FlowDirection::ToBackend);
                 // One that has only just begun asks the others.
                 let has = |other: usize| other != node && self.nodes[other].path.carries_key(&key);
                 let is_asked = !self.is_ripe(place) && self.running().into_iter().any(has);

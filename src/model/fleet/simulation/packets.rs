@@ -3,7 +3,7 @@
 use super::clients::{Client, Stage};
 use super::node::{NAMES, at};
 use super::path::Entry;
-use super::{FlowDirection, FlowRecord, HeldAnswer, Key, Local, Stray, Then, VipAddr, World};
+use super::{FlowDirection, FlowRecord, Key, Local, StandbyAnswer, Then, UnknownPacket, VipAddr, World};
 
 /// One packet of a client or a backend.
 pub struct Packet {
@@ -65,23 +65,23 @@ impl World {
                 self.is_over(number);
             }
             (Fate::Refused(_), _, true) => {}
-            (Fate::Taken(node), FlowDirection::Up, false) => {
+            (Fate::Taken(node), FlowDirection::ToBackend, false) => {
                 if client.stage == Stage::Asking && self.nodes[node].has_sockets(&packet.record) {
                     self.enter(number, Stage::Passing);
                     self.send(number);
                 }
             }
-            (Fate::Taken(node), FlowDirection::Down, false) => self.backend_is_heard(node, packet),
-            (Fate::Passed, FlowDirection::Up, false) => {
+            (Fate::Taken(node), FlowDirection::ToClient, false) => self.backend_is_heard(node, packet),
+            (Fate::Passed, FlowDirection::ToBackend, false) => {
                 if client.backend_lives {
                     self.enter(number, Stage::Answering);
                     self.send(number);
                 } else {
-                    let rst = Packet::rst(client, FlowDirection::Down);
+                    let rst = Packet::rst(client, FlowDirection::ToClient);
                     self.packet(&rst);
                 }
             }
-            (Fate::Passed, FlowDirection::Down, false) => self.enter(number, Stage::Idle),
+            (Fate::Passed, FlowDirection::ToClient, false) => self.enter(number, Stage::Idle),
             (Fate::Refused(by), direction, false) => self.is_reset(by, packet, direction),
         }
     }
@@ -139,10 +139,10 @@ impl World {
         let it = &self.nodes[node];
         let (to, port) = (packet.key.to, packet.key.to.port());
         let rule = |port| it.path.unknown.get(&VipAddr::new((to.ip(), port).into())).copied();
-        let slice = it.path.slices.iter().find(|slice| slice.ports.contains(port));
-        let by_slice = || rule(0).filter(|_| slice.is_some());
-        let Some(rule) = rule(port).or_else(by_slice) else { return self.by_kernel(node, packet) };
-        if let Some(owner) = slice.and_then(|slice| slice.at.first()).map(|ip| at(*ip))
+        let port_range = it.path.port_ranges.iter().find(|port_range| port_range.ports.contains(port));
+        let by_range = || rule(0).filter(|_| port_range.is_some());
+        let Some(rule) = rule(port).or_else(by_range) else { return self.by_kernel(node, packet) };
+        if let Some(owner) = port_range.and_then(|port_range| port_range.at.first()).map(|ip| at(*ip))
             && from != Some(owner)
         {
             return self.send_on(node, owner, packet, hops);
@@ -151,8 +151,8 @@ impl World {
             return Fate::Lost;
         }
         if matches!(rule.then, Then::Ask { .. }) && self.is_up(node) {
-            let stray = Stray { key: packet.key, seq: 1, ack: 2, length: 3, flags: 16 };
-            self.nodes[node].path.answers.push(HeldAnswer::Strays(vec![stray]));
+            let packet = UnknownPacket { key: packet.key, seq: 1, ack: 2, length: 3, flags: 16 };
+            self.nodes[node].path.answers.push(StandbyAnswer::UnknownPackets(vec![packet]));
             self.act(node);
             Fate::Lost
         } else if rule.guard_until_ns > self.now_ns {
@@ -175,8 +175,8 @@ impl World {
         self.note(|| format!("client {number}: {direction:?} is reset by {}", NAMES[by]));
         self.judge_reset(by, number);
         match direction {
-            FlowDirection::Up => self.is_over(number),
-            FlowDirection::Down => {
+            FlowDirection::ToBackend => self.is_over(number),
+            FlowDirection::ToClient => {
                 if let Some(client) = self.clients.get_mut(&number) {
                     client.backend_lives = false;
                 }

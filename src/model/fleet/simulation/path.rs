@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{
-    FleetId, FlowDirection, FlowId, FlowRecord, HeldAnswer, HeldRequest, Keeping, Key, Local, PeerSlice, Unknown,
-    VipAddr,
+    FleetId, FlowDirection, FlowId, FlowRecord, Keeping, Key, Local, PeerPortRange, StandbyAnswer, StandbyRequest,
+    Unknown, VipAddr,
 };
 
-const BOTH: [FlowDirection; 2] = [FlowDirection::Up, FlowDirection::Down];
+const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
 /// What stands in the map for packets with one key.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +48,7 @@ pub struct Path {
     /// There once was no room for something.
     pub was_crowded: bool,
     /// Nothing is said of them.
-    pub full_is_held: bool,
+    pub full_is_standby: bool,
     /// Flows with one id are one flow.
     pub by_number: bool,
     /// Ids that were given to flows which could not keep their own.
@@ -56,11 +56,11 @@ pub struct Path {
     /// Keys of entries that forward or refuse; true once this process was asked for it.
     pub diverted: BTreeMap<Key, bool>,
     pub unknown: BTreeMap<VipAddr, Unknown>,
-    pub slices: Vec<PeerSlice>,
+    pub port_ranges: Vec<PeerPortRange>,
     /// Of own flows, for the peers.
     pub locals: Vec<Local>,
     /// Of flows whose packets have come, and more.
-    pub answers: Vec<HeldAnswer>,
+    pub answers: Vec<StandbyAnswer>,
 }
 
 impl Path {
@@ -123,45 +123,45 @@ impl Path {
 
     /// A packet has come that is passed on.
     pub fn touch(&mut self, key: &Key, direction: FlowDirection) {
-        if direction == FlowDirection::Up
+        if direction == FlowDirection::ToBackend
             && let Some((_, held)) = self.held.iter_mut().find(|(_, held)| held.record.ends.key(direction) == *key)
         {
             held.touched = true;
-            self.answers.push(HeldAnswer::Touched(vec![held.record.fleet_id()]));
+            self.answers.push(StandbyAnswer::Touched(vec![held.record.fleet_id()]));
         }
     }
 
-    pub fn carry_out(&mut self, request: HeldRequest, is_here: bool) {
+    pub fn carry_out(&mut self, request: StandbyRequest, is_here: bool) {
         match request {
-            HeldRequest::Hold(record) => {
+            StandbyRequest::Hold(record) => {
                 let id = record.fleet_id();
                 for direction in BOTH {
                     self.crowded_packets.remove(&record.ends.key(direction));
                 }
-                if !self.hold((*record).clone(), is_here) && !self.full_is_held {
+                if !self.hold((*record).clone(), is_here) && !self.full_is_standby {
                     self.crowded_flows.insert(id, *record);
-                    self.answers.push(HeldAnswer::NotHeld(vec![id]));
+                    self.answers.push(StandbyAnswer::NoStandby(vec![id]));
                 }
             }
-            HeldRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_held(id)),
-            HeldRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit(id)),
-            HeldRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
-            HeldRequest::Settle { claim } => self.settle(claim),
-            HeldRequest::Forward { keys, to } => self.forward(keys, to),
-            HeldRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
-            HeldRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
-            HeldRequest::FindUnanswered(keys) => {
+            StandbyRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_standby(id)),
+            StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit(id)),
+            StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
+            StandbyRequest::Settle { claim } => self.settle(claim),
+            StandbyRequest::Forward { keys, to } => self.forward(keys, to),
+            StandbyRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
+            StandbyRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
+            StandbyRequest::FindUnanswered(keys) => {
                 let silent =
                     |key: &Key| self.entries.get(key).is_none_or(|entry| *entry == Entry::Reset { asked_for: false });
-                self.answers.push(HeldAnswer::Unanswered(keys.into_iter().filter(silent).collect()));
+                self.answers.push(StandbyAnswer::Unanswered(keys.into_iter().filter(silent).collect()));
             }
-            HeldRequest::Unknown { vip, unknown } => {
+            StandbyRequest::Unknown { vip, unknown } => {
                 self.unknown.remove(&vip);
                 self.unknown.extend(unknown.map(|rule| (vip, rule)));
             }
-            HeldRequest::Report(number) => self.answers.push(HeldAnswer::Reached(number)),
-            HeldRequest::Slices(slices) => self.slices = slices,
-            HeldRequest::AskEnds | HeldRequest::RoutesMoved => {}
+            StandbyRequest::Report(number) => self.answers.push(StandbyAnswer::Reached(number)),
+            StandbyRequest::PortRanges(port_ranges) => self.port_ranges = port_ranges,
+            StandbyRequest::AskEnds | StandbyRequest::RoutesMoved => {}
         }
     }
 
@@ -169,7 +169,7 @@ impl Path {
     pub fn use_room(&mut self) {
         for (id, record) in std::mem::take(&mut self.crowded_flows) {
             match self.hold(record.clone(), true) {
-                true => self.answers.push(HeldAnswer::Held(vec![id])),
+                true => self.answers.push(StandbyAnswer::Held(vec![id])),
                 false => drop(self.crowded_flows.insert(id, record)),
             }
         }
@@ -182,7 +182,7 @@ impl Path {
     fn hold(&mut self, record: FlowRecord, is_here: bool) -> bool {
         let (id, ends) = (record.fleet_id(), record.ends);
         if self.is_own(id) {
-            self.answers.push(HeldAnswer::Ours(vec![id]));
+            self.answers.push(StandbyAnswer::Ours(vec![id]));
             return true;
         }
         if let Some(held) = self.held.get_mut(&self.name(id)) {
@@ -199,7 +199,7 @@ impl Path {
             let is_full = !self.entries.contains_key(&key) && !self.has_room(1);
             self.was_crowded |= is_full;
             if is_ours || is_full {
-                self.take_out_held(&record);
+                self.take_out_standby(&record);
                 self.held.remove(&self.name(id));
                 return false;
             }
@@ -216,21 +216,21 @@ impl Path {
             Some(Entry::Splice { id, held: true }) => {
                 let its = |held: &&Held| held.record.id == id && BOTH.map(|it| held.record.ends.key(it)).contains(key);
                 let there = self.held.values().find(its).map(|held| held.record.fleet_id());
-                there.filter(|there| Some(*there) != to).into_iter().for_each(|there| self.drop_held(there));
+                there.filter(|there| Some(*there) != to).into_iter().for_each(|there| self.drop_standby(there));
             }
             Some(Entry::Splice { id, held: false }) if !is_here => self.end_own(id),
             _ => {}
         }
     }
 
-    fn drop_held(&mut self, id: FleetId) {
+    fn drop_standby(&mut self, id: FleetId) {
         self.crowded_flows.remove(&id);
         if let Some(held) = self.held.remove(&self.name(id)) {
-            self.take_out_held(&held.record);
+            self.take_out_standby(&held.record);
         }
     }
 
-    fn take_out_held(&mut self, record: &FlowRecord) {
+    fn take_out_standby(&mut self, record: &FlowRecord) {
         let id = record.id;
         for key in BOTH.map(|direction| record.ends.key(direction)) {
             if self.entries.get(&key) == Some(&Entry::Splice { id, held: true }) {
@@ -242,7 +242,7 @@ impl Path {
     fn inherit(&mut self, id: FleetId) {
         let Some(Held { mut record, .. }) = self.held.remove(&self.name(id)) else {
             if self.crowded_flows.contains_key(&id) {
-                self.answers.push(HeldAnswer::NotHeld(vec![id]));
+                self.answers.push(StandbyAnswer::NoStandby(vec![id]));
             }
             return;
         };
@@ -274,7 +274,7 @@ impl Path {
 
     fn settle(&mut self, claim: bool) {
         let old: Vec<_> = self.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| *id).collect();
-        old.into_iter().for_each(|id| if claim { self.inherit(id) } else { self.drop_held(id) });
+        old.into_iter().for_each(|id| if claim { self.inherit(id) } else { self.drop_standby(id) });
         let old: Vec<_> = self.diverted.iter().filter(|(_, asked)| !**asked).map(|(key, _)| *key).collect();
         old.iter().for_each(|key| self.forget(key));
     }
@@ -285,7 +285,7 @@ impl Path {
             self.divert(vec![key], &Entry::Forward(to));
             let is_entered = self.entries.contains_key(&key);
             self.was_crowded |= !is_entered;
-            if !is_entered && !self.full_is_held {
+            if !is_entered && !self.full_is_standby {
                 self.crowded_packets.insert(key, to);
             }
         }

@@ -85,7 +85,7 @@ impl World {
         let by_client = |client: &&Client| client.record.ends.client.socket_addr() == to;
         let found = self.clients.values().find(|client| client.record.ends.client.socket_addr() == to);
         if let Some((number, vip)) = found.map(|client| (client.number, client.vip))
-            && (self.nodes[node].isolated || self.place(number, vip, FlowDirection::Up).is_none())
+            && (self.nodes[node].isolated || self.place(number, vip, FlowDirection::ToBackend).is_none())
         {
             // In vain: it is tried again for as long as this process lives.
             self.clients.entry(number).and_modify(|client| client.challenged_in_vain = true);
@@ -95,9 +95,9 @@ impl World {
         }
         let by_backend = |client: &&Client| client.record.ends.local.socket_addr() == from && client.backend_lives;
         let packet = match self.clients.values().find(by_client) {
-            Some(client) => Packet::probe(client, FlowDirection::Up),
+            Some(client) => Packet::probe(client, FlowDirection::ToBackend),
             None => match self.clients.values().find(by_backend) {
-                Some(client) => Packet::probe(client, FlowDirection::Down),
+                Some(client) => Packet::probe(client, FlowDirection::ToClient),
                 None => return,
             },
         };
@@ -131,12 +131,12 @@ impl World {
         self.running().iter().any(wakes)
     }
 
-    pub fn answer(&mut self, node: usize, stray: &Stray) {
+    pub fn answer(&mut self, node: usize, packet: &UnknownPacket) {
         if self.nodes[node].isolated {
             return;
         }
-        for direction in [FlowDirection::Up, FlowDirection::Down] {
-            let its = |client: &&Client| client.record.ends.key(direction) == stray.key;
+        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
+            let its = |client: &&Client| client.record.ends.key(direction) == packet.key;
             if let Some(packet) = self.clients.values().find(its).map(|client| Packet::data(client, direction)) {
                 self.is_reset(node, &packet, direction);
             }
@@ -217,7 +217,7 @@ fn long_search() {
         ids_from_one: old.contains("ids"),
         link_alone: old.contains("link"),
         reloads_unheard: old.contains("reloads"),
-        full_is_held: old.contains("full"),
+        full_is_standby: old.contains("full"),
     };
     let mut found = BTreeMap::<String, Vec<u64>>::new();
     let count = seeds.end - seeds.start;

@@ -45,7 +45,7 @@ impl World {
         if client.may_be_lost || !path.carries || path.was_crowded || !path.has_room(2) || !self.is_up(by) {
             return;
         }
-        let (number, key) = (client.number, client.record.ends.key(FlowDirection::Up));
+        let (number, key) = (client.number, client.record.ends.key(FlowDirection::ToBackend));
         if let Some(owner) = self.owner_of(client) {
             let wrong = owner != by && self.knows_alive(by, owner) && self.nodes[owner].path.carries;
             self.demand(!wrong, || {
@@ -78,7 +78,7 @@ impl World {
             return self.everywhere.clear();
         }
         for client in self.clients.values().filter(|it| matches!(it.record.keeping, Keeping::Passage(_))) {
-            let key = client.record.ends.key(FlowDirection::Up);
+            let key = client.record.ends.key(FlowDirection::ToBackend);
             match all.iter().find(|node| !self.nodes[**node].path.carries_key(&key)) {
                 None => drop(self.everywhere.insert(client.number)),
                 Some(node) => {
@@ -103,7 +103,7 @@ impl World {
             let says_nothing = matches!(client.stage, Stage::Passing | Stage::Answering);
             let nobody = nobody || owner.is_some() && says_nothing && !self.place_is_told(client);
             let late = self.now_ns - since_ns > WAIT_MAX_NS && !nobody;
-            self.demand(!(late && comes(FlowDirection::Up) && comes(FlowDirection::Down)), || {
+            self.demand(!(late && comes(FlowDirection::ToBackend) && comes(FlowDirection::ToClient)), || {
                 let ms = (self.now_ns - since_ns) / super::MS;
                 format!("client {} waits for {ms} ms: {client:?}", client.number)
             });
@@ -112,15 +112,15 @@ impl World {
 
     /// Whoever gets its packets has heard of it.
     fn place_is_told(&self, client: &super::Client) -> bool {
-        let place = self.place(client.number, client.vip, FlowDirection::Up);
+        let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
         let process = place.and_then(|place| self.nodes[place].process.as_ref());
-        process.is_some_and(|it| it.told.contains_key(&client.record.ends.key(FlowDirection::Up)))
+        process.is_some_and(|it| it.told.contains_key(&client.record.ends.key(FlowDirection::ToBackend)))
     }
 
     /// Nothing happens any more: all must come right.
     pub fn come_to_rest(&mut self) {
         self.kinds.clear();
-        self.mend();
+        self.fix();
         self.steps(40, false);
         self.come_back(true);
         for node in self.running() {
@@ -129,7 +129,7 @@ impl World {
         }
         self.steps(40, false);
         self.come_back(true);
-        self.mend();
+        self.fix();
         // Whoever waits sends again, nobody else says anything.
         for _ in 0..200 {
             self.step();
@@ -161,8 +161,8 @@ impl World {
     /// nobody's until they do.
     fn nobody_is_left_untold(&self) {
         for client in self.clients.values() {
-            let key = client.record.ends.key(FlowDirection::Up);
-            let place = self.place(client.number, client.vip, FlowDirection::Up);
+            let key = client.record.ends.key(FlowDirection::ToBackend);
+            let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
             if place.is_some_and(|place| self.nodes[place].path.carries_key(&key)) {
                 continue;
             }
@@ -229,7 +229,7 @@ impl World {
             let path = &self.nodes[node].path;
             let lives = |key| {
                 self.clients.values().any(|it| {
-                    [FlowDirection::Up, FlowDirection::Down]
+                    [FlowDirection::ToBackend, FlowDirection::ToClient]
                         .iter()
                         .any(|direction| it.record.ends.key(*direction) == key)
                 })

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Deadline, Machine, Policy, ProbePlan, ProbeVerdict, RemovalState, Say, Streak};
 use crate::model::end_reason::EndReason;
 use crate::model::health::damping::Penalty;
-use crate::model::health::{Cause, Standing};
+use crate::model::health::{Cause, HealthState};
 
 /// Times are monotonic nanoseconds, of the same host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,11 +16,11 @@ pub struct Saved {
     fresh: bool,
     streak: Streak,
     penalty: Penalty,
-    order: Option<Standing>,
+    order: Option<HealthState>,
     removal: Option<RemovalState>,
     another_is_ready: bool,
     deadline: Option<Deadline>,
-    shown: (Standing, Say),
+    shown: (HealthState, Say),
     since_ns: u64,
     resetting: Option<EndReason>,
     probe_started_ns: Option<u64>,

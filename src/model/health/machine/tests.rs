@@ -36,7 +36,7 @@ impl Bench {
         let mut bench = Self::new(policy, Arrival::AtStart);
         bench.machine.handle_another_ready(bench.now_ns, true);
         bench.probe(ProbeOutcome::Passed);
-        assert_eq!(bench.machine.standing(), Standing::Ready);
+        assert_eq!(bench.machine.health_state(), HealthState::Ready);
         bench.actions.clear();
         bench
     }
@@ -89,8 +89,8 @@ impl Bench {
         self.actions.iter().filter_map(reason).collect()
     }
 
-    fn state(&self) -> (Standing, Cause, Preference) {
-        (self.machine.standing(), self.machine.cause(), self.machine.preference())
+    fn state(&self) -> (HealthState, Cause, Preference) {
+        (self.machine.health_state(), self.machine.cause(), self.machine.preference())
     }
 }
 
@@ -113,16 +113,16 @@ fn expired() -> ProbeOutcome {
 #[test]
 fn a_backend_of_the_start_is_used_before_its_first_probe() {
     let bench = Bench::new(policy(), Arrival::AtStart);
-    assert_eq!(bench.state(), (Standing::Ready, Cause::NotProbed, Preference::Ready));
+    assert_eq!(bench.state(), (HealthState::Ready, Cause::NotProbed, Preference::Ready));
     assert!(!bench.machine.is_proven_ready());
 }
 
 #[test]
 fn a_backend_that_a_reload_adds_waits_for_its_first_pass() {
     let mut bench = Bench::new(policy(), Arrival::ByReload);
-    assert_eq!(bench.state(), (Standing::Ejected, Cause::NotProbed, Preference::Never));
+    assert_eq!(bench.state(), (HealthState::Ejected, Cause::NotProbed, Preference::Never));
     bench.probe(ProbeOutcome::Passed);
-    assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
+    assert_eq!(bench.state(), (HealthState::Ready, Cause::Passed, Preference::Ready));
     assert!(bench.actions.contains(&HealthAction::SlowStart { start_ns: bench.now_ns, ramp_ns: 30 * S }));
 }
 
@@ -134,18 +134,18 @@ fn the_first_probe_decides_alone() {
         assert_eq!(bench.resets(), []);
         bench.state().0
     };
-    assert_eq!(first(ProbeOutcome::Passed), Standing::Ready);
-    assert_eq!(first(not_ready()), Standing::Draining);
-    assert_eq!(first(expired()), Standing::Draining);
-    assert_eq!(first(refused()), Standing::Ejected);
-    assert_eq!(first(ProbeOutcome::Failed(Cause::Unresolved { error: "NXDOMAIN".into() })), Standing::Ejected);
+    assert_eq!(first(ProbeOutcome::Passed), HealthState::Ready);
+    assert_eq!(first(not_ready()), HealthState::Draining);
+    assert_eq!(first(expired()), HealthState::Draining);
+    assert_eq!(first(refused()), HealthState::Ejected);
+    assert_eq!(first(ProbeOutcome::Failed(Cause::Unresolved { error: "NXDOMAIN".into() })), HealthState::Ejected);
 }
 
 #[test]
 fn the_first_pass_is_told_but_starts_no_slow_start() {
     let mut bench = Bench::new(policy(), Arrival::AtStart);
     bench.probe(ProbeOutcome::Passed);
-    let (from, to) = (Standing::Ready, Standing::Ready);
+    let (from, to) = (HealthState::Ready, HealthState::Ready);
     assert_eq!(bench.actions, [HealthAction::Changed { from, to, cause: Cause::Passed }]);
 }
 
@@ -161,10 +161,10 @@ fn dead_is_what_refuses_resets_is_unreachable_or_silent() {
     for cause in causes {
         let mut bench = Bench::ready(policy());
         bench.probe(ProbeOutcome::Failed(cause.clone()));
-        assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
+        assert_eq!(bench.state(), (HealthState::Ready, Cause::Passed, Preference::Ready));
         bench.probe(ProbeOutcome::Failed(cause.clone()));
-        assert_eq!(bench.state(), (Standing::Ejected, cause.clone(), Preference::Never));
-        let changed = HealthAction::Changed { from: Standing::Ready, to: Standing::Ejected, cause };
+        assert_eq!(bench.state(), (HealthState::Ejected, cause.clone(), Preference::Never));
+        let changed = HealthAction::Changed { from: HealthState::Ready, to: HealthState::Ejected, cause };
         assert_eq!(
             bench.actions,
             [changed, HealthAction::ResetFlows { reason: EndReason::BackendEjected, again: false }]
@@ -178,7 +178,7 @@ fn a_blip_neither_ejects_nor_resets() {
     for _ in 0..50 {
         bench.probe(refused());
         bench.probe(ProbeOutcome::Passed);
-        assert_eq!(bench.machine.standing(), Standing::Ready);
+        assert_eq!(bench.machine.health_state(), HealthState::Ready);
     }
     assert_eq!(bench.actions, []);
 }
@@ -188,7 +188,7 @@ fn resetting_has_its_own_threshold() {
     let mut bench = Bench::ready(Policy { reset_fall: 4, ..policy() });
     for failures in 1..=6 {
         bench.probe(silent());
-        assert_eq!(bench.machine.standing() == Standing::Ejected, failures >= 2);
+        assert_eq!(bench.machine.health_state() == HealthState::Ejected, failures >= 2);
         assert_eq!(bench.resets().len(), (failures as usize).saturating_sub(3), "after {failures}");
     }
     assert!(bench.resets().iter().all(|reason| *reason == EndReason::BackendEjected));
@@ -200,7 +200,7 @@ fn what_was_counted_while_this_host_had_no_network_resets_nobody() {
     (0..2).for_each(|_| bench.probe(silent()));
     bench.machine.handle_network_back(bench.now_ns);
     (0..2).for_each(|_| bench.probe(silent()));
-    assert_eq!((bench.machine.standing(), bench.resets().len()), (Standing::Ejected, 0));
+    assert_eq!((bench.machine.health_state(), bench.resets().len()), (HealthState::Ejected, 0));
     bench.probe(silent());
     assert_eq!(bench.resets(), [EndReason::BackendEjected]);
 }
@@ -212,7 +212,7 @@ fn a_readyz_of_500_drains_and_never_resets_by_itself() {
     for _ in 0..1000 {
         bench.probe(not_ready());
     }
-    assert_eq!(bench.state(), (Standing::Draining, Cause::NotReady { status: 500 }, Preference::Draining));
+    assert_eq!(bench.state(), (HealthState::Draining, Cause::NotReady { status: 500 }, Preference::Draining));
     assert_eq!(bench.resets(), []);
 }
 
@@ -221,10 +221,10 @@ fn a_backend_that_is_slow_but_moves_bytes_drains_later_and_is_never_reset() {
     let mut bench = Bench::ready(policy());
     for _ in 0..3 {
         bench.slow();
-        assert_eq!(bench.machine.standing(), Standing::Ready, "a lost SYN is no overload");
+        assert_eq!(bench.machine.health_state(), HealthState::Ready, "a lost SYN is no overload");
     }
     bench.slow();
-    assert_eq!(bench.state(), (Standing::Draining, Cause::Slow, Preference::Draining));
+    assert_eq!(bench.state(), (HealthState::Draining, Cause::Slow, Preference::Draining));
     for _ in 0..1000 {
         bench.slow();
     }
@@ -238,7 +238,7 @@ fn a_certificate_fault_drains_and_leaves_live_flows_alone() {
     let mut bench = Bench::ready(policy());
     bench.probe(expired());
     bench.probe(expired());
-    assert_eq!(bench.machine.standing(), Standing::Draining);
+    assert_eq!(bench.machine.health_state(), HealthState::Draining);
     assert!(bench.machine.cause().to_string().contains("expired"));
     bench.pass(3600 * S);
     assert_eq!(bench.resets(), []);
@@ -251,9 +251,9 @@ fn a_probe_that_this_host_could_not_make_says_nothing_of_the_backend() {
     for _ in 0..10 {
         bench.probe(ProbeOutcome::Inconclusive { error: "Too many open files".into() });
     }
-    assert_eq!(bench.machine.standing(), Standing::Ready);
+    assert_eq!(bench.machine.health_state(), HealthState::Ready);
     bench.probe(refused());
-    assert_eq!(bench.machine.standing(), Standing::Ejected);
+    assert_eq!(bench.machine.health_state(), HealthState::Ejected);
 }
 
 #[test]
@@ -262,9 +262,9 @@ fn an_ejected_backend_that_answers_500_becomes_draining() {
     bench.probe(refused());
     bench.probe(refused());
     bench.probe(not_ready());
-    assert_eq!(bench.machine.standing(), Standing::Ejected);
+    assert_eq!(bench.machine.health_state(), HealthState::Ejected);
     bench.probe(not_ready());
-    assert_eq!(bench.machine.standing(), Standing::Draining);
+    assert_eq!(bench.machine.health_state(), HealthState::Draining);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn a_backend_that_returns_starts_slowly() {
     bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.actions, []);
     bench.probe(ProbeOutcome::Passed);
-    let changed = HealthAction::Changed { from: Standing::Ejected, to: Standing::Ready, cause: Cause::Passed };
+    let changed = HealthAction::Changed { from: HealthState::Ejected, to: HealthState::Ready, cause: Cause::Passed };
     assert_eq!(bench.actions, [changed, HealthAction::SlowStart { start_ns: bench.now_ns, ramp_ns: 30 * S }]);
 }
 
@@ -291,10 +291,10 @@ fn a_backend_that_flaps_is_held_back_until_it_was_stable() {
         assert!(losses < 10, "it is never damped");
     }
     assert_eq!(losses, 4);
-    assert_eq!(bench.state(), (Standing::Draining, Cause::Damped, Preference::Draining));
+    assert_eq!(bench.state(), (HealthState::Draining, Cause::Damped, Preference::Draining));
     assert_eq!(bench.machine.drain_deadline_ns(), None, "it serves its flows");
     let held_at_ns = bench.now_ns;
-    while bench.machine.standing() != Standing::Ready {
+    while bench.machine.health_state() != HealthState::Ready {
         bench.probe(ProbeOutcome::Passed);
         assert!(bench.now_ns < held_at_ns + 200 * S, "it is held for ever");
     }
@@ -327,7 +327,7 @@ fn an_operators_drain_keeps_its_deadline_when_no_backend_is_ready() {
     let mut bench = Bench::ready(policy());
     bench.another_ready(false);
     bench.order(Order::Drain);
-    assert_eq!(bench.state(), (Standing::Draining, Cause::OrderedDrain, Preference::OrderedAway));
+    assert_eq!(bench.state(), (HealthState::Draining, Cause::OrderedDrain, Preference::OrderedAway));
     assert_eq!(bench.machine.order(), Some("drain"));
     bench.pass(149 * S);
     assert_eq!(bench.resets(), []);
@@ -341,13 +341,13 @@ fn an_undrained_backend_is_what_its_probes_say() {
     bench.order(Order::Drain);
     bench.pass(149 * S);
     bench.order(Order::Undrain);
-    assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
+    assert_eq!(bench.state(), (HealthState::Ready, Cause::Passed, Preference::Ready));
     bench.order(Order::Drain);
     bench.probe(not_ready());
     bench.probe(not_ready());
     bench.pass(100 * S);
     bench.order(Order::Undrain);
-    assert_eq!(bench.state(), (Standing::Draining, Cause::NotReady { status: 500 }, Preference::Draining));
+    assert_eq!(bench.state(), (HealthState::Draining, Cause::NotReady { status: 500 }, Preference::Draining));
     assert_eq!(bench.machine.drain_deadline_ns(), Some(bench.now_ns + 150 * S), "the operator's time was not its own");
 }
 
@@ -367,12 +367,12 @@ fn an_order_upon_a_drain_that_runs_does_not_lengthen_it() {
 fn an_operators_eject_resets_now_and_again_until_lifted() {
     let mut bench = Bench::ready(policy());
     bench.order(Order::Eject);
-    assert_eq!(bench.state(), (Standing::Ejected, Cause::OrderedEject, Preference::Never));
+    assert_eq!(bench.state(), (HealthState::Ejected, Cause::OrderedEject, Preference::Never));
     bench.probe(ProbeOutcome::Passed);
     assert_eq!(bench.resets(), [EndReason::EjectedByOperator; 2]);
     bench.order(Order::Undrain);
     bench.probe(ProbeOutcome::Passed);
-    assert_eq!(bench.state().0, Standing::Ready);
+    assert_eq!(bench.state().0, HealthState::Ready);
     assert_eq!(bench.resets().len(), 2);
 }
 
@@ -385,7 +385,7 @@ fn maintenance_of_a_drained_backend_is_no_flapping() {
         (0..2).for_each(|_| bench.probe(ProbeOutcome::Passed));
     }
     bench.order(Order::Undrain);
-    assert_eq!(bench.machine.standing(), Standing::Ready);
+    assert_eq!(bench.machine.health_state(), HealthState::Ready);
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn the_flows_of_a_drained_backend_that_dies_are_reset() {
     bench.order(Order::Drain);
     bench.probe(silent());
     bench.probe(silent());
-    assert_eq!(bench.state(), (Standing::Ejected, Cause::TimedOut { after_ms: 500 }, Preference::Never));
+    assert_eq!(bench.state(), (HealthState::Ejected, Cause::TimedOut { after_ms: 500 }, Preference::Never));
     assert_eq!(bench.resets(), [EndReason::BackendEjected]);
 }
 
@@ -408,7 +408,7 @@ fn a_removed_backend_drains_to_its_deadline() {
         let mut bench = Bench::ready(policy());
         bench.another_ready(false);
         bench.machine.handle_removed(bench.now_ns, dismissal);
-        assert_eq!(bench.state(), (Standing::Draining, cause, Preference::Never));
+        assert_eq!(bench.state(), (HealthState::Draining, cause, Preference::Never));
         bench.pass(150 * S);
         assert_eq!(bench.resets(), [reason]);
     }
@@ -435,7 +435,7 @@ fn a_removed_backend_that_comes_back_is_as_before() {
     bench.machine.handle_restored(bench.now_ns);
     assert_eq!(bench.machine.cause(), Cause::OrderedDrain);
     bench.order(Order::Undrain);
-    assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
+    assert_eq!(bench.state(), (HealthState::Ready, Cause::Passed, Preference::Ready));
     assert_eq!(bench.resets(), []);
 }
 
@@ -444,22 +444,22 @@ fn a_lower_fall_takes_effect_on_what_was_counted() {
     let mut bench = Bench::ready(Policy { fall: 5, ..policy() });
     (0..3).for_each(|_| bench.probe(refused()));
     bench.machine.handle_policy(bench.now_ns, policy());
-    assert_eq!(bench.state(), (Standing::Ejected, Cause::Refused, Preference::Never));
+    assert_eq!(bench.state(), (HealthState::Ejected, Cause::Refused, Preference::Never));
 }
 
 #[test]
-fn a_moved_backend_keeps_its_standing_until_one_probe_of_the_new_place() {
+fn a_moved_backend_keeps_its_health_until_one_probe_of_the_new_place() {
     let mut bench = Bench::ready(policy());
     bench.probe(refused());
     bench.machine.handle_moved(bench.now_ns);
     assert_eq!(bench.machine.next_probe_ns(), Some(bench.now_ns));
-    assert_eq!(bench.machine.standing(), Standing::Ready);
+    assert_eq!(bench.machine.health_state(), HealthState::Ready);
     bench.probe(refused());
-    assert_eq!(bench.machine.standing(), Standing::Ejected);
+    assert_eq!(bench.machine.health_state(), HealthState::Ejected);
     assert_eq!(bench.resets(), []);
     bench.machine.handle_moved(bench.now_ns);
     bench.probe(ProbeOutcome::Passed);
-    assert_eq!(bench.machine.standing(), Standing::Ready);
+    assert_eq!(bench.machine.health_state(), HealthState::Ready);
 }
 
 #[test]
@@ -589,7 +589,7 @@ proptest! {
         bench.order(Order::Undrain);
         bench.pass(3600 * S);
         (0..2).for_each(|_| bench.probe(ProbeOutcome::Passed));
-        prop_assert_eq!(bench.state(), (Standing::Ready, Cause::Passed, Preference::Ready));
+        prop_assert_eq!(bench.state(), (HealthState::Ready, Cause::Passed, Preference::Ready));
         bench.actions.clear();
         bench.probe(ProbeOutcome::Passed);
         prop_assert_eq!(&bench.actions, &[]);

@@ -12,7 +12,7 @@ fn found(rules: &Ruleset) -> Vec<(Verdict, String, String)> {
         interface: Some("eth0".to_owned()),
     };
     let findings = judge(rules, &[SERVICE.parse().unwrap()], &[leg("10.0.0.100"), leg("10.0.0.5")]);
-    findings.into_iter().map(|finding| (finding.verdict, finding.read, finding.mend)).collect()
+    findings.into_iter().map(|finding| (finding.verdict, finding.read, finding.fix)).collect()
 }
 
 /// The nat table as iptables-save(8) prints it.

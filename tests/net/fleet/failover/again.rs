@@ -41,7 +41,7 @@ fn idle_clients_that_were_cut_off_when_their_host_died_are_reset_when_they_are_b
     let client = &fleet.scene.lab.client;
     client.link_down();
     fleet.owner().host.link_down();
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     fleet.take(fleet.heir());
     eventually(LONG, "none has answered", || {
         let told = fleet.heir().baton.events_of("clients_told");

@@ -124,7 +124,7 @@ fn a_host_that_dies_under_ping_pongs_streams_and_silent_watches_costs_the_outage
     assert!(ended.keys().all(|reason| reason == "client_closed"), "{ended:?}");
     let resets = (fleet.clients_reset() - reset_before, reset_at_backends(&fleet));
     assert_eq!(resets, (0, 0), "at clients, at backends");
-    assert_eq!(heir.metric("baton_untracked_packets_total", &["reset"]), 0.0);
+    assert_eq!(heir.metric("baton_unknown_packets_total", &["reset"]), 0.0);
     drop(conns);
     heir.wait_ended("client_closed", FLOWS);
     let megabytes = load.bulk_bytes.load(Relaxed) / 1_000_000;
@@ -235,5 +235,5 @@ fn flows_that_had_offloaded_notice_nothing_when_their_host_is_emptied() {
     let ended = heir.baton.ended();
     assert!(ended.keys().all(|reason| reason == "client_closed"), "{ended:?}");
     assert_eq!((fleet.clients_reset() - reset_before, reset_at_backends(&fleet)), (0, 0), "at clients, at backends");
-    assert_eq!(heir.baton.metric("baton_untracked_packets_total", &["reset"]), 0.0);
+    assert_eq!(heir.baton.metric("baton_unknown_packets_total", &["reset"]), 0.0);
 }

@@ -76,7 +76,7 @@ impl Cluster {
             instance.baton.wait_until_ready();
             instance.wait_synced(other);
             for name in ["b1", "b2"] {
-                instance.baton.wait_standing(name, "ready", LONG);
+                instance.baton.wait_health(name, "ready", LONG);
             }
         }
         let pair = [(0, 1, 100), (1, 0, 90)].map(|(number, other, priority): (usize, usize, u8)| {
@@ -95,7 +95,7 @@ impl Cluster {
         for _ in 0..2 {
             let said = || -> std::collections::BTreeMap<String, u64> {
                 let flows = cluster.all[0].baton.flows().into_iter();
-                flows.map(|flow| (flow["client"].to_string(), flow["bytes_up"].as_u64().unwrap_or(0))).collect()
+                flows.map(|flow| (flow["client"].to_string(), flow["bytes_to_backend"].as_u64().unwrap_or(0))).collect()
             };
             let before = said();
             eventually(secs(30), "each has a heartbeat", || {

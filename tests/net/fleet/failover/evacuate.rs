@@ -139,7 +139,7 @@ fn empty_a_host(fleet: &Fleet) -> Figures {
     for conn in talked.iter_mut().chain(&mut idle).chain(&mut fresh) {
         conn.echo(9, 3000);
     }
-    assert_eq!(fleet.heir().baton.metric("baton_untracked_packets_total", &["reset"]), 0.0);
+    assert_eq!(fleet.heir().baton.metric("baton_unknown_packets_total", &["reset"]), 0.0);
     figures
 }
 
@@ -238,7 +238,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
     as_it_was(&mut conns);
     // Nobody is there.
     fleet.heir().baton.process.kill();
-    owner.wait_sees("lb-b", "pulse", "dead");
+    owner.wait_sees("lb-b", "liveness", "dead");
     refused(&[], "no peer is alive: lb-b is dead");
     refused(&["--to", "lb-b"], "lb-b is dead");
     as_it_was(&mut conns);

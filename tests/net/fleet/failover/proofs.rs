@@ -75,7 +75,7 @@ fn idle_clients_behind_firewalls_that_track_are_reset_at_once() {
         fleet.wait_known(BEHIND, 0);
         let heir = fleet.heir();
         fleet.owner().host.link_down();
-        heir.wait_sees("lb-a", "pulse", "dead");
+        heir.wait_sees("lb-a", "liveness", "dead");
         fleet.take(heir);
         let after = all_reset(&mut conns);
         let dropped = firewall.run("nft list table inet strict | grep -o 'packets [0-9]*' | head -1");

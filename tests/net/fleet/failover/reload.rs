@@ -112,7 +112,7 @@ fn the_pace_of_a_failover_follows_a_reload() {
     fleet.wait_known(20, 0);
     fleet.reload(1, &fleet.config_with(1, &[0]).failover("resets_per_second", 4));
     fleet.owner().host.link_down();
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     let watch = Stopwatch::start();
     fleet.take(fleet.heir());
     all_reset(&mut conns);

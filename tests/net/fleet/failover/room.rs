@@ -11,20 +11,20 @@ fn flows_that_a_peers_map_has_no_room_for_are_known_and_their_idle_clients_reset
     let fleet = fleet.with_owner();
     let mut conns = fleet.offloaded_clients(10);
     fleet.wait_known(10, 10);
-    let not_held = || fleet.heir().baton.metric("baton_peer_flows_not_held", &[]);
-    eventually(LONG, "what finds no room is counted", || not_held() == 7.0);
+    let no_standby = || fleet.heir().baton.metric("baton_peer_flows_not_held", &[]);
+    eventually(LONG, "what finds no room is counted", || no_standby() == 7.0);
     fleet.heir().baton.wait_log(&["the map has no room for flows of other instances"]);
     let (host, config) = (&fleet.heir().host, fleet.heir().baton.paths.config.display());
     let said = host.run(&format!("{} check -c {config} --host || true", crate::lab::baton::BINARY));
     let fault = "fault    offload.max_flows: the fleet has 10 flows now, and the map of this host has room for 3";
-    assert!(said.contains(fault) && said.contains("mend: offload.max_flows = 32"), "{said}");
+    assert!(said.contains(fault) && said.contains("fix: offload.max_flows = 32"), "{said}");
     // Room that comes free is used.
     conns.truncate(5);
     fleet.wait_known(5, 5);
-    eventually(LONG, "as many as fit are held", || not_held() == 2.0);
+    eventually(LONG, "as many as fit are held", || no_standby() == 2.0);
 
     fleet.owner().host.link_down();
-    fleet.heir().wait_sees("lb-a", "pulse", "dead");
+    fleet.heir().wait_sees("lb-a", "liveness", "dead");
     fleet.take(fleet.heir());
     // What is held goes on at once, what is not is reset where the address is.
     let sum = |what: &str| {

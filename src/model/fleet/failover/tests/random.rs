@@ -14,24 +14,24 @@ enum Step {
     Flow { owner: bool, number: u64, offloaded: bool },
     Ended { owner: bool, number: u64 },
     Moved { owner: bool, number: u64 },
-    Pulse { owner: bool, pulse: Pulse },
+    Liveness { owner: bool, liveness: Liveness },
     Snapshot { owner: bool, names: Vec<u64> },
     Vip(bool),
     Touched(u64),
     Claimed { by: bool, number: u64, was_told: bool },
-    Stray(u64),
+    UnknownPacket(u64),
     Pass(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let number = || 0..6u64;
-    let pulse = prop_oneof![
-        Just(Pulse::Alive),
-        Just(Pulse::Unlinked),
-        Just(Pulse::Silent),
-        Just(Pulse::Dead),
-        Just(Pulse::Left(Farewell::Stopped)),
-        Just(Pulse::Left(Farewell::Succeeded)),
+    let liveness = prop_oneof![
+        Just(Liveness::Alive),
+        Just(Liveness::Unlinked),
+        Just(Liveness::Silent),
+        Just(Liveness::Dead),
+        Just(Liveness::Left(Farewell::Stopped)),
+        Just(Liveness::Left(Farewell::Succeeded)),
     ];
     prop_oneof![
         (any::<bool>(), number(), any::<bool>()).prop_map(|(owner, number, offloaded)| Step::Flow {
@@ -41,7 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         (any::<bool>(), number()).prop_map(|(owner, number)| Step::Ended { owner, number }),
         (any::<bool>(), number()).prop_map(|(owner, number)| Step::Moved { owner, number }),
-        (any::<bool>(), pulse).prop_map(|(owner, pulse)| Step::Pulse { owner, pulse }),
+        (any::<bool>(), liveness).prop_map(|(owner, liveness)| Step::Liveness { owner, liveness }),
         (any::<bool>(), prop::collection::vec(number(), 0..4))
             .prop_map(|(owner, names)| Step::Snapshot { owner, names }),
         any::<bool>().prop_map(Step::Vip),
@@ -51,7 +51,7 @@ fn step() -> impl Strategy<Value = Step> {
             number,
             was_told
         }),
-        number().prop_map(Step::Stray),
+        number().prop_map(Step::UnknownPacket),
         (0..40_000u64).prop_map(Step::Pass),
     ]
 }
@@ -65,53 +65,53 @@ struct Told {
 }
 
 impl Told {
-    fn carry_out(&mut self, request: HeldRequest) {
+    fn carry_out(&mut self, request: StandbyRequest) {
         match request {
-            HeldRequest::Hold(record) if !self.own.contains(&record.fleet_id()) => {
+            StandbyRequest::Hold(record) if !self.own.contains(&record.fleet_id()) => {
                 self.diverted.retain(|key, _| !both(&record.ends).contains(key));
                 self.held.insert(record.fleet_id());
             }
-            HeldRequest::Drop(flows) => {
+            StandbyRequest::Drop(flows) => {
                 flows.iter().for_each(|id| assert!(self.held.remove(id) || self.own.contains(id)))
             }
-            HeldRequest::Inherit(flows) => {
+            StandbyRequest::Inherit(flows) => {
                 for id in flows {
                     assert!(self.held.remove(&id), "{id} is inherited and was not held");
                     self.own.insert(id);
                 }
             }
-            HeldRequest::Release(flows) => {
+            StandbyRequest::Release(flows) => {
                 flows.into_iter().filter(|id| self.own.remove(id)).collect::<Vec<_>>().into_iter().for_each(|id| {
                     self.held.insert(id);
                 });
             }
-            HeldRequest::Forward { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
-            HeldRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
-            HeldRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
+            StandbyRequest::Forward { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
+            StandbyRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
+            StandbyRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
             _ => {}
         }
     }
 }
 
 proptest! {
-    /// Whatever happens, in whatever order: packets are forwarded only to who may live, each stray is answered, and what
+    /// Whatever happens, in whatever order: packets are forwarded only to who may live, each unknown packet is answered, and what
     /// is over leaves nothing behind.
     #[test]
     fn no_packet_goes_to_the_dead_and_nothing_is_left_behind(steps in prop::collection::vec(step(), 1..60)) {
         let mut scene = Scene::with(settings("b"));
         let owner = |first: bool| name(if first { "a" } else { "c" });
         let flow = |number: u64, offloaded| record(number, "10.0.1.7", offloaded);
-        let (told, mut strays) = (RefCell::new(Told::default()), 0i64);
-        let absorb = |scene: &mut Scene, strays: &mut i64| {
+        let (told, mut packets) = (RefCell::new(Told::default()), 0i64);
+        let absorb = |scene: &mut Scene, packets: &mut i64| {
             let mut told = told.borrow_mut();
             for action in scene.take() {
                 match action {
-                    Action::Path(HeldRequest::FindUnanswered(keys)) => {
-                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Unanswered(keys));
+                    Action::Path(StandbyRequest::FindUnanswered(keys)) => {
+                        scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Unanswered(keys));
                     }
                     Action::Path(request) => told.carry_out(request),
                     Action::Challenge { round, .. } => scene.machine.handle_challenged(scene.now_ns, round),
-                    Action::Answer(_) => *strays -= 1,
+                    Action::Answer(_) => *packets -= 1,
                     _ => {}
                 }
             }
@@ -132,7 +132,7 @@ proptest! {
                 Step::Ended { owner: by, number } => {
                     scene.remote(Remote::Ended { owner: owner(by), id: flow(number, false).fleet_id() });
                 }
-                Step::Pulse { owner: of, pulse } => scene.remote(Remote::Pulse { owner: owner(of), pulse }),
+                Step::Liveness { owner: of, liveness } => scene.remote(Remote::Liveness { owner: owner(of), liveness }),
                 Step::Snapshot { owner: by, names } => {
                     scene.remote(Remote::Begin { owner: owner(by), epoch: Epoch(9), slot: u8::from(by) });
                     for number in names {
@@ -144,7 +144,7 @@ proptest! {
                 Step::Touched(number) => {
                     let id = flow(number, false).fleet_id();
                     if held.contains(&id) {
-                        scene.machine.handle_held(scene.now_ns, HeldAnswer::Touched(vec![id]));
+                        scene.machine.handle_standby(scene.now_ns, StandbyAnswer::Touched(vec![id]));
                     }
                 }
                 Step::Moved { owner: by, number } => {
@@ -160,39 +160,39 @@ proptest! {
                     let ends = own.then(|| flow(number, true).ends);
                     scene.remote(Remote::Claimed { by: owner(by), flows: vec![(id, ends)] });
                 }
-                Step::Stray(number) => {
-                    scene.stray(&flow(100 + number, false));
+                Step::UnknownPacket(number) => {
+                    scene.packet(&flow(100 + number, false));
                 }
                 Step::Pass(ms) => scene.pass(ms),
             }
-            held = absorb(&mut scene, &mut strays).1;
+            held = absorb(&mut scene, &mut packets).1;
         }
         for first in [true, false] {
-            scene.remote(Remote::Pulse { owner: owner(first), pulse: Pulse::Alive });
+            scene.remote(Remote::Liveness { owner: owner(first), liveness: Liveness::Alive });
             scene.remote(Remote::Begin { owner: owner(first), epoch: Epoch(99), slot: u8::from(first) });
             scene.remote(Remote::Synced { owner: owner(first) });
-            absorb(&mut scene, &mut strays);
+            absorb(&mut scene, &mut packets);
         }
         // Those that nobody answered while records were on their way come again.
         scene.pass(5000);
-        absorb(&mut scene, &mut strays);
+        absorb(&mut scene, &mut packets);
         for number in 0..6 {
             // While nothing is said of it, it is dropped for some seconds, and TCP sends it again.
-            strays = 1;
+            packets = 1;
             for _ in 0..4 {
-                if strays > 0 {
-                    scene.stray(&flow(100 + number, false));
-                    absorb(&mut scene, &mut strays);
+                if packets > 0 {
+                    scene.packet(&flow(100 + number, false));
+                    absorb(&mut scene, &mut packets);
                     scene.pass(1600);
-                    absorb(&mut scene, &mut strays);
+                    absorb(&mut scene, &mut packets);
                 }
             }
-            prop_assert_eq!(strays, 0, "a packet without an answer");
+            prop_assert_eq!(packets, 0, "a packet without an answer");
         }
         let mut diverted = 1;
         for _ in 0..60 {
             scene.pass(5000);
-            diverted = absorb(&mut scene, &mut strays).0;
+            diverted = absorb(&mut scene, &mut packets).0;
         }
         prop_assert_eq!(diverted, 0, "entries that nobody will take out");
         prop_assert_eq!(scene.machine.known(), 0);

@@ -14,7 +14,7 @@ use super::{socket, tcp_info};
 
 /// Ends and numbers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SocketStanding {
+pub struct SequenceNumbers {
     /// The port of a closed socket is 0.
     pub local: SocketAddr,
     pub remote: SocketAddr,
@@ -26,18 +26,18 @@ pub struct SocketStanding {
 }
 
 /// Reads it from a socket that is, or was, connected. The connection goes on.
-pub fn standing(fd: impl AsFd) -> io::Result<SocketStanding> {
+pub fn sequence_numbers(fd: impl AsFd) -> io::Result<SequenceNumbers> {
     let fd = fd.as_fd();
     let (written, received) = numbers(fd)?;
     let acked = written.wrapping_sub(unacknowledged(fd)? as u32);
     let sent = written.wrapping_sub(tcp_info::unsent(fd)?);
-    Ok(SocketStanding { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
+    Ok(SequenceNumbers { local: socket::local_addr(fd)?.socket_addr(), remote: peer_name(fd)?, acked, sent, received })
 }
 
-/// As [`standing`], for half the calls: of a connection with these ends by which nothing was sent yet.
-pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<SocketStanding> {
+/// As [`sequence_numbers`], for half the calls: of a connection with these ends by which nothing was sent yet.
+pub fn beginning(fd: impl AsFd, local: SocketAddr, remote: SocketAddr) -> io::Result<SequenceNumbers> {
     let (sent, received) = numbers(fd.as_fd())?;
-    Ok(SocketStanding { local, remote, acked: sent, sent, received })
+    Ok(SequenceNumbers { local, remote, acked: sent, sent, received })
 }
 
 /// The ends of what was written and of what was received.
@@ -125,14 +125,14 @@ mod tests {
             let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (mut far, _) = listener.accept().unwrap();
             let [local, remote] = [far.local_addr().unwrap(), far.peer_addr().unwrap()];
-            match (beginning(&far, local, remote), standing(&far)) {
+            match (beginning(&far, local, remote), sequence_numbers(&far)) {
                 (Err(error), _) if error.kind() == io::ErrorKind::PermissionDenied => return,
-                (beginning, standing) => assert_eq!(beginning.unwrap(), standing.unwrap()),
+                (beginning, numbers) => assert_eq!(beginning.unwrap(), numbers.unwrap()),
             }
             for round in 0..3 {
                 near.write_all(b"four").unwrap();
                 far.read_exact(&mut [0; 4]).unwrap();
-                let (here, there) = match (standing(&near), standing(&far)) {
+                let (here, there) = match (sequence_numbers(&near), sequence_numbers(&far)) {
                     (Err(error), _) if error.kind() == io::ErrorKind::PermissionDenied => return,
                     (here, there) => (here.unwrap(), there.unwrap()),
                 };

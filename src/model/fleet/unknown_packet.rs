@@ -27,7 +27,7 @@ pub enum Then {
 
 /// Such a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stray {
+pub struct UnknownPacket {
     pub key: Key,
     pub seq: u32,
     pub ack: u32,
@@ -41,7 +41,7 @@ const FIN: u8 = 1;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-impl Stray {
+impl UnknownPacket {
     /// The RST that its sender must take (RFC 9293 section 3.5.2).
     pub fn reset(&self) -> Segment {
         let behind = u32::from(self.length) + u32::from(self.flags & FIN != 0) + u32::from(self.flags & SYN != 0);
@@ -63,9 +63,9 @@ mod tests {
     #[test]
     fn the_reset_stands_where_the_sender_expects_the_next_byte() {
         let key = Key { from: "10.0.0.7:40000".parse().unwrap(), to: "10.0.0.100:6443".parse().unwrap() };
-        let stray = Stray { key, seq: u32::MAX, ack: 77, length: 10, flags: ACK | FIN };
-        let reset = stray.reset();
+        let packet = UnknownPacket { key, seq: u32::MAX, ack: 77, length: 10, flags: ACK | FIN };
+        let reset = packet.reset();
         assert_eq!((reset.from, reset.to, reset.seq, reset.ack), (key.to, key.from, 77, 10));
-        assert_eq!(Stray { flags: 0, ..stray }.reset().seq, 0);
+        assert_eq!(UnknownPacket { flags: 0, ..packet }.reset().seq, 0);
     }
 }

@@ -11,12 +11,12 @@ use crate::sys::bpf::Barrier;
 use crate::table::Table;
 
 #[derive(Debug)]
-pub struct Grace {
+pub struct RcuBarrier {
     begin: Sender<()>,
     over: Arc<AtomicBool>,
 }
 
-impl Grace {
+impl RcuBarrier {
     /// Fails where the kernel has no such wait: then nothing may be offloaded.
     pub fn start(table: Arc<Table>) -> io::Result<Self> {
         let barrier = Barrier::open()?;
@@ -33,7 +33,7 @@ impl Grace {
                 table.offload.wake();
             }
         };
-        essential::thread("offload-grace", wait)?;
+        essential::thread("offload-rcu", wait)?;
         Ok(Self { begin, over })
     }
 

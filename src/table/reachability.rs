@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// What the parts that listen know. Times are monotonic nanoseconds; 0: never.
 #[derive(Debug, Default)]
-pub struct Hearing {
+pub struct Reachability {
     client_ns: AtomicU64,
     deaf_ns: AtomicU64,
     wanted: AtomicBool,
 }
 
-impl Hearing {
+impl Reachability {
     /// A client's packet came at `at_ns`.
     pub fn hear_client(&self, at_ns: u64) {
         self.client_ns.fetch_max(at_ns, Relaxed);
@@ -48,18 +48,18 @@ mod tests {
 
     #[test]
     fn silence_counts_from_when_this_host_last_heard_nobody() {
-        let hearing = Hearing::default();
-        assert_eq!(hearing.counts_from(7), 7);
-        hearing.is_deaf(20);
-        hearing.is_deaf(10);
-        assert_eq!((hearing.counts_from(7), hearing.counts_from(30)), (20, 30));
+        let reachability = Reachability::default();
+        assert_eq!(reachability.counts_from(7), 7);
+        reachability.is_deaf(20);
+        reachability.is_deaf(10);
+        assert_eq!((reachability.counts_from(7), reachability.counts_from(30)), (20, 30));
     }
 
     #[test]
     fn a_wish_is_taken_once() {
-        let hearing = Hearing::default();
-        assert!(!hearing.take_wanted());
-        hearing.want_clients();
-        assert!(hearing.take_wanted() && !hearing.take_wanted());
+        let reachability = Reachability::default();
+        assert!(!reachability.take_wanted());
+        reachability.want_clients();
+        assert!(reachability.take_wanted() && !reachability.take_wanted());
     }
 }

@@ -3,14 +3,15 @@
 use std::net::IpAddr;
 
 use super::{
-    Action, Asked, Failover, HeldRequest, InstanceName, Key, KnownState, PeerCommand, PeerState, Pulse, Stray, Timer,
+    Action, Asked, Failover, InstanceName, Key, KnownState, Liveness, PeerCommand, PeerState, StandbyRequest, Timer,
+    UnknownPacket,
 };
 use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    stray: Stray,
+    packet: UnknownPacket,
     since_ns: u64,
     asked: bool,
 }
@@ -41,17 +42,17 @@ const UNSAID_NS: u64 = 3_000_000_000;
 const UNSAID_FORGET_NS: u64 = 25_000_000_000;
 
 impl Failover {
-    pub(super) fn stray(&mut self, now_ns: u64, stray: Stray) {
-        let key = stray.key;
+    pub(super) fn packet(&mut self, now_ns: u64, packet: UnknownPacket) {
+        let key = packet.key;
         let known = self.by_key.get(&key).and_then(|id| self.flows.get(id));
         if known.is_some_and(|known| matches!(known.state, KnownState::Refused | KnownState::NoRoom)) {
             // No entry says so, for want of room.
-            return self.actions.push_back(Action::Answer(stray));
+            return self.actions.push_back(Action::Answer(packet));
         }
         if let Some(before) = self.asked.get(&key).copied() {
             if !before.asked && now_ns.saturating_sub(before.since_ns) > LOOPS_NS {
                 self.asked.remove(&key);
-                self.actions.push_back(Action::Answer(stray));
+                self.actions.push_back(Action::Answer(packet));
             }
             return;
         }
@@ -61,16 +62,16 @@ impl Failover {
                 let tried: Vec<_> = lent.before.iter().copied().chain([lent.to]).collect();
                 match self.unlinked_hop(key.to.ip(), &tried) {
                     Some(to) => self.lend(now_ns, key, to, tried, LENT_UNLINKED_NS),
-                    None => self.answer(now_ns, stray),
+                    None => self.answer(now_ns, packet),
                 }
             }
             return;
         }
         let knows = self.by_key.contains_key(&key);
         if !knows && !self.peers.values().any(PeerState::can_be_asked) {
-            return self.answer(now_ns, stray);
+            return self.answer(now_ns, packet);
         }
-        self.asked.insert(key, Waiting { stray, since_ns: now_ns, asked: !knows });
+        self.asked.insert(key, Waiting { packet, since_ns: now_ns, asked: !knows });
         if knows {
             // Dropped, it comes again, and finds its entry; or its owner sends it back, for its address is just moving.
             self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
@@ -80,7 +81,7 @@ impl Failover {
         }
     }
 
-    pub(super) fn stray_answered(&mut self, now_ns: u64, ends: Asked, said: Said) {
+    pub(super) fn unknown_packet_answered(&mut self, now_ns: u64, ends: Asked, said: Said) {
         let key = Key { from: ends.from, to: ends.to };
         let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) else { return };
         // Its record has come meanwhile, or is about to.
@@ -95,13 +96,13 @@ impl Failover {
                     self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
                     self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
                 }
-                None => self.answer(now_ns, waiting.stray),
+                None => self.answer(now_ns, waiting.packet),
             },
             Said::Unknown => match self.unlinked_hop(key.to.ip(), &[]) {
                 Some(to) => self.lend(now_ns, key, to, Vec::new(), LENT_UNLINKED_NS),
-                None => self.answer(now_ns, waiting.stray),
+                None => self.answer(now_ns, waiting.packet),
             },
-            Said::Nothing => self.unsaid(now_ns, waiting.stray),
+            Said::Nothing => self.unsaid(now_ns, waiting.packet),
         }
     }
 
@@ -109,7 +110,7 @@ impl Failover {
     fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
         self.unsaid.remove(&key);
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
-        self.actions.push_back(Action::Path(HeldRequest::Forward { keys: vec![key], to }));
+        self.actions.push_back(Action::Path(StandbyRequest::Forward { keys: vec![key], to }));
         self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
         self.timers.set(now_ns + for_ns, Timer::Lent(key));
     }
@@ -117,33 +118,33 @@ impl Failover {
     /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
     /// the address goes first.
     fn unlinked_hop(&self, vip: IpAddr, but: &[IpAddr]) -> Option<IpAddr> {
-        let unlinked = self.peers.iter().filter(|(_, peer)| peer.pulse == Pulse::Unlinked && !peer.is_dead);
+        let unlinked = self.peers.iter().filter(|(_, peer)| peer.liveness == Liveness::Unlinked && !peer.is_dead);
         let mut unlinked: Vec<_> = unlinked.collect();
         unlinked.sort_by_key(|(_, peer)| !peer.addresses.contains(&vip));
         unlinked.iter().filter_map(|(name, _)| self.hop(name, vip)).find(|to| !but.contains(to))
     }
 
     /// Nothing could be learnt of it. It may be of a flow that lives: but not for ever.
-    fn unsaid(&mut self, now_ns: u64, stray: Stray) {
-        let key = stray.key;
+    fn unsaid(&mut self, now_ns: u64, packet: UnknownPacket) {
+        let key = packet.key;
         let since_ns = *self.unsaid.entry(key).or_insert(now_ns);
         if since_ns == now_ns {
             self.timers.set(now_ns + UNSAID_FORGET_NS, Timer::Unsaid(key));
         } else if now_ns.saturating_sub(since_ns) >= UNSAID_NS {
-            self.answer(now_ns, stray);
+            self.answer(now_ns, packet);
         }
     }
 
     pub(super) fn ask_expired(&mut self, now_ns: u64, key: Key) {
         if let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) {
-            self.unsaid(now_ns, waiting.stray);
+            self.unsaid(now_ns, waiting.packet);
         }
     }
 
     /// Nobody knows it. While records are on their way that says nothing, and it will come again.
-    fn answer(&mut self, now_ns: u64, stray: Stray) {
+    fn answer(&mut self, now_ns: u64, packet: UnknownPacket) {
         if now_ns >= self.guard_until_ns {
-            self.actions.push_back(Action::Answer(stray));
+            self.actions.push_back(Action::Answer(packet));
         }
     }
 
@@ -160,7 +161,7 @@ impl Failover {
     pub(super) fn lent_over(&mut self, key: Key) {
         self.lent.remove(&key);
         if !self.by_key.contains_key(&key) {
-            self.actions.push_back(Action::Path(HeldRequest::Forget(vec![key])));
+            self.actions.push_back(Action::Path(StandbyRequest::Forget(vec![key])));
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::lab::*;
 const ASK: Unknown = Unknown { guard_until_ns: 0, then: Then::Ask { all_told: false } };
 
 /// A segment of the connection with this number, from an address of this network.
-fn stray(vip: VipAddr, network: u32, host: u8, number: u16) -> Packet {
+fn unknown_packet(vip: VipAddr, network: u32, host: u8, number: u16) -> Packet {
     let [_, a, b, c] = network.to_be_bytes();
     let from = match vip.ip().is_ipv4() {
         true => std::net::IpAddr::from([10 + a, b, c, host]),
@@ -37,12 +37,13 @@ fn asked(bench: &Bench, packets: impl Iterator<Item = Packet>) -> usize {
 }
 
 #[test]
-fn a_flood_of_stray_packets_is_dropped_and_what_comes_again_can_still_be_asked_of() {
+fn a_flood_of_unknown_packets_is_dropped_and_what_comes_again_can_still_be_asked_of() {
     let Some(bench) = Bench::load() else { return };
     for (family, vip) in (0..).zip(vips()) {
         bench.program.set_unknown(vip, Some(ASK)).unwrap();
-        let unique =
-            |first: u32, count: u32| (first..first + count).map(move |at| stray(vip, at + family * 10_000, 1, 7));
+        let unique = |first: u32, count: u32| {
+            (first..first + count).map(move |at| unknown_packet(vip, at + family * 10_000, 1, 7))
+        };
         assert_eq!(asked(&bench, unique(0, 2000)), 100, "from as many networks, each once");
         assert_eq!(asked(&bench, unique(5000, 500)), 0, "no more is asked of what comes once");
         let again = asked(&bench, unique(1900, 30));
@@ -55,7 +56,7 @@ fn a_flood_of_stray_packets_is_dropped_and_what_comes_again_can_still_be_asked_o
 }
 
 #[test]
-fn no_source_of_stray_packets_gets_the_questions_of_all_others() {
+fn no_source_of_unknown_packets_gets_the_questions_of_all_others() {
     let Some(bench) = Bench::load() else { return };
     for (family, vip) in (0..).zip(vips()) {
         let fill = || bench.program.set_unknown(vip, Some(ASK)).unwrap();
@@ -63,8 +64,8 @@ fn no_source_of_stray_packets_gets_the_questions_of_all_others() {
         // A round may be over in the middle of one try, and then the next one's share counts as well.
         let of_address = (0..10).map(|attempt| {
             fill();
-            let asked_of = asked(&bench, (1..=60).map(|port| stray(vip, first + attempt, 1, port)));
-            let others = asked(&bench, (0..30).map(|at| stray(vip, first + 1000 + attempt * 100 + at, 1, 7)));
+            let asked_of = asked(&bench, (1..=60).map(|port| unknown_packet(vip, first + attempt, 1, port)));
+            let others = asked(&bench, (0..30).map(|at| unknown_packet(vip, first + 1000 + attempt * 100 + at, 1, 7)));
             // Two may have one hash.
             assert!(others >= 28, "{others} of 30 after {asked_of} of one address");
             asked_of
@@ -73,8 +74,9 @@ fn no_source_of_stray_packets_gets_the_questions_of_all_others() {
         let least = of_address.min();
         assert!(least.is_some_and(|least| (45..=50).contains(&least)), "{least:?}");
         let of_network = (0..10).map(|attempt| {
-            let hosts =
-                |first_host: u8| (0..100).map(move |host| stray(vip, first + 5000 + attempt, first_host + host, 7));
+            let hosts = |first_host: u8| {
+                (0..100).map(move |host| unknown_packet(vip, first + 5000 + attempt, first_host + host, 7))
+            };
             fill();
             let some = asked(&bench, hosts(1));
             fill();
@@ -86,13 +88,13 @@ fn no_source_of_stray_packets_gets_the_questions_of_all_others() {
 }
 
 #[test]
-fn strays_are_reset_once_nobody_fills_up_the_questions() {
+fn unknown_packets_are_reset_once_nobody_fills_up_the_questions() {
     let Some(bench) = Bench::load() else { return };
     let vip = vips()[0];
     bench.program.set_unknown(vip, Some(ASK)).unwrap();
     let ((), after) = eventually_some(LONG, "it is not waited for user space any more", || {
         // As many as it takes to use up all questions.
-        let verdicts = (1..400).map(|at| bench.run(&stray(vip, at, 1, 7).frame()).0);
+        let verdicts = (1..400).map(|at| bench.run(&unknown_packet(vip, at, 1, 7).frame()).0);
         verdicts.collect::<Vec<_>>().contains(&REDIRECT).then_some(())
     });
     assert!(after > secs(1), "{after:?}");
@@ -100,7 +102,7 @@ fn strays_are_reset_once_nobody_fills_up_the_questions() {
 
 /// Whoever lives would have told of its flow in that time.
 #[test]
-fn a_stray_that_has_come_for_seconds_is_reset_unasked_if_all_have_told() {
+fn an_unknown_packet_that_has_come_for_seconds_is_reset_unasked_if_all_have_told() {
     let Some(bench) = Bench::load() else { return };
     let [told, untold] = [("192.0.2.5:6443", true), ("192.0.2.6:6443", false)].map(|(vip, all_told)| {
         let vip = VipAddr::new(vip.parse().unwrap());
@@ -110,9 +112,9 @@ fn a_stray_that_has_come_for_seconds_is_reset_unasked_if_all_have_told() {
     });
     let round = |(vip, unknown): (VipAddr, Unknown)| {
         bench.program.refill_asks(vip, &unknown).unwrap();
-        let others = (1000..1200).map(|port| stray(vip, 1, 1, port));
+        let others = (1000..1200).map(|port| unknown_packet(vip, 1, 1, port));
         others.for_each(|packet| drop(bench.run(&packet.frame())));
-        bench.run(&stray(vip, 1, 1, 7).frame()).0
+        bench.run(&unknown_packet(vip, 1, 1, 7).frame()).0
     };
     let ((), after) = eventually_some(LONG, "it is reset", || {
         assert_eq!(round(untold), DROP);
@@ -128,7 +130,7 @@ fn an_rst_for_a_flow_that_is_refused_goes_on_to_its_owner() {
     for (ip, vip) in owners {
         let mac = [6, 5, 4, 3, 2, 1];
         let owner = Owner { ip: ip.parse().unwrap(), mac: Some(mac), interface: 1 };
-        let mut packet = stray(vip, 1, 1, 7);
+        let mut packet = unknown_packet(vip, 1, 1, 7);
         bench.program.refuse(&packet.ends).unwrap();
         packet.flags = RST;
         assert_eq!(bench.run(&packet.frame()).0, DROP, "its owner was never known");

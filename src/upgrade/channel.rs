@@ -1,12 +1,11 @@
 //! Messages over a Unix socket, each with a deadline.
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use super::codec::{self, DecodeError, HEADER_BYTES, Header, TooLong};
-use super::message::{Message, PROTOCOL, Reasons};
+use super::message::{Message, Reasons};
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing;
 
@@ -17,8 +16,6 @@ const SEND_BUFFER_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
-    /// The version that both ends speak; the highest until they have agreed, for what comes before is the same in all.
-    protocol: Cell<u32>,
 }
 
 /// Why a message did not go or come.
@@ -51,7 +48,7 @@ impl Channel {
         }
         rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
         fd_passing::set_send_buffer(&socket, SEND_BUFFER_BYTES)?;
-        Ok(Self { socket, protocol: Cell::new(PROTOCOL.1) })
+        Ok(Self { socket })
     }
 
     /// Both ends, for two processes of which one starts the other.
@@ -59,14 +56,9 @@ impl Channel {
         fd_passing::pair()
     }
 
-    /// Both ends have agreed on this version.
-    pub fn speak(&self, protocol: u32) {
-        self.protocol.set(protocol);
-    }
-
     /// Sends `message` and, with it, `fds`. On a failure the other end may have a part of it, never all.
     pub fn send(&self, message: &Message, fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), ChannelError> {
-        let frame = codec::encode(message, fds.len(), self.protocol.get())?;
+        let frame = codec::encode(message, fds.len())?;
         let deadline_ns = deadline_ns(limit);
         let (mut sent, mut fds) = (0, fds);
         while sent < frame.len() {
@@ -100,7 +92,7 @@ impl Channel {
         if fds.len() != header.descriptors() {
             return Err(ChannelError::Descriptors { expected: header.descriptors(), got: fds.len() });
         }
-        Ok((codec::decode(&header, &body, self.protocol.get())?, fds))
+        Ok((codec::decode(&header, &body)?, fds))
     }
 
     /// Says that the upgrade is off. True: the other process will read it, behind all that was sent before.
@@ -194,7 +186,7 @@ mod tests {
     fn silence_an_end_and_half_a_message_are_told_apart() {
         let (near, far) = ends();
         assert!(matches!(far.receive(Duration::from_millis(10)), Err(ChannelError::TimedOut(_))));
-        let frame = codec::encode(&Message::Hello(Hello::here()), 0, 1).unwrap();
+        let frame = codec::encode(&Message::Hello(Hello::here()), 0).unwrap();
         fd_passing::send(&near.socket, &frame[..frame.len() - 1], &[]).unwrap();
         drop(near);
         assert!(matches!(far.receive(SOON), Err(ChannelError::Cut)));

@@ -5,10 +5,8 @@
 //!   | "BTNH" | frame 1  | kind  | length  | descriptors  | reserved  | CRC-32  | body ...
 //! ```
 //! Little-endian. The checksum covers the first 16 bytes and the body. Bodies are JSON, so that a release may add a
-//! key without a new version; batches of flows are postcard, for there are many, and their layout is another in each
-//! version of the protocol. Nothing is allocated before the length was found to be within [`BODY_MAX`].
-
-mod version_1;
+//! key without a new version; batches of flows are postcard, for there are many, and another layout of theirs is
+//! another version of the protocol. Nothing is allocated before the length was found to be within [`BODY_MAX`].
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -94,10 +92,10 @@ impl Header {
     }
 }
 
-/// The whole frame of `message`, which travels with so many `descriptors`, for a process that speaks `protocol`.
-pub fn encode(message: &Message, descriptors: usize, protocol: u32) -> Result<Vec<u8>, TooLong> {
+/// The whole frame of `message`, which travels with so many `descriptors`.
+pub fn encode(message: &Message, descriptors: usize) -> Result<Vec<u8>, TooLong> {
     let mut frame = vec![0; HEADER_BYTES];
-    write_body(message, &mut frame, protocol);
+    write_body(message, &mut frame);
     let length = frame.len() - HEADER_BYTES;
     if length > BODY_MAX {
         return Err(TooLong(length));
@@ -112,8 +110,8 @@ pub fn encode(message: &Message, descriptors: usize, protocol: u32) -> Result<Ve
     Ok(frame)
 }
 
-/// The message that `header` and `body` are if they come from a process that speaks `protocol`.
-pub fn decode(header: &Header, body: &[u8], protocol: u32) -> Result<Message, DecodeError> {
+/// The message that `header` and `body` are.
+pub fn decode(header: &Header, body: &[u8]) -> Result<Message, DecodeError> {
     if body.len() != header.length {
         return Err(DecodeError::Length { expected: header.length, got: body.len() });
     }
@@ -128,7 +126,6 @@ pub fn decode(header: &Header, body: &[u8], protocol: u32) -> Result<Message, De
         Kind::Ready => Message::Ready,
         Kind::Begin => Message::Begin,
         Kind::Serving => Message::Serving,
-        Kind::Batch if protocol == 1 => Message::Batch(postcard::<version_1::BatchV1>(body)?.into()),
         Kind::Batch => Message::Batch(postcard(body)?),
         Kind::Received => Message::Received(json(body)?),
         Kind::Commit => Message::Commit(json(body)?),
@@ -141,14 +138,13 @@ pub fn decode(header: &Header, body: &[u8], protocol: u32) -> Result<Message, De
     })
 }
 
-fn write_body(message: &Message, frame: &mut Vec<u8>, protocol: u32) {
+fn write_body(message: &Message, frame: &mut Vec<u8>) {
     match message {
         Message::Hello(body) => put(frame, body),
         Message::Welcome(body) => put(frame, body),
         Message::Doors(body) => put(frame, body),
         Message::State(body) => put(frame, body),
         Message::Ready | Message::Begin | Message::Serving | Message::Finished => {}
-        Message::Batch(batch) if protocol == 1 => put_postcard(frame, &version_1::BatchV1::from(batch)),
         Message::Batch(batch) => put_postcard(frame, batch),
         Message::Received(body) => put(frame, body),
         Message::Commit(body) => put(frame, body),

@@ -85,7 +85,6 @@ pub fn meet(channel: &Channel, hello: Hello, limit: Duration) -> Result<Offer, N
     if !(PROTOCOL.0..=PROTOCOL.1).contains(&welcome.protocol) {
         return Err(NoOffer::Protocol { chosen: welcome.protocol });
     }
-    channel.speak(welcome.protocol);
     let mut doors = Vec::new();
     while doors.len() < welcome.doors {
         match next(channel, limit)? {

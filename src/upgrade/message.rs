@@ -34,12 +34,7 @@ use crate::table::totals::Totals;
 
 /// The versions of the protocol that this release speaks, lowest and highest: at least one that the release before
 /// speaks too, so that an upgrade can be taken back.
-///
-/// | version | what it changed |
-/// |---|---|
-/// | 1 | |
-/// | 2 | flows tell since when they wait for an answer; while both processes serve, each gives flow ids of its own |
-pub const PROTOCOL: (u32, u32) = (1, 2);
+pub const PROTOCOL: (u32, u32) = (1, 1);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {

@@ -32,8 +32,7 @@ pub trait OldProcess {
     /// Why the process that said `hello` cannot take what is here, if so. Asked when the doors are lent.
     fn obstacle(&self, hello: &Hello) -> Option<String>;
 
-    /// In words that a process understands which speaks `protocol`.
-    fn state(&self, protocol: u32) -> Result<State, String>;
+    fn state(&self) -> Result<State, String>;
 
     /// Takes some flows out of service.
     fn take(&mut self) -> Result<TakenFlows<Self::MovingFlow>, String>;
@@ -317,14 +316,13 @@ impl<G: OldProcess> Source<'_, G> {
         }
         let Hello { version, pid, .. } = Hello::here();
         self.send(&Message::Welcome(Welcome { version, protocol, pid, doors: doors.len() }), &[])?;
-        self.channel.speak(protocol);
         for some in doors.chunks(FDS_MAX) {
             let names = some.iter().map(|(door, _)| door.clone()).collect();
             let fds: Vec<_> = some.iter().map(|(_, socket)| socket.as_fd()).collect();
             self.send(&Message::Doors(names), &fds)?;
         }
         self.at(SourceStep::State);
-        let state = Box::new(self.old_process.state(protocol).map_err(Why::Here)?);
+        let state = Box::new(self.old_process.state().map_err(Why::Here)?);
         self.send(&Message::State(state), &[])
     }
 

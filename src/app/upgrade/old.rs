@@ -28,7 +28,7 @@ const BATCH_FLOWS: usize = 64;
 /// A batch grows no more once its flows hold so much.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Ids that a process may give that is not heard of any more, or that does not say which.
+/// Ids that a process may give that is not heard of any more.
 pub const IDS_KEPT: u64 = 1 << 20;
 
 /// How often a killed process is looked at, and how many times.
@@ -88,15 +88,11 @@ impl OldProcess for RunningInstance {
         self.core.offload.obstacle(hello.path.as_ref())
     }
 
-    fn state(&self, protocol: u32) -> Result<State, String> {
+    fn state(&self) -> Result<State, String> {
         let table = &self.core.table;
-        // The first version knows no shares.
-        let kept = if protocol == 1 { IDS_KEPT } else { 0 };
-        if kept == 0 {
-            table.flows.share_ids(IdShare::Even);
-        }
+        table.flows.share_ids(IdShare::Even);
         Ok(State {
-            next_flow_id: table.flows.next_id() + kept,
+            next_flow_id: table.flows.next_id(),
             flows: table.flows_with_sockets() as u64,
             offloaded: self.core.offload.offloaded(),
             backends: self.runtime.block_on(self.core.checker.save()),

@@ -45,53 +45,42 @@ fn transfer() -> impl Strategy<Value = FlowTransfer> {
     })
 }
 
-fn read(frame: &[u8], protocol: u32) -> Result<Message, DecodeError> {
+fn read(frame: &[u8]) -> Result<Message, DecodeError> {
     let (head, body) = frame.split_at(HEADER_BYTES);
-    decode(&Header::parse(head.try_into().unwrap())?, body, protocol)
-}
-
-/// What a version does not know is as if it had never been.
-fn as_in_version_1(mut flow: FlowTransfer) -> FlowTransfer {
-    if let Stage::Relaying(relayed) = &mut flow.stage {
-        relayed.unanswered_since_ns = 0;
-    }
-    flow
+    decode(&Header::parse(head.try_into().unwrap())?, body)
 }
 
 proptest! {
     #[test]
     fn flows_survive_the_wire(flows in proptest::collection::vec(transfer(), 0..8), number: u64) {
         let number = BatchNumber(number);
-        let message = Message::Batch(Batch { number, flows: flows.clone() });
-        prop_assert_eq!(read(&encode(&message, 3, 2).unwrap(), 2).unwrap(), message.clone());
-        let flows = flows.into_iter().map(as_in_version_1).collect();
-        let less = Message::Batch(Batch { number, flows });
-        prop_assert_eq!(read(&encode(&message, 3, 1).unwrap(), 1).unwrap(), less);
+        let message = Message::Batch(Batch { number, flows });
+        prop_assert_eq!(read(&encode(&message, 3).unwrap()).unwrap(), message);
     }
 
     /// One wrong bit anywhere is found: CRC-32 finds all of them.
     #[test]
-    fn a_wrong_bit_is_found(flow in transfer(), at: prop::sample::Index, bit in 0u8..8, protocol in 1u32..3) {
+    fn a_wrong_bit_is_found(flow in transfer(), at: prop::sample::Index, bit in 0u8..8) {
         let message = Message::Batch(Batch { number: BatchNumber(1), flows: vec![flow] });
-        let mut frame = encode(&message, 0, protocol).unwrap();
+        let mut frame = encode(&message, 0).unwrap();
         let at = at.index(frame.len());
         frame[at] ^= 1 << bit;
-        prop_assert!(read(&frame, protocol).is_err());
+        prop_assert!(read(&frame).is_err());
     }
 
     #[test]
     fn any_bytes_are_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES..200)) {
-        prop_assert!(read(&bytes, 1).is_err() && read(&bytes, 2).is_err());
+        prop_assert!(read(&bytes).is_err());
     }
 }
 
 #[test]
 fn a_body_that_is_too_long_is_refused_before_it_is_read() {
-    let mut frame = encode(&Message::Ready, 0, 2).unwrap();
+    let mut frame = encode(&Message::Ready, 0).unwrap();
     frame[8..12].copy_from_slice(&(BODY_MAX as u32 + 1).to_le_bytes());
-    assert!(matches!(read(&frame, 2), Err(DecodeError::TooLong(_))));
+    assert!(matches!(read(&frame), Err(DecodeError::TooLong(_))));
     let long = Message::Refuse(Reasons(vec!["x".repeat(BODY_MAX)]));
-    assert!(encode(&long, 0, 2).is_err());
+    assert!(encode(&long, 0).is_err());
 }
 
 #[test]
@@ -133,6 +122,5 @@ fn the_layout_of_a_batch_is_what_its_version_says() {
         stage: Stage::Relaying(Box::new(relayed)),
     };
     let message = Message::Batch(Batch { number: BatchNumber(6), flows: vec![flow] });
-    insta::assert_snapshot!("version_1", hex(&encode(&message, 2, 1).unwrap()));
-    insta::assert_snapshot!("version_2", hex(&encode(&message, 2, 2).unwrap()));
+    insta::assert_snapshot!("version_1", hex(&encode(&message, 2).unwrap()));
 }

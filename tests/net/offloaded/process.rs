@@ -266,7 +266,7 @@ impl Drop for OnDrop<'_> {
 /// A binary of another release, as far as this one asks it.
 fn another_release(directory: &Path, name: &str, hello: &Hello) -> PathBuf {
     let (path, frame) = (directory.join(name), directory.join(format!("{name}.hello")));
-    std::fs::write(&frame, codec::encode(&Message::Hello(hello.clone()), 0, 1).unwrap()).unwrap();
+    std::fs::write(&frame, codec::encode(&Message::Hello(hello.clone()), 0).unwrap()).unwrap();
     let text = format!(
         "#!/bin/sh\ncase $1 in\nupgrade-version) echo '{}';;\nrun) cat {} >&0; exec sleep 60;;\nesac\n",
         serde_json::to_string(hello).unwrap(),

@@ -3,8 +3,9 @@
 mod exposition;
 mod process;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -55,10 +56,45 @@ pub struct AddressLabels {
     pub address: String,
 }
 
+/// How long probes took, by backend and outcome. A series of a backend that is gone is taken out, whatever outcomes it had.
+#[derive(Debug)]
+pub struct Probes {
+    durations: Family<ProbeLabels, Histogram>,
+    seen: Mutex<BTreeMap<(String, String), BTreeSet<&'static str>>>,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        let durations = Family::new_with_constructor((|| Histogram::new(LATENCY_BOUNDS_S)) as fn() -> Histogram);
+        Self { durations, seen: Mutex::default() }
+    }
+}
+
+impl Probes {
+    pub fn observe(&self, labels: &ProbeLabels, seconds: f64) {
+        let of = (labels.frontend.clone(), labels.backend.clone());
+        self.seen().entry(of).or_default().insert(labels.outcome);
+        self.durations.get_or_create(labels).observe(seconds);
+    }
+
+    /// `backend` is called so no more.
+    pub fn forget(&self, frontend: &str, backend: &str) {
+        let of = (frontend.to_owned(), backend.to_owned());
+        let outcomes = self.seen().remove(&of).unwrap_or_default();
+        for outcome in outcomes {
+            self.durations.remove(&ProbeLabels { frontend: of.0.clone(), backend: of.1.clone(), outcome });
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<(String, String), BTreeSet<&'static str>>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// All instruments, and the registry that renders them.
 #[derive(Debug)]
 pub struct Metrics {
-    pub probe: Family<ProbeLabels, Histogram>,
+    pub probe: Probes,
     pub reloads: Family<ReloadLabels, Counter>,
     pub last_reload_successful: Gauge,
     /// Unix seconds.
@@ -78,7 +114,7 @@ impl Default for Metrics {
         let mut unprefixed = Registry::default();
         unprefixed.register_collector(Box::new(ProcessCollector::default()));
         let metrics = Self {
-            probe: Family::new_with_constructor(|| Histogram::new(LATENCY_BOUNDS_S)),
+            probe: Probes::default(),
             reloads: Family::default(),
             last_reload_successful: Gauge::default(),
             last_reload_success_time: Gauge::default(),
@@ -92,7 +128,12 @@ impl Default for Metrics {
         drop(metrics.reloads.get_or_create(&ReloadLabels { outcome: "failure" }));
         drop(metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }));
         metrics.with_registry(|registry| {
-            registry.register_with_unit("probe_duration", "Health probes", Unit::Seconds, metrics.probe.clone());
+            registry.register_with_unit(
+                "probe_duration",
+                "Health probes",
+                Unit::Seconds,
+                metrics.probe.durations.clone(),
+            );
             registry.register("config_reloads", "Reloads of the configuration", metrics.reloads.clone());
             let last = metrics.last_reload_successful.clone();
             registry.register("config_last_reload_successful", "1 if the last reload was taken over, else 0", last);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand, forget_metrics};
+use super::watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
 use super::{Roster, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{Config, Target};
@@ -122,7 +122,7 @@ impl SharedHealth {
     /// Makes `entry` what its name means.
     pub(super) fn lead(&self, entry: &Arc<BackendEntry>) {
         self.table.registry.lead(entry);
-        forget_metrics(&self.metrics, &entry.frontend.name, &entry.former_label());
+        self.metrics.probe.forget(&entry.frontend.name, &entry.former_label());
     }
 
     /// `entry` was to lead, and is not to any more.

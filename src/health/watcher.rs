@@ -17,7 +17,7 @@ use super::votes::{Vote, Votes};
 use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
-use crate::metrics::{Metrics, ProbeLabels};
+use crate::metrics::ProbeLabels;
 use crate::model::health::Cause;
 use crate::model::health::doubt::{Doubt, Silence};
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
@@ -365,7 +365,7 @@ impl Watcher {
     fn judge(&mut self, report: ProbeReport) {
         let (frontend, backend) = self.entry.full_name();
         let labels = ProbeLabels { frontend, backend, outcome: report.outcome.label() };
-        self.shared.metrics.probe.get_or_create(&labels).observe(report.took.as_secs_f64());
+        self.shared.metrics.probe.observe(&labels, report.took.as_secs_f64());
         self.last_probe = Some(report.outcome.to_string());
         self.last_probe_us = report.took.as_micros() as u64;
         if let ProbeOutcome::Inconclusive { error } = &report.outcome {
@@ -503,7 +503,7 @@ impl Watcher {
         let twice = std::mem::replace(&mut retiring.was_empty, empty) && empty;
         let retired = twice && self.shared.retire(&self.entry, &self.inbox, retiring.with_frontend);
         if retired {
-            forget_metrics(&self.shared.metrics, &self.entry.frontend.name, &self.entry.label());
+            self.shared.metrics.probe.forget(&self.entry.frontend.name, &self.entry.label());
         }
         retired
     }
@@ -536,15 +536,6 @@ async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
         mine.any(|flow| flow.last_to_client_ns >= since_ns)
     };
     tokio::task::spawn_blocking(walk).await.unwrap_or(false)
-}
-
-/// `label` is called so no more.
-pub(super) fn forget_metrics(metrics: &Metrics, frontend: &str, label: &str) {
-    const FAILURES: [&str; 7] = ["refused", "reset", "unreachable", "timed_out", "tls", "protocol", "unresolved"];
-    for outcome in ["passed", "not_ready", "inconclusive"].into_iter().chain(FAILURES) {
-        let (frontend, backend) = (frontend.to_owned(), label.to_owned());
-        metrics.probe.remove(&ProbeLabels { frontend, backend, outcome });
-    }
 }
 
 /// The output of what runs, which is then done; never returns if nothing runs.

@@ -182,7 +182,10 @@ impl Reloader {
             return Err(ReloadError::Upgrading);
         }
         let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || (config::read_file(&path).ok(), config::load(&path)));
+        let read = tokio::task::spawn_blocking(move || {
+            let read = config::read_file(&path);
+            (read.as_ref().ok().cloned(), config::check(&path, read))
+        });
         let (bytes, loaded) = read.await.expect("the loader does not panic");
         self.inner().bytes = bytes;
         let loaded = loaded

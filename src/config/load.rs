@@ -8,18 +8,24 @@ use std::sync::Arc;
 use super::document::Document;
 use super::section::{Element, Section};
 use super::{
-    Config, Diagnostic, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend, offload, peers, process,
+    Config, Diagnostic, FileFault, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend, offload,
+    peers, process,
 };
 use crate::addr::VipAddr;
 
 /// Reads and checks the file at `path`, and the certificate files that it names.
 pub fn load(path: &Path) -> Result<Loaded, Rejected> {
+    check(path, file::read(path))
+}
+
+/// Checks what was read of the file at `path`, and reads the certificate files that it names.
+pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Rejected> {
     let rejected = |line, read: String, allowed: &str| {
         let (file, key, allowed) = (path.to_path_buf(), "file".into(), allowed.to_owned());
         let error = Diagnostic { file, line, key, read, allowed, severity: Severity::Error };
         Rejected { errors: vec![error], warnings: Vec::new() }
     };
-    let bytes = file::read(path).map_err(|fault| rejected(1, fault.to_string(), "a readable file of at most 1 MiB"))?;
+    let bytes = read.map_err(|fault| rejected(1, fault.to_string(), "a readable file of at most 1 MiB"))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u32;

@@ -36,6 +36,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use ipnet::IpNet;
 
@@ -161,8 +162,8 @@ struct FlowsArguments {
     /// Only those from one network or address.
     #[arg(long, value_name = "CIDR", value_parser = parse_network)]
     client: Option<IpNet>,
-    /// Only those in one state: accepted, connecting, proxied or ending.
-    #[arg(long, value_parser = parse_state)]
+    /// Only those in one state.
+    #[arg(long, value_parser = known_state())]
     state: Option<FlowState>,
     /// How many at most; 0: all [default: 100, all with --json].
     #[arg(long, value_name = "N")]
@@ -298,10 +299,10 @@ fn parse_network(text: &str) -> Result<IpNet, String> {
     text.parse().or_else(host).map_err(|_| "neither a network such as 10.0.0.0/8 nor an address".to_owned())
 }
 
-fn parse_state(text: &str) -> Result<FlowState, String> {
-    let known = FlowState::ALL.map(FlowState::label);
-    let found = FlowState::ALL.into_iter().find(|state| state.label() == text);
-    found.ok_or_else(|| format!("must be one of {}", known.join(", ")))
+/// Any state of a flow by its name. Help and completion name them all.
+fn known_state() -> impl TypedValueParser<Value = FlowState> {
+    let labels = PossibleValuesParser::new(FlowState::ALL.map(FlowState::label));
+    labels.map(|text| FlowState::ALL.into_iter().find(|state| state.label() == text).expect("one of the labels"))
 }
 
 const DEFAULT_CONFIG: &str = "/etc/baton/baton.toml";

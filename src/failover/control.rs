@@ -304,10 +304,6 @@ impl FailoverControl {
                 What::FlowsClaimed { instance: from, flows }
             }
             Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
-            Note::Forwarded(packets) => {
-                census.forwarded.add(packets as u64);
-                return;
-            }
             Note::AddressCame(address) => {
                 tracing::info!(%address, "a frontend's address has come to this host");
                 self.untold.came(&self.table, address, now_ns());

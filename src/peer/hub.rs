@@ -385,7 +385,8 @@ impl Hub {
         }
     }
 
-    /// Whether such a packet finds its way from here: into a socket, or through the path, whoever looks after its flow.
+    /// Whether such a packet finds its way from here: into a socket, or through the program, whoever looks after its flow. When in
+    /// doubt it does: whoever asks would reset it otherwise.
     fn is_here(&self, query: &KnowsQuery) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
         self.table.offload.held.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
@@ -514,7 +515,6 @@ impl Hub {
     }
 }
 
-/// Whether a socket of this host has the flow. When in doubt it does: whoever asks would reset it otherwise.
 fn members(settings: &config::Peers) -> Vec<Member> {
     let member = |peer: &config::Peer| Member { name: peer.name.clone(), address: peer.address };
     settings.peers.iter().map(member).collect()

@@ -52,7 +52,6 @@ pub struct Fleet {
 #[derive(Debug, Default)]
 pub struct FleetCensus {
     /// `baton_unknown_packets_total` by outcome: packets of flows that were not this instance's.
-    pub forwarded: Tally,
     pub reset: Tally,
     pub inherited: Tally,
     pub dropped: Tally,
@@ -65,9 +64,8 @@ pub struct FleetCensus {
 impl FleetCensus {
     /// All of them by name, for an upgrade.
     pub fn tallies(&self) -> Vec<(String, &Tally)> {
-        let Self { forwarded, reset, inherited, dropped, challenged, failovers, no_standby: _ } = self;
+        let Self { reset, inherited, dropped, challenged, failovers, no_standby: _ } = self;
         let all = [
-            ("forwarded", forwarded),
             ("reset", reset),
             ("inherited", inherited),
             ("dropped", dropped),

@@ -118,7 +118,6 @@ pub enum Note {
         to: InstanceName,
         flows: usize,
     },
-    Forwarded(usize),
     AddressCame(IpAddr),
     AddressWent(IpAddr),
 }

@@ -111,7 +111,6 @@ impl Failover {
         self.unsaid.remove(&key);
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
         self.actions.push_back(Action::Path(StandbyRequest::Forward { keys: vec![key], to }));
-        self.actions.push_back(Action::Note(super::Note::Forwarded(1)));
         self.timers.set(now_ns + for_ns, Timer::Lent(key));
     }
 

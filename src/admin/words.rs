@@ -98,7 +98,7 @@ pub fn event(what: &What) -> String {
         }
         What::OffloadStopped { reset, of } => {
             format!(
-                "no flow is offloaded any more: {reset} of the last {of} that did were reset right after, others were not"
+                "no flow is offloaded any more: {reset} of the last {of} that were got reset right after, others were not"
             )
         }
         What::OffloadResumed {} => "flows that offload live: all may again".to_owned(),
@@ -172,7 +172,7 @@ pub fn event(what: &What) -> String {
 }
 
 /// Of offload.
-pub const STOPPED: &str = "flows that offloaded were reset right after, so the others stay proxied; one is tried again now and then, and \
+pub const STOPPED: &str = "flows were reset right after they had been offloaded, so the others stay proxied; one is tried again now and then, and \
                            after each `baton reload`";
 
 pub fn weight(what: &What) -> Weight {

@@ -16,7 +16,7 @@ use crate::model::ids::FlowId;
 /// A flow that is reset within this time after it was offloaded was reset right after; one that is not, lives.
 pub const SOON_NS: u64 = 1_000_000_000;
 
-/// So many must be reset right after, and one in so many of those that offloaded, in the time of all buckets.
+/// So many must be reset right after, and one in so many of those that were offloaded, in the time of all buckets.
 const SUSPECT_MIN: u32 = 5;
 const SUSPECT_ONE_IN: u32 = 5;
 const BUCKETS: usize = 12;
@@ -33,7 +33,7 @@ const TRIAL_STEP_NS: u64 = 500_000_000;
 const HELD: [(u64, u32); 4] = [(0, 24), (10_000_000_000, 8), (60_000_000_000, 3), (TRIAL_NS, 0)];
 const STANDBY_MAX: usize = 64;
 
-/// Of those held back one in so many may be reset as of those that offloaded.
+/// Of those held back one in so many may be reset as of those that were offloaded.
 const STANDBY_ONE_IN: u64 = 8;
 
 /// A trial that decides nothing ends after this.
@@ -60,7 +60,7 @@ pub enum Admission {
     Stay,
 }
 
-/// What became of a flow that offloaded, or was held back.
+/// What became of a flow that were offloaded, or was held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// One of its ends has reset it right after.
@@ -73,7 +73,7 @@ pub enum Fate {
 /// What is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerChange {
-    /// Offload stops: so many of so many that offloaded were reset right after, at last.
+    /// Offload stops: so many of so many that were offloaded were reset right after, at last.
     Opened { reset: u32, of: u32 },
     /// It goes on after it had stopped.
     Closed,

@@ -63,7 +63,7 @@ impl Looked<'_> {
         });
     }
 
-    /// Packets of flows that offloaded or are another instance's never need the kernel's own forwarding; where it is on, it
+    /// Packets of flows that are offloaded or another instance's never need the kernel's own forwarding; where it is on, it
     /// must not tell clients of shortcuts.
     fn forwarding(&mut self) {
         if self.place.vips.iter().all(|vip| vip.is_ipv6()) {

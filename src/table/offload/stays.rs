@@ -45,7 +45,7 @@ reasons! {
     Ipsec "ipsec" true "An IPsec policy covers one of its legs.";
     Nat "nat" true "Its addresses or numbers are others on the wire than in its sockets: this host translates them.";
     Unseen "unseen" false "No packet of one of its ends has shown yet what it looks like on the wire.";
-    Resets "resets" false "Flows were reset right after they offloaded: none does until it is known that this is over.";
+    Resets "resets" false "Flows were reset right after they had been offloaded: none is until it is known that this is over.";
     MapFull "map_full" false "The map of offloaded flows is full.";
     AddressInUse "address_in_use" false "An earlier flow between the same addresses is still remembered.";
     Failed "failed" false "The kernel refused a call that offload needs; the log has the error.";

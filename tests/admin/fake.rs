@@ -273,7 +273,7 @@ fn config(directory: &Path) -> Config {
             user_timeout: Duration::from_secs(25),
         },
         proxy_protocol: config::ProxyProtocol::default(),
-        limits: config::Limits::default(),
+        limits: config::Limits { max_connections: Some(1_000_000), ..config::Limits::default() },
         allow: Vec::new(),
         deny: Vec::new(),
         rebalance: config::Rebalance {
@@ -289,7 +289,7 @@ fn config(directory: &Path) -> Config {
         admin: config::Admin { http: Some("127.0.0.1:0".parse().unwrap()), socket: directory.join("admin.sock") },
         process: config::Process {
             workers: Some(2),
-            max_connections: None,
+            max_connections: Some(1_000_000),
             shutdown_delay: Duration::ZERO,
             stop_timeout: Duration::from_secs(1),
             reset_within: Duration::from_millis(100),

@@ -13,10 +13,10 @@ use baton::table::journal::What;
 
 use crate::fake::FakeInstance;
 
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
 }
 
 async fn ask(instance: &FakeInstance, request: &str) -> Answer {
@@ -36,7 +36,7 @@ fn ask_at(address: SocketAddr, request: &str) -> Answer {
     Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-async fn get(instance: &FakeInstance, path: &str) -> Answer {
+pub async fn get(instance: &FakeInstance, path: &str) -> Answer {
     ask(instance, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await
 }
 

@@ -3,4 +3,5 @@
 mod cli;
 mod fake;
 mod http;
+mod metrics;
 mod socket;

@@ -1,0 +1,115 @@
+//! docs/metrics.md lists what the page has, by name, type, labels and meaning.
+//!
+//! After a change: `UPDATE_DOCS=1 cargo nextest run --test admin the_list_of_metrics` writes it anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use baton::metrics::{AddressLabels, ProbeLabels};
+use baton::model::fleet::{Epoch, InstanceName, Liveness, MemberView};
+use baton::sys::clock::now_ns;
+use baton::table::offload::OffloadView;
+
+use crate::fake::FakeInstance;
+use crate::http::get;
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+
+const HEAD: &str = "# Metrics
+
+`/metrics` of the HTTP door has these, in the text format of Prometheus, or in OpenMetrics for who asks for it. Histograms have `_bucket`,
+`_sum` and `_count`. The rules in [deploy/prometheus](../deploy/prometheus/baton.rules.yml) use them; no label holds a client's address.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+";
+
+const CONNTRACK: &str = "baton_conntrack_entries";
+
+/// One family of the page.
+#[derive(Debug, Default)]
+struct Listed {
+    kind: String,
+    help: String,
+    labels: BTreeSet<String>,
+    has_series: bool,
+}
+
+#[tokio::test]
+async fn the_list_of_metrics_is_that_of_the_page() {
+    let families = read(&get(&everything(), "/metrics").await.body);
+    assert!(families.len() > 40, "{}", families.len());
+    let empty: Vec<_> = families.iter().filter(|(_, it)| !it.has_series).map(|(name, _)| name).collect();
+    assert!(empty.is_empty(), "give these a series, so that their labels are known: {empty:?}");
+    let mut text = HEAD.to_owned();
+    for (name, Listed { kind, help, labels, .. }) in &families {
+        let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+        writeln!(text, "| `{name}` | {kind} | {} | {} |", labels.join(", "), help.trim_end_matches('.')).unwrap();
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(FILE, &text).unwrap();
+    }
+    let mut listed = std::fs::read_to_string(FILE).unwrap();
+    if !families.contains_key(CONNTRACK) {
+        // Not on a host that tracks no connections.
+        listed = listed.lines().filter(|line| !line.contains(CONNTRACK)).flat_map(|line| [line, "\n"]).collect();
+    }
+    assert_eq!(listed, text, "UPDATE_DOCS=1 writes it anew");
+}
+
+/// An instance of which each family has a series.
+fn everything() -> FakeInstance {
+    let instance = FakeInstance::start();
+    let metrics = &instance.admin.metrics;
+    let probe = ProbeLabels { frontend: "apiserver".into(), backend: "cp1".into(), outcome: "passed" };
+    metrics.probe.observe(&probe, 0.003);
+    for family in [&metrics.vip_duplicate, &metrics.vip_left_behind] {
+        drop(family.get_or_create(&AddressLabels { address: "10.0.0.100".into() }));
+    }
+    instance.backend("cp1").configure(1, Some(1000));
+    let view = OffloadView { packets: vec![("spliced", 0)], ..OffloadView::default() };
+    instance.table.offload.census.show(view);
+    let member = MemberView {
+        name: InstanceName("lb-b".into()),
+        address: "10.0.0.22:9471".parse().unwrap(),
+        liveness: Liveness::Alive,
+        epoch: Epoch(1),
+        slot: Some(1),
+        version: String::new(),
+        synced: true,
+        flows: 0,
+        offloaded: 0,
+        told: true,
+        behind: 0,
+        lag_ms: 0,
+        resyncs: 0,
+        round_trip_us: 100,
+        vips: Vec::new(),
+        why_not: None,
+    };
+    instance.table.fleet.set_enabled(true);
+    instance.table.fleet.show_members(vec![member], now_ns());
+    instance
+}
+
+/// The families of a page, but for those of the process that any exporter has.
+fn read(page: &str) -> BTreeMap<String, Listed> {
+    let mut families = BTreeMap::<String, Listed>::new();
+    let mut current = String::new();
+    for line in page.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            families.entry(name.to_owned()).or_default().help = help.to_owned();
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            families.entry(name.to_owned()).or_default().kind = kind.to_owned();
+            current = name.to_owned();
+        } else if !line.starts_with('#') {
+            let family = families.get_mut(&current).expect("its type comes first");
+            family.has_series = true;
+            let labels = line.split_once('{').map_or("", |(_, rest)| rest.split('}').next().unwrap());
+            let names = labels.split("\",").filter_map(|pair| pair.split_once('=')).map(|(name, _)| name.to_owned());
+            family.labels.extend(names.filter(|name| name != "le"));
+        }
+    }
+    families.retain(|name, _| name.starts_with("baton_"));
+    families
+}

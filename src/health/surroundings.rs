@@ -1,5 +1,6 @@
 //! Whom this host hears while a backend is silent.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -43,11 +44,11 @@ impl Watcher {
     /// Takes note of how a probe ended, and says what its silence does, if it was silent.
     pub(super) fn hear(&mut self, outcome: &ProbeOutcome, flows_moved: bool, began_ns: u64) -> Silence {
         let was_deaf = self.doubt.is_deaf();
-        self.look_at_wire();
+        let route = self.look_at_wire();
         let silence = match outcome {
             ProbeOutcome::Inconclusive { .. } => Silence::Counts,
             ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Unreachable { .. }) if !flows_moved => {
-                let around = self.surroundings();
+                let around = self.surroundings(route);
                 if around.are_dark {
                     self.ask_around();
                 }
@@ -82,29 +83,30 @@ impl Watcher {
         }
         self.shared.table.reachability.is_deaf(now);
         self.look_at_ns = now + LOOK_EVERY_NS;
-        self.look_at_wire();
-        if self.doubt.look(self.surroundings()) {
+        let route = self.look_at_wire();
+        if self.doubt.look(self.surroundings(route)) {
             tracing::info!(backend = &*self.entry.name, "others are heard: counting begins anew");
             self.begin_anew();
         }
     }
 
-    /// Whether it has changed since the last time.
-    fn look_at_wire(&mut self) {
-        match self.target().map(netlink::route) {
-            Some(Ok(route)) if !route.is_local => self.wire.look(route.interface, now_ns()),
-            _ => {}
+    /// Whether it has changed since the last time. Returns the way to the backend; `None`: it has no address yet.
+    fn look_at_wire(&mut self) -> Option<io::Result<Route>> {
+        let route = self.target().map(netlink::route);
+        if let Some(Ok(route)) = &route
+            && !route.is_local
+        {
+            self.wire.look(route.interface, now_ns());
         }
+        route
     }
 
-    fn surroundings(&self) -> Surroundings {
-        let to = self.target();
-        let route = to.map(netlink::route);
+    fn surroundings(&self, route: Option<io::Result<Route>>) -> Surroundings {
         // Between the two is no network, or none that is known yet.
         let is_near = route.as_ref().is_none_or(|route| route.as_ref().is_ok_and(|route| route.is_local));
         let are_dark = !is_near && self.are_dark(route.and_then(Result::ok));
         let back_ns = if is_near { 0 } else { self.wire.back_ns.max(self.shared.table.fleet.heard_since_ns()) };
-        Surroundings { are_dark, heard_ns: self.heard_ns(to), back_ns }
+        Surroundings { are_dark, heard_ns: self.heard_ns(self.target()), back_ns }
     }
 
     fn are_dark(&self, route: Option<Route>) -> bool {

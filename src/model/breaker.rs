@@ -31,10 +31,10 @@ const TRIAL_STEP_NS: u64 = 500_000_000;
 /// Flows held back of which it must be known what became of them, and how few are enough after a while. If by chance none of
 /// eight is reset, where half of all are, that is so once in 256 times.
 const HELD: [(u64, u32); 4] = [(0, 24), (10_000_000_000, 8), (60_000_000_000, 3), (TRIAL_NS, 0)];
-const STANDBY_MAX: usize = 64;
+const HELD_MAX: usize = 64;
 
 /// Of those held back one in so many may be reset as of those that were offloaded.
-const STANDBY_ONE_IN: u64 = 8;
+const HELD_ONE_IN: u64 = 8;
 
 /// A trial that decides nothing ends after this.
 const TRIAL_NS: u64 = 180_000_000_000;
@@ -60,7 +60,7 @@ pub enum Admission {
     Stay,
 }
 
-/// What became of a flow that were offloaded, or was held back.
+/// What became of a flow that was offloaded, or was held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// One of its ends has reset it right after.
@@ -139,7 +139,7 @@ impl Breaker {
                 offloaded.watched.push((id, now_ns));
                 Admission::Offload
             }
-            BreakerState::Trial { held, .. } if held.watched.len() < STANDBY_MAX => {
+            BreakerState::Trial { held, .. } if held.watched.len() < HELD_MAX => {
                 held.watched.push((id, now_ns));
                 Admission::Observe
             }
@@ -206,7 +206,7 @@ impl Breaker {
                 if !HELD.iter().any(|(after_ns, least)| age_ns >= *after_ns && held.known() >= *least) {
                     return None;
                 }
-                let often = STANDBY_ONE_IN * u64::from(held.reset) * u64::from(offloaded.known());
+                let often = HELD_ONE_IN * u64::from(held.reset) * u64::from(offloaded.known());
                 match often > u64::from(held.known()) * u64::from(offloaded.reset) {
                     true => self.close(now_ns, EXCUSED_NS),
                     false => {

@@ -187,7 +187,7 @@ impl Worker {
         let word = |field: Field| slot.word(field as usize);
         let candidate = Candidate {
             ticket: self.ticket(flow),
-            sockets: Sockets { client, backend, held_up: up.take_standby(), held_down: down.take_standby() },
+            sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },
             record: Record {
                 accepted_at_ns: flow.accepted_at_ns,
                 connect_us: word(Field::ConnectUs),

@@ -136,7 +136,7 @@ impl Direction {
     }
 
     /// What it holds, to leave with the flow. Not from a pipe: that is bulk, which does not leave.
-    pub fn take_standby(&mut self) -> Vec<u8> {
+    pub fn take_held(&mut self) -> Vec<u8> {
         match std::mem::replace(&mut self.held, HeldBytes::Nothing) {
             HeldBytes::Bytes { bytes, written: 0 } => bytes.into_vec(),
             HeldBytes::Bytes { bytes, written } => bytes[written..].to_vec(),

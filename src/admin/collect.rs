@@ -195,7 +195,7 @@ impl TableCollector {
         let wanted = self.config.load().offload.mode != OffloadMode::Off;
         gauge("offload_wanted", "1 unless the configuration keeps every flow proxied", wanted.into())?;
         gauge("offload_open", "1 if flows may be offloaded", view.why_not.is_none().into())?;
-        let help = "1 while no flow is offloaded, because those that were got reset right after";
+        let help = "1 while no flow is offloaded, because flows were reset right after they had been";
         gauge("offload_stopped", help, self.table.offload.is_stopped().into())?;
         gauge("offload_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
         gauge("offload_flows_max", "Flows that the path's map can hold", view.flows_max)?;

@@ -19,7 +19,7 @@ pub struct EvacuationRequest {
     pub deadline_ms: u64,
 }
 
-/// an evacuation under way, or done. It goes on even if this is dropped.
+/// An evacuation under way, or done. It goes on even if this is dropped.
 #[derive(Clone, Debug)]
 pub struct Evacuating {
     pub progress: watch::Receiver<EvacuationProgress>,

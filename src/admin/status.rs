@@ -96,7 +96,7 @@ pub struct StatusTotals {
 pub struct OffloadStatus {
     /// Why flows stay proxied; `None`: they are offloaded.
     pub why_not: Option<String>,
-    /// None is offloaded, because those that were got reset right after.
+    /// None is offloaded, because flows were reset right after they had been.
     #[serde(default)]
     pub stopped: bool,
     /// Whose packets the program looks at.

@@ -98,10 +98,10 @@ pub fn event(what: &What) -> String {
         }
         What::OffloadStopped { reset, of } => {
             format!(
-                "no flow is offloaded any more: {reset} of the last {of} that were got reset right after, others were not"
+                "no flow is offloaded any more: {reset} of the last {of} were reset right after they had been, others were not"
             )
         }
-        What::OffloadResumed {} => "flows that offload live: all may again".to_owned(),
+        What::OffloadResumed {} => "flows that are offloaded live: all may be again".to_owned(),
         What::ProgramReattached { interfaces } => {
             format!("somebody had detached the path from {}; it is attached again", interfaces.join(", "))
         }

@@ -180,7 +180,7 @@ pub struct Offload {
     open: AtomicBool,
     /// Flows are to leave however young they are: their host is about to go.
     hurried: AtomicBool,
-    /// None is offloaded, for those that were got reset right after; and somebody wants to know whether that is still so.
+    /// None is offloaded, for flows were reset right after they had been; and somebody wants to know whether that is still so.
     stopped: AtomicBool,
     retry_wanted: AtomicBool,
     /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
@@ -231,7 +231,7 @@ impl Offload {
         self.hurried.store(hurried, Relaxed);
     }
 
-    /// Whether none is offloaded, because those that were got reset right after.
+    /// Whether none is offloaded, because flows were reset right after they had been.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }

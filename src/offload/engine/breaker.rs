@@ -1,4 +1,4 @@
-//! Whether flows that offload live: tells `model::breaker` what becomes of them, and does as it says.
+//! Whether flows that are offloaded live: tells `model::breaker` what becomes of them, and does as it says.
 
 use std::collections::HashMap;
 
@@ -105,7 +105,7 @@ impl Engine {
                 self.table.journal.record(What::OffloadStopped { reset, of });
             }
             Some(BreakerChange::Closed) => {
-                tracing::info!("flows that offload live: all may again");
+                tracing::info!("flows that are offloaded live: all may be again");
                 self.table.journal.record(What::OffloadResumed {});
             }
         }

@@ -354,9 +354,10 @@ impl Program {
         self.foreign.update(&key.encode(), &unknown::foreign(until_ns), Update::Any)
     }
 
-    /// Sends packets of `key` on to the instance that has their flow, whatever became of them before.
-    pub fn forward(&self, key: &Key, owner: &Owner) -> Result<(), InstallError> {
-        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner), Update::Any)?)
+    /// Sends packets of `key` on to the instance that has their flow, whatever became of them before. `lent`: nobody has told of
+    /// a flow there, and a SYN passes.
+    pub fn forward(&self, key: &Key, owner: &Owner, lent: bool) -> Result<(), InstallError> {
+        Ok(self.flows.update(&key.encode(), &unknown::forwarding(owner, lent), Update::Any)?)
     }
 
     /// Answers packets of `key` with RST, whatever became of them before. RSTs go on to whom they were forwarded.

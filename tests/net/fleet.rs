@@ -11,6 +11,7 @@ mod newborn;
 mod others;
 mod parted;
 mod path_mtu;
+mod ports_again;
 mod reboot;
 mod returns;
 mod rotation;

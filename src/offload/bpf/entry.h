@@ -34,6 +34,7 @@ enum flag {
 	FLAG_LOCAL = 4,	    /* to a socket on this host */
 	FLAG_COMMITTED = 8, /* the sockets are gone; for user space only */
 	FLAG_STANDBY = 16,	    /* another instance's; for user space only */
+	FLAG_LENT = 32,	    /* ACTION_FORWARD: no record says that a flow is there, so a SYN is not for it */
 };
 
 enum mark {

@@ -20,6 +20,15 @@ enum {
 	EXTENSIONS_MAX = 4,
 };
 
+/* Whether the packet begins a connection. */
+__function int is_syn(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct tcp tcp;
+
+	return packet->tcp <= TCP_AT_MAX && !bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)) &&
+	       (tcp.flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
 /* A flow that is another instance's, still in its sockets. */
 __function int to_owner(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
 {
@@ -32,6 +41,9 @@ __function int to_owner(struct __sk_buff *skb, const struct packet *packet, cons
 	/* Its ends may have begun another connection with this host, before its owner's word came. */
 	if (known(skb, packet))
 		return NEXT;
+	/* Its owner challenges a SYN. Where nobody has said that it is there, nobody may be, and what begins, begins here. */
+	if (entry->flags & FLAG_LENT && is_syn(skb, packet))
+		return unknown(skb, packet);
 	count(FORWARDED);
 	return forward(skb, packet, &hop);
 }
@@ -55,11 +67,8 @@ __function int refuse(struct __sk_buff *skb, const struct packet *packet, const 
 /* Whether a SYN begins a new connection: its client has heard that the one before is over, or has forgotten it. */
 __function int begins_after(struct __sk_buff *skb, const struct packet *packet, struct entry *entry)
 {
-	struct tcp tcp;
-
 	/* Of what is another instance's only that knows what is over. */
-	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_STANDBY) || packet->tcp > TCP_AT_MAX ||
-	    bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)) || (tcp.flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+	if (!entry->flow_id || entry->flags & (FLAG_DOWN | FLAG_STANDBY) || !is_syn(skb, packet))
 		return 0;
 	pass_anew(entry, &packet->key);
 	return 1;

@@ -87,7 +87,8 @@ impl Engine {
             StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit_standby(id)),
             StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             StandbyRequest::Settle { claim } => self.settle_standby(claim),
-            StandbyRequest::Forward { keys, to } => self.forward(keys, to),
+            StandbyRequest::Forward { keys, to } => self.forward(keys, to, false),
+            StandbyRequest::Lend { key, to } => self.forward(vec![key], to, true),
             StandbyRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
             StandbyRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
             StandbyRequest::Report(number) => self.table.offload.held.answer(StandbyAnswer::Reached(number)),
@@ -371,7 +372,8 @@ impl Engine {
         old.into_iter().for_each(|key| self.forget(key));
     }
 
-    pub(super) fn forward(&mut self, keys: Vec<Key>, to: IpAddr) {
+    /// `lent`: nobody has told of a flow there.
+    pub(super) fn forward(&mut self, keys: Vec<Key>, to: IpAddr, lent: bool) {
         let owner = match self.owner_at(to) {
             Ok(owner) => owner,
             Err(error) => {
@@ -392,9 +394,9 @@ impl Engine {
                 self.keep.crowded.packets.remove(&key);
                 continue;
             }
-            match self.divert(key, |engine| engine.program.forward(&key, &owner)) {
+            match self.divert(key, |engine| engine.program.forward(&key, &owner, lent)) {
                 true => drop(self.keep.crowded.packets.remove(&key)),
-                false => drop(self.keep.crowded.packets.insert(key, to)),
+                false => drop(self.keep.crowded.packets.insert(key, (to, lent))),
             }
         }
     }

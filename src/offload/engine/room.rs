@@ -20,8 +20,8 @@ const SAY_EVERY_NS: u64 = 60_000_000_000;
 pub struct Crowded {
     /// Flows that were to be held.
     pub flows: HashMap<FleetId, Box<FlowRecord>>,
-    /// Packets that were to be forwarded, and where to.
-    pub packets: HashMap<Key, IpAddr>,
+    /// Packets that were to be forwarded, where to, and whether they are lent.
+    pub packets: HashMap<Key, (IpAddr, bool)>,
     said_ns: u64,
 }
 
@@ -59,9 +59,9 @@ impl Engine {
         if !held.is_empty() {
             self.table.offload.held.answer(StandbyAnswer::Held(held));
         }
-        let packets: Vec<_> = self.keep.crowded.packets.iter().map(|(key, to)| (*key, *to)).take(AGAIN).collect();
-        for (key, to) in packets {
-            self.forward(vec![key], to);
+        let packets: Vec<_> = self.keep.crowded.packets.iter().map(|(key, way)| (*key, *way)).take(AGAIN).collect();
+        for (key, (to, lent)) in packets {
+            self.forward(vec![key], to, lent);
             if self.keep.crowded.packets.contains_key(&key) {
                 is_full = true;
                 break;

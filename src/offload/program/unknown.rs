@@ -103,9 +103,13 @@ pub(super) fn foreign(until_ns: u64) -> [u8; 16] {
     raw
 }
 
-/// An entry that forwards.
-pub(super) fn forwarding(owner: &Owner) -> RawEntry {
+/// An entry that forwards. `lent`: all but SYNs.
+pub(super) fn forwarding(owner: &Owner, lent: bool) -> RawEntry {
     let mut raw = diverting(Action::Forward, owner.ip, owner.interface).encode();
+    if lent {
+        let flags = u16::from_ne_bytes([raw[FLAGS], raw[FLAGS + 1]]) | FLAG_LENT;
+        raw[FLAGS..][..2].copy_from_slice(&flags.to_ne_bytes());
+    }
     raw[OWNER_MAC..][..6].copy_from_slice(&owner.mac.unwrap_or_default());
     raw
 }
@@ -143,5 +147,9 @@ fn diverting(action: Action, to: IpAddr, interface: u32) -> Entry {
     }
 }
 
-/// Offset of `owner_mac` in `struct entry`.
+/// Offsets in `struct entry` of `owner_mac` and `flags`.
 const OWNER_MAC: usize = 36;
+const FLAGS: usize = 54;
+
+/// As in `bpf/entry.h`.
+const FLAG_LENT: u16 = 32;

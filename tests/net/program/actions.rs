@@ -105,7 +105,7 @@ fn a_flow_of_another_instance_goes_there_and_not_back() {
     let owner = Owner { ip: "192.0.2.9".parse().unwrap(), mac: Some([6, 5, 4, 3, 2, 1]), interface: 1 };
     for (from, to) in [("198.51.100.1:7", "192.0.2.5:6443"), ("[2001:db8::9]:7", "[2001:db8::5]:6443")] {
         let key = Key { from: from.parse().unwrap(), to: to.parse().unwrap() };
-        bench.program.forward(&key, &owner).unwrap();
+        bench.program.forward(&key, &owner, false).unwrap();
         let packet = Packet::new(key);
         let mut expected = packet.clone();
         expected.hops -= 1;
@@ -115,6 +115,24 @@ fn a_flow_of_another_instance_goes_there_and_not_back() {
     }
     let counters = bench.program.counters().unwrap();
     assert_eq!((counters.forwarded, counters.loops), (2, 2));
+}
+
+/// A SYN could be forged, and its owner challenges it; but where nobody has told of a flow, nobody may be.
+#[test]
+fn a_syn_goes_to_the_owner_of_a_flow_and_begins_another_where_none_is_told_of() {
+    let Some(bench) = Bench::load() else { return };
+    let owner = Owner { ip: "192.0.2.9".parse().unwrap(), mac: Some([6, 5, 4, 3, 2, 1]), interface: 1 };
+    for (from, to) in [("198.51.100.1:7", "192.0.2.5:6443"), ("[2001:db8::9]:7", "[2001:db8::5]:6443")] {
+        let key = Key { from: from.parse().unwrap(), to: to.parse().unwrap() };
+        for lent in [false, true, false] {
+            bench.program.forward(&key, &owner, lent).unwrap();
+            for flags in [SYN, SYN | ACK, SYN | RST, ACK, RST, FIN | ACK] {
+                let packet = Packet { flags, ..Packet::new(key) };
+                let passes = lent && flags == SYN;
+                assert_eq!(bench.run(&packet.frame()).0, if passes { NEXT } else { REDIRECT }, "{flags:#x}, {lent}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -425,7 +443,7 @@ fn errors_about_a_flow_of_another_instance_go_there_and_not_back() {
         for key in sent {
             assert_eq!(bench.run(&about(key, errors[0])).0, NEXT, "{key:?} is nobody's");
         }
-        bench.program.forward(&sent[0].reversed(), &owner).unwrap();
+        bench.program.forward(&sent[0].reversed(), &owner, false).unwrap();
         let any_port = VipAddr::new((vip, 0).into());
         bench
             .program

@@ -134,7 +134,7 @@ fn an_rst_for_a_flow_that_is_refused_goes_on_to_its_owner() {
         bench.program.refuse(&packet.ends).unwrap();
         packet.flags = RST;
         assert_eq!(bench.run(&packet.frame()).0, DROP, "its owner was never known");
-        bench.program.forward(&packet.ends, &owner).unwrap();
+        bench.program.forward(&packet.ends, &owner, false).unwrap();
         for _ in 0..2 {
             bench.program.refuse(&packet.ends).unwrap();
             for flags in [RST, RST | ACK] {

@@ -638,7 +638,7 @@ fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
-    let forward = StandbyRequest::Forward { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Lend { key: flow.ends.key(FlowDirection::ToBackend), to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pass(10_001);
     place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
@@ -670,7 +670,7 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     let packet = scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
-    let forward = StandbyRequest::Forward { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Lend { key: flow.ends.key(FlowDirection::ToBackend), to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.packet(&flow);
     assert_eq!(scene.take(), [], "it was on its way before");
@@ -904,7 +904,7 @@ fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
     let keys = vec![flow.ends.key(FlowDirection::ToBackend)];
-    let forward = StandbyRequest::Forward { keys: keys.clone(), to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Lend { key: keys[0], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.liveness(Liveness::Dead);
     place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(keys.clone())));
@@ -931,8 +931,7 @@ fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
     let flow = record(1, "10.0.1.7", false);
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let forward =
-        |to| Action::Path(StandbyRequest::Forward { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) });
+    let forward = |to| Action::Path(StandbyRequest::Lend { key: flow.ends.key(FlowDirection::ToBackend), to: ip(to) });
     place(&scene.take(), |action| *action == forward("10.0.0.21"));
     scene.pass(1001);
     scene.packet(&flow);

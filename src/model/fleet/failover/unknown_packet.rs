@@ -110,7 +110,7 @@ impl Failover {
     fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
         self.unsaid.remove(&key);
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
-        self.actions.push_back(Action::Path(StandbyRequest::Forward { keys: vec![key], to }));
+        self.actions.push_back(Action::Path(StandbyRequest::Lend { key, to }));
         self.timers.set(now_ns + for_ns, Timer::Lent(key));
     }
 
@@ -147,7 +147,7 @@ impl Failover {
         }
     }
 
-    /// What was sent to `owner` would come to nobody now: whoever lives is asked anew.
+    /// What was sent to `owner` would come to nobody now, or is told of if it is anybody's: whoever lives is asked anew.
     pub(super) fn lend_no_more(&mut self, owner: &InstanceName) {
         let places = self.hops(owner);
         let its: Vec<_> = self.lent.iter().filter(|(_, lent)| places.contains(&lent.to)).map(|(key, _)| *key).collect();

@@ -86,6 +86,7 @@ impl Told {
                 });
             }
             StandbyRequest::Forward { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
+            StandbyRequest::Lend { key, .. } => drop(self.diverted.insert(key, true)),
             StandbyRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
             StandbyRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
             _ => {}

@@ -1,0 +1,57 @@
+//! A client's port is used again, for a connection that another instance has than the one before.
+
+use std::io;
+
+use socket2::{Domain, Socket, Type};
+
+use super::failover::{Fleet, Flows, VIP};
+use super::*;
+
+/// Longer than this no client waits.
+const HANG: std::time::Duration = secs(3);
+
+const PORT_AGAIN: u16 = 41_000;
+
+fn connect(fleet: &Fleet) -> io::Result<Conn> {
+    let client = &fleet.scene.lab.client;
+    client.enter(|| {
+        let socket = Socket::new(Domain::for_address(fleet.vip), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&client.v4(PORT_AGAIN).into())?;
+        socket.connect_timeout(&fleet.vip.into(), HANG)?;
+        Ok(Conn::new(socket.into()))
+    })
+}
+
+/// Found as a connect that took 68 s: packets by that port had been sent on, for a minute and unrecorded, to a host that has lost the
+/// address since.
+#[test]
+fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent_to_another_instance() {
+    let test = "a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let hosts = [0, 1].map(|number| scene.host(number).clone());
+    // Before the instance begins: what has just come is for its last owner in any case.
+    let with_vip = |number: usize, config| {
+        hosts[number].run(&format!("ip address add {VIP}/32 dev lo"));
+        for key in ["ip_forward", "conf/all/rp_filter", "conf/eth0/rp_filter"] {
+            hosts[number].sysctl(&format!("net/ipv4/{key}"), "0");
+        }
+        config
+    };
+    let Some(fleet) = Fleet::within(scene, VIP, test, 2, Flows::Kept, with_vip) else { return };
+    fleet.route(&[0]);
+    fleet.wait_served();
+    fleet.all.iter().for_each(|it| it.host.drop_packets("input", &format!("tcp dport {PORT}")));
+    fleet.owner().wait_sees("lb-b", "liveness", "unlinked");
+    fleet.heir().wait_sees("lb-a", "liveness", "unlinked");
+    fleet.route(&[1]);
+    let mut before = connect(&fleet).unwrap();
+    before.echo(1, 100);
+    fleet.route(&[0]);
+    before.echo(2, 100);
+    assert!(!fleet.keys(0).is_empty(), "its packets are sent on");
+    before.reset();
+    eventually(LONG, "it is over", || fleet.heir().baton.flow_count() == 0);
+    fleet.heir().host.run(&format!("ip address del {VIP}/32 dev lo"));
+    connect(&fleet).expect("it is let in").echo(3, 100);
+}

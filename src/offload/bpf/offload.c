@@ -39,7 +39,7 @@ __function int to_owner(struct __sk_buff *skb, const struct packet *packet, cons
 		return unknown(skb, packet);
 	}
 	/* Its ends may have begun another connection with this host, before its owner's word came. */
-	if (known(skb, packet))
+	if (known(skb, packet) > before_others(entry))
 		return NEXT;
 	/* Its owner challenges a SYN. Where nobody has said that it is there, nobody may be, and what begins, begins here. */
 	if (entry->flags & FLAG_LENT && is_syn(skb, packet))

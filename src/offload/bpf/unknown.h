@@ -40,13 +40,19 @@ __inline struct service *service_at(const struct packet *packet, __u16 port)
 	return bpf_map_lookup_elem(&services, &place);
 }
 
-/* Whether a socket of this host knows the connection, or a listener the cookie that it gave for a SYN. */
+enum known {
+	KNOWN_NOT,
+	KNOWN_OVER, /* it has ended here; its ends may have begun another one elsewhere */
+	KNOWN_LIVES,
+};
+
+/* What sockets of this host know of the connection: one of its own, or a listener the cookie that it gave for a SYN. */
 __function int known(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_sock_tuple tuple = {};
 	__u32 at = packet->tcp, length;
 	struct bpf_sock *sk;
-	int known = 1;
+	int known = KNOWN_LIVES;
 	void *data, *end;
 	struct tcp *tcp;
 
@@ -64,10 +70,13 @@ __function int known(struct __sk_buff *skb, const struct packet *packet)
 		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 	}
 	if (!sk)
-		return 0;
+		return KNOWN_NOT;
+	/* FIN_WAIT2 that no process has any more, too. */
+	if (sk->state == BPF_TCP_TIME_WAIT)
+		known = KNOWN_OVER;
 	if (sk->state != BPF_TCP_LISTEN)
 		goto release;
-	known = 0;
+	known = KNOWN_NOT;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	if (at > TCP_AT_MAX || data + at + TCP_LEN > end)
@@ -78,13 +87,22 @@ __function int known(struct __sk_buff *skb, const struct packet *packet)
 		goto release;
 	if (packet->key.family == 4) {
 		if (data + ETH_LEN + IPV4_LEN <= end)
-			known = !bpf_tcp_check_syncookie(sk, data + ETH_LEN, IPV4_LEN, tcp, TCP_LEN);
+			known = bpf_tcp_check_syncookie(sk, data + ETH_LEN, IPV4_LEN, tcp, TCP_LEN) ? KNOWN_NOT : KNOWN_LIVES;
 	} else if (data + ETH_LEN + IPV6_LEN <= end) {
-		known = !bpf_tcp_check_syncookie(sk, data + ETH_LEN, IPV6_LEN, tcp, TCP_LEN);
+		known = bpf_tcp_check_syncookie(sk, data + ETH_LEN, IPV6_LEN, tcp, TCP_LEN) ? KNOWN_NOT : KNOWN_LIVES;
 	}
 release:
 	bpf_sk_release(sk);
 	return known;
+}
+
+/*
+ * What a socket of this host knows goes before an entry that forwards if it is more than this. What is lent was known to no
+ * socket here, so what is over began since; where it is what comes last of a flow, either may answer.
+ */
+__inline int before_others(const struct entry *entry)
+{
+	return entry->flags & FLAG_LENT ? KNOWN_NOT : KNOWN_OVER;
 }
 
 /* Two instances that each hold the other for the owner would send a packet to and fro. */
@@ -352,12 +370,14 @@ __function int error_onward(struct __sk_buff *skb, const struct packet *back)
 	struct entry *entry = bpf_map_lookup_elem(&flows, &back->key);
 	__u32 zero = 0;
 	struct meta *info;
+	int over = KNOWN_NOT;
 	struct port_range *port_range;
 	struct hop hop;
 
 	if (entry) {
 		if (entry->action != ACTION_FORWARD || comes_from(skb, entry->owner_mac))
 			return NEXT;
+		over = before_others(entry);
 		hop.address = entry->dst;
 		hop.ifindex = entry->ifindex;
 	} else {
@@ -371,7 +391,7 @@ __function int error_onward(struct __sk_buff *skb, const struct packet *back)
 			return NEXT;
 		hop = back->key.family == 4 ? port_range->v4 : port_range->v6;
 	}
-	if (!hop.ifindex || known(skb, back))
+	if (!hop.ifindex || known(skb, back) > over)
 		return NEXT;
 	count(FORWARDED);
 	return forward(skb, back, &hop);

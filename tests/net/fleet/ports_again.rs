@@ -23,6 +23,44 @@ fn connect(fleet: &Fleet) -> io::Result<Conn> {
     })
 }
 
+/// Has the backends serve otherwise.
+fn serve(fleet: &mut Fleet, behaviour: &Behaviour) {
+    for (number, host) in [&fleet.scene.lab.b1, &fleet.scene.lab.b2].into_iter().enumerate() {
+        // The one before gives its port up first.
+        fleet.servers[number] = host.serve_on(host.v4(7000), Behaviour::Sink);
+        fleet.servers[number] = host.serve(behaviour.clone());
+    }
+    for instance in &fleet.all {
+        for name in ["b1", "b2"] {
+            instance.baton.wait_health(name, "ready", LONG);
+        }
+    }
+}
+
+/// Found as an upload that nobody took for half a minute, after two hosts had had one VIP for seconds.
+#[test]
+fn a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait() {
+    let test = "a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait";
+    let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::spread) else { return };
+    // Who sends the first FIN to a client keeps its port for a minute.
+    serve(&mut fleet, &Behaviour::FinFirst);
+    let mut before = connect(&fleet).unwrap();
+    assert_eq!(before.end(LONG), End::Fin);
+    drop(before);
+    eventually(LONG, "it is over", || fleet.owner().baton.flow_count() == 0);
+    serve(&mut fleet, &Behaviour::Echo);
+    eventually(LONG, "its last packets are sent to its owner no more", || fleet.keys(1).is_empty());
+
+    fleet.route(&[1]);
+    let mut conn = connect(&fleet).unwrap();
+    conn.echo(1, 100);
+    fleet.owner().wait_sees("lb-b", "flows", 1);
+    fleet.route(&[0]);
+    let watch = Stopwatch::start();
+    conn.echo(2, 100_000);
+    assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
+}
+
 /// Found as a connect that took 68 s: packets by that port had been sent on, for a minute and unrecorded, to a host that has lost the
 /// address since.
 #[test]

@@ -135,6 +135,35 @@ fn a_syn_goes_to_the_owner_of_a_flow_and_begins_another_where_none_is_told_of() 
     }
 }
 
+/// Found as an upload that nobody took for half a minute: the client's port had been another connection's before, with the instance
+/// to which its packets came then, and that one's TIME_WAIT answered them.
+#[test]
+fn what_is_over_in_this_host_s_sockets_keeps_no_flow_of_another_instance() {
+    let Some(bench) = Bench::load() else { return };
+    let owner = Owner { ip: "192.0.2.9".parse().unwrap(), mac: Some([6, 5, 4, 3, 2, 1]), interface: 1 };
+    for any in ["127.0.0.1:0", "[::1]:0"] {
+        let listener = std::net::TcpListener::bind(any).unwrap();
+        let vip = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(vip).unwrap();
+        let (own, from) = listener.accept().unwrap();
+        let key = Key { from, to: vip };
+        bench.program.forward(&key, &owner, false).unwrap();
+        assert_eq!(bench.run(&Packet::new(key).frame()).0, NEXT, "it lives here");
+        // Who closes first has the TIME_WAIT; before the other does, it is FIN_WAIT2 that no process has.
+        drop(own);
+        crate::lab::eventually(crate::lab::LONG, "no process has it", || {
+            bench.run(&Packet::new(key).frame()).0 == REDIRECT
+        });
+        drop(client);
+        assert_eq!(bench.run(&Packet::new(key).frame()).0, REDIRECT);
+        // Nothing of it was known here when it was lent: it began here since.
+        bench.program.forward(&key, &owner, true).unwrap();
+        assert_eq!(bench.run(&Packet::new(key).frame()).0, NEXT);
+        bench.program.forward(&key, &owner, false).unwrap();
+        assert_eq!(bench.run(&Packet::new(key).frame()).0, REDIRECT);
+    }
+}
+
 #[test]
 fn a_client_that_uses_its_port_again_gets_a_new_connection() {
     let Some(bench) = Bench::load() else { return };

@@ -23,8 +23,8 @@ pub enum StandbyRequest {
     Settle { claim: bool },
     /// Send such packets to the instance that has their flow. `to` is its address on a link that this host is on, too.
     Forward { keys: Vec<Key>, to: IpAddr },
-    /// As `Forward`, though nobody has told of a flow there. A SYN begins a connection here.
-    Lend { key: Key, to: IpAddr },
+    /// As `Forward`, though nobody has told of a flow there, or it is over. A SYN begins a connection here.
+    Lend { keys: Vec<Key>, to: IpAddr },
     /// Answer such packets with RST.
     Refuse(Vec<Key>),
     /// Forget what was said of such packets.

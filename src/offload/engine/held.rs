@@ -88,7 +88,7 @@ impl Engine {
             StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             StandbyRequest::Settle { claim } => self.settle_standby(claim),
             StandbyRequest::Forward { keys, to } => self.forward(keys, to, false),
-            StandbyRequest::Lend { key, to } => self.forward(vec![key], to, true),
+            StandbyRequest::Lend { keys, to } => self.forward(keys, to, true),
             StandbyRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
             StandbyRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
             StandbyRequest::Report(number) => self.table.offload.held.answer(StandbyAnswer::Reached(number)),
@@ -372,7 +372,7 @@ impl Engine {
         old.into_iter().for_each(|key| self.forget(key));
     }
 
-    /// `lent`: nobody has told of a flow there.
+    /// `lent`: nobody has told of a flow there, or it is over.
     pub(super) fn forward(&mut self, keys: Vec<Key>, to: IpAddr, lent: bool) {
         let owner = match self.owner_at(to) {
             Ok(owner) => owner,
@@ -380,7 +380,9 @@ impl Engine {
                 return tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
             }
         };
-        for [up, down] in keys.as_chunks().0 {
+        // What is lent is no flow that another would give way to, and need not come in pairs.
+        let pairs = if lent { &[] } else { keys.as_chunks().0 };
+        for [up, down] in pairs {
             let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
             let [at_up, at_down] =
                 [up, down].map(|key| self.program.entry(key).ok().flatten().map(|entry| named(entry, key)));

@@ -93,3 +93,20 @@ fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent_
     fleet.heir().host.run(&format!("ip address del {VIP}/32 dev lo"));
     connect(&fleet).expect("it is let in").echo(3, 100);
 }
+
+/// Found as a connect that took seconds: of the connection before, last packets were still sent to where it had ended, and the
+/// address had moved on.
+#[test]
+fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended_elsewhere() {
+    let test = "a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::spread) else { return };
+    let mut before = connect(&fleet).unwrap();
+    before.echo(1, 100);
+    fleet.heir().wait_sees("lb-a", "flows", 1);
+    before.reset();
+    fleet.heir().wait_sees("lb-a", "flows", 0);
+    assert!(!fleet.keys(1).is_empty(), "its last packets are sent on");
+    fleet.owner().host.run(&format!("ip address del {VIP}/32 dev lo"));
+    fleet.route(&[1]);
+    connect(&fleet).expect("it is let in").echo(2, 100);
+}

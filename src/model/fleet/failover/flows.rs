@@ -128,9 +128,24 @@ impl Failover {
                 KnownState::NoRoom => self.drop_crowded(id, &known.ends),
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => {
+                    if known.state == KnownState::Forwarded {
+                        self.lend_last(owner, &known.ends);
+                    }
                     self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
                 }
             }
+        }
+    }
+
+    /// The last packets of a flow are its owner's. Its client may use the port again at once.
+    fn lend_last(&mut self, owner: &InstanceName, ends: &Ends) {
+        let Some(hop) = self.hop(owner, ends.vip.ip()) else { return };
+        let keys = both(ends).into_iter().filter(|key| !self.by_key.contains_key(key));
+        let keys: Vec<_> = keys.collect();
+        match self.actions.back_mut() {
+            Some(Action::Path(StandbyRequest::Lend { keys: more, to })) if *to == hop => more.extend(keys),
+            _ if keys.is_empty() => {}
+            _ => self.actions.push_back(Action::Path(StandbyRequest::Lend { keys, to: hop })),
         }
     }
 

@@ -212,7 +212,8 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     scene.remote(Remote::Ended { owner: name("a"), id: later.fleet_id() });
     assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![later.fleet_id()]))]);
     scene.remote(Remote::Ended { owner: name("a"), id: proxied.fleet_id() });
-    assert_eq!(scene.take(), [], "its last packets are on their way");
+    let lend = Action::Path(StandbyRequest::Lend { keys: both(&proxied.ends).to_vec(), to });
+    assert_eq!(scene.take(), [lend], "its last packets are on their way, and its port is free");
     scene.pass(5001);
     let forget = Action::Path(StandbyRequest::Forget(both(&proxied.ends).to_vec()));
     place(&scene.take(), |action| *action == forget);
@@ -234,6 +235,20 @@ fn what_a_backend_sends_to_a_flow_that_is_over_is_forgotten_though_its_client_us
     let down = first.ends.key(FlowDirection::ToClient);
     let forget = Action::Path(StandbyRequest::Forget(vec![down]));
     place(&scene.take(), |action| *action == forget);
+}
+
+#[test]
+fn where_another_flow_has_the_port_already_nothing_of_one_that_is_over_is_lent() {
+    let mut scene = Scene::new();
+    let first = record(1, "10.1.0.1", false);
+    let mut next = record(2, "10.1.0.1", false);
+    next.ends.client = first.ends.client;
+    scene.told(&first);
+    scene.told(&next);
+    scene.take();
+    scene.remote(Remote::Ended { owner: name("a"), id: first.fleet_id() });
+    let lend = StandbyRequest::Lend { keys: vec![first.ends.key(FlowDirection::ToClient)], to: ip("10.0.0.21") };
+    assert_eq!(scene.take(), [Action::Path(lend)]);
 }
 
 #[test]
@@ -638,7 +653,7 @@ fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Known(name("a")) });
-    let forward = StandbyRequest::Lend { key: flow.ends.key(FlowDirection::ToBackend), to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Lend { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.pass(10_001);
     place(&scene.take(), |action| matches!(action, Action::Path(StandbyRequest::Forget(_))));
@@ -670,7 +685,7 @@ fn what_nobody_knows_is_sent_to_a_peer_that_lives_and_cannot_be_asked_and_reset_
     let packet = scene.packet(&flow);
     assert_eq!(scene.take(), [Action::Send(PeerCommand::Ask(ends))]);
     scene.remote(Remote::Answer { ends, said: Said::Unknown });
-    let forward = StandbyRequest::Lend { key: flow.ends.key(FlowDirection::ToBackend), to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Lend { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.packet(&flow);
     assert_eq!(scene.take(), [], "it was on its way before");
@@ -904,7 +919,7 @@ fn packets_that_were_sent_on_to_a_peer_are_not_sent_there_once_it_is_dead() {
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
     let keys = vec![flow.ends.key(FlowDirection::ToBackend)];
-    let forward = StandbyRequest::Lend { key: keys[0], to: ip("10.0.0.21") };
+    let forward = StandbyRequest::Lend { keys: keys.clone(), to: ip("10.0.0.21") };
     place(&scene.take(), |action| *action == Action::Path(forward.clone()));
     scene.liveness(Liveness::Dead);
     place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(keys.clone())));
@@ -931,7 +946,8 @@ fn packets_that_come_back_from_one_unlinked_peer_are_tried_at_the_next() {
     let flow = record(1, "10.0.1.7", false);
     scene.packet(&flow);
     scene.remote(Remote::Answer { ends: Asked::up(&flow.ends), said: Said::Unknown });
-    let forward = |to| Action::Path(StandbyRequest::Lend { key: flow.ends.key(FlowDirection::ToBackend), to: ip(to) });
+    let forward =
+        |to| Action::Path(StandbyRequest::Lend { keys: vec![flow.ends.key(FlowDirection::ToBackend)], to: ip(to) });
     place(&scene.take(), |action| *action == forward("10.0.0.21"));
     scene.pass(1001);
     scene.packet(&flow);

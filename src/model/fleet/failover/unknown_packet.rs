@@ -110,7 +110,7 @@ impl Failover {
     fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
         self.unsaid.remove(&key);
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
-        self.actions.push_back(Action::Path(StandbyRequest::Lend { key, to }));
+        self.actions.push_back(Action::Path(StandbyRequest::Lend { keys: vec![key], to }));
         self.timers.set(now_ns + for_ns, Timer::Lent(key));
     }
 

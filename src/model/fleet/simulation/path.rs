@@ -147,8 +147,7 @@ impl Path {
             StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit(id)),
             StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             StandbyRequest::Settle { claim } => self.settle(claim),
-            StandbyRequest::Forward { keys, to } => self.forward(keys, to),
-            StandbyRequest::Lend { key, to } => self.forward(vec![key], to),
+            StandbyRequest::Forward { keys, to } | StandbyRequest::Lend { keys, to } => self.forward(keys, to),
             StandbyRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
             StandbyRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
             StandbyRequest::FindUnanswered(keys) => {

@@ -85,8 +85,9 @@ impl Told {
                     self.held.insert(id);
                 });
             }
-            StandbyRequest::Forward { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
-            StandbyRequest::Lend { key, .. } => drop(self.diverted.insert(key, true)),
+            StandbyRequest::Forward { keys, .. } | StandbyRequest::Lend { keys, .. } => {
+                self.diverted.extend(keys.into_iter().map(|key| (key, true)));
+            }
             StandbyRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
             StandbyRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
             _ => {}

@@ -13,7 +13,7 @@ mod room;
 
 use super::*;
 use crate::lab::baton::BINARY;
-use ::baton::offload::entry::Key;
+use ::baton::offload::entry::{Entry, Key};
 use ::baton::sys::bpf::Map;
 
 use crate::lab::bytes::Tally;
@@ -211,13 +211,14 @@ impl Fleet {
         ::baton::offload::program::remove(&self.pinned[number].directory).expect("pins of a process that has ended");
     }
 
-    /// How packets show themselves for which instance `number` has entries.
-    pub fn keys(&self, number: usize) -> Vec<Key> {
+    /// What instance `number` has in its map.
+    pub fn entries(&self, number: usize) -> Vec<(Key, Entry)> {
         let map = Map::open(&self.pinned[number].directory.join("flows")).expect("it is pinned");
         let room = map.max_entries() as usize;
         let (mut keys, mut values) = (vec![0; room * map.key_size()], vec![0; room * map.value_size()]);
         let (count, _) = map.look_up_batch(None, &mut keys, &mut values).expect("it is read");
-        keys.as_chunks().0.iter().take(count).map(Key::decode).collect()
+        let all = keys.as_chunks().0.iter().zip(values.as_chunks().0).take(count);
+        all.map(|(key, entry)| (Key::decode(key), Entry::decode(entry))).collect()
     }
 
     pub fn let_go(&self, instance: &Instance) {

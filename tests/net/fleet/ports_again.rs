@@ -49,7 +49,7 @@ fn a_flow_goes_on_through_an_instance_that_has_its_client_s_port_in_time_wait() 
     drop(before);
     eventually(LONG, "it is over", || fleet.owner().baton.flow_count() == 0);
     serve(&mut fleet, &Behaviour::Echo);
-    eventually(LONG, "its last packets are sent to its owner no more", || fleet.keys(1).is_empty());
+    eventually(LONG, "its last packets are sent to its owner no more", || fleet.entries(1).is_empty());
 
     fleet.route(&[1]);
     let mut conn = connect(&fleet).unwrap();
@@ -87,7 +87,7 @@ fn a_connection_begins_where_the_address_is_though_packets_by_its_port_are_lent_
     before.echo(1, 100);
     fleet.route(&[0]);
     before.echo(2, 100);
-    assert!(!fleet.keys(0).is_empty(), "its packets are sent on");
+    assert!(!fleet.entries(0).is_empty(), "its packets are sent on");
     before.reset();
     eventually(LONG, "it is over", || fleet.heir().baton.flow_count() == 0);
     fleet.heir().host.run(&format!("ip address del {VIP}/32 dev lo"));
@@ -105,7 +105,7 @@ fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended
     fleet.heir().wait_sees("lb-a", "flows", 1);
     before.reset();
     fleet.heir().wait_sees("lb-a", "flows", 0);
-    assert!(!fleet.keys(1).is_empty(), "its last packets are sent on");
+    assert!(!fleet.entries(1).is_empty(), "its last packets are sent on");
     fleet.owner().host.run(&format!("ip address del {VIP}/32 dev lo"));
     fleet.route(&[1]);
     connect(&fleet).expect("it is let in").echo(2, 100);

@@ -1,6 +1,7 @@
 //! Stopping a process between two of its system calls, as a debugger would: what else could happen between them, such as
 //! a kill, then happens exactly there.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -11,6 +12,8 @@ use rustix::process::Pid;
 /// A system call that a thread is about to make.
 #[derive(Clone, Debug)]
 pub struct Call {
+    /// What the thread is called.
+    pub thread: &'static str,
     pub number: libc::c_long,
     pub arguments: [u64; 6],
     /// What descriptor the first argument is, such as `socket:[123]`, if it is one.
@@ -39,7 +42,7 @@ impl Tracer {
         // All requests must come from the thread that attached.
         let thread = std::thread::spawn(move || {
             let threads = threads_called(pid, names);
-            let seized = threads.into_iter().try_for_each(seize);
+            let seized = threads.keys().try_for_each(|tid| seize(*tid));
             let failed = seized.is_err();
             attaches.send(seized).expect("somebody waits");
             if failed {
@@ -51,7 +54,8 @@ impl Tracer {
                     Stop::Signal(signal) => signal,
                     Stop::Other => 0,
                     Stop::Call(number, arguments) => {
-                        let call = Call { number, arguments, descriptor: descriptor(pid, arguments[0]) };
+                        let descriptor = descriptor(pid, arguments[0]);
+                        let call = Call { thread: threads[&tid], number, arguments, descriptor };
                         if stop_here(&call) {
                             let _ = freezes.send(());
                             continue;
@@ -99,7 +103,8 @@ impl Halted {
         let thread = std::thread::spawn(move || {
             let threads = threads_called(pid, names);
             let all = threads.len();
-            let halted = threads.into_iter().try_for_each(seize).map(|()| (0..all).filter_map(|_| next_stop()).count());
+            let halted =
+                threads.keys().try_for_each(|tid| seize(*tid)).map(|()| (0..all).filter_map(|_| next_stop()).count());
             attaches.send(halted.map(|halted| halted == names.len())).expect("somebody waits");
             // They go on when the thread that attached ends (ptrace(2)).
             let _ = released.recv();
@@ -123,11 +128,13 @@ enum Stop {
     Other,
 }
 
-fn threads_called(pid: Pid, names: &[&str]) -> Vec<libc::pid_t> {
+/// By their ids.
+fn threads_called(pid: Pid, names: &[&'static str]) -> BTreeMap<libc::pid_t, &'static str> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).into_iter().flatten().flatten();
     let of_task = |task: std::fs::DirEntry| {
         let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
-        names.contains(&name.trim()).then(|| task.file_name().to_str()?.parse().ok())?
+        let name = names.iter().find(|one| **one == name.trim())?;
+        Some((task.file_name().to_str()?.parse().ok()?, *name))
     };
     tasks.filter_map(of_task).collect()
 }

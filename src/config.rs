@@ -30,7 +30,7 @@ pub use diagnostic::{Diagnostic, Loaded, Rejected, Severity};
 pub use file::{FileFault, read as read_file};
 pub use frontend::by_default as frontend_by_default;
 pub use health::reset_after_silence;
-pub use load::{check, load, parse};
+pub use load::{by_default, check, load, parse};
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::document::Document;
 use super::section::{Element, Section};
 use super::{
-    Config, Diagnostic, FileFault, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend, offload,
-    peers, process,
+    Config, Diagnostic, FileFault, Frontend, Loaded, Rejected, Severity, Target, cluster, failover, file, frontend,
+    offload, peers, process,
 };
 use crate::addr::VipAddr;
 
@@ -43,6 +43,12 @@ pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
         Some(config) if errors.is_empty() => Ok(Loaded { config, warnings }),
         _ => Err(Rejected { errors, warnings }),
     }
+}
+
+/// What a file means that says nothing beside these frontends.
+pub fn by_default(frontends: Vec<Arc<Frontend>>) -> Config {
+    let nothing = read(&Document::new(Path::new("defaults"), "")).expect("no text has no fault of syntax");
+    Config { frontends, ..nothing }
 }
 
 /// `None` after a syntax error; otherwise meaningless once an error was reported.

@@ -8,26 +8,15 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::PrivateKeyDer;
 
-use crate::addr::{BackendAddr, VipAddr};
+use crate::addr::BackendAddr;
 use crate::config::*;
-use crate::model::balance::Balance;
 
 pub(super) fn health() -> Health {
     Health {
         kind: ProbeKind::Http,
-        path: "/readyz".into(),
-        host: None,
-        tls: None,
-        interval: Duration::from_secs(1),
-        fast_interval: Duration::from_millis(250),
-        timeout: Duration::from_millis(500),
-        rise: 2,
-        fall: 2,
-        reset_fall: 2,
         jitter_percent: 0,
-        slow_start: Duration::from_secs(30),
         damping: Damping { half_life: Duration::from_secs(60), suppress: 3.0, reuse: 1.0 },
-        resolve_interval: Duration::from_secs(30),
+        ..frontend_by_default("apiserver").health
     }
 }
 
@@ -36,56 +25,13 @@ pub(super) fn backend(name: &str, to: BackendAddr) -> Backend {
 }
 
 pub(super) fn frontend(name: &str, health: Health, backends: Vec<Backend>) -> Frontend {
-    Frontend {
-        name: name.into(),
-        listen: vec![VipAddr::new("127.0.0.1:6443".parse().unwrap())],
-        balance: Balance::LeastConn,
-        source: Source::Route,
-        connect_timeout: Duration::from_secs(1),
-        hedge_after: None,
-        connect_attempts: 3,
-        drain_timeout: Duration::from_secs(150),
-        idle_timeout: None,
-        keepalive: Keepalive {
-            idle: Duration::from_secs(10),
-            interval: Duration::from_secs(1),
-            count: 3,
-            user_timeout: Duration::from_secs(3),
-        },
-        proxy_protocol: ProxyProtocol::default(),
-        limits: Limits::default(),
-        allow: vec![],
-        deny: vec![],
-        rebalance: Rebalance {
-            balance_existing: false,
-            per_minute: 10,
-            min_idle: Duration::from_secs(1),
-            tolerance_percent: 10,
-        },
-        health,
-        backends,
-    }
+    Frontend { health, backends, ..frontend_by_default(name) }
 }
 
 pub(super) fn config(frontends: Vec<Frontend>) -> Arc<Config> {
-    Arc::new(Config {
-        admin: Admin { http: None, socket: "/run/baton/admin.sock".into() },
-        process: Process {
-            workers: Some(1),
-            max_connections: None,
-            shutdown_delay: Duration::ZERO,
-            stop_timeout: Duration::from_secs(10),
-            reset_within: Duration::from_secs(1),
-            reset_rate: 5000,
-        },
-        log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
-        offload: OffloadSettings::default(),
-        cluster: crate::config::Cluster::default(),
-        instance: Default::default(),
-        peers: None,
-        failover: crate::config::FailoverSettings::default(),
-        frontends: frontends.into_iter().map(Arc::new).collect(),
-    })
+    let base = by_default(frontends.into_iter().map(Arc::new).collect());
+    let process = Process { reset_within: Duration::from_secs(1), reset_rate: 5000, ..base.process };
+    Arc::new(Config { process, ..base })
 }
 
 /// A server's certificate and the authority that signed it.

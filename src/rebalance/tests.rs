@@ -86,7 +86,6 @@ impl Bench {
 }
 
 fn frontend(names: Vec<Arc<str>>) -> Frontend {
-    let second = Duration::from_secs(1);
     let backend = |name| Backend {
         name,
         address: Target::Address(BackendAddr::new("192.0.2.200:6443".parse().unwrap())),
@@ -94,66 +93,16 @@ fn frontend(names: Vec<Arc<str>>) -> Frontend {
         max_connections: None,
         health_address: None,
     };
+    let base = frontend_by_default("apiserver");
     Frontend {
-        name: "apiserver".into(),
-        listen: vec![],
-        balance: Balance::LeastConn,
-        source: Source::Route,
-        connect_timeout: second,
-        hedge_after: None,
-        connect_attempts: 3,
-        drain_timeout: second,
-        idle_timeout: None,
-        keepalive: Keepalive { idle: second, interval: second, count: 3, user_timeout: second },
-        proxy_protocol: ProxyProtocol::default(),
-        limits: Limits::default(),
-        allow: vec![],
-        deny: vec![],
-        rebalance: Rebalance {
-            balance_existing: true,
-            per_minute: 60,
-            min_idle: Duration::from_secs(5),
-            tolerance_percent: 0,
-        },
-        health: Health {
-            kind: ProbeKind::Tcp,
-            path: "/readyz".into(),
-            host: None,
-            tls: None,
-            interval: second,
-            fast_interval: second,
-            timeout: second,
-            rise: 2,
-            fall: 2,
-            reset_fall: 2,
-            jitter_percent: 0,
-            slow_start: second,
-            damping: Damping { half_life: second, suppress: 3.0, reuse: 1.0 },
-            resolve_interval: second,
-        },
+        rebalance: Rebalance { balance_existing: true, tolerance_percent: 0, ..base.rebalance },
         backends: names.into_iter().map(backend).collect(),
+        ..base
     }
 }
 
 fn config(frontend: Frontend) -> Arc<Config> {
-    Arc::new(Config {
-        admin: Admin { http: None, socket: "/run/baton/admin.sock".into() },
-        process: Process {
-            workers: Some(1),
-            max_connections: None,
-            shutdown_delay: Duration::ZERO,
-            stop_timeout: Duration::from_secs(1),
-            reset_within: Duration::from_secs(1),
-            reset_rate: 1000,
-        },
-        log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
-        offload: OffloadSettings::default(),
-        cluster: crate::config::Cluster::default(),
-        instance: Default::default(),
-        peers: None,
-        failover: crate::config::FailoverSettings::default(),
-        frontends: vec![Arc::new(frontend)],
-    })
+    Arc::new(by_default(vec![Arc::new(frontend)]))
 }
 
 #[test]

@@ -16,7 +16,6 @@ use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use baton::config::{self, Config};
 use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
-use baton::model::balance::Balance;
 use baton::model::end_reason::EndReason;
 use baton::model::health::{Cause, HealthState, Order};
 use baton::model::ids::{BackendId, FlowId};
@@ -233,22 +232,6 @@ async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Li
 }
 
 fn config(directory: &Path) -> Config {
-    let health = config::Health {
-        kind: config::ProbeKind::Tcp,
-        path: "/readyz".to_owned(),
-        host: None,
-        tls: None,
-        interval: Duration::from_secs(1),
-        fast_interval: Duration::from_millis(250),
-        timeout: Duration::from_millis(500),
-        rise: 2,
-        fall: 2,
-        reset_fall: 2,
-        jitter_percent: 10,
-        slow_start: Duration::ZERO,
-        damping: config::Damping { half_life: Duration::from_secs(60), suppress: 4.0, reuse: 2.0 },
-        resolve_interval: Duration::from_secs(30),
-    };
     let backend = |(name, _): (&str, usize)| config::Backend {
         name: name.into(),
         address: config::Target::Name { host: name.to_owned(), port: 6443 },
@@ -256,56 +239,17 @@ fn config(directory: &Path) -> Config {
         max_connections: None,
         health_address: None,
     };
+    let base = config::frontend_by_default("apiserver");
     let frontend = config::Frontend {
-        name: "apiserver".into(),
         listen: vec![VipAddr::new("10.0.0.100:6443".parse().unwrap()), VipAddr::new("[::]:6443".parse().unwrap())],
-        balance: Balance::LeastConn,
-        source: config::Source::Route,
-        connect_timeout: Duration::from_secs(1),
-        hedge_after: None,
-        connect_attempts: 3,
-        drain_timeout: Duration::from_secs(150),
-        idle_timeout: None,
-        keepalive: config::Keepalive {
-            idle: Duration::from_secs(10),
-            interval: Duration::from_secs(5),
-            count: 3,
-            user_timeout: Duration::from_secs(25),
-        },
-        proxy_protocol: config::ProxyProtocol::default(),
-        limits: config::Limits { max_connections: Some(1_000_000), ..config::Limits::default() },
-        allow: Vec::new(),
-        deny: Vec::new(),
-        rebalance: config::Rebalance {
-            balance_existing: false,
-            per_minute: 60,
-            min_idle: Duration::from_secs(1),
-            tolerance_percent: 10,
-        },
-        health,
+        limits: config::Limits { max_connections: Some(1_000_000), ..base.limits },
         backends: FLOWS.into_iter().map(backend).collect(),
+        ..base
     };
+    let base = config::by_default(vec![Arc::new(frontend)]);
     Config {
         admin: config::Admin { http: Some("127.0.0.1:0".parse().unwrap()), socket: directory.join("admin.sock") },
-        process: config::Process {
-            workers: Some(2),
-            max_connections: Some(1_000_000),
-            shutdown_delay: Duration::ZERO,
-            stop_timeout: Duration::from_secs(1),
-            reset_within: Duration::from_millis(100),
-            reset_rate: 1000,
-        },
-        log: config::Log {
-            format: config::LogFormat::Human,
-            level: config::LogLevel::Info,
-            flows: config::FlowLog::All,
-            flows_per_second: 100,
-        },
-        offload: config::OffloadSettings::default(),
-        cluster: config::Cluster::default(),
-        instance: Default::default(),
-        peers: None,
-        failover: baton::config::FailoverSettings::default(),
-        frontends: vec![Arc::new(frontend)],
+        process: config::Process { workers: Some(2), max_connections: Some(1_000_000), ..base.process },
+        ..base
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use baton::addr::{BackendAddr, SourceMask, VipAddr};
+use baton::addr::{BackendAddr, VipAddr};
 use baton::config::*;
 use baton::model::balance::{Balance, Preference};
 use baton::proxy::Proxy;
@@ -108,24 +108,9 @@ pub fn free_address(ipv6: bool) -> SocketAddr {
 }
 
 pub fn config(frontend: Frontend) -> Config {
-    Config {
-        admin: Admin { http: None, socket: "/nonexistent".into() },
-        process: Process {
-            workers: None,
-            max_connections: None,
-            shutdown_delay: Duration::ZERO,
-            stop_timeout: DEADLINE,
-            reset_within: Duration::from_millis(250),
-            reset_rate: 50_000,
-        },
-        log: Log { format: LogFormat::Human, level: LogLevel::Info, flows: FlowLog::All, flows_per_second: 100 },
-        offload: OffloadSettings::default(),
-        cluster: Cluster::default(),
-        instance: Default::default(),
-        peers: None,
-        failover: baton::config::FailoverSettings::default(),
-        frontends: vec![Arc::new(frontend)],
-    }
+    let base = by_default(vec![Arc::new(frontend)]);
+    let process = Process { shutdown_delay: Duration::ZERO, stop_timeout: DEADLINE, ..base.process };
+    Config { admin: Admin { http: None, socket: "/nonexistent".into() }, process, ..base }
 }
 
 pub fn frontend(vip: SocketAddr, backends: &[SocketAddr]) -> Frontend {
@@ -136,49 +121,20 @@ pub fn frontend(vip: SocketAddr, backends: &[SocketAddr]) -> Frontend {
         max_connections: None,
         health_address: None,
     };
+    let base = frontend_by_default("test");
     Frontend {
-        name: "test".into(),
         listen: vec![VipAddr::new(vip)],
         balance: Balance::RoundRobin,
         source: Source::Route,
-        connect_timeout: Duration::from_secs(1),
-        hedge_after: Some(Duration::from_millis(200)),
-        connect_attempts: 3,
         drain_timeout: DEADLINE,
-        idle_timeout: None,
         keepalive: Keepalive {
-            idle: Duration::from_secs(10),
             interval: Duration::from_secs(3),
-            count: 3,
             user_timeout: Duration::from_secs(10),
+            ..base.keepalive
         },
-        proxy_protocol: ProxyProtocol::default(),
-        limits: Limits { source_mask: SourceMask::default(), ..Limits::default() },
-        allow: vec![],
-        deny: vec![],
-        rebalance: Rebalance {
-            balance_existing: false,
-            per_minute: 60,
-            min_idle: Duration::from_secs(5),
-            tolerance_percent: 10,
-        },
-        health: Health {
-            kind: ProbeKind::Tcp,
-            path: "/".into(),
-            host: None,
-            tls: None,
-            interval: Duration::from_secs(1),
-            fast_interval: Duration::from_millis(250),
-            timeout: Duration::from_millis(500),
-            rise: 2,
-            fall: 2,
-            reset_fall: 2,
-            jitter_percent: 0,
-            slow_start: Duration::ZERO,
-            damping: Damping { half_life: Duration::from_secs(60), suppress: 3.0, reuse: 1.5 },
-            resolve_interval: Duration::from_secs(30),
-        },
+        health: Health { jitter_percent: 0, slow_start: Duration::ZERO, ..base.health },
         backends: backends.iter().enumerate().map(backend).collect(),
+        ..base
     }
 }
 

@@ -1,18 +1,39 @@
-//! What the README says is what the program does.
+//! What the README and docs/ say is what the program does.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use baton::config::{self, PeerKey};
 use baton::model::end_reason::{ClientSaw, EndReason};
 
-fn readme() -> String {
-    fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap()
+fn page(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// README.md and its like, and every page of docs/.
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let listed = |folder: &str| {
+        let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|it| it == "md")).collect::<Vec<_>>()
+    };
+    [".", "docs", "docs/decisions", "benches", "benches/results"].iter().flat_map(|folder| listed(folder)).collect()
+}
+
+/// The name under which a page's heading can be linked to.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().to_lowercase();
+    kept.chars()
+        .filter(|it| it.is_alphanumeric() || " -_".contains(*it))
+        .map(|it| if it == ' ' { '-' } else { it })
+        .collect()
 }
 
 #[test]
 fn the_table_of_end_reasons_is_complete_and_in_the_words_of_the_code() {
-    let readme = readme();
-    let rows: Vec<_> = readme.lines().filter(|line| line.starts_with("| `") && line.ends_with(". |")).collect();
+    let page = page("docs/end-reasons.md");
+    let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| `") && line.ends_with(". |")).collect();
     let expected: Vec<_> = EndReason::ALL
         .iter()
         .map(|reason| {
@@ -30,9 +51,14 @@ fn the_table_of_end_reasons_is_complete_and_in_the_words_of_the_code() {
 
 #[test]
 fn the_example_configurations_are_valid() {
-    let readme = readme();
-    let examples: Vec<_> = readme.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(examples.len(), 3);
+    let pages: Vec<_> = pages().into_iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let whole = |text: &&str| text.contains("[[frontend.backend]]");
+    let examples: Vec<_> = pages
+        .iter()
+        .flat_map(|page| page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()))
+        .filter(whole)
+        .collect();
+    assert_eq!(examples.len(), 4);
     let key = tempfile::NamedTempFile::new().unwrap();
     fs::write(&key, PeerKey([7; 32]).spell()).unwrap();
     let key_file = format!("key_file = {:?}", key.path());
@@ -47,10 +73,59 @@ fn the_example_configurations_are_valid() {
             })
             .flat_map(|line| [line, "\n"])
             .collect();
-        let loaded = config::parse(&here, "README.md".as_ref()).unwrap();
+        let loaded = config::parse(&here, "a page".as_ref()).unwrap();
         let expected = |warning: &&config::Diagnostic| !warning.to_string().contains("insecure_skip_verify");
         let surprising: Vec<_> = loaded.warnings.iter().filter(expected).map(ToString::to_string).collect();
         assert_eq!(surprising, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn the_front_pages_are_short() {
+    for (path, most) in [("README.md", 140), ("ARCHITECTURE.md", 100)] {
+        let lines = page(path).lines().count();
+        assert!(lines <= most, "{path} has {lines} lines, {most} are allowed");
+    }
+}
+
+#[test]
+fn no_link_leads_nowhere() {
+    let mut count = 0;
+    let mut dead = Vec::new();
+    for path in pages() {
+        let text = fs::read_to_string(&path).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.contains(char::is_whitespace) {
+                continue;
+            }
+            count += 1;
+            let (file, wanted) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let leads = target.exists()
+                && (wanted.is_empty()
+                    || fs::read_to_string(&target).is_ok_and(|text| {
+                        let mut headings = text.lines().filter_map(|line| line.strip_prefix('#'));
+                        headings.any(|line| anchor(line.trim_start_matches('#')) == wanted)
+                    }));
+            if !leads {
+                dead.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(count > 50, "the links were not read: {count}");
+    assert_eq!(dead, Vec::<String>::new());
+}
+
+#[test]
+fn each_decision_is_listed() {
+    let index = page("docs/decisions/README.md");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/decisions");
+    for entry in fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            name == "README.md" || index.contains(&format!("({name})")),
+            "{name} is not in docs/decisions/README.md"
+        );
     }
 }
 

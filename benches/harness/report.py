@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 
-from . import plot, readme
+from . import costs, plot
 from .goals import judge
 from .peers import PEERS
 from .rows import BEHAVIOUR, ROWS, value
@@ -106,7 +106,7 @@ def write(results):
     path = DIRECTORY / "compare.md"
     path.write_text(markdown(results, host))
     plot.write_all(results, DIRECTORY)
-    readme.update(results, judge(results))
+    costs.update(results, judge(results))
     return path
 
 

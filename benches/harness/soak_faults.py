@@ -250,7 +250,7 @@ class Run:
             f"{self.seconds / 60:g} minutes, {count('answers'):,} answers, {count('connects'):,} connects, {len(clients.lost):,} connections lost.", "",
             f"Host: {host()}.", "",
             f"Waits longer than what the faults of that time explain: **{len(broken)}**. Bytes that were not what was sent: **{len(wrong)}**. "
-            f"Connections younger than {NEWBORN_S * 1000:g} ms when their host died, of which no other had heard (README, limits): {len(newborn)}.", "",
+            f"Connections younger than {NEWBORN_S * 1000:g} ms when their host died, of which no other had heard (docs/limits.md): {len(newborn)}.", "",
             "| fault | rows | times | longest wait that met it | of | allowed then |", "|---|---|---|---|---|---|",
         ]
         for fault in self.faults:

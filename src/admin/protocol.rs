@@ -143,7 +143,7 @@ pub struct FlowRow {
     pub bytes_to_client: u64,
     /// 0 until connected.
     pub connect_us: u64,
-    /// Why it is not offloaded, when that was last tried; see the README.
+    /// Why it is not offloaded, when that was last tried; see docs/offload.md.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
     pub worker: usize,

@@ -15,7 +15,7 @@ macro_rules! end_reasons {
         }
 
         impl EndReason {
-            /// Every reason, in the order of the README's table.
+            /// Every reason, in the order of the table in docs/end-reasons.md.
             pub const ALL: &'static [EndReason] = &[$(EndReason::$variant,)*];
 
             /// The name in logs, events, JSON and the `reason` label of metrics.

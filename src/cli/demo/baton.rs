@@ -128,7 +128,7 @@ impl Baton {
     }
 }
 
-/// The configuration file: what README.md recommends, with a drain that is short enough to watch.
+/// The configuration file: what docs/install.md recommends, with a drain that is short enough to watch.
 fn configuration(places: &DemoPlaces, ca: &Path, stand_ins: &[StandInProcess]) -> String {
     let backends: String = stand_ins
         .iter()

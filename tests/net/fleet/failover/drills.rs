@@ -1,6 +1,6 @@
 //! `baton drill` against a pair with real keepalived, for each fault of the budget that `baton check` computes: the longest time
 //! that a node goes without a heartbeat must be what was computed, but for what a reconnect takes. The figures are printed, and
-//! stand in the README.
+//! stand in docs/drill.md and docs/check.md.
 
 mod haproxy;
 
@@ -158,43 +158,43 @@ fn each_way(test: &str, fault: &str, offloaded: Offloaded, mut strikes: impl FnM
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_an_apiserver_is_killed() {
     each_way("drill killed", "apiserver killed", Offloaded::End, |cluster| cluster.stand_ins[0].process.kill());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_an_apiserver_hangs() {
     each_way("drill hung", "apiserver hung", Offloaded::End, |cluster| cluster.stand_ins[0].process.stop());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_an_apiserver_s_host_is_gone() {
     each_way("drill silent", "apiserver's host gone", Offloaded::End, |cluster| cluster.scene.lab.b1.link_down());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_baton_is_killed() {
     each_way("drill baton killed", "Baton killed", Offloaded::GoOn, |cluster| cluster.all[0].baton.process.kill());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_baton_hangs() {
     each_way("drill baton hung", "Baton hung", Offloaded::GoOn, |cluster| cluster.all[0].baton.process.stop());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone() {
     each_way("drill host gone", "Baton's host gone", Offloaded::GoOn, |cluster| cluster.all[0].host.link_down());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone_and_the_next_one_drops_what_it_has_not_tracked() {
     each_way("drill firewall", "Baton's host gone", Offloaded::GoOn, |cluster| {
         drop_untracked(&cluster.all[1].host);
@@ -203,7 +203,7 @@ fn no_node_waits_longer_than_computed_when_the_host_of_baton_is_gone_and_the_nex
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_in_a_planned_failover() {
     each_way("drill failover", "planned failover", Offloaded::GoOn, |cluster| {
         let output = cluster.all[0].baton.cli(&["evacuate", "--deadline", "5s"]);
@@ -213,7 +213,7 @@ fn no_node_waits_longer_than_computed_in_a_planned_failover() {
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn no_node_waits_longer_than_computed_when_baton_is_upgraded() {
     let mut ends = Vec::new();
     each_way("drill upgrade", "Baton upgraded", Offloaded::GoOn, |cluster| {

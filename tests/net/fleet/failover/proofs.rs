@@ -1,5 +1,5 @@
 //! How long it takes until the last idle client knows that its balancer died: with keepalived at its usual pace, and behind a
-//! firewall that tracks connections. The figures are printed, and stand in the README.
+//! firewall that tracks connections. The figures are printed, and stand in docs/.
 
 use super::*;
 

@@ -1,5 +1,5 @@
 //! The same drill against what most clusters have today: a pair of haproxy with keepalived, once with the settings that kubeadm's
-//! guide to high availability gives, once with those of somebody who knows both well. Its figures stand beside Baton's in the README.
+//! guide to high availability gives, once with those of somebody who knows both well. Its figures stand beside Baton's in docs/drill.md.
 
 use super::*;
 
@@ -113,43 +113,43 @@ fn drill(fault: &str, time: std::time::Duration, strikes: impl Fn(&Pair)) {
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_an_apiserver_is_killed() {
     drill("apiserver killed", secs(20), |pair| pair.stand_ins[0].process.kill());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_an_apiserver_hangs() {
     drill("apiserver hung", UNTIL_PINGED, |pair| pair.stand_ins[0].process.stop());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_an_apiserver_s_host_is_gone() {
     drill("apiserver's host gone", UNTIL_PINGED, |pair| pair.lab.b1.link_down());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_it_is_killed() {
     drill("balancer killed", secs(45), |pair| pair.haproxy[0].kill());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_it_hangs() {
     drill("balancer hung", secs(70), |pair| pair.haproxy[0].stop());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_its_host_is_gone() {
     drill("balancer's host gone", UNTIL_PINGED, |pair| pair.lab.lb.link_down());
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_when_its_host_is_gone_and_the_next_one_drops_what_it_has_not_tracked() {
     drill("balancer's host gone, firewall", UNTIL_PINGED, |pair| {
         drop_untracked(&pair.lab.client2);
@@ -158,7 +158,7 @@ fn haproxy_when_its_host_is_gone_and_the_next_one_drops_what_it_has_not_tracked(
 }
 
 #[test]
-#[ignore = "figures for the README: it wants a machine for itself"]
+#[ignore = "figures for docs/drill.md: it wants a machine for itself"]
 fn haproxy_in_a_planned_failover() {
     drill("planned failover", UNTIL_PINGED, |pair| {
         pair.keepalived[0].signal(rustix::process::Signal::TERM);

@@ -1,9 +1,9 @@
-"""The figures that the README shows, between two marks in it."""
+"""The figures that docs/costs.md shows, between two marks in it."""
 
 from .peers import PEERS
 from .stage import ROOT
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "costs.md"
 BEGIN, END = "<!-- figures of benches/compare -->\n", "<!-- end of figures -->\n"
 
 # (what, row, value)
@@ -33,17 +33,17 @@ OFFLOADED_LINES = (
 OFFLOADED_OTHERS = ("dnat", "haproxy-splice", "nginx", "baton")
 
 BETWEEN = """
-Flows that have [offloaded](#flows-that-outlive-it), between three network namespaces, beside the same proxies, Baton without offload, and DNAT
+Flows that have been [offloaded](offload.md), between three network namespaces, beside the same proxies, Baton without offload, and DNAT
 by the kernel, which tracks connections and checks no backend. CPU is that of everything on the machine, clients and backends too:
 
 """
 
 
 def update(results, judged):
-    """Writes the table anew, if the README has its marks."""
+    """Writes the table anew, if the page has its marks."""
     proxied = table(results, "baton", OTHERS, LINES)
     offloaded = table(results, "baton-offloaded", OFFLOADED_OTHERS, OFFLOADED_LINES)
-    replace_between(README, BEGIN, END, proxied + BETWEEN + offloaded + met(judged))
+    replace_between(PAGE, BEGIN, END, proxied + BETWEEN + offloaded + met(judged))
 
 
 def replace_between(path, begin, end, words):
@@ -68,5 +68,5 @@ def met(judged):
     if not judged:
         return ""
     missed = [f"- {work}: {reached}, the goal is {goal}" for work, goal, reached, kept in judged if not kept]
-    text = f"\n{len(judged) - len(missed)} of {len(judged)} [goals](benches/results/compare.md#goals) are met."
+    text = f"\n{len(judged) - len(missed)} of {len(judged)} [goals](../benches/results/compare.md#goals) are met."
     return text + (" These are not:\n\n" + "\n".join(missed) if missed else "") + "\n"

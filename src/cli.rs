@@ -3,9 +3,6 @@
 //! Exit codes after sysexits(3): 0 fine, 1 an error, 64 wrong usage, 69 the instance cannot be reached.
 
 pub mod check;
-pub mod demo;
-mod drill;
-mod duration;
 mod evacuate;
 mod events;
 mod flows;
@@ -13,8 +10,6 @@ mod follow;
 mod genkey;
 mod grid;
 mod kill;
-pub mod kubelet;
-mod lease;
 pub mod logging;
 mod offload;
 mod orders;
@@ -28,7 +23,6 @@ mod service;
 mod shell;
 mod socket;
 mod status;
-pub mod tls;
 mod upgrade;
 
 use std::io::Write;
@@ -42,6 +36,7 @@ use ipnet::IpNet;
 
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::BackendName;
+use crate::lab::{demo, drill, kubelet, stand_in};
 use crate::model::ids::FlowId;
 use crate::table::flows::FlowState;
 use output::{CliError, Output};
@@ -145,7 +140,7 @@ enum Verb {
     Man,
     /// An apiserver stand-in, for the demo and the tests.
     #[command(hide = true)]
-    StandIn(demo::stand_in::StandInArgs),
+    StandIn(stand_in::StandInArgs),
     /// A kubelet-like client, for the demo and the tests.
     #[command(hide = true)]
     Kubelet(kubelet::command::KubeletArgs),
@@ -225,7 +220,7 @@ pub fn main() -> ExitCode {
         Verb::Drill(drill) => drill::run(&drill, arguments.json),
         Verb::Completion { shell } => shell::completion::<Arguments>(shell),
         Verb::Man => shell::man::<Arguments>(),
-        Verb::StandIn(stand_in) => demo::stand_in::run(stand_in),
+        Verb::StandIn(stand_in) => stand_in::run(stand_in),
         Verb::Kubelet(kubelet) => kubelet::command::run(kubelet),
         Verb::Genkey(genkey) => {
             let output = Output::new(arguments.json);

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton::addr::{BackendAddr, VipAddr};
-use baton::cli::demo::certs::{Authority, CertFiles, Flaw};
-use baton::cli::demo::process::{Condition, Recipe, StandInProcess};
-use baton::cli::kubelet::{Heartbeat, Kubelet, KubeletEvent, KubeletSettings, Observed};
-use baton::cli::tls;
+use baton::lab::certs::{Authority, CertFiles, Flaw};
+use baton::lab::demo::process::{Condition, Recipe, StandInProcess};
+use baton::lab::kubelet::{Heartbeat, Kubelet, KubeletEvent, KubeletSettings, Observed};
+use baton::lab::tls;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 struct Scene {

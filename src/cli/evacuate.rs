@@ -28,7 +28,7 @@ pub struct EvacuationArguments {
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
     /// Flows that are still here after this are reset.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = super::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::model::duration::parse)]
     deadline: Duration,
     /// Only says what would happen.
     #[arg(long, conflicts_with = "cancel")]

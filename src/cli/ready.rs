@@ -14,7 +14,7 @@ use crate::admin::protocol::Command;
 #[derive(clap::Args, Clone, Debug)]
 pub struct ReadyArguments {
     /// An instance that has not answered within this is not ready.
-    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = super::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = crate::model::duration::parse)]
     within: Duration,
 }
 

@@ -13,8 +13,8 @@ use tokio::time::sleep;
 
 use super::{Kubelet, KubeletEvent, KubeletSettings, Summary};
 use crate::addr::VipAddr;
-use crate::cli::duration;
-use crate::cli::tls::{self, TlsFileError};
+use crate::lab::tls::{self, TlsFileError};
+use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct KubeletArgs {

@@ -12,7 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
 use super::watch_body::WatchBody;
-use crate::cli::lease::{Lease, NAME_HEADER, NODES_NAMESPACE};
+use crate::lab::lease::{Lease, NAME_HEADER, NODES_NAMESPACE};
 
 pub type ApiReply = Response<Either<Full<Bytes>, WatchBody>>;
 
@@ -225,7 +225,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::lease::LEASES_PATH;
+    use crate::lab::lease::LEASES_PATH;
 
     async fn ask(stand_in: &StandIn, method: Method, path: &str, body: &str) -> (u16, String) {
         let request = Request::builder()

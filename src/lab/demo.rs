@@ -1,5 +1,4 @@
-//! `baton demo`, and the two commands it consists of besides Baton itself: an apiserver stand-in and a kubelet-like
-//! client. Tests use both.
+//! `baton demo`: Baton between stand-ins and kubelet-like clients, and faults.
 //!
 //! ```text
 //! command   the arguments and the end          live, log, tour   the three ways to show it
@@ -8,8 +7,6 @@
 //! ```
 
 mod baton;
-pub mod bind;
-pub mod certs;
 pub mod command;
 mod guard;
 mod live;
@@ -17,7 +14,6 @@ mod log;
 pub mod process;
 mod screen;
 mod stage;
-pub mod stand_in;
 mod tour;
 mod view;
 

@@ -188,7 +188,7 @@ impl Guide<'_> {
 
     /// Every client is connected and its last renewal is fresh.
     fn all_served(&self) -> bool {
-        let served = |summary: &crate::cli::kubelet::Summary| {
+        let served = |summary: &crate::lab::kubelet::Summary| {
             summary.stand_in.is_some() && summary.renewals > 0 && summary.last_renewal_ms < FRESH_MS
         };
         self.stage.summaries().iter().all(served)

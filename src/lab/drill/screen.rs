@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::tally::GapTally;
-use crate::cli::kubelet::Summary;
+use crate::lab::kubelet::Summary;
 
 /// Cells of the longest bar.
 const BAR_CELLS: u64 = 40;
@@ -108,7 +108,7 @@ pub fn seconds(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::kubelet::KubeletEvent;
+    use crate::lab::kubelet::KubeletEvent;
 
     #[test]
     fn the_picture_shows_who_is_late_and_a_single_long_gap() {

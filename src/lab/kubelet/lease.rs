@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::session::{self, RequestError, Requests, name_of, send};
 use super::{KubeletProgress, KubeletSettings};
-use crate::cli::lease::{Lease, leases_path};
+use crate::lab::lease::{Lease, leases_path};
 
 /// Renews it once; the name of the stand-in that answered.
 pub async fn renew(

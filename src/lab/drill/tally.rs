@@ -5,7 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::cli::kubelet::{KubeletEvent, Summary};
+use crate::lab::kubelet::{KubeletEvent, Summary};
 
 /// Gaps of up to a day, in ms, to three digits.
 const GAP_MS_MAX: u64 = 24 * 60 * 60 * 1000;

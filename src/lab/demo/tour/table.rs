@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{BUDGET, StepOutcome};
-use crate::cli::demo::screen::seconds;
+use crate::lab::demo::screen::seconds;
 
 /// `longest`: of all clients over the whole tour.
 pub fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> {

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::addr::VipAddr;
-use crate::cli::lease::WATCH_PATH;
+use crate::lab::lease::WATCH_PATH;
 use crate::sys::clock::now_ns;
 use gap::GapMeter;
 

@@ -21,11 +21,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::duration;
 use super::kubelet::{Heartbeat, Kubelet, KubeletSettings, Observed, Retries, Summary};
 use super::tls::{self, TlsFileError};
 use crate::addr::VipAddr;
-use crate::cli::lease::{DRILL_LABEL, WATCH_PATH};
+use crate::lab::lease::{DRILL_LABEL, WATCH_PATH};
+use crate::model::duration;
 use crate::sys::clock::now_ns;
 use crate::sys::process;
 use leases::LeaseName;

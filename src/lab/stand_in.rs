@@ -25,8 +25,8 @@ use tokio_rustls::TlsAcceptor;
 
 use super::bind;
 use super::certs::{Authority, CertError};
-use crate::cli::duration;
-use crate::cli::tls::{self, TlsFileError};
+use crate::lab::tls::{self, TlsFileError};
+use crate::model::duration;
 use api::StandIn;
 
 #[derive(clap::Args, Clone, Debug)]

@@ -21,7 +21,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::gap::GapMeter;
 use super::{Heartbeat, KubeletEvent, KubeletProgress, KubeletSettings, lease};
-use crate::cli::lease::{LEASES_PATH, Lease, NAME_HEADER};
+use crate::lab::lease::{LEASES_PATH, Lease, NAME_HEADER};
 use crate::sys::clock::now_ns;
 
 /// Why no connection came about.

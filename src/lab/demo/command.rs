@@ -13,7 +13,7 @@ use super::live::LiveError;
 use super::stage::{DemoStage, StageError};
 use super::tour::TourError;
 use super::{guard, live, log, tour};
-use crate::cli::duration;
+use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct DemoArgs {

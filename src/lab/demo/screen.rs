@@ -11,7 +11,7 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table};
 use super::BUDGET;
 use super::process::Condition;
 use super::view::{BackendRow, View};
-use crate::cli::kubelet::Summary;
+use crate::lab::kubelet::Summary;
 use crate::model::health::HealthState;
 
 /// Fills the frame. `selected` is the place of the backend that keys act on.

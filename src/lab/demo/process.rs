@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::certs::CertFiles;
 use super::guard::Guard;
-use super::stand_in::LISTENING;
 use crate::addr::BackendAddr;
+use crate::lab::certs::CertFiles;
+use crate::lab::stand_in::LISTENING;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {

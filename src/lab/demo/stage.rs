@@ -11,13 +11,13 @@ use tokio::sync::{mpsc, watch};
 
 use super::baton::status::{self, DemoStatus};
 use super::baton::{Baton, DemoOrderError, DemoPlaces, DemoStartError};
-use super::bind;
-use super::certs::{Authority, CertError, Flaw};
 use super::guard::{DIR_PREFIX, Guard};
 use super::process::{Condition, ProcessError, Recipe, StandInProcess};
 use crate::addr::VipAddr;
-use crate::cli::kubelet::{Kubelet, KubeletSettings, Observed, Summary};
-use crate::cli::tls::{self, TlsFileError};
+use crate::lab::bind;
+use crate::lab::certs::{Authority, CertError, Flaw};
+use crate::lab::kubelet::{Kubelet, KubeletSettings, Observed, Summary};
+use crate::lab::tls::{self, TlsFileError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {

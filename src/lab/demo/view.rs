@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::process::Condition;
 use super::stage::DemoStage;
-use crate::cli::kubelet::{KubeletEvent, Summary};
+use crate::lab::kubelet::{KubeletEvent, Summary};
 use crate::model::health::HealthState;
 use crate::sys::clock::now_ns;
 

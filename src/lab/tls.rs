@@ -88,7 +88,7 @@ mod tests {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
-    use crate::cli::demo::certs::{Authority, Flaw};
+    use crate::lab::certs::{Authority, Flaw};
 
     #[tokio::test]
     async fn a_client_shows_its_certificate_to_a_server_that_asks_for_one() {

@@ -10,6 +10,7 @@ mod follow;
 mod genkey;
 mod grid;
 mod kill;
+mod lab;
 pub mod logging;
 mod offload;
 mod orders;
@@ -36,7 +37,6 @@ use ipnet::IpNet;
 
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::BackendName;
-use crate::lab::{demo, drill, kubelet, stand_in};
 use crate::model::ids::FlowId;
 use crate::table::flows::FlowState;
 use output::{CliError, Output};
@@ -73,10 +73,8 @@ enum Verb {
     },
     /// Says everything that is wrong with a configuration file.
     Check(check::CheckArguments),
-    /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
-    Demo(demo::command::DemoArgs),
-    /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
-    Drill(drill::DrillArgs),
+    #[command(flatten)]
+    Lab(lab::LabVerb),
     /// How the instance, its frontends and its backends are.
     Status,
     /// Whether this host should have the VIP: exit code 0 if the instance serves. For scripts that move a VIP.
@@ -138,12 +136,6 @@ enum Verb {
     /// Prints the man page.
     #[command(hide = true)]
     Man,
-    /// An apiserver stand-in, for the demo and the tests.
-    #[command(hide = true)]
-    StandIn(stand_in::StandInArgs),
-    /// A kubelet-like client, for the demo and the tests.
-    #[command(hide = true)]
-    Kubelet(kubelet::command::KubeletArgs),
 }
 
 #[derive(Debug, Args)]
@@ -204,7 +196,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             // Nobody is left to be told if this fails.
-            let _ = match renamed::renamed(&error) {
+            let _ = match renamed::renamed(&error).or_else(|| lab::left_out(&error)) {
                 Some(said) => writeln!(std::io::stderr(), "error: {said}"),
                 None => error.print(),
             };
@@ -216,12 +208,9 @@ pub fn main() -> ExitCode {
         Verb::Run { upgrade } => run::run(&config(), upgrade),
         Verb::UpgradeVersion => upgrade::upgrade_version(),
         Verb::Check(check) => check::run(&config(), &check, arguments.json),
-        Verb::Demo(demo) => demo::command::run(demo),
-        Verb::Drill(drill) => drill::run(&drill, arguments.json),
+        Verb::Lab(command) => lab::run(command, arguments.json),
         Verb::Completion { shell } => shell::completion::<Arguments>(shell),
         Verb::Man => shell::man::<Arguments>(),
-        Verb::StandIn(stand_in) => stand_in::run(stand_in),
-        Verb::Kubelet(kubelet) => kubelet::command::run(kubelet),
         Verb::Genkey(genkey) => {
             let output = Output::new(arguments.json);
             genkey::genkey(&genkey, &output).unwrap_or_else(|error| output.fail(&error))
@@ -272,12 +261,9 @@ fn talk(command: Verb, named: Option<PathBuf>, config: Option<&Path>, output: &O
         | Verb::Check(_)
         | Verb::Offload(_)
         | Verb::Genkey(_)
-        | Verb::Demo(_)
-        | Verb::Drill(_)
+        | Verb::Lab(_)
         | Verb::Completion { .. }
         | Verb::Man
-        | Verb::StandIn(_)
-        | Verb::Kubelet(_)
         | Verb::Ready(_)
         | Verb::Version => unreachable!("these ask no running instance, or were answered above"),
     }

@@ -15,3 +15,30 @@ pub mod kubelet;
 pub mod lease;
 pub mod stand_in;
 pub mod tls;
+
+use std::process::ExitCode;
+
+/// The lab's part of the command line.
+#[derive(Debug, clap::Subcommand)]
+pub enum LabVerb {
+    /// Shows Baton at work: three apiserver stand-ins, a few clients, and faults at the press of a key.
+    Demo(demo::command::DemoArgs),
+    /// Acts like many kubelets against any address, and says how many nodes would have gone NotReady.
+    Drill(drill::DrillArgs),
+    /// An apiserver stand-in, for the demo and the tests.
+    #[command(hide = true)]
+    StandIn(stand_in::StandInArgs),
+    /// A kubelet-like client, for the demo and the tests.
+    #[command(hide = true)]
+    Kubelet(kubelet::command::KubeletArgs),
+}
+
+/// Runs one of the lab's commands to its end; with `json` its result is a document.
+pub fn run(command: LabVerb, json: bool) -> ExitCode {
+    match command {
+        LabVerb::Demo(demo) => demo::command::run(demo),
+        LabVerb::Drill(drill) => drill::run(&drill, json),
+        LabVerb::StandIn(stand_in) => stand_in::run(stand_in),
+        LabVerb::Kubelet(kubelet) => kubelet::command::run(kubelet),
+    }
+}

@@ -10,6 +10,7 @@ pub mod drain;
 pub mod essential;
 pub mod failover;
 pub mod health;
+#[cfg(feature = "lab")]
 pub mod lab;
 pub mod late_resets;
 pub mod metrics;

@@ -31,6 +31,9 @@ const LAYERS: &[&[&str]] = &[
 /// Modules of one row that may use one another: the binary is the command line's thin shell.
 const TOGETHER: &[[&str; 2]] = &[["main", "cli"]];
 
+/// The only file outside that knows of the lab, which is a feature.
+const DISPATCH: &str = "cli/lab.rs";
+
 const MAIN_LINES_MAX: usize = 130;
 const FILE_LINES_MAX: usize = 600;
 
@@ -73,6 +76,19 @@ fn the_model_is_pure() {
         .map(|(source, word)| format!("{} uses {word}", source.path.display()))
         .collect();
     assert!(faults.is_empty(), "{faults:?}");
+}
+
+/// Or a build without the lab would not compile.
+#[test]
+fn one_file_knows_of_the_lab() {
+    let knows = |source: &Source| {
+        let prefixes = ["crate::", "baton::"];
+        prefixes.iter().any(|prefix| modules_used(&source.code, prefix).iter().any(|module| module == "lab"))
+    };
+    let sources = sources();
+    let know = sources.iter().filter(|source| source.module != "lab" && knows(source));
+    let know: Vec<_> = know.filter(|source| !source.path.ends_with(DISPATCH)).map(|source| &source.path).collect();
+    assert!(know.is_empty(), "only {DISPATCH} may: {know:?}");
 }
 
 /// Or a part could panic, and the process live on without it.

@@ -37,7 +37,7 @@ use crate::admin::{flow_log, watchdog};
 use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, LifePhase};
 use crate::essential;
-use crate::failover;
+use crate::fleet::failover;
 use crate::health::Checker;
 use crate::late_resets;
 use crate::metrics::Metrics;

@@ -8,7 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod drain;
 pub mod essential;
-pub mod failover;
+pub mod fleet;
 pub mod health;
 #[cfg(feature = "lab")]
 pub mod lab;
@@ -16,7 +16,6 @@ pub mod late_resets;
 pub mod metrics;
 pub mod model;
 pub mod offload;
-pub mod peer;
 pub mod preflight;
 pub mod proxy;
 pub mod rebalance;

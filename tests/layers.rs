@@ -13,8 +13,8 @@ const LAYERS: &[&[&str]] = &[
         "offload",
         "health",
         "rebalance",
-        "peer",
-        "failover",
+        "fleet/link",
+        "fleet/failover",
         "upgrade",
         "admin",
         "preflight",
@@ -31,6 +31,9 @@ const LAYERS: &[&[&str]] = &[
 /// Modules of one row that may use one another: the binary is the command line's thin shell.
 const TOGETHER: &[[&str; 2]] = &[["main", "cli"]];
 
+/// Rooms whose parts are siblings like rooms, each with its row above; their own file only lists them.
+const DIVIDED: &[&str] = &["fleet"];
+
 /// The only file outside that knows of the lab, which is a feature.
 const DISPATCH: &str = "cli/lab.rs";
 
@@ -43,9 +46,9 @@ const INESSENTIAL: &[(&str, &str, &str)] = &[
     ("admin/session.rs", "async move {", "a conversation"),
     ("app/upgrade.rs", "attend)", "sees to another process"),
     ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),
-    ("peer/hub.rs", "async move { let mut given_up", "lets a link say its last words"),
-    ("peer/hub/lines.rs", "async move { link.make", "a link, which is made anew"),
-    ("peer/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
+    ("fleet/link/hub.rs", "async move { let mut given_up", "lets a link say its last words"),
+    ("fleet/link/hub/lines.rs", "async move { link.make", "a link, which is made anew"),
+    ("fleet/link/hub/lines.rs", "async move { if let Err(error) = site.take", "a link, which its other end makes anew"),
 ];
 
 /// What the model may not touch: it is pure.
@@ -152,6 +155,8 @@ fn an_upward_or_sideways_import_is_found() {
     assert_eq!(found("proxy", "fn f() { crate::health::check::run() }"), 1, "sideways, without use");
     assert_eq!(found("admin", "use crate::{metrics::Metrics, health::Checker, proxy};"), 2, "in braces");
     assert_eq!(found("model", "use crate::sys::{clock, eventfd};\nuse crate::table::Table;"), 1, "one of two");
+    assert_eq!(found("fleet/link", "use crate::fleet::failover::Links;"), 1, "sideways in a divided room");
+    assert_eq!(found("proxy", "use crate::fleet::{failover::Links, link};"), 2, "both of a divided room");
     assert_eq!(found("nowhere", "use crate::addr::VipAddr;"), 1, "a module in no layer");
     assert_eq!(found("main", "use baton::{cli, newcomer};"), 1, "an unknown module of the library");
 }
@@ -173,17 +178,18 @@ mod tests {
 }
 "##;
     assert_eq!(import_faults("proxy", &code_only(text)), [""; 0]);
+    assert_eq!(import_faults("app", "use crate::fleet::{failover, link};"), [""; 0], "from above");
 }
 
 struct Source {
     path: PathBuf,
-    /// The first part of its path below src, without `.rs`.
+    /// The first part of its path below src, without `.rs`; the first two in a divided room.
     module: String,
     lines: usize,
     code: String,
 }
 
-/// Every file below src but lib.rs, which only lists the modules, and files of tests.
+/// Every file below src but those that only list modules, and files of tests.
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut directories = vec![root.clone()];
@@ -196,9 +202,10 @@ fn sources() -> Vec<Source> {
                 directories.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs")
                 && below != Path::new("lib.rs")
+                && !DIVIDED.iter().any(|room| below == Path::new(room).with_extension("rs"))
                 && !path.ends_with("tests.rs")
             {
-                let module = below.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
+                let module = module_of(below);
                 let text = fs::read_to_string(&path).unwrap();
                 sources.push(Source { module, lines: text.lines().count(), code: code_only(&text), path });
             }
@@ -206,6 +213,15 @@ fn sources() -> Vec<Source> {
     }
     assert!(sources.len() > 10, "src was not found");
     sources
+}
+
+/// Of the file `below` src.
+fn module_of(below: &Path) -> String {
+    let below = below.with_extension("");
+    let mut parts = below.iter().map(|part| part.to_str().unwrap());
+    let first = parts.next().unwrap();
+    let second = parts.next().filter(|_| DIVIDED.contains(&first));
+    second.map_or(first.to_owned(), |second| format!("{first}/{second}"))
 }
 
 /// One line per import in `code`, a file of top-level module `module`, that the layers forbid.
@@ -222,7 +238,7 @@ fn import_faults(module: &str, code: &str) -> Vec<String> {
         .collect()
 }
 
-/// The top-level modules that paths beginning with `prefix` name, those in braces one by one.
+/// The top-level modules that paths beginning with `prefix` name, those in braces one by one; of a divided room its part.
 fn modules_used(code: &str, prefix: &str) -> Vec<String> {
     let mut used = Vec::new();
     for (at, _) in code.match_indices(prefix) {
@@ -230,12 +246,22 @@ fn modules_used(code: &str, prefix: &str) -> Vec<String> {
             continue;
         }
         let rest = &code[at + prefix.len()..];
-        match rest.strip_prefix('{') {
-            Some(list) => used.extend(heads(list)),
-            None => used.extend(words(rest).next().map(str::to_owned)),
+        for name in named(rest) {
+            match rest.strip_prefix(&format!("{name}::")).filter(|_| DIVIDED.contains(&name.as_str())) {
+                Some(inside) => used.extend(named(inside).into_iter().map(|part| format!("{name}/{part}"))),
+                None => used.push(name),
+            }
         }
     }
     used
+}
+
+/// What `path` begins with, each of those if that is a list in braces.
+fn named(path: &str) -> Vec<String> {
+    match path.strip_prefix('{') {
+        Some(list) => heads(list),
+        None => words(path).next().map(str::to_owned).into_iter().collect(),
+    }
 }
 
 /// The first word of each entry of a brace list whose opening brace was just read.

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use baton::model::fleet::{BeatKey, Epoch, Exchange, Hello, InstanceName, Member, Message, Own, Remote};
-use baton::peer::wire::{self, Version, Versions};
+use baton::fleet::link::wire::{self, Version, Versions};
 use libfuzzer_sys::fuzz_target;
 
 const STEP_NS: u64 = 10_000_000;

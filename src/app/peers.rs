@@ -5,9 +5,8 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
-use crate::failover;
+use crate::fleet::{failover, link};
 use crate::model::fleet::{Farewell, port_range};
-use crate::peer;
 use crate::sys::source;
 use crate::table::Table;
 
@@ -18,7 +17,7 @@ const COMMANDS_MAX: usize = 1024;
 /// The link of this instance, if it has peers.
 #[derive(Debug, Default)]
 pub struct PeerLinks {
-    running: OnceLock<peer::PeerHub>,
+    running: OnceLock<link::PeerHub>,
 }
 
 impl PeerLinks {
@@ -39,7 +38,7 @@ impl PeerLinks {
     pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<failover::Links> {
         let (remotes_sender, remotes) = mpsc::channel(REMOTES_MAX);
         let (commands, commands_receiver) = mpsc::channel(COMMANDS_MAX);
-        let running = peer::start(table.clone(), config, remotes_sender, commands_receiver)?;
+        let running = link::start(table.clone(), config, remotes_sender, commands_receiver)?;
         let _ = self.running.set(running);
         Some(failover::Links { remotes, commands })
     }

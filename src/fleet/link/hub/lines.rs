@@ -12,8 +12,8 @@ use tokio::time::sleep;
 
 use crate::config;
 use crate::essential;
-use crate::peer::link::{Input, Site};
-use crate::peer::secure::LinkError;
+use crate::fleet::link::connection::{Input, Site};
+use crate::fleet::link::secure::LinkError;
 
 /// Between two tries to connect: soon, for a peer that restarts is awaited; less often where somebody has to fix something.
 const AGAIN: Duration = Duration::from_millis(250);

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::beats::{self, Beats, FormerBeats};
-use super::link::{Admitted, Input, Site};
+use super::connection::{Admitted, Input, Site};
 use crate::config::{self, Config, PeerKey};
 use crate::essential;
 use crate::model::ends::Key;

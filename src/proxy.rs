@@ -1,35 +1,21 @@
 //! The data plane: workers that accept, connect and relay.
 //!
-//! `accept` turns connections into flows, `connect` finds them a backend, `serve` and `relay` move their bytes,
-//! `ending` closes them. Each flow stays with the worker that accepted it.
+//! `accept` turns connections into flows, `connect` finds them a backend, `relay` moves their bytes, `ending` closes them.
+//! Each flow stays with the worker that accepted it.
 
 mod accept;
-mod admission;
-mod carried;
-mod closing;
 mod connect;
-mod deliveries;
 mod ending;
-mod evidence;
-mod export;
 mod flow;
-mod found;
-mod import;
-mod legs;
 mod offload;
-mod pipes;
 mod plane;
-mod ports;
+mod recover;
 mod relay;
-mod retime;
-mod serve;
-mod sources;
 mod tell;
 mod timers;
 mod token;
-mod unheard;
 mod upgrade;
-mod widen;
+mod watch;
 mod worker;
 
 use std::collections::{HashMap, HashSet};
@@ -42,8 +28,8 @@ use std::thread::JoinHandle;
 use crossbeam_queue::SegQueue;
 
 use accept::Listener;
+use accept::sources::Sources;
 use plane::Plane;
-use sources::Sources;
 use worker::{Message, Worker};
 
 pub use upgrade::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};

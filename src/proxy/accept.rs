@@ -1,12 +1,14 @@
 //! Listeners, and what becomes of a connection before it is a flow.
 
+pub mod admission;
+pub mod sources;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::admission;
 use super::flow::{Arrival, Flow, Phase};
 use super::plane::FrontendPlane;
 use super::timers::Due;

@@ -3,13 +3,15 @@
 //! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
 //! nothing but time.
 
+pub mod legs;
+pub mod ports;
+
 use std::io;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
-use super::legs::Leg;
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
@@ -22,6 +24,7 @@ use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
 use crate::table::flows::{Field, FlowState, pack_place};
+use legs::Leg;
 
 /// A backend leg gets its keepalive options when it has lived this long: most short flows never need them, and five
 /// calls a connection are a tenth of its cost. Until then the health probes watch over it.

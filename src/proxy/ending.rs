@@ -1,10 +1,12 @@
 //! How flows end: each with one reason, seen by both sides for what it is.
 
+pub mod closing;
+pub mod unheard;
+
 use std::time::Duration;
 
 use super::flow::{Connecting, Flow, PendingEnd, Phase, Side};
 use super::timers::Due;
-use super::unheard::Otherwise;
 use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::sequence::sequence_numbers;
@@ -14,6 +16,7 @@ use crate::table::late_resets::Abandoned;
 use crate::table::offload::{Request, Ticket};
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::worker::EndedFlow;
+use unheard::Otherwise;
 
 impl Worker {
     /// Gives each selected flow its turn within the order's pace.

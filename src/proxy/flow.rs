@@ -18,11 +18,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::FrontendHold;
-use super::closing::Closing;
+use super::accept::admission::FrontendHold;
+use super::accept::sources::SourceHold;
+use super::ending::closing::Closing;
 use super::plane::FrontendPlane;
 use super::relay::Direction;
-use super::sources::SourceHold;
 use super::token::FlowRef;
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;

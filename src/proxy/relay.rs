@@ -8,13 +8,16 @@
 //! the backpressure to the sender. Small messages go through the worker's one buffer; two full buffers in a row mean
 //! bulk, and a borrowed pipe takes over until the source runs dry.
 
+pub mod pipes;
+pub mod serve;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::pipes::PipePool;
 use crate::sys::pipe::Pipe;
 use crate::sys::socket;
 use crate::table::flow_transfer::{HalfWay, Progress};
+use pipes::PipePool;
 
 /// Bytes, and turns of read and write, before other flows get theirs.
 const FAIR_BYTES: u64 = 1 << 20;

@@ -8,6 +8,11 @@
 //! ```
 //! A flow that was taken is in no epoll set; nobody reads or writes its sockets until its moving_flow is given back.
 
+pub mod carried;
+pub mod export;
+pub mod import;
+pub mod widen;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};

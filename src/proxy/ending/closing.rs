@@ -8,7 +8,7 @@
 //!                                             └────────────────────────────────▶ client_timed_out, backend_timed_out
 //! ```
 //! Until then the flow keeps its sockets and its place in the table. Sockets that nobody holds are given up in silence by the
-//! kernel, are not given more time when a reader pauses ([`super::deliveries`]), and lose their address when that moves.
+//! kernel, are not given more time when a reader pauses ([`crate::proxy::watch::deliveries`]), and lose their address when that moves.
 //!
 //! Mostly one acknowledgement is missing, that of the end that closed last, and it takes a round trip. For that time the flow
 //! counts towards no limit: a client that has read the end may connect again at once.
@@ -16,11 +16,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::admission::{FrontendHold, count_source_again};
-use super::flow::{Flow, Phase, Relaying, Side};
-use super::serve::{ended_by, errno, is_silence};
-use super::worker::{FlowVerdict, Worker};
 use crate::model::end_reason::EndReason;
+use crate::proxy::accept::admission::{FrontendHold, count_source_again};
+use crate::proxy::flow::{Flow, Phase, Relaying, Side};
+use crate::proxy::relay::serve::{ended_by, errno, is_silence};
+use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::{silence, socket, tcp_info};
 use crate::table::flows::{Field, FlowState, pack_place};
 
@@ -55,7 +55,7 @@ impl Closing {
 
 impl Worker {
     /// Has a flow end whose both directions are done, now or when that has arrived.
-    pub(super) fn close_if_done(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn close_if_done(&mut self, flow: &mut Flow) -> FlowVerdict {
         match &flow.phase {
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
@@ -70,7 +70,7 @@ impl Worker {
     }
 
     /// Ends a flow by FIN both ways, for `reason`. Nothing may be held of it.
-    pub(super) fn close_both(&mut self, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
+    pub(in crate::proxy) fn close_both(&mut self, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::End(reason, 0) };
         flow.holds.let_go();
         relaying.up.pass_fin(&relaying.backend);
@@ -93,7 +93,7 @@ impl Worker {
     }
 
     /// One of its sockets has something to tell: most likely that it is over.
-    pub(super) fn closing_ready(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn closing_ready(&mut self, flow: &mut Flow) -> FlowVerdict {
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let Some(closing) = &mut relaying.closing else { return FlowVerdict::Keep };
         let legs = [
@@ -118,13 +118,13 @@ impl Worker {
     }
 
     /// A flow that is closing takes longer than a round trip.
-    pub(super) fn closing_is_late(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn closing_is_late(&mut self, flow: &mut Flow) -> FlowVerdict {
         self.count_again(flow);
         self.closing_ready(flow)
     }
 
     /// It counts again towards limits, as another process would count it.
-    pub(super) fn count_again(&self, flow: &mut Flow) {
+    pub(in crate::proxy) fn count_again(&self, flow: &mut Flow) {
         if flow.holds.frontend.is_none() {
             flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
             let sources = &self.shared.sources;
@@ -133,7 +133,7 @@ impl Worker {
     }
 
     /// A flow that has been idle for too long: one that is closing has not while its end takes something.
-    pub(super) fn idle_due(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn idle_due(&mut self, flow: &mut Flow) -> FlowVerdict {
         let (limit, now_ns) = (flow.frontend.settings.idle_timeout, self.now_ns);
         if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
             let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);

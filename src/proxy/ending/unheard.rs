@@ -7,8 +7,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
-use super::worker::Worker;
 use crate::addr::{ClientAddr, VipAddr};
+use crate::proxy::worker::Worker;
 use crate::sys::sequence::beginning;
 use crate::sys::{netlink, socket};
 use crate::table::late_resets::{Abandoned, LateResets};
@@ -19,7 +19,7 @@ pub struct Unheard(Vec<(Abandoned, Otherwise)>);
 
 /// What is done if the address is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Otherwise {
+pub(in crate::proxy) enum Otherwise {
     /// One RST is enough for who has not been served.
     Nothing,
     Repeat,
@@ -27,12 +27,12 @@ pub(super) enum Otherwise {
 
 impl Unheard {
     /// The kernel resets it within this turn.
-    pub(super) fn note(&mut self, abandoned: Abandoned, otherwise: Otherwise) {
+    pub(in crate::proxy) fn note(&mut self, abandoned: Abandoned, otherwise: Otherwise) {
         self.0.push((abandoned, otherwise));
     }
 
     /// This client is about to be refused.
-    pub(super) fn note_refused(&mut self, client: impl AsFd, vip: VipAddr, from: ClientAddr) {
+    pub(in crate::proxy) fn note_refused(&mut self, client: impl AsFd, vip: VipAddr, from: ClientAddr) {
         match vip.ip().is_unspecified() {
             true => self.note_unserved(client),
             false => self.note_beginning(client, vip.socket_addr(), from.socket_addr()),
@@ -40,7 +40,7 @@ impl Unheard {
     }
 
     /// This client is about to be reset before it has a backend. What it says of its ends need not be those of the connection.
-    pub(super) fn note_unserved(&mut self, client: impl AsFd) {
+    pub(in crate::proxy) fn note_unserved(&mut self, client: impl AsFd) {
         // It has none any more if the client has reset it.
         if let (Ok(local), Ok(remote)) = (socket::local_addr(&client), socket::peer_addr(&client)) {
             self.note_beginning(client, local.socket_addr(), remote);
@@ -75,7 +75,7 @@ impl Unheard {
 }
 
 impl Worker {
-    pub(super) fn tell_unheard(&mut self) {
+    pub(in crate::proxy) fn tell_unheard(&mut self) {
         let is_here = |ip| netlink::route(ip).is_ok_and(|route| route.is_local);
         self.unheard.tell(&self.table.late_resets, is_here);
     }

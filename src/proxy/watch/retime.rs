@@ -1,14 +1,14 @@
 //! Timers of another configuration for flows that live already.
 
-use super::flow::{Flow, Phase};
-use super::offload::patience_ns;
-use super::worker::{FlowVerdict, Worker};
+use crate::proxy::flow::{Flow, Phase};
+use crate::proxy::offload::patience_ns;
+use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::socket;
 use crate::table::offload::Request;
 
 impl Worker {
     /// Gives a flow the timers that its frontend has now. What is opened or lent later has them anyway.
-    pub(super) fn retime(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn retime(&mut self, flow: &mut Flow) -> FlowVerdict {
         let timeouts = &flow.frontend.timeouts;
         // They fail if the connection has ended, which epoll tells.
         match &flow.phase {

@@ -10,12 +10,12 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::flow::Flow;
 use super::ports::Ports;
-use super::worker::Worker;
 use crate::addr::{BackendAddr, LocalAddr};
 use crate::config::Source;
 use crate::model::fleet::PortRange;
+use crate::proxy::flow::Flow;
+use crate::proxy::worker::Worker;
 use crate::sys::socket::{self, From, NoStart};
 use crate::sys::source;
 use crate::table::offload::Offload;
@@ -76,7 +76,7 @@ impl Legs {
 
 impl Worker {
     /// Begins a connection to `address` for `flow`.
-    pub(super) fn open_leg(&mut self, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
+    pub(in crate::proxy) fn open_leg(&mut self, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
         let ip = self.source_for(flow, address);
         let leg = if self.table.offload.keeps_ports() || self.table.fleet.is_enabled() {
             self.open_from_own_port(flow, address, ip)

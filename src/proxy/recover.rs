@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::admission::{FrontendHold, count_source};
+use super::accept::admission::{FrontendHold, count_source};
 use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase};
 use super::offload::patience_ns;
 use super::plane::FrontendPlane;

@@ -2,13 +2,13 @@
 
 use std::mem;
 
-use super::flow::{Flow, Phase, Relaying, Side};
-use super::relay::Tools;
-use super::sources::SourceHold;
-use super::token::{FlowRef, Token};
-use super::upgrade::{Departure, MovingFlow};
-use super::worker::{FlowVerdict, Worker};
+use super::{Departure, MovingFlow};
 use crate::model::end_reason::EndReason;
+use crate::proxy::accept::sources::SourceHold;
+use crate::proxy::flow::{Flow, Phase, Relaying, Side};
+use crate::proxy::relay::Tools;
+use crate::proxy::token::{FlowRef, Token};
+use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::socket;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::Field;
@@ -16,7 +16,7 @@ use crate::table::slot::Slot;
 
 impl Worker {
     /// Takes flows out of service, going on where the last call stopped.
-    pub(super) fn take_flows(&mut self, flows_max: usize, bytes_max: usize) -> Departure {
+    pub(in crate::proxy) fn take_flows(&mut self, flows_max: usize, bytes_max: usize) -> Departure {
         let mut moving = Vec::new();
         let mut bytes = 0;
         while self.departing < self.places.len() {
@@ -36,7 +36,7 @@ impl Worker {
     }
 
     /// Serves a flow again that was taken.
-    pub(super) fn put_back(&mut self, mut flow: Box<Flow>) {
+    pub(in crate::proxy) fn put_back(&mut self, mut flow: Box<Flow>) {
         let at = flow.at;
         if !self.keeps_place_of(at) {
             return reset_both(*flow);
@@ -53,7 +53,7 @@ impl Worker {
     }
 
     /// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
-    pub(super) fn let_go(&mut self, flow: Box<Flow>) {
+    pub(in crate::proxy) fn let_go(&mut self, flow: Box<Flow>) {
         if self.keeps_place_of(flow.at) {
             // It counts towards limits still, until the upgrade is over.
             flow.frontend.entry.elsewhere.leave();
@@ -64,7 +64,7 @@ impl Worker {
     }
 
     /// Ends a flow that was taken.
-    pub(super) fn end_taken(&mut self, flow: Box<Flow>, reason: EndReason) {
+    pub(in crate::proxy) fn end_taken(&mut self, flow: Box<Flow>, reason: EndReason) {
         match self.keeps_place_of(flow.at) {
             true => self.finish(flow, reason, 0),
             false => reset_both(*flow),
@@ -72,7 +72,7 @@ impl Worker {
     }
 
     /// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
-    pub(super) fn go_on(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn go_on(&mut self, flow: &mut Flow) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) => {
                 self.expect_header(flow, flow.accepted_at_ns);
@@ -98,7 +98,7 @@ impl Worker {
     }
 
     /// Watches a flow's sockets, edge-triggered: what they are ready for now is told first (epoll(7)).
-    pub(super) fn watch_again(&mut self, flow: &Flow) -> std::io::Result<()> {
+    pub(in crate::proxy) fn watch_again(&mut self, flow: &Flow) -> std::io::Result<()> {
         if let Some(client) = flow.client() {
             self.epoll.watch_flow(client, Token::Client(flow.at).pack())?;
         }

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::Proxy;
-use super::accept::Listener;
-use super::plane::timeouts;
-use super::upgrade::Message;
-use super::worker::Worker;
+use super::Message;
 use crate::addr::VipAddr;
 use crate::config::Config;
+use crate::proxy::Proxy;
+use crate::proxy::accept::Listener;
+use crate::proxy::plane::timeouts;
+use crate::proxy::worker::Worker;
 use crate::sys::socket;
 
 impl Proxy {
@@ -38,7 +38,7 @@ impl Proxy {
 
 impl Worker {
     /// Accepts from `own` instead of the socket that another worker has too, and goes on to serve.
-    pub(super) fn exchange_listener(&mut self, address: VipAddr, own: OwnedFd) {
+    pub(in crate::proxy) fn exchange_listener(&mut self, address: VipAddr, own: OwnedFd) {
         let serves = |listener: &Option<Listener>| listener.as_ref().is_some_and(|it| it.address == address);
         let Some(index) = self.listeners.all.iter().position(serves) else { return };
         let Some(listener) = &mut self.listeners.all[index] else { return };

@@ -2,17 +2,17 @@
 
 use std::io;
 
-use super::flow::{Flow, Phase, Side};
-use super::relay::{Broken, End, Pumped};
-use super::worker::{FlowVerdict, Worker};
+use super::{Broken, End, Pumped};
 use crate::model::end_reason::EndReason;
+use crate::proxy::flow::{Flow, Phase, Side};
+use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::sys::tcp_info::fin_came;
 use crate::table::flows::Field;
 
 impl Worker {
-    pub(super) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
+    pub(in crate::proxy) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) => self.header_ready(flow, ready),
             Phase::Connecting(connecting) => {
@@ -46,7 +46,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> FlowVerdict {
+    pub(in crate::proxy) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
             Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
@@ -71,7 +71,7 @@ impl Worker {
     }
 
     /// The turn of a flow that had its fair share and wanted more.
-    pub(super) fn pump_more(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn pump_more(&mut self, flow: &mut Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             relaying.waits_for_turn = false;
         }
@@ -79,7 +79,7 @@ impl Worker {
     }
 
     /// Moves whatever can be moved, either way.
-    pub(super) fn pump_both(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(in crate::proxy) fn pump_both(&mut self, flow: &mut Flow) -> FlowVerdict {
         match self.pump_to_backend(flow) {
             FlowVerdict::Keep => self.pump_to_client(flow),
             end => end,
@@ -215,7 +215,7 @@ impl Worker {
 }
 
 /// The reason for an error on one side's socket.
-pub(super) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
+pub(in crate::proxy) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
     let reason = match errno {
         libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0 => match side {
             Side::Client => EndReason::ClientReset,
@@ -233,13 +233,13 @@ pub(super) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
 /// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
 /// instead of acknowledgements, what the last of those meant (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
 /// icmpv6_err_convert): a firewall that rejects with its default makes that ECONNREFUSED.
-pub(super) fn is_silence(errno: i32) -> bool {
+pub(in crate::proxy) fn is_silence(errno: i32) -> bool {
     let routes = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENONET, libc::ENETDOWN];
     let refusals = [libc::ECONNREFUSED, libc::EACCES, libc::ENOPROTOOPT, libc::EPROTO, libc::EOPNOTSUPP];
     errno == libc::ETIMEDOUT || routes.contains(&errno) || refusals.contains(&errno)
 }
 
-pub(super) fn errno(error: Option<&io::Error>) -> i32 {
+pub(in crate::proxy) fn errno(error: Option<&io::Error>) -> i32 {
     error.and_then(io::Error::raw_os_error).unwrap_or(0)
 }
 

@@ -14,10 +14,10 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::flow::{Flow, Phase};
-use super::offload::patience_ns;
-use super::token::FlowRef;
-use super::worker::Worker;
+use crate::proxy::flow::{Flow, Phase};
+use crate::proxy::offload::patience_ns;
+use crate::proxy::token::FlowRef;
+use crate::proxy::worker::Worker;
 use crate::sys::socket;
 use crate::sys::tcp_info::{Delivery, StuckBy, delivery};
 
@@ -104,7 +104,7 @@ impl Deliveries {
 
 impl Worker {
     /// Has a flow looked at that was given something to deliver.
-    pub(super) fn look_after(&mut self, flow: &mut Flow) {
+    pub(in crate::proxy) fn look_after(&mut self, flow: &mut Flow) {
         let every_ns = patience_ns(flow) / LOOKS;
         if let Phase::Relaying(relaying) = &mut flow.phase
             && !std::mem::replace(&mut relaying.delivering, true)
@@ -117,7 +117,7 @@ impl Worker {
     }
 
     /// Gives those more time that are stuck and live.
-    pub(super) fn look_at_deliveries(&mut self) {
+    pub(in crate::proxy) fn look_at_deliveries(&mut self) {
         for _ in 0..LOOKS_PER_TURN {
             let Some(mut looked) = self.deliveries.pop(self.now_ns) else { break };
             let now_ns = self.now_ns;

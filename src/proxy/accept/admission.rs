@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::plane::{FrontendPlane, Plane};
 use super::sources::{SourceHold, SourceRefusal, Sources};
 use crate::addr::{ClientAddr, SourceNetwork};
 use crate::config::{Frontend, Limits};
 use crate::model::end_reason::EndReason;
+use crate::proxy::plane::{FrontendPlane, Plane};
 use crate::table::Table;
 use crate::table::backend::FrontendEntry;
 

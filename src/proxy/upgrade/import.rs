@@ -3,19 +3,19 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::admission::{FrontendHold, count_source};
-use super::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
-use super::plane::FrontendPlane;
-use super::relay::Direction;
-use super::upgrade::{Arriving, ImportError};
-use super::worker::Worker;
+use super::{Arriving, ImportError};
+use crate::proxy::accept::admission::{FrontendHold, count_source};
+use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
+use crate::proxy::plane::FrontendPlane;
+use crate::proxy::relay::Direction;
+use crate::proxy::worker::Worker;
 use crate::table::backend::BackendEntry;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
 
 impl Worker {
     /// Serves a flow from here on. On an error it has not been touched, and its sockets are closed here.
-    pub(super) fn import(&mut self, arriving: Arriving) -> Result<(), ImportError> {
+    pub(in crate::proxy) fn import(&mut self, arriving: Arriving) -> Result<(), ImportError> {
         let Arriving { transfer, sockets } = arriving;
         let (expected, got) = (transfer.sockets(), sockets.len());
         let wrong = ImportError::Sockets { got, expected };

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use super::flow::Phase;
-use super::timers::Due;
-use super::token::FlowRef;
-use super::worker::Worker;
+use crate::proxy::flow::Phase;
+use crate::proxy::timers::Due;
+use crate::proxy::token::FlowRef;
+use crate::proxy::worker::Worker;
 use crate::sys::tcp_info::peer_signs;
 use crate::table::backend::Suspicion;
 
@@ -25,7 +25,7 @@ const LOOKS: usize = 256;
 
 impl Worker {
     /// Adds a flow that waits for an answer.
-    pub(super) fn watch_unanswered(&mut self, at: FlowRef) {
+    pub(in crate::proxy) fn watch_unanswered(&mut self, at: FlowRef) {
         if self.unanswered.is_empty() {
             self.timers.set(self.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
@@ -33,7 +33,7 @@ impl Worker {
     }
 
     /// Lets go of flows that were answered or acknowledged; reports backends that acknowledge nothing.
-    pub(super) fn look_at_unanswered(&mut self) {
+    pub(in crate::proxy) fn look_at_unanswered(&mut self) {
         let waiting = std::mem::take(&mut self.unanswered);
         let mut looks = 0;
         for at in waiting {

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Proxy;
-use super::upgrade::{Message, StuckWorker};
-use super::worker::Worker;
+use super::{Message, StuckWorker};
 use crate::addr::ClientAddr;
 use crate::config::{Config, Frontend};
 use crate::model::balance::{Balance, Turns};
 use crate::model::pacing::TokenBucket;
+use crate::proxy::Proxy;
+use crate::proxy::worker::Worker;
 use crate::sys::clock::now_ns;
 use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource, SavedTurns};
 
@@ -83,7 +83,7 @@ impl Proxy {
 }
 
 impl Worker {
-    pub(super) fn save_turns(&self) -> Vec<SavedTurns> {
+    pub(in crate::proxy) fn save_turns(&self) -> Vec<SavedTurns> {
         let frontends = self.plane.frontends.iter().filter_map(|frontend| {
             let turns = self.turns.get(&frontend.entry.id)?;
             let names = frontend.backends.iter().map(|backend| backend.name.to_string());
@@ -94,7 +94,7 @@ impl Worker {
     }
 
     /// What several workers knew adds up: any sum of fair turns is fair.
-    pub(super) fn recall_turns(&mut self, saved: &[SavedTurns]) {
+    pub(in crate::proxy) fn recall_turns(&mut self, saved: &[SavedTurns]) {
         for frontend in &self.plane.frontends {
             let own: Vec<_> = saved.iter().filter(|turns| *turns.frontend == *frontend.entry.name).collect();
             if own.is_empty() || frontend.settings.balance != Balance::RoundRobin {

@@ -1,11 +1,11 @@
 //! Listeners, and what becomes of a connection before it is a flow.
 
 pub mod admission;
+pub mod listeners;
 pub mod sources;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use crate::sys::socket;
 use crate::table::flows::{FlowKey, FlowOrigin};
 use crate::table::journal::What;
 use crate::table::worker::EndedFlow;
+use listeners::Listener;
 
 /// Connections taken at a time, so that a flood does not keep flows waiting.
 const BURST: usize = 64;
@@ -41,34 +42,6 @@ const LAST_ONES: usize = 65_536;
 
 /// The longest PROXY header that is looked at.
 const HEADER_MAX: usize = proxy_protocol::HEADER_LENGTH_MAX;
-
-/// One worker's socket for one address.
-#[derive(Debug)]
-pub struct Listener {
-    pub socket: OwnedFd,
-    pub address: VipAddr,
-    pub frontend: Arc<FrontendPlane>,
-}
-
-/// All listeners of a worker. An index stays with its listener; closed ones leave a gap.
-#[derive(Debug)]
-pub struct Listeners {
-    pub(super) all: Vec<Option<Listener>>,
-    /// Monotonic ns since when accepting is paused.
-    paused_since_ns: Option<u64>,
-    /// Whoever comes is reset.
-    closed: bool,
-    /// They stay open, but another process takes what they have.
-    parked: bool,
-    /// Given up for a moment when descriptors have run out, to reset who waits.
-    spare: Option<EventFd>,
-}
-
-impl Listeners {
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { all: Vec::new(), paused_since_ns: None, closed: false, parked: false, spare: Some(EventFd::new()?) })
-    }
-}
 
 impl Worker {
     /// Takes what listener `index` has, within a fair share.

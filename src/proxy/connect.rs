@@ -3,6 +3,7 @@
 //! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
 //! nothing but time.
 
+pub mod begin;
 pub mod legs;
 pub mod ports;
 

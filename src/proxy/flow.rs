@@ -20,7 +20,6 @@ use std::time::Duration;
 
 use super::accept::admission::FrontendHold;
 use super::accept::sources::SourceHold;
-use super::ending::closing::Closing;
 use super::plane::FrontendPlane;
 use super::relay::Direction;
 use super::token::FlowRef;
@@ -151,6 +150,26 @@ impl BackendHold {
 impl Drop for BackendHold {
     fn drop(&mut self) {
         self.count_out();
+    }
+}
+
+/// What a flow that is closing waits for.
+#[derive(Debug)]
+pub struct Closing {
+    pub reason: EndReason,
+    pub client_is_over: bool,
+    pub backend_is_over: bool,
+    /// Bytes that were under way when it was last asked whether they move, and since when so many are.
+    pub left: usize,
+    pub left_since_ns: u64,
+}
+
+impl Closing {
+    pub fn is_over(&self, side: Side) -> bool {
+        match side {
+            Side::Client => self.client_is_over,
+            Side::Backend => self.backend_is_over,
+        }
     }
 }
 
@@ -336,4 +355,9 @@ impl Connecting {
             client_ends: false,
         })
     }
+}
+
+/// As long as TCP_USER_TIMEOUT would have it.
+pub fn patience_ns(flow: &Flow) -> u64 {
+    flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
 }

@@ -7,7 +7,8 @@
 use std::mem;
 use std::time::Duration;
 
-use super::flow::{EndAsked, Flow, Leaving, Lent, Phase, Relaying};
+use super::flow::{EndAsked, Flow, Leaving, Lent, Phase, Relaying, patience_ns};
+use super::plane::OffloadPolicy;
 use super::relay::{Direction, Pumped};
 use super::timers::Due;
 use super::token::{FlowRef, Token};
@@ -29,17 +30,6 @@ const TRIAL_WAIT: Duration = Duration::from_secs(2);
 
 /// While the map is full, an address taken, or none may be offloaded, a flow is tried again after this.
 const REFUSED_WAIT: Duration = Duration::from_secs(30);
-
-/// Which flows may leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OffloadPolicy {
-    pub round_trips: u32,
-    pub after_ns: u64,
-}
-
-impl OffloadPolicy {
-    const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
-}
 
 impl Worker {
     /// Has the flow looked at when it is old enough to leave.
@@ -376,11 +366,6 @@ impl Worker {
             self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
         }
     }
-}
-
-/// As long as TCP_USER_TIMEOUT would have it.
-pub(super) fn patience_ns(flow: &Flow) -> u64 {
-    flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
 }
 
 impl Relaying {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::offload::OffloadPolicy;
 use crate::addr::VipAddr;
 use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
 use crate::sys::process::file_limit;
@@ -25,6 +24,17 @@ pub struct Plane {
     pub carried: usize,
     /// `None`: every flow stays proxied.
     pub leave: Option<OffloadPolicy>,
+}
+
+/// Which flows may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffloadPolicy {
+    pub round_trips: u32,
+    pub after_ns: u64,
+}
+
+impl OffloadPolicy {
+    pub const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
 }
 
 /// One frontend: what its flows need to know.

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::accept::admission::{FrontendHold, count_source};
-use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase};
-use super::offload::patience_ns;
+use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase, patience_ns};
 use super::plane::FrontendPlane;
 use super::worker::Worker;
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};

@@ -11,95 +11,24 @@
 pub mod carried;
 pub mod export;
 pub mod import;
+pub mod message;
 pub mod widen;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use super::flow::{Flow, Phase};
+use super::message::Message as WorkerMessage;
 use super::worker::Worker;
-use super::{Proxy, worker};
+use super::workers::Proxy;
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
-use crate::table::carried::SavedTurns;
-use crate::table::flow_transfer::FlowTransfer;
+use message::{Arriving, Departure, ImportError, Message, MovingFlow, StuckWorker};
 
 /// A worker that does not answer within this is stuck.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-
-/// A flow that its worker has taken out of service.
-#[derive(Debug)]
-pub struct MovingFlow {
-    pub transfer: FlowTransfer,
-    pub(super) worker: usize,
-    pub(super) flow: Box<Flow>,
-}
-
-/// Flows that one worker gave.
-#[derive(Debug)]
-pub struct Departure {
-    pub moving: Vec<MovingFlow>,
-    /// The worker has looked at all its flows once; the next call begins anew.
-    pub whole_round: bool,
-}
-
-/// A flow that came from another process.
-#[derive(Debug)]
-pub struct Arriving {
-    pub transfer: FlowTransfer,
-    /// As its transfer says.
-    pub sockets: Vec<OwnedFd>,
-}
-
-/// Why a flow cannot be taken over.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    #[error("frontend {0} is not in the configuration")]
-    UnknownFrontend(String),
-    #[error("backend {frontend}/{backend} is not in the configuration")]
-    UnknownBackend { frontend: String, backend: String },
-    #[error("{got} sockets came with it instead of {expected}")]
-    Sockets { got: usize, expected: usize },
-    #[error("the flow table is full")]
-    TableFull,
-    #[error("its sockets cannot be watched: {0}")]
-    Watch(#[source] io::Error),
-    #[error("its worker does not answer")]
-    Stuck,
-}
-
-/// A worker did not answer in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("worker {0} does not answer")]
-pub struct StuckWorker(pub usize);
-
-#[derive(Debug)]
-pub enum Message {
-    Take { flows_max: usize, bytes_max: usize, answer: Sender<Departure> },
-    PutBack(Vec<MovingFlow>),
-    LetGo(Vec<MovingFlow>),
-    End(Vec<MovingFlow>, EndReason),
-    Import { flows: Vec<Arriving>, answer: Sender<Vec<(FlowId, ImportError)>> },
-    LendListeners { answer: Sender<io::Result<Vec<(VipAddr, OwnedFd)>>> },
-    ParkListeners { parked: bool, answer: Sender<()> },
-    ExchangeListener { address: VipAddr, own: OwnedFd },
-    SaveTurns { answer: Sender<Vec<SavedTurns>> },
-    RecallTurns(Vec<SavedTurns>),
-}
-
-impl MovingFlow {
-    /// In the order that its transfer promises.
-    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let backend = match &self.flow.phase {
-            Phase::Relaying(relaying) => Some(relaying.backend.as_fd()),
-            _ => None,
-        };
-        self.flow.client().into_iter().chain(backend)
-    }
-}
 
 impl Proxy {
     pub fn workers(&self) -> usize {
@@ -187,7 +116,7 @@ impl Proxy {
     }
 
     pub(super) fn tell(&self, worker: usize, message: Message) {
-        self.shared.inboxes[worker].push(worker::Message::Upgrade(message));
+        self.shared.inboxes[worker].push(WorkerMessage::Upgrade(message));
         self.table.orders.wake(worker);
     }
 }

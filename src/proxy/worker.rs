@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::Shared;
-use super::accept::Listeners;
 use super::accept::admission::recount_source;
+use super::accept::listeners::{Listener, Listeners};
 use super::connect::legs::Legs;
 use super::ending::unheard::Unheard;
 use super::flow::{Flow, Phase};
+use super::message::Message;
 use super::plane::{FrontendPlane, Plane};
 use super::relay::Tools;
 use super::relay::pipes::PipePool;
+use super::shared::Shared;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
-use super::upgrade;
 use super::watch::deliveries::Deliveries;
 use crate::model::balance::{PickCandidate, Turns};
 use crate::model::end_reason::EndReason;
@@ -50,23 +50,6 @@ const PANICS_MAX: u32 = 5;
 const IDLE_WALKS: u32 = 8;
 const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
 const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
-
-/// What the control side asks of a worker.
-#[derive(Debug)]
-pub enum Message {
-    /// Serve this plane; listen also on these sockets.
-    Reconfigure { plane: Arc<Plane>, open: Vec<super::accept::Listener> },
-    /// Take what the listeners hold, then close them.
-    StopAccepting,
-    /// Take what the listeners hold, then reset whoever comes: somebody else keeps the sockets open.
-    TurnAway,
-    /// Flows leave for another process, or come from one.
-    Upgrade(upgrade::Message),
-    /// Try all flows again that may be offloaded now.
-    Hurry,
-    /// Leave the loop.
-    Exit,
-}
 
 /// What becomes of a flow after an event.
 #[derive(Clone, Copy, Debug)]
@@ -265,7 +248,7 @@ impl Worker {
         }
     }
 
-    fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<super::accept::Listener>) {
+    fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<Listener>) {
         self.plane = plane;
         self.gone_frontends.clear();
         let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);

@@ -18,22 +18,11 @@ use std::os::fd::OwnedFd;
 
 use crate::model::end_reason::EndReason;
 use crate::proxy::accept::admission::{FrontendHold, count_source_again};
-use crate::proxy::flow::{Flow, Phase, Relaying, Side};
+use crate::proxy::flow::{Closing, Flow, Phase, Relaying, Side};
 use crate::proxy::relay::serve::{ended_by, errno, is_silence};
 use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::{silence, socket, tcp_info};
 use crate::table::flows::{Field, FlowState, pack_place};
-
-/// What a flow that is closing waits for.
-#[derive(Debug)]
-pub struct Closing {
-    reason: EndReason,
-    client_is_over: bool,
-    backend_is_over: bool,
-    /// Bytes that were under way when it was last asked whether they move, and since when so many are.
-    left: usize,
-    left_since_ns: u64,
-}
 
 /// What has become of one end.
 enum ClosingLeg {
@@ -42,15 +31,6 @@ enum ClosingLeg {
     Over,
     /// The kernel has given it up.
     Silent(io::Error),
-}
-
-impl Closing {
-    pub fn is_over(&self, side: Side) -> bool {
-        match side {
-            Side::Client => self.client_is_over,
-            Side::Backend => self.backend_is_over,
-        }
-    }
 }
 
 impl Worker {

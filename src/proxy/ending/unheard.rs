@@ -8,9 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use crate::addr::{ClientAddr, VipAddr};
-use crate::proxy::worker::Worker;
 use crate::sys::sequence::beginning;
-use crate::sys::{netlink, socket};
+use crate::sys::socket;
 use crate::table::late_resets::{Abandoned, LateResets};
 
 /// Clients that were reset in this turn.
@@ -55,7 +54,7 @@ impl Unheard {
     }
 
     /// Has those told whose address was gone.
-    fn tell(&mut self, late_resets: &LateResets, is_here: impl Fn(IpAddr) -> bool) {
+    pub(super) fn tell(&mut self, late_resets: &LateResets, is_here: impl Fn(IpAddr) -> bool) {
         let mut asked: Vec<(IpAddr, bool)> = Vec::new();
         for (abandoned, otherwise) in self.0.drain(..) {
             let ip = abandoned.from.ip();
@@ -71,13 +70,6 @@ impl Unheard {
                 Otherwise::Nothing => {}
             }
         }
-    }
-}
-
-impl Worker {
-    pub(in crate::proxy) fn tell_unheard(&mut self) {
-        let is_here = |ip| netlink::route(ip).is_ok_and(|route| route.is_local);
-        self.unheard.tell(&self.table.late_resets, is_here);
     }
 }
 

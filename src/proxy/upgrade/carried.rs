@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Message, StuckWorker};
+use super::message::{Message, StuckWorker};
 use crate::addr::ClientAddr;
 use crate::config::{Config, Frontend};
 use crate::model::balance::{Balance, Turns};
 use crate::model::pacing::TokenBucket;
-use crate::proxy::Proxy;
 use crate::proxy::worker::Worker;
+use crate::proxy::workers::Proxy;
 use crate::sys::clock::now_ns;
 use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource, SavedTurns};
 

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use super::{Departure, MovingFlow};
+use super::message::{Departure, MovingFlow};
 use crate::model::end_reason::EndReason;
 use crate::proxy::accept::sources::SourceHold;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Arriving, ImportError};
+use super::message::{Arriving, ImportError};
 use crate::proxy::accept::admission::{FrontendHold, count_source};
 use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
 use crate::proxy::plane::FrontendPlane;

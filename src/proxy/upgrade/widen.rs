@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::Message;
+use super::message::Message;
 use crate::addr::VipAddr;
 use crate::config::Config;
-use crate::proxy::Proxy;
-use crate::proxy::accept::Listener;
+use crate::proxy::accept::listeners::Listener;
 use crate::proxy::plane::timeouts;
 use crate::proxy::worker::Worker;
+use crate::proxy::workers::Proxy;
 use crate::sys::socket;
 
 impl Proxy {

@@ -14,18 +14,13 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::proxy::flow::{Flow, Phase};
-use crate::proxy::offload::patience_ns;
+use crate::proxy::flow::{Flow, Phase, patience_ns};
 use crate::proxy::token::FlowRef;
-use crate::proxy::worker::Worker;
 use crate::sys::socket;
 use crate::sys::tcp_info::{Delivery, StuckBy, delivery};
 
 /// Looks within one TCP_USER_TIMEOUT.
-const LOOKS: u64 = 8;
-
-/// Flows looked at in one turn of the loop.
-const LOOKS_PER_TURN: usize = 256;
+pub(super) const LOOKS: u64 = 8;
 
 /// Probes that a living host may leave unanswered: each, or its answer, may be lost.
 const LOST_PROBES_MAX: u8 = 3;
@@ -47,19 +42,19 @@ struct DeliveryLine {
 }
 
 #[derive(Debug)]
-struct Delivering {
-    due_ns: u64,
-    at: FlowRef,
+pub(super) struct Delivering {
+    pub due_ns: u64,
+    pub at: FlowRef,
     /// When the kernel may have begun to count. It is not seen when it begins anew: of retransmissions it goes on counting
     /// from the first one, though much arrives in between (retrans_stamp).
-    since_ns: u64,
+    pub since_ns: u64,
     /// Its client and its backend as they were.
-    seen: Option<Box<[Option<SeenLeg>; 2]>>,
+    pub seen: Option<Box<[Option<SeenLeg>; 2]>>,
 }
 
 /// A leg that had something under way when it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SeenLeg {
+pub(super) struct SeenLeg {
     acked: u64,
     is_stuck: bool,
     /// The first look at it, or the last one that found that something was taken.
@@ -84,14 +79,14 @@ impl Deliveries {
         self.lines.iter().filter_map(|line| line.flows.front()).map(|next| next.due_ns).min()
     }
 
-    fn push(&mut self, every_ns: u64, next: Delivering) {
+    pub(super) fn push(&mut self, every_ns: u64, next: Delivering) {
         match self.lines.iter_mut().find(|line| line.every_ns == every_ns) {
             Some(line) => line.flows.push_back(next),
             None => self.lines.push(DeliveryLine { every_ns, flows: [next].into() }),
         }
     }
 
-    fn pop(&mut self, now_ns: u64) -> Option<Delivering> {
+    pub(super) fn pop(&mut self, now_ns: u64) -> Option<Delivering> {
         let due = |line: &&mut DeliveryLine| line.flows.front().is_some_and(|next| next.due_ns <= now_ns);
         let found = self.lines.iter_mut().find(due).and_then(|line| line.flows.pop_front());
         if found.is_none() {
@@ -102,47 +97,8 @@ impl Deliveries {
     }
 }
 
-impl Worker {
-    /// Has a flow looked at that was given something to deliver.
-    pub(in crate::proxy) fn look_after(&mut self, flow: &mut Flow) {
-        let every_ns = patience_ns(flow) / LOOKS;
-        if let Phase::Relaying(relaying) = &mut flow.phase
-            && !std::mem::replace(&mut relaying.delivering, true)
-        {
-            // Another process, or the path, looked at it before, and what was given then is soon over.
-            let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
-            let (due_ns, since_ns) = (self.now_ns + after_ns, self.now_ns);
-            self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
-        }
-    }
-
-    /// Gives those more time that are stuck and live.
-    pub(in crate::proxy) fn look_at_deliveries(&mut self) {
-        for _ in 0..LOOKS_PER_TURN {
-            let Some(mut looked) = self.deliveries.pop(self.now_ns) else { break };
-            let now_ns = self.now_ns;
-            let Some(flow) = self.living(looked.at) else { continue };
-            let every_ns = patience_ns(flow) / LOOKS;
-            let (at, is_closing) = (flow.at, flow.is_closing());
-            if look(flow, &mut looked, now_ns) {
-                looked.due_ns = now_ns + every_ns;
-                self.deliveries.push(every_ns, looked);
-            }
-            if is_closing {
-                self.with_flow(at, Self::closing_is_late);
-            }
-        }
-    }
-
-    fn living(&mut self, at: FlowRef) -> Option<&mut Flow> {
-        let place = self.places.get_mut(at.index as usize)?;
-        let is_it = FlowRef::new(at.key(), place.generation) == at;
-        place.flow.as_deref_mut().filter(|_| is_it)
-    }
-}
-
 /// Looks at both ends of a flow; true if it is to be looked at again.
-fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
+pub(super) fn look(flow: &mut Flow, looked: &mut Delivering, now_ns: u64) -> bool {
     let patience_ns = patience_ns(flow);
     let Phase::Relaying(relaying) = &mut flow.phase else { return false };
     let legs = [&relaying.client, &relaying.backend];

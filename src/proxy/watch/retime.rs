@@ -1,7 +1,6 @@
 //! Timers of another configuration for flows that live already.
 
-use crate::proxy::flow::{Flow, Phase};
-use crate::proxy::offload::patience_ns;
+use crate::proxy::flow::{Flow, Phase, patience_ns};
 use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::socket;
 use crate::table::offload::Request;

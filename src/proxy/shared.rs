@@ -1,0 +1,19 @@
+//! What the workers have in common.
+
+use crossbeam_queue::SegQueue;
+
+use super::accept::sources::Sources;
+use super::message::Message;
+
+/// What all workers share, besides the table.
+#[derive(Debug)]
+pub struct Shared {
+    pub(super) sources: Sources,
+    pub(super) inboxes: Box<[SegQueue<Message>]>,
+}
+
+impl Shared {
+    pub(super) fn next_message(&self, worker: usize) -> Option<Message> {
+        self.inboxes[worker].pop()
+    }
+}

@@ -1,0 +1,210 @@
+//! All workers, started, told of a new configuration and ended together.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam_queue::SegQueue;
+
+use super::accept::listeners::Listener;
+use super::accept::sources::Sources;
+use super::message::Message;
+use super::plane::{self, Plane};
+use super::shared::Shared;
+use super::worker::Worker;
+use crate::addr::VipAddr;
+use crate::config::Config;
+use crate::essential;
+use crate::sys::{clock, socket};
+use crate::table::Table;
+
+/// Why the data plane cannot be what the configuration says. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    #[error("cannot listen on {address}: another process listens there")]
+    AddressInUse { address: VipAddr },
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: VipAddr, source: io::Error },
+    #[error("cannot start worker {worker}: {source}")]
+    Worker { worker: usize, source: io::Error },
+}
+
+/// New listening sockets, one per worker and address.
+#[derive(Debug)]
+pub struct Bindings(HashMap<VipAddr, Vec<OwnedFd>>);
+
+/// The running data plane.
+#[derive(Debug)]
+pub struct Proxy {
+    pub(super) table: Arc<Table>,
+    pub(super) shared: Arc<Shared>,
+    listening: Mutex<Vec<VipAddr>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    version: AtomicU64,
+}
+
+impl Proxy {
+    /// Binds every address of `config`, then starts one worker thread per entry of `table.workers`.
+    pub fn start(table: Arc<Table>, config: &Config) -> Result<Self, ProxyError> {
+        let (proxy, bindings) = Self::start_idle(table, config, Vec::new())?;
+        proxy.publish(proxy.plane(config), bindings);
+        Ok(proxy)
+    }
+
+    /// As [`Proxy::start`], but listens on `inherited` sockets where their address is in `config`, and serves nobody
+    /// before the bindings are given to [`Proxy::reconfigure`].
+    pub fn start_idle(
+        table: Arc<Table>,
+        config: &Config,
+        inherited: Vec<(VipAddr, OwnedFd)>,
+    ) -> Result<(Self, Bindings), ProxyError> {
+        let workers = table.workers.len();
+        let inboxes = (0..workers).map(|_| SegQueue::new()).collect();
+        let shared = Arc::new(Shared { sources: Sources::default(), inboxes });
+        let proxy =
+            Self { table, shared, listening: Mutex::default(), threads: Mutex::default(), version: AtomicU64::new(1) };
+        let bindings = proxy.bind_with(config, inherited)?;
+        let plane = proxy.plane(config);
+        for number in 0..workers {
+            let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
+            let started = Worker::new(number, table, shared, plane.clone())
+                .and_then(|mut worker| essential::thread(format!("worker-{number}"), move || worker.run()));
+            let thread = started.map_err(|source| ProxyError::Worker { worker: number, source })?;
+            proxy.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
+        Ok((proxy, bindings))
+    }
+
+    /// Goes over to `config`, for which `bindings` were made. Flows go on. Returns the version of the settings, for
+    /// [`Proxy::follows`].
+    pub fn reconfigure(&self, config: &Config, bindings: Bindings) -> u64 {
+        let version = self.version.fetch_add(1, Relaxed) + 1;
+        self.publish(Arc::new(Plane::new(config, &self.table, version)), bindings);
+        version
+    }
+
+    /// Whether every worker has gone over to settings of `version` or later.
+    pub fn follows(&self, version: u64) -> bool {
+        self.table.workers.iter().all(|worker| worker.plane_version.load(Relaxed) >= version)
+    }
+
+    /// Serves what the backlogs hold, then closes all listeners.
+    pub fn stop_accepting(&self) {
+        self.tell_all(|| Message::StopAccepting);
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Serves what the backlogs hold, then resets whoever comes. For listeners that somebody else keeps open, in which
+    /// clients would otherwise wait.
+    pub fn turn_away(&self) {
+        self.tell_all(|| Message::TurnAway);
+    }
+
+    /// Has flows be offloaded as soon as they can, or (`false`) as the configuration says.
+    pub fn hurry(&self, hurried: bool) {
+        self.table.offload.set_hurried(hurried);
+        if hurried {
+            self.tell_all(|| Message::Hurry);
+        }
+    }
+
+    /// Ends the workers and waits for them. Flows that still live are reset.
+    pub fn exit(&self) {
+        self.tell_all(|| Message::Exit);
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Forgets sources that have been quiet. Call it now and then; returns how many are remembered.
+    pub fn sweep_sources(&self) -> usize {
+        self.shared.sources.sweep(clock::now_ns())
+    }
+
+    /// Binds what `config` listens on beyond today's addresses. Nobody is served there before
+    /// [`Proxy::reconfigure`]; dropping the bindings gives the addresses up.
+    pub fn bind(&self, config: &Config) -> Result<Bindings, ProxyError> {
+        self.bind_with(config, Vec::new())
+    }
+
+    fn bind_with(&self, config: &Config, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bindings, ProxyError> {
+        let mut inherited = inherit(inherited);
+        let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = HashMap::new();
+        for frontend in &config.frontends {
+            let timeouts = plane::timeouts(&frontend.keepalive);
+            for &address in frontend.listen.iter().filter(|address| !listening.contains(address)) {
+                let failed = |source: io::Error| match source.kind() {
+                    io::ErrorKind::AddrInUse => ProxyError::AddressInUse { address },
+                    _ => ProxyError::Listen { address, source },
+                };
+                let workers = self.table.workers.len();
+                let group = match inherited.remove(&address) {
+                    Some(group) => spread(group, workers),
+                    None => {
+                        // Our own listener on every address is no other process on this one, nor the other way round.
+                        if !listening.iter().chain(sockets.keys()).any(|ours| ours.overlaps(address)) {
+                            socket::ensure_unused(address).map_err(failed)?;
+                        }
+                        (0..workers).map(|_| socket::listen(address, &timeouts)).collect()
+                    }
+                };
+                sockets.insert(address, group.map_err(failed)?);
+            }
+        }
+        Ok(Bindings(sockets))
+    }
+
+    fn plane(&self, config: &Config) -> Arc<Plane> {
+        Arc::new(Plane::new(config, &self.table, self.version.load(Relaxed)))
+    }
+
+    fn publish(&self, plane: Arc<Plane>, Bindings(sockets): Bindings) {
+        let workers = self.table.workers.len();
+        let mut openings: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
+        for (address, group) in sockets {
+            let Some(frontend) = plane.listening_on(address) else { continue };
+            for (number, socket) in group.into_iter().enumerate() {
+                openings[number % workers].push(Listener { socket, address, frontend: frontend.clone() });
+            }
+        }
+        for (worker, open) in openings.into_iter().enumerate() {
+            self.shared.inboxes[worker].push(Message::Reconfigure { plane: plane.clone(), open });
+            self.table.orders.wake(worker);
+        }
+        let addresses = plane.frontends.iter().flat_map(|frontend| frontend.settings.listen.iter().copied());
+        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = addresses.collect();
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Message) {
+        for worker in 0..self.table.workers.len() {
+            self.shared.inboxes[worker].push(message());
+            self.table.orders.wake(worker);
+        }
+    }
+}
+
+/// The sockets by address, each once: workers of another process may have shared some.
+fn inherit(sockets: Vec<(VipAddr, OwnedFd)>) -> HashMap<VipAddr, Vec<OwnedFd>> {
+    let mut seen = HashSet::new();
+    let mut groups: HashMap<_, Vec<_>> = HashMap::new();
+    for (address, socket) in sockets {
+        if socket::identity(&socket).is_ok_and(|identity| seen.insert(identity)) {
+            groups.entry(address).or_default().push(socket);
+        }
+    }
+    groups
+}
+
+/// At least one for each of `workers`. Where there are fewer, several workers serve the same socket: a new one would
+/// get its share of connections from its first moment, and lose them if this process came to nothing. See
+/// [`Proxy::widen_listeners`].
+fn spread(mut group: Vec<OwnedFd>, workers: usize) -> io::Result<Vec<OwnedFd>> {
+    for number in 0..workers.saturating_sub(group.len()) {
+        group.push(group[number].try_clone()?);
+    }
+    Ok(group)
+}

@@ -1,8 +1,11 @@
 //! The layers of ARCHITECTURE.md, kept: imports point downwards only, siblings never know one another, and files stay
 //! small enough to read.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod house;
+
+use std::path::Path;
+
+use house::{DIVIDED, Source, code_only, sources, words};
 
 /// From the top; a module may use what stands in a lower row and what is of its own name.
 const LAYERS: &[&[&str]] = &[
@@ -30,9 +33,6 @@ const LAYERS: &[&[&str]] = &[
 
 /// Modules of one row that may use one another: the binary is the command line's thin shell.
 const TOGETHER: &[[&str; 2]] = &[["main", "cli"]];
-
-/// Rooms whose parts are siblings like rooms, each with its row above; their own file only lists them.
-const DIVIDED: &[&str] = &["fleet"];
 
 /// The only file outside that knows of the lab, which is a feature.
 const DISPATCH: &str = "cli/lab.rs";
@@ -181,49 +181,6 @@ mod tests {
     assert_eq!(import_faults("app", "use crate::fleet::{failover, link};"), [""; 0], "from above");
 }
 
-struct Source {
-    path: PathBuf,
-    /// The first part of its path below src, without `.rs`; the first two in a divided room.
-    module: String,
-    lines: usize,
-    code: String,
-}
-
-/// Every file below src but those that only list modules, and files of tests.
-fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut directories = vec![root.clone()];
-    let mut sources = Vec::new();
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            let below = path.strip_prefix(&root).unwrap();
-            if path.is_dir() {
-                directories.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs")
-                && below != Path::new("lib.rs")
-                && !DIVIDED.iter().any(|room| below == Path::new(room).with_extension("rs"))
-                && !path.ends_with("tests.rs")
-            {
-                let module = module_of(below);
-                let text = fs::read_to_string(&path).unwrap();
-                sources.push(Source { module, lines: text.lines().count(), code: code_only(&text), path });
-            }
-        }
-    }
-    assert!(sources.len() > 10, "src was not found");
-    sources
-}
-
-/// Of the file `below` src.
-fn module_of(below: &Path) -> String {
-    let below = below.with_extension("");
-    let mut parts = below.iter().map(|part| part.to_str().unwrap());
-    let first = parts.next().unwrap();
-    let second = parts.next().filter(|_| DIVIDED.contains(&first));
-    second.map_or(first.to_owned(), |second| format!("{first}/{second}"))
-}
-
 /// One line per import in `code`, a file of top-level module `module`, that the layers forbid.
 fn import_faults(module: &str, code: &str) -> Vec<String> {
     let row = |name: &str| LAYERS.iter().position(|row| row.contains(&name));
@@ -284,57 +241,4 @@ fn heads(list: &str) -> Vec<String> {
         }
     }
     heads
-}
-
-fn words(code: &str) -> impl Iterator<Item = &str> {
-    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
-}
-
-/// `text` without comments, without what strings hold, and without its `#[cfg(test)]` module, which stands last.
-fn code_only(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
-    let mut code = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(next) = rest.chars().next() {
-        let skipped = skipped_prefix(rest, code.chars().next_back());
-        if skipped > 0 {
-            code.push(' ');
-            rest = &rest[skipped..];
-        } else {
-            code.push(next);
-            rest = &rest[next.len_utf8()..];
-        }
-    }
-    code
-}
-
-/// Bytes at the start of `rest` that are a comment or a literal; 0 if neither. `before` is what stands before.
-fn skipped_prefix(rest: &str, before: Option<char>) -> usize {
-    let to_end_of = |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
-    let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
-    if rest.starts_with("//") {
-        return to_end_of("\n", 2);
-    }
-    if rest.starts_with("/*") {
-        return to_end_of("*/", 2);
-    }
-    if !in_word && rest.starts_with('r') {
-        let hashes = rest[1..].chars().take_while(|c| *c == '#').count();
-        if rest[1 + hashes..].starts_with('"') {
-            return to_end_of(&format!("\"{}", "#".repeat(hashes)), hashes + 2);
-        }
-    }
-    if let Some(inside) = rest.strip_prefix('"') {
-        let mut escaped = false;
-        let end = inside.find(|c| {
-            let closes = c == '"' && !escaped;
-            escaped = c == '\\' && !escaped;
-            closes
-        });
-        return end.map_or(rest.len(), |at| at + 2);
-    }
-    if rest.starts_with("'\"'") || rest.starts_with("'\\\"'") {
-        return to_end_of("'", 1);
-    }
-    0
 }

@@ -179,6 +179,12 @@ mod tests {
 "##;
     assert_eq!(import_faults("proxy", &code_only(text)), [""; 0]);
     assert_eq!(import_faults("app", "use crate::fleet::{failover, link};"), [""; 0], "from above");
+    let after = "#[cfg(test)]\nmod tests;\nmod relay;\nuse crate::app::build;\nstruct X {}";
+    assert_eq!(
+        import_faults("proxy", &code_only(after)).len(),
+        1,
+        "what follows a module of tests in a file of its own"
+    );
 }
 
 /// One line per import in `code`, a file of top-level module `module`, that the layers forbid.

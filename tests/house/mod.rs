@@ -63,9 +63,12 @@ pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// `text` without comments, without what strings hold, and without its `#[cfg(test)]` module, which stands last.
+/// `text` without comments, without what strings hold, and without its `#[cfg(test)]` module, which stands last; one in a file of its own
+/// is only named.
 pub fn code_only(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let begins = |at: usize| text[at..].find(['{', ';']).is_some_and(|end| text[at + end..].starts_with('{'));
+    let tests = text.match_indices("#[cfg(test)]\nmod ").find(|(at, _)| begins(*at));
+    let text = tests.map_or(text, |(at, _)| &text[..at]);
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(next) = rest.chars().next() {

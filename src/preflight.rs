@@ -23,12 +23,10 @@ use std::path::Path;
 
 use crate::config::Config;
 use crate::model::finding::Finding;
+pub use keepalived::KEEPALIVED_DEFAULT;
 use keepalived::Keepalived;
 pub use kernel::Setting;
 use place::HostPlace;
-
-/// Where keepalived's configuration is unless somebody says otherwise.
-pub const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
 
 /// What was found.
 #[derive(Debug)]

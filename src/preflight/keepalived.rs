@@ -8,11 +8,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::KEEPALIVED_DEFAULT;
 use super::place::HostPlace;
 use crate::config::Config;
 use crate::model::finding::Finding;
 use syntax::{File, Node};
+
+/// Where its configuration is unless somebody says otherwise.
+pub const KEEPALIVED_DEFAULT: &str = "/etc/keepalived/keepalived.conf";
 
 const TOPIC: &str = "keepalived";
 

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use super::KEEPALIVED_DEFAULT;
+use super::keepalived::KEEPALIVED_DEFAULT;
 use super::keepalived::{Follows, Keepalived};
 use crate::sys::process;
 

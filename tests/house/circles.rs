@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::sources;
 
 /// Rooms of several parts.
-const PARTED: &[&str] = &["proxy", "offload", "fleet", "lab", "model", "sys"];
+const PARTED: &[&str] =
+    &["proxy", "offload", "fleet", "upgrade", "preflight", "vips", "lab", "metrics", "model", "sys"];
 
 /// Imports that close a circle, and why each may stay.
 const ALLOWED: &[(&str, &str, &str)] = &[];

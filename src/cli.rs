@@ -12,6 +12,7 @@ mod grid;
 mod kill;
 mod lab;
 pub mod logging;
+mod network;
 mod offload;
 mod orders;
 mod output;
@@ -27,24 +28,17 @@ mod status;
 mod upgrade;
 
 use std::io::Write;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{ArgGroup, Args, Parser, Subcommand};
-use ipnet::IpNet;
+use clap::{Parser, Subcommand};
 
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::BackendName;
-use crate::model::ids::FlowId;
-use crate::table::flows::FlowState;
 use output::{CliError, Output};
 
 /// Wrong usage: EX_USAGE.
 pub const EXIT_USAGE: u8 = 64;
-/// The instance cannot be reached: EX_UNAVAILABLE.
-pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// A connection-tracking TCP load balancer for Kubernetes apiservers: a client never waits on a dead connection.
 #[derive(Debug, Parser)]
@@ -80,7 +74,7 @@ enum Verb {
     /// Whether this host should have the VIP: exit code 0 if the instance serves. For scripts that move a VIP.
     Ready(ready::ReadyArguments),
     /// Lists flows.
-    Flows(FlowsArguments),
+    Flows(flows::FlowsArguments),
     /// Lists backends with their probes, connects and bytes.
     Backends {
         /// Only this one: NAME or FRONTEND/NAME.
@@ -89,7 +83,7 @@ enum Verb {
     /// The other instances: whether they are heard, and how much of each other's flows they know.
     Peers(peers::PeersArguments),
     /// Lists what happened.
-    Events(EventsArguments),
+    Events(events::EventsArguments),
     /// Sends a backend no new flows; those it has may go on until drain_timeout.
     Drain {
         /// NAME or FRONTEND/NAME.
@@ -109,7 +103,7 @@ enum Verb {
         backend: String,
     },
     /// Resets flows.
-    Kill(KillArguments),
+    Kill(kill::KillArguments),
     /// Reads the configuration again and takes it over if it is valid.
     Reload,
     /// Replaces the process, by another version of it if you like, without a flow noticing. -c FILE: with that file.
@@ -136,58 +130,6 @@ enum Verb {
     /// Prints the man page.
     #[command(hide = true)]
     Man,
-}
-
-#[derive(Debug, Args)]
-struct FlowsArguments {
-    /// Only those of one backend: NAME or FRONTEND/NAME.
-    #[arg(long, value_name = "BACKEND")]
-    backend: Option<String>,
-    /// Only those of one frontend.
-    #[arg(long, value_name = "NAME")]
-    frontend: Option<String>,
-    /// Only those from one network or address.
-    #[arg(long, value_name = "CIDR", value_parser = parse_network)]
-    client: Option<IpNet>,
-    /// Only those in one state.
-    #[arg(long, value_parser = known_state())]
-    state: Option<FlowState>,
-    /// How many at most; 0: all [default: 100, all with --json].
-    #[arg(long, value_name = "N")]
-    limit: Option<u64>,
-}
-
-#[derive(Debug, Args)]
-struct EventsArguments {
-    /// Goes on with those to come.
-    #[arg(long, short)]
-    follow: bool,
-    /// Ended flows too.
-    #[arg(long)]
-    flows: bool,
-    /// Only those with this number or a higher one.
-    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
-    since: u64,
-}
-
-#[derive(Debug, Args)]
-#[command(group(ArgGroup::new("target").required(true)))]
-struct KillArguments {
-    /// One flow, by the number that `baton flows` shows.
-    #[arg(value_name = "FLOW", group = "target")]
-    flow: Option<FlowId>,
-    /// All flows of one backend: NAME or FRONTEND/NAME.
-    #[arg(long, value_name = "BACKEND", group = "target")]
-    backend: Option<String>,
-    /// All flows from one network or address.
-    #[arg(long, value_name = "CIDR", group = "target", value_parser = parse_network)]
-    client: Option<IpNet>,
-    /// Every flow of the instance; needs --yes.
-    #[arg(long, requires = "yes", group = "target")]
-    all: bool,
-    /// Yes, every flow.
-    #[arg(long)]
-    yes: bool,
 }
 
 /// The whole command.
@@ -275,17 +217,6 @@ impl From<ClientError> for CliError {
     }
 }
 
-fn parse_network(text: &str) -> Result<IpNet, String> {
-    let host = |_| text.parse::<IpAddr>().map(IpNet::from);
-    text.parse().or_else(host).map_err(|_| "neither a network such as 10.0.0.0/8 nor an address".to_owned())
-}
-
-/// Any state of a flow by its name. Help and completion name them all.
-fn known_state() -> impl TypedValueParser<Value = FlowState> {
-    let labels = PossibleValuesParser::new(FlowState::ALL.map(FlowState::label));
-    labels.map(|text| FlowState::ALL.into_iter().find(|state| state.label() == text).expect("one of the labels"))
-}
-
 const DEFAULT_CONFIG: &str = "/etc/baton/baton.toml";
 
 #[cfg(test)]
@@ -310,12 +241,5 @@ mod tests {
         {
             assert!(!parses(bad), "{bad}");
         }
-    }
-
-    #[test]
-    fn an_address_is_a_network_of_one() {
-        assert_eq!(parse_network("10.0.0.7").unwrap(), "10.0.0.7/32".parse::<IpNet>().unwrap());
-        assert_eq!(parse_network("2001:db8::/32").unwrap().prefix_len(), 32);
-        assert!(parse_network("10.0.0.0/33").is_err());
     }
 }

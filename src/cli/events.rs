@@ -3,13 +3,27 @@
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use super::EventsArguments;
+use clap::Args;
+
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::humane::date_and_time;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::admin::words;
 use crate::table::journal::Event;
+
+#[derive(Debug, Args)]
+pub struct EventsArguments {
+    /// Goes on with those to come.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Ended flows too.
+    #[arg(long)]
+    pub flows: bool,
+    /// Only those with this number or a higher one.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub since: u64,
+}
 
 pub fn list(client: Client, arguments: &EventsArguments, output: &Output) -> Result<ExitCode, CliError> {
     let mut client = if arguments.follow { client.without_limit()? } else { client };

@@ -3,8 +3,12 @@
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use super::FlowsArguments;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ipnet::IpNet;
+
 use super::grid::{Align::*, Cell, Grid};
+use super::network;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::humane::{bytes, count, duration_ms, duration_us, plural};
@@ -14,6 +18,25 @@ use crate::table::flows::FlowState;
 
 /// Lines for people, unless they say how many.
 const LIMIT: u64 = 100;
+
+#[derive(Debug, Args)]
+pub struct FlowsArguments {
+    /// Only those of one backend: NAME or FRONTEND/NAME.
+    #[arg(long, value_name = "BACKEND")]
+    pub backend: Option<String>,
+    /// Only those of one frontend.
+    #[arg(long, value_name = "NAME")]
+    pub frontend: Option<String>,
+    /// Only those from one network or address.
+    #[arg(long, value_name = "CIDR", value_parser = network::parse)]
+    pub client: Option<IpNet>,
+    /// Only those in one state.
+    #[arg(long, value_parser = known_state())]
+    pub state: Option<FlowState>,
+    /// How many at most; 0: all [default: 100, all with --json].
+    #[arg(long, value_name = "N")]
+    pub limit: Option<u64>,
+}
 
 pub fn list(client: &mut Client, arguments: FlowsArguments, output: &Output) -> Result<ExitCode, CliError> {
     let limit = match arguments.limit {
@@ -90,4 +113,10 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         more => output.faint(&format!("… and {} more; --limit 0 lists all", count(more))),
     };
     text + "\n"
+}
+
+/// Any state of a flow by its name. Help and completion name them all.
+fn known_state() -> impl TypedValueParser<Value = FlowState> {
+    let labels = PossibleValuesParser::new(FlowState::ALL.map(FlowState::label));
+    labels.map(|text| FlowState::ALL.into_iter().find(|state| state.label() == text).expect("one of the labels"))
 }

@@ -2,11 +2,35 @@
 
 use std::process::ExitCode;
 
-use super::KillArguments;
+use clap::{ArgGroup, Args};
+use ipnet::IpNet;
+
+use super::network;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::humane::{count, plural};
 use crate::admin::protocol::{BackendName, Command, KillReport, KillTarget};
+use crate::model::ids::FlowId;
+
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("target").required(true)))]
+pub struct KillArguments {
+    /// One flow, by the number that `baton flows` shows.
+    #[arg(value_name = "FLOW", group = "target")]
+    pub flow: Option<FlowId>,
+    /// All flows of one backend: NAME or FRONTEND/NAME.
+    #[arg(long, value_name = "BACKEND", group = "target")]
+    pub backend: Option<String>,
+    /// All flows from one network or address.
+    #[arg(long, value_name = "CIDR", group = "target", value_parser = network::parse)]
+    pub client: Option<IpNet>,
+    /// Every flow of the instance; needs --yes.
+    #[arg(long, requires = "yes", group = "target")]
+    pub all: bool,
+    /// Yes, every flow.
+    #[arg(long)]
+    pub yes: bool,
+}
 
 pub fn kill(client: &mut Client, arguments: KillArguments, output: &Output) -> Result<ExitCode, CliError> {
     let target = match arguments {

@@ -8,9 +8,11 @@ use std::process::ExitCode;
 use serde::Serialize;
 use thiserror::Error;
 
-use super::EXIT_UNAVAILABLE;
 use crate::admin::client::ClientError;
 use crate::admin::words::Weight;
+
+/// The instance cannot be reached: EX_UNAVAILABLE.
+pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Why a command failed.
 #[derive(Debug, Error)]

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::EXIT_UNAVAILABLE;
-use super::output::{CliError, Output};
+use super::output::{CliError, EXIT_UNAVAILABLE, Output};
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::Command;
 

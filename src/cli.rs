@@ -21,6 +21,8 @@ mod ready;
 mod reload;
 mod renamed;
 pub mod run;
+#[cfg(test)]
+mod samples;
 mod service;
 mod shell;
 mod socket;

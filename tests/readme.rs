@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use baton::config::{self, PeerKey};
 use baton::model::end_reason::{ClientSaw, EndReason};
@@ -127,6 +128,21 @@ fn each_decision_is_listed() {
             "{name} is not in docs/decisions/README.md"
         );
     }
+}
+
+/// Of the configuration for kubeadm, with the adverts of deploy/keepalived.
+#[test]
+fn the_documents_show_what_check_prints() {
+    let install = page("docs/install.md");
+    let example = install.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let ca = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/ca.crt");
+    let example = example.replace("/etc/kubernetes/pki/ca.crt", ca.to_str().unwrap());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, format!("{example}\n[cluster]\nvrrp_advert_interval = \"100ms\"\n")).unwrap();
+    let said = Command::new(env!("CARGO_BIN_EXE_baton")).arg("check").arg("-c").arg(file.path()).output().unwrap();
+    let check = page("docs/check.md");
+    let shown = check.split("$ baton check -c /etc/baton/baton.toml\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(shown, String::from_utf8(said.stdout).unwrap(), "{}", String::from_utf8_lossy(&said.stderr));
 }
 
 #[test]

@@ -129,14 +129,14 @@ pub fn event(what: &What) -> String {
         What::AddressWent { address } => format!("{address} has left this host"),
         What::EvacuationBegun { to, flows } => {
             let to = to.as_ref().map_or("another instance".to_owned(), ToString::to_string);
-            format!("handing over to {to}: {} here", plural(*flows as u64, "flow"))
+            format!("emptying this host: its VIP goes to {to}, and {} live here", plural(*flows as u64, "flow"))
         }
         What::Evacuated { flows_reset: 0, took_ms } => {
-            format!("handed over in {}; no flow was reset: this host may be switched off", duration_ms(*took_ms))
+            format!("emptied in {}; no flow was reset: this host may be switched off", duration_ms(*took_ms))
         }
         What::Evacuated { flows_reset, took_ms } => {
             let (flows, took) = (plural(*flows_reset, "flow"), duration_ms(*took_ms));
-            format!("handed over in {took}; {flows} had to be reset: this host may be switched off")
+            format!("emptied in {took}; {flows} had to be reset: this host may be switched off")
         }
         What::EvacuationTakenBack { why: None } => "this host may have the VIP again, as an operator wanted".to_owned(),
         What::EvacuationTakenBack { why: Some(why) } => format!("this host may have the VIP again: {why}"),

@@ -376,7 +376,7 @@ impl Run {
     fn away(&self) {
         let report = self.report(EvacuationOutcome::Away);
         let EvacuationReport { flows, took_ms, .. } = &report;
-        tracing::info!(reset = flows.reset, ended = flows.ended, took_ms, "handed over: this host may be switched off");
+        tracing::info!(reset = flows.reset, ended = flows.ended, took_ms, "emptied: this host may be switched off");
         self.core.table.journal.record(What::Evacuated { flows_reset: flows.reset, took_ms: *took_ms });
         self.report.send_replace(Some(report));
     }

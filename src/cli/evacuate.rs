@@ -104,7 +104,7 @@ fn in_words(report: &EvacuationReport, output: &Output) -> String {
     vips.iter().for_each(|vip| text += &format!("  {}\n", place(vip)));
     if !unconfirmed.is_empty() {
         let names: Vec<_> = unconfirmed.iter().map(ToString::to_string).collect();
-        let warning = format!("  not known to hold all flows without sockets: {}\n", names.join(", "));
+        let warning = format!("  have not confirmed that they know all offloaded flows: {}\n", names.join(", "));
         text += &output.paint(Weight::Bad, &warning);
     }
     text + &table(flows).render(output)
@@ -115,7 +115,7 @@ fn place(VipPlace { address, here, at }: &VipPlace) -> String {
     match (here, at.is_empty()) {
         (true, true) => format!("{address} is here"),
         (true, false) => format!("{address} is here and at {}", at.join(", ")),
-        (false, true) => format!("{address} is nowhere that is known here"),
+        (false, true) => format!("{address} is at no instance that is heard here"),
         (false, false) => format!("{address} is at {}", at.join(", ")),
     }
 }
@@ -132,17 +132,17 @@ fn table(flows: &EvacuationFlows) -> Grid {
         proxied_left,
         offloaded_left,
     } = *flows;
-    let mut grid = Grid::new(&[("FLOWS", Right), ("", Left)]);
+    let mut grid = Grid::new(&[("FLOWS", Right), ("", Left)]).indented();
     for (number, what) in [
-        (offloaded_before, "had been offloaded before"),
-        (proxied_before, "were in sockets"),
-        (accepted, "came since"),
-        (offloaded, "have been offloaded since"),
-        (moved, "without sockets are another instance's by now, and go on"),
-        (offloaded_left, "without sockets are still listed here, and go on"),
-        (ended, "ended by themselves"),
-        (reset, "were reset"),
-        (proxied_left, "are left in sockets"),
+        (offloaded_before, "flows had been offloaded before"),
+        (proxied_before, "flows were proxied"),
+        (accepted, "connections came since"),
+        (offloaded, "flows were offloaded since"),
+        (moved, "offloaded flows belong to another instance now, and go on"),
+        (offloaded_left, "offloaded flows are still listed here, and go on"),
+        (ended, "flows ended by themselves"),
+        (reset, "flows were reset"),
+        (proxied_left, "flows are still proxied here"),
     ] {
         grid.row([count(number).into(), what.into()]);
     }
@@ -162,7 +162,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
     let EvacuationCheck { obstacles, unmoved, vips, offloaded, proxied, stays } = check;
     let (weight, verdict) = match (obstacles.is_empty(), unmoved.is_empty()) {
         (true, true) => (Weight::Good, "this host can be emptied:"),
-        (true, false) => (Weight::Bad, "this host cannot be emptied unless somebody moves the VIP:"),
+        (true, false) => (Weight::Bad, "this host cannot be emptied before something moves the VIP:"),
         (false, _) => (Weight::Bad, "this host cannot be emptied:"),
     };
     output.line(output.paint(weight, verdict))?;
@@ -170,7 +170,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
     vips.iter().try_for_each(|vip| output.line(format!("  {}", place(vip))))?;
     output.line(format!("  {} have been offloaded and go on", plural(offloaded, "flow")))?;
     output.line(format!(
-        "  {} in sockets are offloaded, end by themselves, or are reset at the deadline",
+        "  {} are proxied: they are offloaded, end by themselves, or are reset at the deadline",
         plural(proxied, "flow")
     ))?;
     for (why, flows) in stays {
@@ -204,13 +204,13 @@ fn step(progress: &EvacuationProgress) -> String {
     let vips = if vips.is_empty() { "nothing".to_owned() } else { vips.join(", ") };
     let left = plural(flows.proxied_left, "flow");
     match step {
-        EvacuationStep::Telling => "the peers are told of all flows".to_owned(),
-        EvacuationStep::LettingGo => format!("letting {vips} go"),
+        EvacuationStep::Telling => "telling the peers of all flows".to_owned(),
+        EvacuationStep::LettingGo => format!("giving {vips} to another instance"),
         EvacuationStep::Emptying => {
-            format!("{left} in sockets may end within {}", duration_ms(*deadline_in_ms))
+            format!("waiting for {left} to be offloaded or to end, for {} at most", duration_ms(*deadline_in_ms))
         }
         EvacuationStep::Resetting => format!("the deadline has passed: resetting {left}"),
-        EvacuationStep::Confirming => "the peers are told of the last changes".to_owned(),
+        EvacuationStep::Confirming => "telling the peers of the last changes".to_owned(),
     }
 }
 
@@ -231,4 +231,45 @@ fn say_on_interrupt(last: Arc<Mutex<Option<EvacuationProgress>>>, output: Output
         );
         std::process::exit(EXIT_INTERRUPTED);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::samples;
+
+    #[test]
+    fn the_documents_show_what_an_evacuation_prints() {
+        let vip = "10.0.0.100".parse().unwrap();
+        let flows = EvacuationFlows {
+            offloaded_before: 1092,
+            proxied_before: 84,
+            accepted: 9,
+            offloaded: 72,
+            moved: 1164,
+            ended: 21,
+            ..EvacuationFlows::default()
+        };
+        let steps = [
+            EvacuationStep::Telling,
+            EvacuationStep::LettingGo,
+            EvacuationStep::Emptying,
+            EvacuationStep::Confirming,
+        ];
+        let mut text = String::new();
+        for it in steps {
+            let flows = EvacuationFlows { proxied_left: 12, ..flows };
+            text += &step(&EvacuationProgress { step: it, vips: vec![vip], flows, deadline_in_ms: 29_900 });
+            text += "\n";
+        }
+        let report = EvacuationReport {
+            outcome: EvacuationOutcome::Away,
+            vips: vec![VipPlace { address: vip, here: false, at: vec![InstanceName("lb-b".into())] }],
+            flows,
+            took_ms: 7_600,
+            unconfirmed: vec![],
+        };
+        text += &in_words(&report, &Output::new(false));
+        assert_eq!(samples::shown("docs/evacuate.md", "baton evacuate"), text);
+    }
 }

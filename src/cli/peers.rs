@@ -91,3 +91,36 @@ fn row(it: &MemberView) -> [Cell; 14] {
         it.why_not.as_deref().unwrap_or("").into(),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::samples;
+    use crate::model::fleet::{Epoch, InstanceName, Liveness};
+
+    #[test]
+    fn the_documents_show_what_is_printed_of_peers() {
+        let vip = "10.0.0.100".parse().unwrap();
+        let peer = MemberView {
+            name: InstanceName("lb-b".into()),
+            address: "10.0.0.22:9471".parse().unwrap(),
+            liveness: Liveness::Alive,
+            epoch: Epoch::default(),
+            slot: Some(1),
+            version: "0.1.0".to_owned(),
+            synced: true,
+            flows: 1204,
+            offloaded: 1092,
+            told: true,
+            behind: 0,
+            lag_ms: 0,
+            resyncs: 0,
+            round_trip_us: 180,
+            vips: vec![vip],
+            why_not: None,
+        };
+        let name = Some(InstanceName("lb-a".into()));
+        let report = PeersReport { name, slot: Some(0), ready: true, vips: vec![], peers: vec![peer] };
+        assert_eq!(samples::shown("docs/fleet.md", "baton peers"), in_words(&report, &Output::new(false)));
+    }
+}

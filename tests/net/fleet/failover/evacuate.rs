@@ -256,7 +256,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     let command = owner.host.spawn(&[baton::BINARY, "evacuate", "--deadline", "10m", "--socket", socket], &log);
     fleet.move_when_not_ready();
     let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
-    eventually(LONG, "flows are waited for", || said("20 flows in sockets may end within"));
+    eventually(LONG, "flows are waited for", || said("waiting for 20 flows to be offloaded or to end"));
     command.signal(rustix::process::Signal::INT);
     eventually(LONG, "it ends", || command.exit_status().is_some());
     assert_eq!(command.exit_status().unwrap().code(), Some(130));
@@ -269,7 +269,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     let log = owner.directory.join("again.log");
     let again = owner.host.spawn(&[baton::BINARY, "evacuate", "--socket", socket], &log);
     let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|text| text.contains(words));
-    eventually(LONG, "it is shown what is under way", || said("20 flows in sockets may end within"));
+    eventually(LONG, "it is shown what is under way", || said("waiting for 20 flows to be offloaded or to end"));
     let cancelled = owner.baton.order(&["evacuate", "--cancel"]);
     assert!(cancelled.contains("this host may have the VIP again"), "{cancelled}");
     eventually(LONG, "it ends", || again.exit_status().is_some());

@@ -139,6 +139,7 @@ pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
+            let error = renamed::without_hidden(error);
             // Nobody is left to be told if this fails.
             let _ = match renamed::renamed(&error).or_else(|| lab::left_out(&error)) {
                 Some(said) => writeln!(std::io::stderr(), "error: {said}"),

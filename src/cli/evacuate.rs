@@ -250,12 +250,8 @@ mod tests {
             ended: 21,
             ..EvacuationFlows::default()
         };
-        let steps = [
-            EvacuationStep::Telling,
-            EvacuationStep::LettingGo,
-            EvacuationStep::Emptying,
-            EvacuationStep::Confirming,
-        ];
+        let steps =
+            [EvacuationStep::Telling, EvacuationStep::LettingGo, EvacuationStep::Emptying, EvacuationStep::Confirming];
         let mut text = String::new();
         for it in steps {
             let flows = EvacuationFlows { proxied_left: 12, ..flows };

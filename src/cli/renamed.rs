@@ -1,6 +1,9 @@
-//! Commands that have another name now.
+//! What a command is told that does not exist.
 
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue};
+
+use super::Arguments;
 
 const COMMANDS: [(&str, &str); 2] = [("handover", "evacuate"), ("path", "offload")];
 
@@ -11,12 +14,33 @@ pub fn renamed(error: &clap::Error) -> Option<String> {
     Some(format!("{old} is called {new} now: baton {new}"))
 }
 
+/// `error` without suggestions that help does not list: they are there for the demo, the tests and the upgrade.
+pub fn without_hidden(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else { return error };
+    let command = Arguments::command();
+    let is_listed = |name: &&String| command.find_subcommand(name).is_some_and(|it| !it.is_hide_set());
+    let listed: Vec<_> = names.iter().filter(is_listed).cloned().collect();
+    match listed.is_empty() {
+        true => error.remove(ContextKind::SuggestedSubcommand),
+        false => error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(listed)),
+    };
+    error
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
-    use super::super::Arguments;
     use super::*;
+
+    #[test]
+    fn no_hidden_command_is_suggested() {
+        let said = |typed| without_hidden(Arguments::try_parse_from(["baton", typed]).unwrap_err()).to_string();
+        for (typed, hidden) in [("stat", "stand-in"), ("stand", "stand-in"), ("kubele", "kubelet")] {
+            assert!(!said(typed).contains(&format!("'{hidden}'")), "{}", said(typed));
+        }
+        assert!(said("stat").contains("'status'"), "{}", said("stat"));
+    }
 
     #[test]
     fn a_command_s_former_name_is_answered_with_the_new_one() {

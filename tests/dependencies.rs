@@ -1,0 +1,55 @@
+//! No dependency that nothing uses: each is compiled by everybody who builds Baton, and watched over by whoever keeps it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[test]
+fn every_dependency_is_used() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut unused = unused(root, "dependencies", &["src"]);
+    unused.extend(self::unused(root, "dev-dependencies", &["src", "tests", "benches"]));
+    unused.extend(self::unused(&root.join("fuzz"), "dependencies", &["fuzz_targets"]));
+    assert_eq!(unused, Vec::<String>::new());
+}
+
+#[test]
+fn a_dependency_that_is_named_in_a_comment_only_is_not_used() {
+    let code = "use tokio::net;\n// slab::Slab was slower\nlet x = my_toml::read();\nfn f(it: serde_json::Value) {}\n";
+    let used = |name| uses(code, name);
+    assert_eq!(["tokio", "slab", "toml", "serde_json", "serde"].map(used), [true, false, false, true, false]);
+}
+
+/// Names in `table` of the manifest below `root` of which no source in `folders` uses anything.
+fn unused(root: &Path, table: &str, folders: &[&str]) -> Vec<String> {
+    let manifest: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
+    let mut sources = Vec::new();
+    folders.iter().for_each(|folder| gather(&root.join(folder), &mut sources));
+    assert!(!sources.is_empty(), "{folders:?} were not found");
+    let names: Vec<_> = manifest[table].as_table().unwrap().keys().collect();
+    assert!(!names.is_empty(), "{table} was not read");
+    let is_used = |name: &str| sources.iter().any(|code| uses(code, &name.replace('-', "_")));
+    names.into_iter().filter(|name| !is_used(name)).map(|name| format!("{table}: {name}")).collect()
+}
+
+/// Whether a line that is no comment has `name::`, or imports all of it.
+fn uses(code: &str, name: &str) -> bool {
+    let is_letter = |it: char| it.is_alphanumeric() || it == '_';
+    let at = |line: &str, path: &str| {
+        let mut found = line.match_indices(path);
+        found.any(|(at, _)| !line[..at].ends_with(is_letter) && !line[..at].ends_with("::"))
+    };
+    let lines = code.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+    let mut lines = lines.filter(|line| line.contains(name));
+    lines.any(|line| at(line, &format!("{name}::")) || at(line, &format!("use {name};")))
+}
+
+fn gather(folder: &Path, sources: &mut Vec<String>) {
+    let entries: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for path in entries {
+        if path.is_dir() {
+            gather(&path, sources);
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            sources.push(fs::read_to_string(path).unwrap());
+        }
+    }
+}

@@ -206,7 +206,7 @@ pub enum FlowLog {
     Off,
 }
 
-/// `[offload]`: flows that leave the proxy for the kernel's packet path.
+/// `[offload]`: flows that leave the proxy for the program in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadSettings {
     pub mode: OffloadMode,

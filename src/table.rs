@@ -57,7 +57,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Flows that end with this process: all but those that the path carries.
+    /// Flows that end with this process: all but those that the offload engine carries.
     pub fn flows_with_sockets(&self) -> usize {
         self.flows.len().saturating_sub(self.offload.without_sockets())
     }

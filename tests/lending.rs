@@ -1,4 +1,4 @@
-//! The data plane alone, on loopback, with the test in the place of the path: which flows are lent to it and when, and
+//! The data plane alone, on loopback, with the test in the place of the offload engine: which flows are lent to it and when, and
 //! what becomes of them when they come back, are carried on, or end.
 
 mod plane;
@@ -30,7 +30,7 @@ fn bench(round_trips: u32, after: Duration) -> Bench {
     bench
 }
 
-/// What a worker asks of the path next.
+/// What a worker asks of the offload engine next.
 fn request(bench: &Bench) -> Request {
     let started = std::time::SystemTime::now();
     loop {
@@ -147,7 +147,7 @@ fn a_flow_that_ends_before_it_leaves_is_not_looked_at_any_more() {
     drop(client);
     let Request::Forget { id: forgotten, .. } = request(&bench) else { panic!() };
     assert_eq!(id, forgotten);
-    // And one that said nothing of the kind costs the path nothing.
+    // And one that said nothing of the kind costs the offload engine nothing.
     let mut client = bench.connect();
     ping(&mut client);
     drop(client);

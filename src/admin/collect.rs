@@ -197,8 +197,12 @@ impl TableCollector {
         gauge("offload_open", "1 if flows may be offloaded", view.why_not.is_none().into())?;
         let help = "1 while no flow is offloaded, because flows were reset right after they had been";
         gauge("offload_stopped", help, self.table.offload.is_stopped().into())?;
-        gauge("offload_flows", "Flows in the path's map, those included that ended a moment ago", view.flows_held)?;
-        gauge("offload_flows_max", "Flows that the path's map can hold", view.flows_max)?;
+        gauge(
+            "offload_flows",
+            "Flows in the map of the BPF program, those included that ended a moment ago",
+            view.flows_held,
+        )?;
+        gauge("offload_flows_max", "Flows that the map of the BPF program can hold", view.flows_max)?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
         counter("flows_offloaded", "Flows that left the proxy", census.offloaded.value())?;
         counter(

@@ -159,8 +159,8 @@ fn frontend(page: &mut String, frontend: &FrontendStatus) {
     );
     page.push_str(
         "<div class=\"scroll\"><table>\n<thead><tr><th>State</th><th>Backend</th><th class=\"why\">Why</th><th class=\"r\">For</th>\
-         <th class=\"r\">Flows</th><th>Share</th><th class=\"r\">New /s</th><th class=\"r\">Up /s</th>\
-         <th class=\"r\">Down /s</th><th class=\"r\">Connect</th><th class=\"r\">Failed</th></tr></thead>\n<tbody>\n",
+         <th class=\"r\">Flows</th><th>Share</th><th class=\"r\">New /s</th><th class=\"r\">To backend /s</th>\
+         <th class=\"r\">To client /s</th><th class=\"r\">Connect</th><th class=\"r\">Failed</th></tr></thead>\n<tbody>\n",
     );
     let flows: u64 = frontend.backends.iter().map(|it| u64::from(it.flows)).sum();
     frontend.backends.iter().for_each(|it| backend(page, it, flows));

@@ -103,7 +103,7 @@ pub fn event(what: &What) -> String {
         }
         What::OffloadResumed {} => "flows that are offloaded live: all may be again".to_owned(),
         What::ProgramReattached { interfaces } => {
-            format!("somebody had detached the path from {}; it is attached again", interfaces.join(", "))
+            format!("another process detached the BPF program from {}; Baton attached it again", interfaces.join(", "))
         }
         What::PeerLinked { peer, version } => format!("linked with {peer} (Baton {version})"),
         What::PeerLost { peer, why } => format!("the link to {peer} is lost: {why}"),

@@ -1,4 +1,4 @@
-//! Opens the path, and takes it through start, upgrade and stop.
+//! Opens the offload engine, and takes it through start, upgrade and stop.
 
 use std::fs::File;
 use std::io;
@@ -59,7 +59,7 @@ pub enum NoOffload {
 }
 
 impl Path {
-    /// Opens the path as `config` wants it. Nothing is offloaded before [`Path::serve`]. A process that follows another one must
+    /// Opens the offload engine as `config` wants it. Nothing is offloaded before [`Path::serve`]. A process that follows another one must
     /// be able to recover its flows: nobody else would watch over them.
     pub fn open(config: &Config, table: &Arc<Table>, left_by: LeftBy) -> Result<Self, StartError> {
         let wanted = config.offload.mode;

@@ -81,8 +81,8 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
         ("BACKEND", Left),
         ("AGE", Right),
         ("IDLE", Right),
-        ("UP", Right),
-        ("DOWN", Right),
+        ("TO BACKEND", Right),
+        ("TO CLIENT", Right),
         ("CONNECT", Right),
         ("STAYS", Left),
     ]);

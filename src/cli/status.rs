@@ -43,8 +43,8 @@ pub fn backends(client: &mut Client, backend: Option<BackendName>, output: &Outp
         ("HEDGED", Right),
         ("FAILED", Right),
         ("CONNECT", Right),
-        ("UP", Right),
-        ("DOWN", Right),
+        ("TO BACKENDS", Right),
+        ("TO CLIENTS", Right),
         ("PROBE", Right),
         ("LAST PROBE AND WHY", Left),
     ]);
@@ -203,8 +203,8 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
         ("FLOWS", Right),
         ("SHARE", Right),
         ("NEW/S", Right),
-        ("UP/S", Right),
-        ("DOWN/S", Right),
+        ("TO BACKEND/S", Right),
+        ("TO CLIENT/S", Right),
         ("WHY", Left),
     ])
     .indented();

@@ -1,5 +1,5 @@
 //! Carries out what `model::fleet::failover` decides: watches the addresses of this host, tells neighbours, wakes the clients
-//! of dead instances, and has the path hold, forward and refuse.
+//! of dead instances, and has the offload engine hold, forward and refuse.
 //!
 //! ```text
 //!   peer link ──Remote──▶ │         │ ──Command──▶ peer link
@@ -36,7 +36,7 @@ pub struct Links {
 }
 
 /// Starts the control task, which follows reloads of `config`. `None`: there are no peers, and `links` go. Needs a tokio
-/// runtime, and the path to be open if there is to be one.
+/// runtime, and the offload engine to be open if there is to be one.
 pub fn start(
     table: Arc<Table>,
     mut config: watch::Receiver<Arc<Config>>,

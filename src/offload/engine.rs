@@ -222,7 +222,7 @@ impl Engine {
             beat.turn();
             let wait = self.time_to_wait();
             if let Err(error) = self.wait(wait) {
-                tracing::error!(%error, "the path cannot wait for requests");
+                tracing::error!(%error, "the offload engine cannot wait for requests");
                 std::thread::sleep(TICK);
             }
             self.table.offload.clear_wake();

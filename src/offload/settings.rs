@@ -1,4 +1,4 @@
-//! What the path needs to know to open.
+//! What the offload engine needs to know to open.
 
 use std::path::PathBuf;
 

@@ -200,7 +200,7 @@ fn size(range: &RangeInclusive<u16>, slot: u8) -> u32 {
     port_range(range.clone(), slot).map_or(0, |part| u32::from(part.last - part.first) + 1)
 }
 
-/// Without a packet path, a table of its own keeps the VIP's ports from being tracked.
+/// Without offload, a table of its own keeps the VIP's ports from being tracked.
 fn nft(config: &Config) -> Option<Finding> {
     let wanted = config.offload.mode == OffloadMode::Off;
     let there = Command::new("nft").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();

@@ -202,7 +202,7 @@ impl Worker {
         self.writer.remove(&self.table.flows, key);
     }
 
-    /// Frees the place of a flow that was lost with a panic. If the path has it, it is to be reset there.
+    /// Frees the place of a flow that was lost with a panic. If the offload engine has it, it is to be reset there.
     pub(super) fn give_up(&mut self, key: FlowKey) {
         if let Some(id) = self.table.flows.id_at(&self.writer, key) {
             self.tell_lost(id);

@@ -5,7 +5,7 @@
 //!   Header ──────────────────────▶ Connecting ─────────────────▶ Relaying
 //!      │                               │                            │
 //!      ├───────────────────────────────┴────────────────────────────┤
-//!      │                              the sockets stay    the path asks for them
+//!      │                              the sockets stay    the engine asks for them
 //!      │                                  Relaying ◀─── Offloading ◀┘
 //!      │                                                    │ the sockets are gone
 //!      ├──────────────────────────────────────── Offloaded ◀┘
@@ -205,7 +205,7 @@ pub struct Relaying {
     pub leaving: Leaving,
 }
 
-/// What is left of a flow whose sockets the path has.
+/// What is left of a flow whose sockets the offload engine has.
 #[derive(Debug)]
 pub struct Lent {
     pub backend_addr: BackendAddr,
@@ -214,11 +214,11 @@ pub struct Lent {
     pub source_port: u16,
     pub attempt: u8,
     pub leaving: Leaving,
-    /// What the path was asked for.
+    /// What the offload engine was asked for.
     pub ending: Option<EndAsked>,
 }
 
-/// The path was asked to end a flow.
+/// The offload engine was asked to end a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct EndAsked {
     pub reason: EndReason,
@@ -237,7 +237,7 @@ pub struct Leaving {
     pub tries: u8,
     /// Times in a row that an end of it was silent.
     pub unseen: u8,
-    /// The path looks at what its packets are like.
+    /// The offload engine looks at what its packets are like.
     pub announced: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Flows that leave the proxy: when they are lent to the path, and what its answers mean here.
+//! Flows that leave the proxy: when they are lent to the offload engine, and what its answers mean here.
 //!
 //! A flow leaves at a quiet moment: right after a request was read and before it is passed on, when all that was sent
 //! before has been acknowledged, or when it has reached an age and nothing moves. Only flows that have shown that they
@@ -84,7 +84,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// What the path says.
+    /// What the offload engine says.
     pub(super) fn take_answers(&mut self) {
         while let Some(answer) = self.table.offload.next_answer(self.number) {
             match answer {
@@ -98,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// A request has just been passed on. If the flow may leave with the next one, the path begins to look at what its
+    /// A request has just been passed on. If the flow may leave with the next one, the offload engine begins to look at what its
     /// packets are like: those until then show it, and no request need wait for that.
     pub(super) fn announce_if_near(&mut self, flow: &mut Flow) {
         let Some(policy) = self.policy() else { return };
@@ -115,7 +115,7 @@ impl Worker {
         }
     }
 
-    /// The flow ends in its sockets, and the path need not look at it any more.
+    /// The flow ends in its sockets, and the offload engine need not look at it any more.
     pub(super) fn forget_announced(&self, flow: &Flow, reason: EndReason) {
         if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
             let slot = self.slot(flow.at.key());
@@ -124,7 +124,7 @@ impl Worker {
         }
     }
 
-    /// Asks the path to end a flow that has no sockets here.
+    /// Asks the offload engine to end a flow that has no sockets here.
     pub(super) fn end_lent(&mut self, flow: &mut Flow, reason: EndReason) {
         let ticket = self.ticket(flow);
         let idle = flow.pending_end.take().and_then(|pending| pending.only_idle_for);
@@ -332,7 +332,7 @@ impl Worker {
         self.finish(flow, reason, 0);
     }
 
-    /// Counts what the path has moved since it was last heard of.
+    /// Counts what the offload engine has moved since it was last heard of.
     fn account_path(&self, flow: &mut Flow, progress: &Progress) {
         let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
         let slot = self.slot(flow.at.key());
@@ -348,7 +348,7 @@ impl Worker {
         grown(Field::LastToClientNs, progress.last_to_client_ns);
     }
 
-    /// Hands the flow of `ticket` to `act`; has the path end one that is not known here.
+    /// Hands the flow of `ticket` to `act`; has the offload engine end one that is not known here.
     fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         match self.place_of(ticket) {
             Some(at) => self.with_flow(at, act),

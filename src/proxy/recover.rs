@@ -1,4 +1,4 @@
-//! Offloaded flows of an earlier process, which the path still carries.
+//! Offloaded flows of an earlier process, which the offload engine still carries.
 
 use std::sync::Arc;
 

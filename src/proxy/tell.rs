@@ -21,7 +21,7 @@ impl Worker {
         }
     }
 
-    /// A flow without sockets of an earlier process has its place here. That it has none is the path's to tell.
+    /// A flow without sockets of an earlier process has its place here. That it has none is the offload engine's to tell.
     pub(super) fn tell_found(&self, found: &Found) {
         self.table.fleet.tell(|| {
             Local::Established(Box::new(FlowRecord {

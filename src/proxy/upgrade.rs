@@ -36,7 +36,7 @@ impl Proxy {
     }
 
     /// Takes up to `flows_max` flows of `worker` out of service, fewer if they hold more than `bytes_max`. Flows that
-    /// were ordered to end stay until they have, and so do those that the path has.
+    /// were ordered to end stay until they have, and so do those that the offload engine has.
     pub fn take(&self, worker: usize, flows_max: usize, bytes_max: usize) -> Result<Departure, StuckWorker> {
         self.ask(worker, |answer| Message::Take { flows_max, bytes_max, answer })
     }

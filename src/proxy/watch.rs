@@ -19,7 +19,7 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase
             && !std::mem::replace(&mut relaying.delivering, true)
         {
-            // Another process, or the path, looked at it before, and what was given then is soon over.
+            // Another process, or the offload engine, looked at it before, and what was given then is soon over.
             let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
             let (due_ns, since_ns) = (self.now_ns + after_ns, self.now_ns);
             self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });

@@ -1,4 +1,4 @@
-//! Where the data plane and the path meet: flows that are lent, given back, carried and ended.
+//! Where the data plane and the offload engine meet: flows that are lent, given back, carried and ended.
 //!
 //! ```text
 //!   worker                                         path
@@ -45,7 +45,7 @@ pub struct Ticket {
     pub id: FlowId,
 }
 
-/// A flow that may be offloaded. Nobody reads or writes its sockets but the path until it answers.
+/// A flow that may be offloaded. Nobody reads or writes its sockets but the offload engine until it answers.
 #[derive(Debug)]
 pub struct Candidate {
     pub ticket: Ticket,
@@ -95,7 +95,7 @@ impl Progress {
     }
 }
 
-/// A flow of an earlier process that the path carries.
+/// A flow of an earlier process that the offload engine carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub id: FlowId,
@@ -111,10 +111,10 @@ pub struct Found {
     pub last_to_client_ns: u64,
 }
 
-/// What the workers ask of the path.
+/// What the workers ask of the offload engine.
 #[derive(Debug)]
 pub enum Request {
-    /// A flow that has sockets may be offloaded soon: the path is to see what its packets look like on the wire.
+    /// A flow that has sockets may be offloaded soon: the offload engine is to see what its packets look like on the wire.
     Witness {
         id: FlowId,
         ends: Ends,
@@ -131,7 +131,7 @@ pub enum Request {
         ticket: Ticket,
         unless_moved_since_ns: Option<u64>,
     },
-    /// A flow that the path carries already belongs to this ticket from now on.
+    /// A flow that the offload engine carries already belongs to this ticket from now on.
     Claim {
         ticket: Ticket,
         patience_ns: u64,
@@ -148,7 +148,7 @@ pub enum Request {
     },
 }
 
-/// What the path says to a flow's worker.
+/// What the offload engine says to a flow's worker.
 #[derive(Debug)]
 pub enum Answer {
     /// Its packets pass the worker by from now on.
@@ -185,7 +185,7 @@ pub struct Offload {
     retry_wanted: AtomicBool,
     /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
-    /// Flows whose sockets the path has.
+    /// Flows whose sockets the offload engine has.
     in_flight: AtomicU32,
     /// Flows without sockets now.
     without_sockets: AtomicU32,
@@ -249,7 +249,7 @@ impl Offload {
         self.retry_wanted.swap(false, Relaxed)
     }
 
-    /// Asks the path; never waits.
+    /// Asks the offload engine; never waits.
     pub fn ask(&self, request: Request) {
         if matches!(request, Request::Offload(_)) {
             self.in_flight.fetch_add(1, Relaxed);
@@ -258,13 +258,13 @@ impl Offload {
         self.wake_once();
     }
 
-    /// Asks the path for what concerns flows of other instances; never waits.
+    /// Asks the offload engine for what concerns flows of other instances; never waits.
     pub fn ask_standby(&self, request: StandbyRequest) {
         self.held.push(request);
         self.wake_once();
     }
 
-    /// One wake for many requests: the path clears this before it takes them.
+    /// One wake for many requests: the offload engine clears this before it takes them.
     fn wake_once(&self) {
         if !self.woken.swap(true, AcqRel) {
             self.wake.signal();
@@ -276,7 +276,7 @@ impl Offload {
         self.wake.fd()
     }
 
-    /// Makes the path look at its requests though there may be none.
+    /// Makes the offload engine look at its requests though there may be none.
     pub fn wake(&self) {
         self.wake.signal();
     }
@@ -323,7 +323,7 @@ impl Offload {
         self.in_flight.fetch_sub(1, Relaxed);
     }
 
-    /// Flows whose sockets the path has.
+    /// Flows whose sockets the offload engine has.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
     }

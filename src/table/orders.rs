@@ -24,7 +24,7 @@ pub enum Selector {
     SocketsOf(BackendId),
     Frontend(FrontendId),
     Client(IpNet),
-    /// All but those that the path carries, or is about to.
+    /// All but those that the offload engine carries, or is about to.
     WithSockets,
     All,
 }

@@ -89,7 +89,7 @@ fn a_backend_that_was_cut_off_for_too_long_is_reset_when_it_is_back() {
     println!("reset {after:?} after it was back");
 }
 
-/// Whatever ended it: the packet path says so for some seconds, and who is back only after those hears of it, too.
+/// Whatever ended it: the offload engine says so for some seconds, and who is back only after those hears of it, too.
 #[test]
 fn a_client_that_was_cut_off_when_its_offloaded_flow_was_killed_is_reset_long_after_the_path_has_forgotten_it() {
     let Some(scene) = Scene::new("late-offloaded") else { return };

@@ -1,5 +1,5 @@
 //! A table of nftables of its own, so that a firewall that drops what it has not tracked (`ct state invalid drop`) does not
-//! drop what a failover needs: the segments that it sends, and, where there is no packet path to answer them, the packets of
+//! drop what a failover needs: the segments that it sends, and, where there is no offload engine to answer them, the packets of
 //! the VIP's ports.
 
 use std::fmt::Write as _;

@@ -59,7 +59,7 @@ pub struct Settings {
     pub peers: Vec<(InstanceName, IpAddr)>,
     /// Where frontends listen; port 0 is none.
     pub vips: Vec<VipAddr>,
-    /// There is a packet path: flows can be held and forwarded.
+    /// There is the offload engine: flows can be held and forwarded.
     pub carries: bool,
     pub challenge: bool,
     pub guard_ns: u64,
@@ -104,7 +104,7 @@ pub enum Note {
         inherited: usize,
         reset: usize,
     },
-    /// What became of those that were reset. Without a packet path nobody knows, and all count as silent.
+    /// What became of those that were reset. Without offload nobody knows, and all count as silent.
     Told {
         from: InstanceName,
         answered: usize,
@@ -195,7 +195,7 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KnownState {
     Forwarded,
-    /// There is no way to its owner, or no packet path here.
+    /// There is no way to its owner, or no offload engine here.
     Noted,
     Refused,
     Held,

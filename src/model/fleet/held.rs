@@ -1,4 +1,4 @@
-//! What passes between the failover and the path, which holds and forwards what is other instances'.
+//! What passes between the failover and the offload engine, which holds and forwards what is other instances'.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use super::{FleetId, FlowRecord, PortRange, Unknown, UnknownPacket};
 use crate::addr::VipAddr;
 use crate::model::ends::Key;
 
-/// What the failover asks of the path.
+/// What the failover asks of the offload engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StandbyRequest {
     /// Carry the packets of this flow, which has no sockets and which another instance lists. Again: its positions have
@@ -52,7 +52,7 @@ pub struct PeerPortRange {
     pub at: Vec<IpAddr>,
 }
 
-/// What the path says to the failover.
+/// What the offload engine says to the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StandbyAnswer {
     /// Packets of these held flows' clients have come.

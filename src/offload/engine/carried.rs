@@ -1,4 +1,4 @@
-//! One flow that the path has: how far its offload has come, and what was last seen of it.
+//! One flow that the offload engine has: how far its offload has come, and what was last seen of it.
 //!
 //! ```text
 //!            entered, bytes in flight written        every CPU knows it         acknowledged

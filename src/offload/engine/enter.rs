@@ -234,7 +234,7 @@ impl Engine {
                 tracing::warn!(interface = comes_by, %error, "flows that use it stay proxied");
                 return Err(Stays::Interface);
             }
-            tracing::info!(interface = netdev::name(comes_by).ok(), "the path looks at its packets from now on");
+            tracing::info!(interface = netdev::name(comes_by).ok(), "the BPF program is attached to an interface");
             self.show();
         }
         Ok(Egress::Interface(leaves_by))

@@ -59,7 +59,7 @@ impl Engine {
                 continue;
             }
             if let Err(error) = self.program.attach(index) {
-                tracing::error!(interface = netdev::name(index).ok(), %error, "the path cannot look at its packets");
+                tracing::error!(interface = netdev::name(index).ok(), %error, "the BPF program cannot be attached to an interface");
             }
             self.show();
         }

@@ -264,15 +264,15 @@ impl Engine {
         match self.program.fix() {
             Ok(interfaces) if interfaces.is_empty() => {}
             Ok(interfaces) => {
-                tracing::warn!(?interfaces, "the path was detached by somebody else, and is attached again");
+                tracing::warn!(?interfaces, "another process detached the BPF program; Baton attached it again");
                 self.table.offload.census.reattached.add(1);
                 self.table.journal.record(What::ProgramReattached { interfaces });
             }
-            Err(error) => tracing::error!(%error, "the path cannot be attached again"),
+            Err(error) => tracing::error!(%error, "the BPF program cannot be attached again"),
         }
     }
 
-    /// Shows how the path stands.
+    /// Shows how the offload engine stands.
     pub(super) fn show(&self) {
         let census = &self.table.offload.census;
         census.show(OffloadView {

@@ -1,4 +1,4 @@
-//! Why the path cannot be opened, or a flow not be entered.
+//! Why the offload engine cannot be opened, or a flow not be entered.
 
 use std::error::Error;
 use std::io;
@@ -9,7 +9,7 @@ use aya::pin::PinError;
 use aya::programs::ProgramError;
 use thiserror::Error;
 
-/// Why there is no path. Each says what fixes it; without a path every flow stays proxied.
+/// Why nothing can be offloaded. Each says what fixes it; until then every flow stays proxied.
 #[derive(Debug, Error)]
 pub enum OpenError {
     #[error("{path} is not on a BPF file system; mount one there: mount -t bpf bpf {path}", path = .path.display())]

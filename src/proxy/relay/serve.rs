@@ -41,7 +41,7 @@ impl Worker {
                     verdict => verdict,
                 }
             }
-            // What it has is the path's to see.
+            // What it has is the offload engine's to see.
             Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
         }
     }

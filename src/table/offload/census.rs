@@ -11,7 +11,7 @@ use crate::table::count::Tally;
 /// Why nothing is offloaded that could.
 pub const OFF: &str = "offload.mode is \"off\"";
 
-/// Counters of offloads, and how the path stands.
+/// Counters of offloads, and how the offload engine stands.
 #[derive(Debug)]
 pub struct OffloadCensus {
     pub offloaded: Tally,
@@ -29,7 +29,7 @@ pub struct OffloadCensus {
     view: ArcSwap<OffloadView>,
 }
 
-/// How the path stands.
+/// How the offload engine stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadView {
     /// Flows may be offloaded. If not, why not, and what fixes it.

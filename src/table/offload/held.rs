@@ -1,4 +1,4 @@
-//! Where the failover and the path meet: flows of other instances.
+//! Where the failover and the offload engine meet: flows of other instances.
 //!
 //! ```text
 //!   failover                                          path
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use crate::model::ends::Key;
 use crate::model::fleet::{StandbyAnswer, StandbyRequest};
 
-/// What the path carries at this moment, whoever's flows they are.
+/// What the offload engine carries at this moment, whoever's flows they are.
 pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
     /// Whether such a packet is passed on to the flow's other end.
     fn carries(&self, key: &Key) -> bool;
@@ -58,12 +58,12 @@ impl StandbyQueues {
         self.answered.notified().await;
     }
 
-    /// Whether there is a path that holds and forwards.
+    /// Whether there is an offload engine that holds and forwards.
     pub fn serves(&self) -> bool {
         self.carried.get().is_some()
     }
 
-    /// The path holds and forwards from now on.
+    /// The offload engine holds and forwards from now on.
     pub fn serve(&self, carried: Box<dyn CarriedKeys>) {
         let _ = self.carried.set(carried);
     }

@@ -37,7 +37,7 @@ pub struct Fleet {
 pub enum Flows {
     /// Nor are there peers: none of what this is all about.
     Alone,
-    /// There is no packet path.
+    /// There is no offload engine.
     Proxied,
     /// There is one, but they stay in their sockets.
     Kept,

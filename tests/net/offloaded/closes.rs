@@ -190,7 +190,7 @@ fn a_client_whose_offloaded_flow_was_reset_may_use_its_port_again_at_once() {
         baton.wait_offloaded(conns.len() as u64);
     };
     offload(&mut conns);
-    // By their own RST: the next SYN comes in the same moment, or when the path is just resetting the other end.
+    // By their own RST: the next SYN comes in the same moment, or when the offload engine is just resetting the other end.
     let mut ended = 0;
     let anew = conns.into_iter().enumerate().map(|(number, conn)| {
         let from = conn.local();
@@ -202,7 +202,7 @@ fn a_client_whose_offloaded_flow_was_reset_may_use_its_port_again_at_once() {
         once_more(&lab.client, from, vip)
     });
     let mut conns: Vec<_> = anew.collect();
-    // The path has another word for the ends of the old ones.
+    // The offload engine has another word for the ends of the old ones.
     conns.iter_mut().for_each(|conn| conn.stays_open(ms(400)));
     offload(&mut conns);
     assert!(baton.cli(&["kill", "--all", "--yes"]).status.success());

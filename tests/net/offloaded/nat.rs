@@ -262,7 +262,7 @@ fn row37_a_synproxy_on_the_balancer_s_own_host_resets_no_flow() {
     baton.rests();
 }
 
-/// The process dies while the path looks at flows that may soon be offloaded, and has not let them go yet.
+/// The process dies while the offload engine looks at flows that may soon be offloaded, and has not let them go yet.
 #[test]
 fn row37_a_kill_while_flows_show_themselves_leaves_none_hanging_and_nothing_behind() {
     let Some(scene) = Scene::new("nat-kill") else { return };

@@ -4,7 +4,7 @@
 use super::Scene;
 use crate::lab::*;
 
-/// A middlebox that takes offence: what Baton's sockets send comes with a time to live of 64, what the path passes on with one less.
+/// A middlebox that takes offence: what Baton's sockets send comes with a time to live of 64, what the program passes on with one less.
 const OFFENDED: &str = "table inet n { chain in { type filter hook input priority 0; \
                         ip ttl 63 tcp dport 6443 reject with tcp reset; }\n}";
 

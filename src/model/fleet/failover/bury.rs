@@ -138,7 +138,7 @@ impl Failover {
                         inherited.push(id);
                     }
                 }
-                // Without a packet path nothing here can carry it on.
+                // Without offload nothing here can carry it on.
                 _ => {
                     match self.is_here(ends.vip.ip()) {
                         true => told.push((id, ends)),

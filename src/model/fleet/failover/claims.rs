@@ -109,7 +109,7 @@ impl Failover {
         }
     }
 
-    /// What the path has of it is the owner's.
+    /// What the offload engine has of it is the owner's.
     pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
         if let Some(peer) = self.peers.get_mut(owner) {
             peer.flows.insert(id);
@@ -118,7 +118,7 @@ impl Failover {
         }
     }
 
-    /// The path was to hold these for others, and has them as this instance's own.
+    /// The offload engine was to hold these for others, and has them as this instance's own.
     pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FleetId]) {
         for id in flows {
             let Some(known) = self.flows.get(id).filter(|known| known.state == KnownState::Held) else { continue };

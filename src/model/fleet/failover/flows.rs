@@ -32,7 +32,7 @@ impl Failover {
             // It goes on under another id, or its ends have begun another one.
             match record.keeping {
                 Keeping::Sockets => self.remove(before),
-                // What the path has there gives way by itself, and no packet finds it gone.
+                // What the offload engine has there gives way by itself, and no packet finds it gone.
                 Keeping::Passage(_) => drop(self.take_out(before)),
             }
         }
@@ -87,7 +87,7 @@ impl Failover {
 
     pub(super) fn enter(&mut self, id: FleetId, known: Known) {
         self.by_ends.insert(id.ends, id);
-        // The path is asked anew, and says so if it still has none.
+        // The offload engine is asked anew, and says so if it still has none.
         self.no_room.remove(&id);
         self.flows.insert(id, known);
     }

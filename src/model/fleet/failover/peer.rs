@@ -213,7 +213,7 @@ impl Failover {
         std::iter::once(&peer.link).chain(&peer.addresses).copied().find(fits)
     }
 
-    /// Tells the path whose backend legs come from which ports, if that has changed: those of all instances, for nobody else's
+    /// Tells the offload engine whose backend legs come from which ports, if that has changed: those of all instances, for nobody else's
     /// packets are ever answered for.
     pub(super) fn show_port_ranges(&mut self) {
         if !self.settings.carries {
@@ -248,7 +248,7 @@ impl Failover {
             let mut came = of(port).filter(|ip| self.just_came.contains_key(ip)).peekable();
             let owners: BTreeSet<_> = match came.peek() {
                 Some(_) => came.filter_map(|ip| self.last_owners.get(&ip)).collect(),
-                // The path tells them by port alone, and what comes for this one is this instance's.
+                // The offload engine tells them by port alone, and what comes for this one is this instance's.
                 None if of(port).any(|ip| self.is_here(ip)) => return None,
                 None => of(port).filter_map(|ip| self.last_owners.get(&ip)).collect(),
             };

@@ -100,7 +100,7 @@ impl Scene {
         let mut all = Vec::new();
         while let Some(action) = self.machine.poll_action() {
             match action {
-                // The path is quick.
+                // The offload engine is quick.
                 Action::Path(StandbyRequest::Report(number)) => {
                     self.machine.handle_standby(self.now_ns, StandbyAnswer::Reached(number));
                 }
@@ -340,7 +340,7 @@ fn clients_that_answer_neither_round_are_woken_on_and_no_others() {
             scene.pass(100);
         }
         let wake = |it: &FlowRecord| Wake { from: it.ends.vip.socket_addr(), to: it.ends.client.socket_addr() };
-        // Without a packet path nobody sees who has answered.
+        // Without offload nobody sees who has answered.
         let expected = match (carries, challenge) {
             (_, false) => vec![],
             (true, true) => vec![wake(&silent)],

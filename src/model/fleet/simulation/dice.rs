@@ -47,7 +47,7 @@ pub enum Kind {
     Stall,
     /// Maps have room for some of the fleet's flows only.
     Full,
-    /// Some instances have no packet path.
+    /// Some instances have no offload engine.
     Pathless,
     /// Instances are added and removed by reload, here sooner and there later.
     Members,

@@ -84,7 +84,7 @@ impl Path {
         own.iter().for_each(|record| self.tell_inherited(record));
     }
 
-    /// A worker has it, and says so before the path says that it has no sockets.
+    /// A worker has it, and says so before the offload engine says that it has no sockets.
     fn tell_inherited(&mut self, record: &FlowRecord) {
         let (id, Keeping::Passage(passage)) = (record.id, record.keeping.clone()) else { return };
         let record = FlowRecord { keeping: Keeping::Sockets, ..record.clone() };

@@ -93,7 +93,7 @@ impl World {
     pub fn nobody_waits(&self) {
         for client in self.clients.values().filter(|client| client.stage != Stage::Idle) {
             let since_ns = client.since_ns.max(self.net.changed_ns);
-            // Without a packet path the kernel there answers, whatever others have.
+            // Without offload the kernel there answers, whatever others have.
             let owner = self.owner_of(client);
             let right = |node: usize| self.nodes[node].path.carries || owner.is_none_or(|owner| owner == node);
             let comes = |direction| self.place(client.number, client.vip, direction).is_some_and(right);

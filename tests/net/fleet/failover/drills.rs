@@ -56,7 +56,7 @@ impl Drill {
 }
 
 impl Cluster {
-    /// `offloading`: with the packet path.
+    /// `offloading`: with the offload engine.
     fn new(test: &str, offloading: bool) -> Option<Self> {
         let pinned: Option<Vec<_>> = (0..2).filter(|_| offloading).map(|_| Pinned::unused(test)).collect();
         let pinned = pinned?;
@@ -135,14 +135,14 @@ impl Cluster {
     }
 }
 
-/// Whether flows of the packet path notice a fault.
+/// Whether flows of the offload engine notice a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Offloaded {
     GoOn,
     End,
 }
 
-/// A fault without the packet path, and with it.
+/// A fault without offload, and with it.
 #[track_caller]
 fn each_way(test: &str, fault: &str, offloaded: Offloaded, mut strikes: impl FnMut(&Cluster)) {
     for offloading in [false, true] {

@@ -322,7 +322,7 @@ fn an_address_that_a_killed_process_kept_is_given_up_by_the_next_and_kept_on_in_
     assert!(!vips.contains(VIP), "it has no VIP: {vips}");
     let pid = fleet.owner().baton.ask(serde_json::json!({"command": "version"})).unwrap().1["pid"].as_i64().unwrap();
     Stranger::new(pid).kill();
-    // The process before it has what it handed over for some moments more, the lock of the packet path among it.
+    // The process before it has what it handed over for some moments more, the lock of the offload engine among it.
     eventually(LONG, "the first is gone, too", || fleet.owner().baton.process.exit_status().is_some());
     drop(conns);
     fleet.all[0].baton = Baton::start_with(&host, &fleet.owner().directory);

@@ -56,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the path has been told, as it would carry it out.
+/// What the offload engine has been told, as it would carry it out.
 #[derive(Default)]
 struct Told {
     diverted: HashMap<Key, bool>,

@@ -1,4 +1,25 @@
-//! Baton, a connection-tracking TCP load balancer for Kubernetes apiservers. ARCHITECTURE.md tells how the parts fit.
+//! Baton, a connection-tracking TCP load balancer for Kubernetes apiservers: a client never waits on a dead connection.
+//!
+//! Begin with [`app::build`], which wires an instance and gives an [`app::Bound`], and with [`proxy::Proxy`], whose workers move the
+//! bytes. A flow is a client's connection together with the connection to a backend that serves it:
+//!
+//! ```text
+//!   client                          one worker, one core                         backend
+//!     │   SYN                                                                       │
+//!     ├──────────▶ proxy::accept ──▶ table::flows      limits, lists                │
+//!     │            proxy::connect ──▶ model::balance   pick, retry, hedge ─────────▶│
+//!     │◀═════════▶ proxy::relay                        bytes, FIN, RST ◀═══════════▶│
+//!     │                  │ quiet for a moment                                       │
+//!     │                  ▼                                                          │
+//!     │            offload::OffloadEngine              both sockets close in silence│
+//!     │◀═══════════════ the program in the kernel passes packets on ═══════════════▶│
+//!     │                  │ the process is killed: the next one recovers the flow    │
+//!     │                  │ the host dies: fleet::failover of a peer carries it on   │
+//!     │                  ▼                                                          │
+//!     │            proxy::ending ──▶ model::end_reason one reason, told to both     │
+//! ```
+//! Orders from outside (a dead backend, an operator, a reload) reach flows through [`table::orders`] alone. ARCHITECTURE.md has the layers and
+//! the threads, docs/glossary.md the words.
 #![deny(unsafe_code)]
 
 pub mod addr;

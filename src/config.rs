@@ -11,7 +11,6 @@ mod certificate;
 mod cluster;
 mod diagnostic;
 mod document;
-mod duration;
 mod failover;
 mod file;
 mod frontend;

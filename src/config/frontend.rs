@@ -7,13 +7,13 @@ use std::time::Duration;
 use toml::de::DeTable;
 
 use super::document::Document;
-use super::duration::display;
 use super::kind::{Kind, Listen, Name, Network, OneOf, SourcePlace, Time, Truth, Whole, time, whole};
 use super::process::cap;
 use super::section::{Element, Section};
 use super::{Backend, Frontend, Keepalive, Limits, ProxyProtocol, Rebalance, Source, Target, backend, health};
 use crate::addr::{SourceMask, VipAddr};
 use crate::model::balance::Balance;
+use crate::model::duration::display;
 
 /// A frontend, and where in the file its addresses stand. Its values are meaningless once an error was reported.
 pub struct Read {

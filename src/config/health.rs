@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::duration::display;
 use super::kind::{Decimal, Host, OneOf, Time, UrlPath, time, whole};
 use super::section::{Field, Section};
 use super::{Damping, Health, ProbeKind, tls};
+use crate::model::duration::display;
 
 /// Reads the table. The value is meaningless once an error was reported.
 pub fn read(section: &Section, reset_within: Duration) -> Health {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
-use super::duration;
+use crate::model::duration;
 
 /// A kind of value.
 pub trait Kind {
@@ -145,7 +145,7 @@ impl Kind for Time {
     type Value = Duration;
 
     fn read(&self, value: &DeValue) -> Option<Duration> {
-        let read = duration::parse(value.as_str()?)?;
+        let read = duration::parse(value.as_str()?).ok()?;
         if read.is_zero() && self.zero.is_some() {
             return Some(read);
         }

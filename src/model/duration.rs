@@ -1,41 +1,214 @@
-//! Durations on the command line: a number and a unit, `250ms`, `5s`, `2m`, or `0`.
+//! Durations as people write them, in the file and on the command line.
+//!
+//! ```text
+//! duration = part { part }                   the units from long to short, each at most once; or "0" alone
+//! part     = digits [ "." digits ] unit      1s, 0.2s, 1m30s, "1h 30m", "1 s": spaces do not count
+//! unit     = "h" | "m" | "s" | "ms"
+//! ```
+//! Whole milliseconds are exact, and nothing finer is taken. humantime and jiff read days, months and years as well, in
+//! which nothing here is counted.
 
 use std::time::Duration;
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a duration is a number and ms, s, m or h, such as 250ms or 5s")]
-pub struct NotADuration;
+/// Why a text is no duration. Each is one clause, to follow the text and a colon.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DurationFault {
+    #[error("a duration such as 500ms or 1m30s is missing")]
+    Empty,
+    #[error("a duration cannot be negative")]
+    Negative,
+    #[error("{0:?} does not begin with a number")]
+    NoNumber(String),
+    #[error("the unit is missing: h, m, s or ms")]
+    NoUnit,
+    #[error("the unit {0:?} is unknown; the units are h, m, s and ms")]
+    UnknownUnit(String),
+    #[error("the units go from h over m and s to ms, each at most once")]
+    Order,
+    #[error("no part of a millisecond is counted")]
+    TooFine,
+    #[error("a duration is shorter than 2^64 ms")]
+    TooLong,
+}
+
+/// Units and their length in milliseconds, longest first.
+const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Reads one duration; the form that clap takes as a value parser.
-pub fn parse(text: &str) -> Result<Duration, NotADuration> {
-    if text == "0" {
-        return Ok(Duration::ZERO);
+pub fn parse(text: &str) -> Result<Duration, DurationFault> {
+    let mut rest = text.trim_matches(' ');
+    match rest {
+        "" => return Err(DurationFault::Empty),
+        "0" => return Ok(Duration::ZERO),
+        _ if rest.starts_with('-') => return Err(DurationFault::Negative),
+        _ => {}
     }
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(NotADuration)?;
-    let (number, unit) = text.split_at(unit_at);
-    let unit_s = match unit {
-        "ms" => 0.001,
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(NotADuration),
-    };
-    let number: f64 = number.parse().map_err(|_| NotADuration)?;
-    Duration::try_from_secs_f64(number * unit_s).map_err(|_| NotADuration)
+    let mut units = &UNITS[..];
+    let mut total_ms = 0u64;
+    while !rest.is_empty() {
+        let (number, after) = cut(rest, |c| c.is_ascii_digit() || c == '.');
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+        if whole.is_empty() || fraction.is_empty() || fraction.contains('.') {
+            return Err(DurationFault::NoNumber(shorten(rest)));
+        }
+        let after = after.trim_start_matches(' ');
+        let (unit, next) = cut(after, char::is_alphabetic);
+        if after.is_empty() || after.starts_with(|c: char| c.is_ascii_digit()) {
+            return Err(DurationFault::NoUnit);
+        }
+        let (_, unit_ms) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(|| DurationFault::UnknownUnit(shorten(if unit.is_empty() { after } else { unit })))?;
+        let index = units.iter().position(|(name, _)| *name == unit).ok_or(DurationFault::Order)?;
+        units = &units[index + 1..];
+        let whole: u64 = whole.parse().map_err(|_| DurationFault::TooLong)?;
+        let part_ms = whole.checked_mul(*unit_ms).ok_or(DurationFault::TooLong)?;
+        let part_ms = part_ms.checked_add(fraction_ms(fraction, *unit_ms)?).ok_or(DurationFault::TooLong)?;
+        total_ms = total_ms.checked_add(part_ms).ok_or(DurationFault::TooLong)?;
+        rest = next.trim_start_matches(' ');
+    }
+    Ok(Duration::from_millis(total_ms))
+}
+
+/// The shortest exact spelling, in whole milliseconds: in one unit rather than as a sum (`1h1ms`) or with a point (`1.5s`).
+pub fn display(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    if ms == 0 {
+        return "0s".into();
+    }
+    let lengths = UNITS.map(|(name, unit_ms)| (name, u128::from(unit_ms)));
+    let whole = lengths.iter().find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms));
+    let whole = whole.map(|(unit, unit_ms)| format!("{}{unit}", ms / unit_ms));
+    let mut left = ms;
+    let mut sum = String::new();
+    for (unit, unit_ms) in lengths {
+        if left >= unit_ms {
+            sum += &format!("{}{unit}", left / unit_ms);
+            left %= unit_ms;
+        }
+    }
+    let point = format!("{}.{:03}", ms / 1000, ms % 1000);
+    let point = (ms > 1000).then(|| format!("{}s", point.trim_end_matches('0').trim_end_matches('.')));
+    let spellings = whole.into_iter().chain([sum]).chain(point);
+    spellings.min_by_key(String::len).expect("a sum there always is")
+}
+
+/// `digits` behind the point, of a unit.
+fn fraction_ms(digits: &str, unit_ms: u64) -> Result<u64, DurationFault> {
+    let digits = digits.trim_end_matches('0');
+    if digits.is_empty() {
+        return Ok(0);
+    }
+    // An hour has 3.6 million milliseconds: no more digits than seven can make a whole one.
+    let places = u32::try_from(digits.len()).ok().filter(|places| *places <= 7).ok_or(DurationFault::TooFine)?;
+    let parts = digits.parse::<u64>().map_err(|_| DurationFault::TooFine)? * unit_ms;
+    let scale = 10u64.pow(places);
+    if parts.is_multiple_of(scale) { Ok(parts / scale) } else { Err(DurationFault::TooFine) }
+}
+
+/// The longest beginning of such characters, and the rest.
+fn cut(text: &str, such: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(|c| !such(c)).unwrap_or(text.len()))
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(20).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
-    fn a_unit_is_needed_except_for_nothing() {
-        assert_eq!(parse("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(parse("1.5s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse("2m"), Ok(Duration::from_secs(120)));
-        assert_eq!(parse("0"), Ok(Duration::ZERO));
-        for wrong in ["", "5", "s", "5 s", "-1s", "1d", "1.2.3s"] {
-            assert_eq!(parse(wrong), Err(NotADuration), "{wrong:?}");
+    fn what_people_write_is_read() {
+        for (text, ms) in [
+            ("250ms", 250),
+            ("1s", 1000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+            ("1m30s", 90_000),
+            ("0.2s", 200),
+            ("1.50m", 90_000),
+            ("1 s", 1000),
+            ("1h 30m", 5_400_000),
+            (" 1 h 30 m ", 5_400_000),
+            ("1h1ms", 3_600_001),
+            ("0.0000025h", 9),
+            ("90m", 5_400_000),
+            ("0", 0),
+            ("0ms", 0),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_duration_is_refused_with_the_reason() {
+        use DurationFault::*;
+        for (text, fault) in [
+            ("", Empty),
+            ("  ", Empty),
+            ("-1s", Negative),
+            ("-0", Negative),
+            ("+1s", NoNumber("+1s".into())),
+            ("s", NoNumber("s".into())),
+            (".5s", NoNumber(".5s".into())),
+            ("1.s", NoNumber("1.s".into())),
+            ("1.2.3s", NoNumber("1.2.3s".into())),
+            ("1s, 2ms", NoNumber(", 2ms".into())),
+            ("1", NoUnit),
+            ("00", NoUnit),
+            ("1s 5", NoUnit),
+            ("1 30s", NoUnit),
+            ("1d", UnknownUnit("d".into())),
+            ("1S", UnknownUnit("S".into())),
+            ("250µs", UnknownUnit("µs".into())),
+            ("2 minutes", UnknownUnit("minutes".into())),
+            ("1,5s", UnknownUnit(",5s".into())),
+            ("30s1m", Order),
+            ("1s1s", Order),
+            ("0.5ms", TooFine),
+            ("0.12345678901234567890s", TooFine),
+            ("99999999999999999999s", TooLong),
+            ("9999999999999h", TooLong),
+            ("18446744073709551616ms", TooLong),
+            ("18446744073709551s616ms", TooLong),
+        ] {
+            assert_eq!(parse(text), Err(fault), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_shortest_spelling_is_shown() {
+        for text in ["0s", "250ms", "100ms", "1s", "1.5s", "255s", "90s", "2m", "90m", "1h", "720h", "1h1ms", "30h1s"] {
+            assert_eq!(display(parse(text).unwrap()), text);
+        }
+        assert_eq!(display(Duration::from_millis(1250)), "1.25s");
+        assert_eq!(display(parse("1m30s").unwrap()), "90s");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_reads_back(ms in prop_oneof![0u64..10_000_000, any::<u64>()]) {
+            let duration = Duration::from_millis(ms);
+            prop_assert_eq!(parse(&display(duration)), Ok(duration));
+        }
+
+        #[test]
+        fn parts_add_up(h in 0u64..1000, m in 0u64..1000, s in 0u64..100_000, ms in 0u64..1000, space in " ?") {
+            let text = format!("{h}h{space}{m}{space}m{space}{s}.{ms:03}s");
+            let expected = Duration::from_millis(((h * 60 + m) * 60 + s) * 1000 + ms);
+            prop_assert_eq!(parse(&text), Ok(expected));
+        }
+
+        #[test]
+        fn no_text_breaks_it(text in "\\PC{0,12}|[0-9.hms ]{0,30}") {
+            if let Ok(duration) = parse(&text) {
+                prop_assert_eq!(parse(&display(duration)), Ok(duration));
+            }
         }
     }
 }

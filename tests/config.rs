@@ -6,17 +6,22 @@ use std::path::{Path, PathBuf};
 use baton::config::{self, Loaded, Rejected, Severity};
 use proptest::prelude::*;
 
-/// Each `config/invalid/*.toml` is rejected with exactly the lines beside it in `*.expected`: errors, then warnings.
+/// Each `config/invalid/*.toml` is rejected with exactly what stands beside it in `*.expected`: errors, then warnings, as
+/// `baton check` shows them. UPDATE_EXPECTED=1 in the environment writes what is said there; read what git then shows as changed.
 #[test]
 fn each_invalid_file_is_rejected_with_the_expected_words() {
+    let update = std::env::var_os("UPDATE_EXPECTED").is_some();
     let mut files = 0;
     let mut wrong = Vec::new();
     for path in files_in(Path::new("config/invalid"), "toml") {
         files += 1;
         let said = match config::load(&path) {
             Ok(_) => "nothing: it was taken\n".to_owned(),
-            Err(rejected) => lines(&rejected),
+            Err(rejected) => rejected.render(false),
         };
+        if update {
+            fs::write(path.with_extension("expected"), &said).unwrap();
+        }
         match fs::read_to_string(path.with_extension("expected")) {
             Ok(expected) if expected == said => {}
             Ok(expected) => wrong.push(format!("{}\nexpected:\n{expected}said:\n{said}", path.display())),
@@ -96,7 +101,8 @@ fn files_that_cannot_be_read_say_why() {
     ];
     for (path, why) in cases {
         let rejected = config::load(&path).unwrap_err();
-        let expected = format!("{}:1: file: read {why}, allowed: a readable file of at most 1 MiB\n", path.display());
+        let (file, allowed) = (path.display(), "expected a readable file of at most 1 MiB");
+        let expected = format!("{file}:1: cannot read the configuration: {why}; {allowed}\n");
         assert_eq!(lines(&rejected), expected);
     }
 }
@@ -108,94 +114,119 @@ fn unwise_settings_are_warned_of_and_taken() {
             "",
             "hedge_after = \"1s\"",
             "",
-            "frontend[0].hedge_after: read hedge_after = \"1s\" with connect_timeout = \"1s\"",
+            "hedge_after (1s) is not below connect_timeout (1s) in frontend \"apiserver\"",
         ),
-        ("", "connect_timeout = \"100ms\"", "", "frontend[0].connect_timeout: read hedge_after = \"200ms\" with"),
+        ("", "connect_timeout = \"100ms\"", "", "hedge_after (200ms) is not below connect_timeout (100ms) in frontend"),
         (
             "",
             "connect_attempts = 1\nhedge_after = \"10ms\"",
             "",
-            "frontend[0].connect_attempts: read 1 with hedge_after",
+            "\"connect_attempts\" in frontend \"apiserver\" is 1, although hedge_after is set",
         ),
-        ("", "drain_timeout = \"0s\"", "", "frontend[0].drain_timeout: read 0s"),
-        ("", "idle_timeout = \"30s\"", "", "frontend[0].idle_timeout: read 30s"),
+        ("", "drain_timeout = \"0s\"", "", "\"drain_timeout\" in frontend \"apiserver\" is \"0s\": connections"),
+        ("", "idle_timeout = \"30s\"", "", "\"idle_timeout\" in frontend \"apiserver\" is \"30s\", and watches"),
         (
             "",
             "user_timeout = \"1s\"",
             "",
-            "frontend[0].user_timeout: read user_timeout = \"1s\" with keepalive_idle + keepalive_interval = \"15s\"",
+            "user_timeout (1s) is not above keepalive_idle + keepalive_interval (15s) in frontend",
         ),
         (
             "",
             "keepalive_idle = \"30s\"\nkeepalive_interval = \"5s\"",
             "",
-            "frontend[0].keepalive_idle: read user_timeout = \"30s\" with keepalive_idle + keepalive_interval = \"35s\"",
+            "user_timeout (30s) is not above keepalive_idle + keepalive_interval (35s) in frontend",
         ),
-        ("", "accept_proxy_from = [\"0.0.0.0/0\"]", "", "frontend[0].accept_proxy_from[0]: read \"0.0.0.0/0\""),
-        ("", "deny = [\"::/0\"]", "", "frontend[0].deny[0]: read \"::/0\""),
-        ("[process]\nstop_timeout = \"0s\"", "", "", "process.stop_timeout: read 0s"),
-        ("[admin]\nhttp = \"0.0.0.0:9470\"", "", "", "admin.http: read \"0.0.0.0:9470\""),
-        ("[offload]\nmode = \"off\"\nafter = \"1s\"", "", "", "offload.after: read after with mode = \"off\""),
+        (
+            "",
+            "accept_proxy_from = [\"0.0.0.0/0\"]",
+            "",
+            "element 1 of \"accept_proxy_from\" in frontend \"apiserver\" is \"0.0.0.0/0\", which is every client",
+        ),
+        (
+            "",
+            "deny = [\"::/0\"]",
+            "",
+            "element 1 of \"deny\" in frontend \"apiserver\" is \"::/0\", which turns every client away",
+        ),
+        ("[process]\nstop_timeout = \"0s\"", "", "", "\"stop_timeout\" in [process] is \"0s\": every stop"),
+        (
+            "[admin]\nhttp = \"0.0.0.0:9470\"",
+            "",
+            "",
+            "\"http\" in [admin] is \"0.0.0.0:9470\", which is no loopback address",
+        ),
+        (
+            "[offload]\nmode = \"off\"\nafter = \"1s\"",
+            "",
+            "",
+            "\"after\" in [offload] has no effect with mode = \"off\"",
+        ),
         (
             "[process]\nmax_connections = 100\n[offload]\nmax_flows = 99",
             "",
             "",
-            "offload.max_flows: read 99 with process.max_connections = 100",
+            "\"max_flows\" in [offload] is 99, below the max_connections of [process], 100",
         ),
-        ("", "source = \"2001:db8::1\"", "", "frontend[0].source: read \"2001:db8::1\", with backend \"cp1\""),
+        (
+            "",
+            "source = \"2001:db8::1\"",
+            "",
+            "\"source\" in frontend \"apiserver\" is \"2001:db8::1\", and backend \"cp1\" is of the other address family",
+        ),
         (
             "",
             "[frontend.health]\ninterval = \"5s\"\ntimeout = \"5s\"",
             "",
-            "frontend[0].health.interval: read probes that reset a silent backend's clients only after up to 15.25s",
+            "[frontend.health] of frontend \"apiserver\" lets a silent backend's clients wait for up to 15.25s",
         ),
         (
             "",
             "[frontend.health]\nkind = \"tls\"\ninsecure_skip_verify = true",
             "",
-            "frontend[0].health.insecure_skip_verify: read true",
+            "\"insecure_skip_verify\" in [frontend.health] of frontend \"apiserver\" is true: whoever",
         ),
         (
             "",
             "[frontend.health]\npath = \"/readyz\"",
             "",
-            "frontend[0].health.path: read a path with kind = \"tcp\" (the default)",
+            "\"path\" in [frontend.health] of frontend \"apiserver\" has no effect with kind = \"tcp\" (the default)",
         ),
         (
             "",
             "[frontend.health]\nhost = \"cp\"",
             "",
-            "frontend[0].health.host: read a host with kind = \"tcp\" (the default)",
+            "\"host\" in [frontend.health] of frontend \"apiserver\" has no effect with kind = \"tcp\" (the default)",
         ),
         (
             "",
             "[frontend.health]\nkind = \"tls\"\nca_file = \"pem/expired.pem\"",
             "",
-            "frontend[0].health.ca_file: read \"pem/expired.pem\" (certificate 1 in it expired on 2021-02-03)",
+            "certificate 1 in \"pem/expired.pem\", \"ca_file\" in [frontend.health] of frontend \"apiserver\", expired on 2021-02-03",
         ),
         (
             "",
             "",
             "health_address = \"10.0.0.12:1\"",
-            "frontend[0].backend[0].health_address: read \"10.0.0.12:1\" with address",
+            "\"health_address\" in backend \"cp1\" of frontend \"apiserver\" is \"10.0.0.12:1\", another host than its address",
         ),
         (
             "",
             "",
             "health_address = \"10.0.0.11:6443\"",
-            "frontend[0].backend[0].health_address: read \"10.0.0.11:6443\" with",
+            "\"health_address\" in backend \"cp1\" of frontend \"apiserver\" is its address, \"10.0.0.11:6443\"",
         ),
         (
             "",
             "",
             "weight = 0\n[[frontend.backend]]\nname = \"cp2\"\naddress = \"cp2:1\"\nweight = 0",
-            "frontend[0].backend: read weight = 0 on every",
+            "every backend of frontend \"apiserver\" has weight = 0",
         ),
         (
             "",
             "",
             "[[frontend.backend]]\nname = \"cp2\"\naddress = \"10.0.0.11:6443\"",
-            "frontend[0].backend[1].address: read \"10.0.0.11:6443\", which is",
+            "two backends of frontend \"apiserver\" have the address \"10.0.0.11:6443\"",
         ),
     ];
     for (top, frontend, backend, warning) in cases {
@@ -218,11 +249,11 @@ fn a_map_that_is_too_small_for_the_fleet_is_warned_of() {
              [[peers.peer]]\nname = \"c\"\naddress = \"10.0.0.3:9471\""
         );
         let loaded = config::parse(&file(&top, "", ""), &path).unwrap();
-        loaded.warnings.iter().map(ToString::to_string).find(|warning| warning.contains("offload.max_flows"))
+        loaded.warnings.iter().map(ToString::to_string).find(|warning| warning.contains("\"max_flows\" in [offload]"))
     };
-    let read = "offload.max_flows: read 65536 with process.max_connections = 30000 and 3 instances in [peers]";
+    let read = "\"max_flows\" in [offload] is 65536, and 3 instances with max_connections = 30000 may have 90000 flows";
     let warning = said(30_000, "").expect("the default is too small");
-    assert!(warning.contains(read) && warning.contains("90000"), "{warning}");
+    assert!(warning.contains(read) && warning.contains("; set 90000: "), "{warning}");
     assert_eq!(said(30_000, "[offload]\nmax_flows = 90000"), None);
     assert_eq!(said(30_000, "[offload]\nmode = \"off\""), None);
     assert_eq!(said(20_000, ""), None);
@@ -276,6 +307,8 @@ proptest! {
                 for finding in errors.iter().chain(&warnings) {
                     prop_assert!((1..=last_line).contains(&finding.line), "{finding} of {last_line}");
                     prop_assert_eq!(finding.to_string().lines().count(), 1);
+                    let (place, shown) = (format!("f.toml:{}:{}", finding.line, finding.column), finding.render(false));
+                    prop_assert!(shown.contains(&place), "{place}: {shown}");
                 }
             }
         }

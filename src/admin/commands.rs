@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Admin;
+use super::control::ReloadRefused;
 use super::protocol::{About, BackendName, Command, Ordered, Rebalance, Refusal, Reloaded, VERSION};
 use super::session::Replies;
 use super::status::{backend_status, peers_report};
@@ -84,7 +85,7 @@ async fn order(admin: &Admin, name: &BackendName, order: Order) -> Result<Value,
 async fn reload(admin: &Admin) -> Result<Value, Refusal> {
     match admin.control.reload().await {
         Ok(changes) => Ok(json(&Reloaded { changes })),
-        Err(errors) => Err(Refusal::Reload { errors }),
+        Err(ReloadRefused { errors, findings }) => Err(Refusal::Reload { errors, findings }),
     }
 }
 

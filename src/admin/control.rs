@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use super::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
+use crate::config::Diagnostic;
 use crate::model::health::Order;
 use crate::model::ids::BackendId;
 
@@ -54,7 +55,16 @@ pub trait Control: Send + Sync + 'static {
 pub type Ordering = Pin<Box<dyn Future<Output = Result<(), OrderRefused>> + Send>>;
 
 /// A reload under way. It goes on to its end even if it is dropped.
-pub type Reloading = Pin<Box<dyn Future<Output = Result<Vec<String>, Vec<String>>> + Send>>;
+pub type Reloading = Pin<Box<dyn Future<Output = Result<Vec<String>, ReloadRefused>> + Send>>;
+
+/// Why a reload changed nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReloadRefused {
+    /// A line for each thing that is wrong.
+    pub errors: Vec<String>,
+    /// The same with its place in the file, if it is the file that is wrong.
+    pub findings: Vec<Diagnostic>,
+}
 
 /// Why an order for a backend is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

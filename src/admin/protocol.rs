@@ -18,6 +18,7 @@ use super::control::PlannedMove;
 use super::evacuate::{EvacuationFailed, EvacuationRequest};
 use super::status::BackendStatus;
 use super::upgrade::{UpgradeFailed, UpgradeRequest};
+use crate::config::Diagnostic;
 use crate::model::ids::FlowId;
 use crate::table::flows::FlowState;
 
@@ -216,7 +217,13 @@ pub enum Refusal {
     #[error(transparent)]
     Evacuate(EvacuationFailed),
     #[error("the configuration has {} and changed nothing:\n{}", errors_in_words(.errors), .errors.join("\n"))]
-    Reload { errors: Vec<String> },
+    Reload {
+        /// A line each.
+        errors: Vec<String>,
+        /// The same as the loader found them, if it is the file that is wrong.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        findings: Vec<Diagnostic>,
+    },
 }
 
 /// One line from the instance.
@@ -281,7 +288,7 @@ fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-fn errors_in_words(errors: &[String]) -> String {
+pub fn errors_in_words(errors: &[String]) -> String {
     match errors.len() {
         1 => "an error".to_owned(),
         count => format!("{count} errors"),
@@ -324,5 +331,21 @@ mod tests {
         let json = refusal.to_json();
         assert_eq!(json["error"]["message"], "there is no backend \"cp9\"; there is cp1");
         assert!(matches!(serde_json::from_value(json), Ok(Line::Error(back)) if back == refusal));
+    }
+    #[test]
+    fn a_refused_reload_tells_each_finding_and_one_without_them_is_understood() {
+        let text = "[log]\nlevel = 5\n";
+        let findings = crate::config::parse(text, std::path::Path::new("baton.toml")).unwrap_err().errors;
+        let errors = findings.iter().map(ToString::to_string).collect();
+        let refusal = Refusal::Reload { errors, findings };
+        let json = refusal.to_json();
+        assert_eq!(
+            (&json["error"]["findings"][1]["line"], &json["error"]["findings"][1]["column"]),
+            (&2.into(), &9.into())
+        );
+        assert_eq!(serde_json::from_value::<Refusal>(json["error"].clone()).unwrap(), refusal);
+        let before = serde_json::json!({ "kind": "reload", "errors": ["baton.toml:3: a"] });
+        let expected = Refusal::Reload { errors: vec!["baton.toml:3: a".into()], findings: Vec::new() };
+        assert_eq!(serde_json::from_value::<Refusal>(before).unwrap(), expected);
     }
 }

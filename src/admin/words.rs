@@ -43,7 +43,8 @@ pub fn event(what: &What) -> String {
         What::Reloaded { changes } if changes.is_empty() => "configuration reloaded: nothing changed".to_owned(),
         What::Reloaded { changes } => format!("configuration reloaded: {}", changes.join("; ")),
         What::ReloadRefused { errors } => {
-            format!("configuration refused, the old one stays: {}", errors.join("; "))
+            // There is a semicolon within each.
+            format!("configuration refused, the old one stays: {}", errors.join(" | "))
         }
         What::AcceptPaused { worker, error } => format!("worker {worker} pauses accepting: {error}"),
         What::AcceptResumed { worker, paused_ms } => {

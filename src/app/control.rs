@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::Core;
 use super::evacuate;
-use super::reload::{ReloadError, Reloader};
+use super::reload::Reloader;
 use super::upgrade::Upgrader;
-use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, Reloading};
+use crate::admin::control::{ConfigState, Control, OrderRefused, Ordering, PlannedMove, ReloadRefused, Reloading};
 use crate::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use crate::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
 use crate::drain::LifePhase;
@@ -63,7 +63,7 @@ impl Control for Wiring {
 
     fn reload(&self) -> Reloading {
         let reloader = self.reloader.clone();
-        Box::pin(async move { reloader.reload().await.map_err(|error: ReloadError| error.lines()) })
+        Box::pin(async move { reloader.reload().await.map_err(ReloadRefused::from) })
     }
 
     fn config_state(&self) -> ConfigState {

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{Core, changes};
-use crate::admin::control::{ConfigState, LastReload};
+use crate::admin::control::{ConfigState, LastReload, ReloadRefused};
 use crate::admin::doors::{Doors, LentListener, OpenDoorError};
-use crate::config::{self, FileFault};
+use crate::config::{self, Diagnostic, FileFault};
 use crate::drain::LifePhase;
 use crate::essential;
 use crate::metrics::{Metrics, ReloadLabels};
@@ -27,7 +27,7 @@ const FOLLOW_CHECKS_MAX: u32 = 1000;
 pub enum ReloadError {
     /// One line for each error in the file.
     #[error("the file has {} errors", .0.len())]
-    Invalid(Vec<String>),
+    Invalid(Vec<Diagnostic>),
     /// One line for each key, with the command that can.
     #[error("{} settings cannot be changed by a reload", .0.len())]
     NotByReload(Vec<String>),
@@ -45,9 +45,18 @@ impl ReloadError {
     /// A line for each thing that is wrong.
     pub fn lines(&self) -> Vec<String> {
         match self {
-            Self::Invalid(lines) | Self::NotByReload(lines) => lines.clone(),
+            Self::Invalid(findings) => findings.iter().map(ToString::to_string).collect(),
+            Self::NotByReload(lines) => lines.clone(),
             other => vec![other.to_string()],
         }
+    }
+}
+
+impl From<ReloadError> for ReloadRefused {
+    fn from(error: ReloadError) -> Self {
+        let errors = error.lines();
+        let findings = if let ReloadError::Invalid(findings) = error { findings } else { Vec::new() };
+        Self { errors, findings }
     }
 }
 
@@ -188,8 +197,7 @@ impl Reloader {
         });
         let (bytes, loaded) = read.await.expect("the loader does not panic");
         self.inner().bytes = bytes;
-        let loaded = loaded
-            .map_err(|rejected| ReloadError::Invalid(rejected.errors.iter().map(ToString::to_string).collect()))?;
+        let loaded = loaded.map_err(|rejected| ReloadError::Invalid(rejected.errors))?;
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }

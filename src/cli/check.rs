@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::output::colours;
 use crate::config::{self, Cluster, Config, ProbeKind, reset_after_silence};
 use crate::model::budget::{BudgetFault, BudgetTimers, Vrrp, longest_gap};
 use crate::preflight::sysctl_file;
@@ -25,11 +26,15 @@ pub struct CheckArguments {
     fix: Option<PathBuf>,
 }
 
-/// Checks the file at `path`: findings to stderr, the verdict to stdout. 0: it would be taken; 1: it has errors.
-/// With `--host`, this host is looked at too. What hinders offload is no error, for flows stay proxied then; what may
+/// Checks the file at `path`: findings to stderr, the verdict to stdout; in JSON, both to stdout. 0: it would be taken; 1: it has
+/// errors. With `--host`, this host is looked at too. What hinders offload is no error, for flows stay proxied then; what may
 /// leave clients waiting is one.
 pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
-    let report = report(path, &mut io::stdout().lock(), &mut io::stderr().lock());
+    let report = if json && !arguments.host {
+        document(path, &mut io::stdout().lock())
+    } else {
+        report(path, colours(&io::stderr()), &mut io::stdout().lock(), &mut io::stderr().lock())
+    };
     let report = report.and_then(|taken| match config::load(path) {
         Ok(loaded) if taken && arguments.host => {
             host::report(&loaded.config, arguments, json, &mut io::stdout().lock(), &mut io::stderr().lock())
@@ -43,21 +48,30 @@ pub fn run(path: &Path, arguments: &CheckArguments, json: bool) -> ExitCode {
     }
 }
 
-/// Writes the findings, one a line, then the verdict; whether the file would be taken.
-fn report(path: &Path, verdict: &mut impl Write, findings: &mut impl Write) -> io::Result<bool> {
+/// Writes all findings, with their places, as one document of JSON; whether the file would be taken.
+fn document(path: &Path, out: &mut impl Write) -> io::Result<bool> {
+    let (taken, errors, warnings) = match config::load(path) {
+        Ok(loaded) => (true, Vec::new(), loaded.warnings),
+        Err(rejected) => (false, rejected.errors, rejected.warnings),
+    };
+    let document = serde_json::json!({ "taken": taken, "errors": errors, "warnings": warnings });
+    writeln!(out, "{}", serde_json::to_string_pretty(&document)?)?;
+    Ok(taken)
+}
+
+/// Writes the findings, then the verdict; whether the file would be taken.
+fn report(path: &Path, colour: bool, verdict: &mut impl Write, findings: &mut impl Write) -> io::Result<bool> {
     match config::load(path) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
-                writeln!(findings, "{warning}")?;
+                writeln!(findings, "{}\n", warning.render(colour))?;
             }
             writeln!(verdict, "ok: {}{}", contents(&loaded.config), warned(loaded.warnings.len()))?;
             write!(verdict, "\n{}", budget(&loaded.config))?;
             Ok(true)
         }
         Err(rejected) => {
-            for finding in rejected.errors.iter().chain(&rejected.warnings) {
-                writeln!(findings, "{finding}")?;
-            }
+            write!(findings, "{}", rejected.render(colour))?;
             let errors = count(rejected.errors.len(), "error");
             writeln!(verdict, "rejected: {errors}{}", warned(rejected.warnings.len()))?;
             Ok(false)
@@ -127,7 +141,7 @@ mod tests {
         let path = directory.path().join("baton.toml");
         std::fs::write(&path, text).unwrap();
         let (mut verdict, mut findings) = (Vec::new(), Vec::new());
-        let taken = report(&path, &mut verdict, &mut findings).unwrap();
+        let taken = report(&path, false, &mut verdict, &mut findings).unwrap();
         let findings = String::from_utf8(findings).unwrap().replace(&format!("{}/", directory.path().display()), "");
         (taken, String::from_utf8(verdict).unwrap(), findings)
     }
@@ -138,7 +152,15 @@ mod tests {
         let (taken, verdict, findings) = check(text);
         assert!(taken);
         assert!(verdict.starts_with("ok: 1 frontend, 1 backend, 1 warning\n"), "{verdict}");
-        assert!(findings.starts_with("baton.toml:4: frontend[0].backend: read one backend, advised: "), "{findings}");
+        let expected = "\
+warning: frontend \"f\" has one backend only
+ --> baton.toml:4:1
+  |
+4 | [[frontend.backend]]
+  | ^^^^^^^^^^^^^^^^^^^^ add a second one: when this one fails there is no other to go to
+
+";
+        assert_eq!(findings, expected);
     }
 
     #[test]
@@ -162,7 +184,22 @@ mod tests {
         let (taken, verdict, findings) = check("[log]\nlevel = 5\n\n[admin]\nhtp = \"\"\n");
         assert!(!taken);
         assert_eq!(verdict, "rejected: 3 errors\n");
-        let keys: Vec<_> = findings.lines().map(|line| line.split(": ").next().unwrap()).collect();
-        assert_eq!(keys, ["baton.toml:1", "baton.toml:2", "baton.toml:5"]);
+        let places: Vec<_> = findings.lines().filter_map(|line| line.trim_start().strip_prefix("--> ")).collect();
+        assert_eq!(places, ["baton.toml:1:1", "baton.toml:2:9", "baton.toml:5:1"]);
+    }
+
+    #[test]
+    fn a_machine_reads_the_place_and_the_words_of_each_finding() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("baton.toml");
+        std::fs::write(&path, "[log]\nlevel = 5\n").unwrap();
+        let mut out = Vec::new();
+        assert!(!document(&path, &mut out).unwrap());
+        let told: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let level = &told["errors"][1];
+        assert_eq!((&told["taken"], &level["line"], &level["column"]), (&false.into(), &2.into(), &9.into()));
+        assert_eq!((level["key"].as_str(), level["severity"].as_str()), (Some("log.level"), Some("error")));
+        assert_eq!(level["message"], "invalid value for \"level\" in [log]");
+        assert_eq!(level["help"], "expected one of \"error\", \"warn\", \"info\", \"debug\"; found 5");
     }
 }

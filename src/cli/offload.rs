@@ -50,7 +50,11 @@ pub fn run(arguments: OffloadArguments, config: Option<&Path>, output: &Output) 
 fn pins_of(path: &Path) -> Result<PathBuf, CliError> {
     let loaded = config::load(path).map_err(|rejected| CliError::Config {
         path: path.to_path_buf(),
-        reason: rejected.errors.first().map(ToString::to_string).unwrap_or_default(),
+        reason: rejected
+            .errors
+            .first()
+            .map(|it| format!("line {}: {}; {}", it.line, it.message, it.help))
+            .unwrap_or_default(),
     })?;
     Ok(loaded.config.offload.pins)
 }

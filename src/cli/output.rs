@@ -9,6 +9,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::admin::client::ClientError;
+use crate::admin::protocol::{Refusal, errors_in_words};
 use crate::admin::words::Weight;
 
 /// The instance cannot be reached: EX_UNAVAILABLE.
@@ -41,6 +42,12 @@ impl CliError {
     }
 }
 
+/// Whether what is written to `stream` may have colours.
+pub fn colours(stream: &impl IsTerminal) -> bool {
+    // https://no-color.org
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
 /// Standard output, as the user wants it.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
@@ -53,9 +60,7 @@ pub struct Output {
 impl Output {
     pub fn new(json: bool) -> Self {
         let terminal = io::stdout().is_terminal();
-        // https://no-color.org
-        let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { json, terminal, colour }
+        Self { json, terminal, colour: colours(&io::stdout()) }
     }
 
     /// Writes `text` and a newline.
@@ -107,6 +112,14 @@ impl Output {
             return ExitCode::SUCCESS;
         }
         let mut stderr = io::stderr().lock();
+        if let CliError::Client(ClientError::Refused(Refusal::Reload { errors, findings })) = error
+            && !findings.is_empty()
+        {
+            let colour = colours(&io::stderr());
+            findings.iter().for_each(|finding| drop(writeln!(stderr, "{}\n", finding.render(colour))));
+            let _ = writeln!(stderr, "baton: the configuration has {} and changed nothing", errors_in_words(errors));
+            return ExitCode::FAILURE;
+        }
         let _ = writeln!(stderr, "baton: {error}");
         let CliError::Client(ClientError::Unreachable { source, .. }) = error else { return ExitCode::FAILURE };
         let advice = match source.kind() {

@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Hook, SignalKind, signal};
 
 use super::logging::{self, Logging};
+use super::output::colours;
 use super::service::{self, ServiceManager};
 use crate::addr::VipAddr;
 use crate::app::{self, Bound, Replacement, Succession};
@@ -57,14 +58,13 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
     let loaded = match config::load(path) {
         Ok(loaded) => loaded,
         Err(rejected) => {
-            for finding in rejected.errors.iter().chain(&rejected.warnings) {
-                eprintln!("{finding}");
-            }
+            eprint!("{}", rejected.render(colours(&std::io::stderr())));
             if let ListenerOrigin::Upgrade(channel) = &origin {
                 let reasons = rejected.errors.iter().map(ToString::to_string).collect();
                 destination::refuse(channel, reasons, REFUSE_MAX);
             }
-            eprintln!("not started: {} errors in {}", rejected.errors.len(), path.display());
+            let errors = if rejected.errors.len() == 1 { "error" } else { "errors" };
+            eprintln!("not started: {} {errors} in {}", rejected.errors.len(), path.display());
             return ExitCode::FAILURE;
         }
     };

@@ -12,20 +12,24 @@ use super::{Backend, Target};
 pub fn read_all(section: &Section) -> Vec<Backend> {
     let tables = section.tables("backend");
     let mut names = HashMap::new();
-    let mut addresses: HashMap<String, String> = HashMap::new();
+    let mut addresses: HashMap<String, (String, u32)> = HashMap::new();
     let mut backends = Vec::new();
     for table in &tables {
         let Some(backend) = read(table) else { continue };
-        let first = names.entry(backend.name.clone()).or_insert_with(|| table.key("name"));
+        let (first, line) =
+            names.entry(backend.name.clone()).or_insert_with(|| (table.key("name"), table.line_of("name")));
         if *first != table.key("name") {
-            let read = format!("{:?}, which is {first} too", &*backend.name);
-            table.refuse("name", read, "a name that no other backend of the frontend has");
+            let message = format!("two backends of {} are named {:?}", section.title(), &*backend.name);
+            table.refuse("name", message, format!("give each a name of its own; the first is on line {line}"));
         }
         let place = place(&backend.address);
-        let first = addresses.entry(place.clone()).or_insert_with(|| table.key("address"));
+        let (first, line) =
+            addresses.entry(place.clone()).or_insert_with(|| (table.key("address"), table.line_of("address")));
         if *first != table.key("address") {
-            let read = format!("{place:?}, which is {first} too");
-            table.warn("address", read, "each backend once; its weight says how much it takes");
+            let message = format!("two backends of {} have the address {place:?}", section.title());
+            let help =
+                format!("write each backend once, its weight says how much it takes; the first is on line {line}");
+            table.warn("address", message, help);
         }
         backends.push(backend);
     }
@@ -50,11 +54,17 @@ fn read(section: &Section) -> Option<Backend> {
     let max_connections = cap(section, "max_connections");
     let health_address = section.read("health_address", &ProbePlace).value;
     if let (Some(Target::Address(address)), Some(health)) = (&address, health_address) {
-        let read = format!("{:?} with address = {:?}", health.to_string(), address.to_string());
+        let name = section.name("health_address");
         if health == *address {
-            section.warn("health_address", read, "nothing: probes go to address anyway");
+            let message = format!("{name} is its address, \"{address}\"");
+            section.warn("health_address", message, "leave it out: probes go to the address anyway");
         } else if health.ip() != address.ip() {
-            section.warn("health_address", read, "the same host: another one's health says nothing about this backend");
+            let message = format!("{name} is \"{health}\", another host than its address \"{address}\"");
+            section.warn(
+                "health_address",
+                message,
+                "name the same host: another one's health says nothing about this one",
+            );
         }
     }
     let name = Arc::from(name?);
@@ -63,14 +73,12 @@ fn read(section: &Section) -> Option<Backend> {
 
 fn warn_of_the_whole(section: &Section, backends: &[Backend]) {
     if backends.len() == 1 {
-        section.warn("backend", "one backend", "two or more: when it fails there is no other to go to");
+        let message = format!("{} has one backend only", section.title());
+        section.warn("backend", message, "add a second one: when this one fails there is no other to go to");
     }
     if !backends.is_empty() && backends.iter().all(|backend| backend.weight == 0) {
-        section.warn(
-            "backend",
-            "weight = 0 on every backend",
-            "a weight on at least one: new flows are reset as it is",
-        );
+        let message = format!("every backend of {} has weight = 0", section.title());
+        section.warn("backend", message, "give at least one a weight: new connections are reset as it is");
     }
 }
 

@@ -5,21 +5,28 @@ use std::time::Duration;
 use super::Cluster;
 use super::kind::{OneOf, Time, time};
 use super::section::Section;
+use crate::model::duration::display;
 
 pub fn read(section: &Section) -> Cluster {
     let profile = section.read_or("profile", &PROFILE, Cluster::default().node_monitor_grace_period);
     let grace = section.read_or("node_monitor_grace_period", &SECONDS, profile.value);
     let lease_renew = section.read_or("lease_renew", &SECONDS, Cluster::default().lease_renew);
     if lease_renew.value >= grace.value && !lease_renew.is_refused() && !grace.is_refused() {
-        let read = format!("lease_renew = {:?} with {:?} until NotReady", lease_renew.value, grace.value);
+        let (renew, until) = (display(lease_renew.value), display(grace.value));
+        let message =
+            format!("a lease renewed every {renew} (lease_renew) is too old after {until} (node_monitor_grace_period)");
         let key = if lease_renew.is_given() { "lease_renew" } else { "node_monitor_grace_period" };
-        section.refuse(key, read, "lease_renew below node_monitor_grace_period: nodes would never be Ready");
+        section.refuse(key, message, "set lease_renew below node_monitor_grace_period, or no node is ever Ready");
     }
     let advert = section.read("vrrp_advert_interval", &ADVERT);
     let track = section.read_or("vrrp_track_time", &TRACK, Cluster::default().vrrp_track_time);
     if track.is_given() && advert.value.is_none() && !advert.is_refused() {
-        let advised = "vrrp_advert_interval as well: without it nothing is known of a VIP";
-        section.warn("vrrp_track_time", format!("{:?} alone", track.value), advised);
+        let message = format!("{} is {} and has no effect", section.name("vrrp_track_time"), display(track.value));
+        section.warn(
+            "vrrp_track_time",
+            message,
+            "set vrrp_advert_interval as well: without it nothing is known of a VIP",
+        );
     }
     Cluster {
         node_monitor_grace_period: grace.value,

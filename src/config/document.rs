@@ -8,7 +8,18 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::DeTable;
 
-use super::diagnostic::{Diagnostic, Severity};
+use super::diagnostic::{Diagnostic, Quote, Severity};
+use super::foreign;
+use super::kind::quote;
+
+/// Where in the file something stands.
+#[derive(Clone, Debug)]
+pub struct Location {
+    /// The whole dotted key.
+    pub key: String,
+    /// In bytes. `None`: it is missing in the whole file.
+    pub span: Option<Range<usize>>,
+}
 
 /// Collects findings. Reading goes on after each, so that one run reports them all.
 #[derive(Debug)]
@@ -40,22 +51,22 @@ impl<'t> Document<'t> {
 
     /// The file as TOML. `None` after syntax errors; they are reported, the first of each line.
     pub fn syntax(&self) -> Option<Spanned<DeTable<'t>>> {
-        let (table, errors) = DeTable::parse_recoverable(self.text);
+        let (table, mut errors) = DeTable::parse_recoverable(self.text);
+        errors.sort_by_key(|error| error.span().map(|span| span.start));
+        if !errors.is_empty()
+            && let Some(span) = foreign::haproxy_section(self.text)
+        {
+            let place = Location { key: "syntax".into(), span: Some(span) };
+            self.error(&place, "this looks like a configuration of HAProxy, and Baton reads TOML", foreign::ADVICE);
+            return None;
+        }
         let mut last_line = 0;
         for error in &errors {
             let span = error.span().unwrap_or(0..0);
             let line = self.line(span.start);
             if line != last_line {
-                let (what, expected) =
-                    error.message().split_once(", expected ").unwrap_or((error.message(), "valid TOML"));
-                let allowed = match what {
-                    "duplicate key" => "each key and table once",
-                    "string values must be quoted" => {
-                        "a value: text or a duration in quotes, a number, true, false, [ ]"
-                    }
-                    _ => expected,
-                };
-                self.error(line, "syntax", format!("{}: {what}", self.excerpt(span)), allowed);
+                let (message, help) = self.syntax_error(error.message(), span.clone());
+                self.error(&Location { key: "syntax".into(), span: Some(span) }, message, help);
             }
             last_line = line;
         }
@@ -67,12 +78,12 @@ impl<'t> Document<'t> {
         self.line_starts.partition_point(|start| *start <= offset).max(1) as u32
     }
 
-    pub fn error(&self, line: u32, key: impl Into<String>, read: impl Into<String>, allowed: impl Into<String>) {
-        self.find(Severity::Error, line, key.into(), read.into(), allowed.into());
+    pub fn error(&self, place: &Location, message: impl Into<String>, help: impl Into<String>) {
+        self.find(Severity::Error, place, message.into(), help.into());
     }
 
-    pub fn warning(&self, line: u32, key: impl Into<String>, read: impl Into<String>, advised: impl Into<String>) {
-        self.find(Severity::Warning, line, key.into(), read.into(), advised.into());
+    pub fn warning(&self, place: &Location, message: impl Into<String>, help: impl Into<String>) {
+        self.find(Severity::Warning, place, message.into(), help.into());
     }
 
     /// A path that the file names: relative ones begin at the file's own directory.
@@ -93,40 +104,68 @@ impl<'t> Document<'t> {
     /// Errors and warnings, each in the order of their lines.
     pub fn into_findings(self) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
         for (severity, count) in self.surplus.take() {
-            let (line, read) = (self.line(self.text.len()), format!("{count} further findings of this kind"));
-            let allowed = format!("{FINDINGS_MAX} in one run");
-            self.keep(Diagnostic { file: self.path.into(), line, key: "file".into(), read, allowed, severity });
+            let what = if severity == Severity::Error { "errors" } else { "warnings" };
+            let last = self.text.len().checked_sub(1).map(|last| last..last);
+            let (message, help) =
+                (format!("{count} further {what} are not shown"), format!("{FINDINGS_MAX} are, in one run"));
+            self.keep(severity, &Location { key: "file".into(), span: last }, message, help);
         }
         let mut all = self.findings.into_inner();
         all.sort_by_key(|finding| finding.line);
         all.into_iter().partition(|finding| finding.severity == Severity::Error)
     }
 
-    fn find(&self, severity: Severity, line: u32, key: String, read: String, allowed: String) {
+    fn find(&self, severity: Severity, place: &Location, message: String, help: String) {
         if self.findings.borrow().len() < FINDINGS_MAX {
-            self.keep(Diagnostic { file: self.path.into(), line, key, read, allowed, severity });
+            self.keep(severity, place, message, help);
         } else {
             *self.surplus.borrow_mut().entry(severity).or_default() += 1;
         }
     }
 
-    fn keep(&self, finding: Diagnostic) {
-        self.findings.borrow_mut().push(finding);
+    fn keep(&self, severity: Severity, place: &Location, message: String, help: String) {
+        let (line, column, quote) = match &place.span {
+            Some(span) => self.quote(span.clone()),
+            None => (1, 1, None),
+        };
+        let (file, key) = (self.path.display().to_string(), place.key.clone());
+        self.findings.borrow_mut().push(Diagnostic { severity, file, line, column, key, message, help, quote });
     }
 
-    /// What stands at `span`, or from there to the end of the line, and its column in characters from 1.
-    fn excerpt(&self, span: Range<usize>) -> String {
-        let line_start = self.line_starts[self.line(span.start) as usize - 1];
-        let column = self.text.get(line_start..span.start).map_or(0, |before| before.chars().count()) + 1;
-        let from = self.text.get(span.start..).unwrap_or_default();
-        let text = self.text.get(span).filter(|text| !text.is_empty()).unwrap_or(from);
-        match text.lines().next().map(str::trim_end).filter(|text| !text.is_empty()) {
-            Some(text) => format!("{} at column {column}", super::kind::quote(text)),
-            None => format!("the end of the line at column {column}"),
+    /// Line and column of `span`, and the line with what of the span lies in it.
+    fn quote(&self, span: Range<usize>) -> (u32, u32, Option<Quote>) {
+        let line = self.line(span.start);
+        let start = self.line_starts[line as usize - 1];
+        let text = self.text[start..].split('\n').next().unwrap_or_default();
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        let from = text.floor_char_boundary(span.start - start);
+        let to = text.floor_char_boundary(span.end.max(span.start) - start).max(from);
+        let column = text[..from].chars().count() as u32 + 1;
+        let quote = (text.len() <= QUOTED_BYTES_MAX).then(|| Quote { text: text.to_owned(), from, to });
+        (line, column, quote)
+    }
+
+    /// The words for an error of the parser at `span`.
+    fn syntax_error(&self, said: &str, span: Range<usize>) -> (String, String) {
+        let (what, expected) = said.split_once(", expected ").unwrap_or((said, "valid TOML"));
+        let text = self.text.get(span).unwrap_or_default().lines().next().unwrap_or_default().trim_end();
+        match what {
+            "duplicate key" => (format!("{} is defined twice", quote(text)), "define it once".into()),
+            "string values must be quoted" if text.is_empty() => {
+                ("not TOML: a key without its value".into(), format!("expected {A_VALUE}"))
+            }
+            "string values must be quoted" => {
+                (format!("not TOML: {} without quotes", quote(text)), format!("expected {A_VALUE}"))
+            }
+            _ if text.is_empty() => (format!("not TOML: {what}"), format!("expected {expected}")),
+            _ => (format!("not TOML: {what}"), format!("expected {expected}, found {}", quote(text))),
         }
     }
 }
 
+const A_VALUE: &str = "text or a duration in quotes, a number, true, false or [ ]";
+/// A longer line says more than anybody can read beside a mark.
+const QUOTED_BYTES_MAX: usize = 400;
 /// A file that is wrong all over, such as one of another program, must not fill the log.
 const FINDINGS_MAX: usize = 1000;
 
@@ -147,11 +186,21 @@ mod tests {
         let text = "x\n".repeat(5000);
         let document = Document::new(Path::new("f"), &text);
         assert!(document.syntax().is_none());
-        document.warning(1, "k", "r", "a");
+        document.warning(&Location { key: "k".into(), span: None }, "m", "h");
         let (errors, warnings) = document.into_findings();
         assert_eq!(errors.len(), FINDINGS_MAX + 1);
-        let last = "f:5000: file: read 4000 further findings of this kind, allowed: 1000 in one run";
+        let last = "f:5000: 4000 further errors are not shown; 1000 are, in one run";
         assert_eq!(errors[FINDINGS_MAX].to_string(), last);
         assert_eq!(warnings.len(), 1);
+    }
+    #[test]
+    fn a_quote_is_the_line_and_the_mark_within_it() {
+        let document = Document::new(Path::new("f"), "a = 1\r\né = \"\"\"x\ny\"\"\"");
+        let quote = |span| document.quote(span);
+        let of = |text: &str, from, to| Some(Quote { text: text.into(), from, to });
+        assert_eq!(quote(4..5), (1, 5, of("a = 1", 4, 5)));
+        assert_eq!(quote(5..9), (1, 6, of("a = 1", 5, 5)));
+        assert_eq!(quote(12..20), (2, 5, of("é = \"\"\"x", 5, 9)));
+        assert_eq!(quote(999..1000).0, 3);
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::FailoverSettings;
-use super::kind::{FilePath, Network, Time, Truth, time, whole};
+use super::kind::{FilePath, Network, Time, Truth, quote, time, whole};
 use super::section::Section;
 
 impl Default for FailoverSettings {
@@ -31,7 +31,11 @@ pub fn read(section: &Section, has_peers: bool) -> FailoverSettings {
     };
     if !has_peers {
         for key in KEYS.iter().filter(|key| section.has(key)) {
-            section.warn(key, format!("{key} without [peers]"), "nothing: it has no effect then");
+            section.warn(
+                key,
+                format!("{} has no effect without [peers]", section.name(key)),
+                "remove it, or add [peers]",
+            );
         }
     }
     settings
@@ -41,7 +45,7 @@ pub fn read(section: &Section, has_peers: bool) -> FailoverSettings {
 fn track_file(section: &Section, named: &str) -> Option<PathBuf> {
     let path = Path::new(named);
     if !path.is_absolute() || path.is_dir() {
-        section.refuse("track_file", format!("{named:?}"), "the whole path of a file, beginning with /");
+        section.refuse_value("track_file", "the whole path of a file, beginning with /", &quote(named));
         return None;
     }
     Some(path.to_owned())

@@ -27,7 +27,9 @@ pub fn read(section: &Section, reset_within: Duration) -> Read {
     let listen = listen(section);
     let drain_timeout = section.read_or("drain_timeout", &DRAIN_TIMEOUT, Duration::from_secs(150));
     if drain_timeout.value.is_zero() && drain_timeout.is_given() {
-        section.warn("drain_timeout", "0s", "some seconds: without them a draining backend's flows are reset at once");
+        let message =
+            format!("{} is \"0s\": connections to a draining backend are reset at once", section.name("drain_timeout"));
+        section.warn("drain_timeout", message, "set some seconds, in which they can end by themselves");
     }
     let (connect_timeout, hedge_after, connect_attempts) = connect(section);
     let mut frontend = Frontend {
@@ -64,12 +66,18 @@ pub fn by_default(name: &str) -> Frontend {
 fn listen(section: &Section) -> Vec<Element<VipAddr>> {
     let listen = section.list("listen", &Listen);
     if section.is_absent_or_empty("listen") {
-        let read = if section.has("listen") { "an empty array" } else { "nothing" };
-        section.refuse("listen", read, format!("an array in [ ] of at least one: {}", Listen.allowed()));
+        let name = section.name("listen");
+        let message = if section.has("listen") { format!("{name} is empty") } else { format!("missing {name}") };
+        let help = format!("expected an array in [ ] of at least one: {}", Listen.allowed());
+        section.refuse("listen", message, help);
     }
     for element in listen.iter().filter(|element| element.value.port() == 0) {
-        let advised = "a fixed port: with 0 the kernel chooses another one at each start";
-        section.document.warning(element.line, &element.key, format!("{:?}", element.value.to_string()), advised);
+        let message = format!("{} is \"{}\", without a fixed port", element.name, element.value);
+        section.document.warning(
+            &element.place,
+            message,
+            "set a port: with 0 the kernel chooses another one at each start",
+        );
     }
     listen
 }
@@ -82,8 +90,14 @@ fn source(section: &Section, backends: &[Backend]) -> Source {
             Target::Name { .. } => false,
         };
         if let Some(backend) = backends.iter().find(other_family) {
-            let read = format!("{:?}, with backend {:?} of the other family", ip.to_string(), &*backend.name);
-            section.warn("source", read, "an address of the backends' family: the route's is used towards others");
+            let name = section.name("source");
+            let message =
+                format!("{name} is \"{ip}\", and backend {:?} is of the other address family", &*backend.name);
+            section.warn(
+                "source",
+                message,
+                "set an address of the backends' family: others get the address of the route",
+            );
         }
     }
     source
@@ -97,15 +111,14 @@ fn connect(section: &Section) -> (Duration, Option<Duration>, u32) {
     let hedged = !hedge_after.value.is_zero();
     if hedged && hedge_after.value >= timeout.value && !refused {
         let key = if hedge_after.is_given() { "hedge_after" } else { "connect_timeout" };
-        let read = format!(
-            "hedge_after = {:?} with connect_timeout = {:?}",
-            display(hedge_after.value),
-            display(timeout.value)
-        );
-        section.warn(key, read, "hedge_after below connect_timeout, or no hedged attempt ever starts");
+        let (hedge, timeout) = (display(hedge_after.value), display(timeout.value));
+        let title = section.title();
+        let message = format!("hedge_after ({hedge}) is not below connect_timeout ({timeout}) in {title}");
+        section.warn(key, message, "set hedge_after below connect_timeout, or no hedged attempt ever starts");
     }
     if hedged && hedge_after.is_given() && attempts.value == 1 && attempts.is_given() {
-        section.warn("connect_attempts", "1 with hedge_after", "at least 2, or no hedged attempt ever starts");
+        let message = format!("{} is 1, although hedge_after is set", section.name("connect_attempts"));
+        section.warn("connect_attempts", message, "set at least 2, or no hedged attempt ever starts");
     }
     (timeout.value, (hedged).then_some(hedge_after.value), attempts.value)
 }
@@ -113,8 +126,12 @@ fn connect(section: &Section) -> (Duration, Option<Duration>, u32) {
 fn idle_timeout(section: &Section) -> Option<Duration> {
     let idle = section.read_or("idle_timeout", &IDLE_TIMEOUT, Duration::ZERO);
     if !idle.value.is_zero() && idle.value < QUIET_WATCH {
-        let advised = format!("\"0s\" or at least \"{}\": watches are silent for long", display(QUIET_WATCH));
-        section.warn("idle_timeout", display(idle.value), advised);
+        let message = format!(
+            "{} is \"{}\", and watches are silent for longer",
+            section.name("idle_timeout"),
+            display(idle.value)
+        );
+        section.warn("idle_timeout", message, format!("set \"0s\" (never) or at least \"{}\"", display(QUIET_WATCH)));
     }
     (!idle.value.is_zero()).then_some(idle.value)
 }
@@ -131,8 +148,10 @@ fn keepalive(section: &Section) -> Keepalive {
         let given = [("user_timeout", &user_timeout), ("keepalive_idle", &idle), ("keepalive_interval", &interval)];
         let key = given.iter().find(|(_, read)| read.is_given()).map_or("user_timeout", |(key, _)| key);
         let (user, second) = (display(user_timeout.value), display(second_probe));
-        let read = format!("user_timeout = {user:?} with keepalive_idle + keepalive_interval = {second:?}");
-        section.warn(key, read, "user_timeout above their sum, or one lost probe ends an idle flow");
+        let title = section.title();
+        let message =
+            format!("user_timeout ({user}) is not above keepalive_idle + keepalive_interval ({second}) in {title}");
+        section.warn(key, message, "set user_timeout above their sum, or one lost probe ends an idle connection");
     }
     Keepalive {
         idle: idle.value,
@@ -145,9 +164,10 @@ fn keepalive(section: &Section) -> Keepalive {
 fn proxy_protocol(section: &Section) -> ProxyProtocol {
     let accept_from = section.list("accept_proxy_from", &Network);
     for element in accept_from.iter().filter(|element| element.value.prefix_len() == 0) {
-        let advised =
-            "the proxies' own networks: whoever sends the header chooses the address that limits and lists see";
-        section.document.warning(element.line, &element.key, format!("{:?}", element.value.to_string()), advised);
+        let message = format!("{} is \"{}\", which is every client", element.name, element.value);
+        let help =
+            "name the proxies' own networks: whoever sends the header chooses the address that limits and lists see";
+        section.document.warning(&element.place, message, help);
     }
     ProxyProtocol {
         accept_from: accept_from.into_iter().map(|element| element.value).collect(),
@@ -175,13 +195,8 @@ fn limits(section: &Section) -> Limits {
 fn networks(section: &Section, key: &str) -> Vec<ipnet::IpNet> {
     let networks = section.list(key, &Network);
     for element in networks.iter().filter(|element| key == "deny" && element.value.prefix_len() == 0) {
-        let read = format!("{:?}", element.value.to_string());
-        section.document.warning(
-            element.line,
-            &element.key,
-            read,
-            "a narrower network: this one turns every client away",
-        );
+        let message = format!("{} is \"{}\", which turns every client away", element.name, element.value);
+        section.document.warning(&element.place, message, "name a narrower network");
     }
     networks.into_iter().map(|element| element.value).collect()
 }

@@ -22,8 +22,13 @@ pub fn read(section: &Section, reset_within: Duration) -> Health {
     at_most_interval(section, "timeout", &timeout, &interval);
     at_most_interval(section, "fast_interval", &fast_interval, &interval);
     if reset_fall.value < fall.value && !fall.is_refused() {
-        let read = format!("{} with fall = {}", reset_fall.value, fall.value);
-        section.refuse("reset_fall", read, "at least fall: flows are not reset before their backend is ejected");
+        let message =
+            format!("reset_fall ({}) is below fall ({}) in {}", reset_fall.value, fall.value, section.title());
+        section.refuse(
+            "reset_fall",
+            message,
+            "set at least fall: connections are not reset before their backend is ejected",
+        );
     }
     warn_of_unused(section, &kind, path.is_given(), host.is_given());
 
@@ -64,8 +69,9 @@ fn damping(section: &Section) -> Damping {
     let reuse = section.read_or("reuse", &PENALTY, 1.5);
     if reuse.value >= suppress.value && !reuse.is_refused() && !suppress.is_refused() {
         let key = if reuse.is_given() { "reuse" } else { "suppress" };
-        let read = format!("reuse = {} with suppress = {}", reuse.value, suppress.value);
-        section.refuse(key, read, "reuse below suppress");
+        let message =
+            format!("reuse ({}) is not below suppress ({}) in {}", reuse.value, suppress.value, section.title());
+        section.refuse(key, message, "set reuse below suppress");
     }
     Damping { half_life: half_life.value, suppress: suppress.value, reuse: reuse.value }
 }
@@ -73,22 +79,21 @@ fn damping(section: &Section) -> Damping {
 fn at_most_interval(section: &Section, key: &str, field: &Field<Duration>, interval: &Field<Duration>) {
     if field.value > interval.value && !field.is_refused() && !interval.is_refused() {
         let at = if field.is_given() { key } else { "interval" };
-        let read = format!("{key} = {:?} with interval = {:?}", display(field.value), display(interval.value));
-        section.refuse(at, read, format!("{key} at most interval"));
+        let (longer, shorter) = (display(field.value), display(interval.value));
+        let message = format!("{key} ({longer}) is longer than interval ({shorter}) in {}", section.title());
+        section.refuse(at, message, format!("set {key} to at most interval"));
     }
 }
 
 fn warn_of_unused(section: &Section, kind: &Field<ProbeKind>, path: bool, host: bool) {
     let http = matches!(kind.value, ProbeKind::Http | ProbeKind::Https);
     if path && !http && !kind.is_refused() {
-        section.warn("path", format!("a path with {}", spelled(kind)), "path only with kind = \"http\" or \"https\"");
+        let message = format!("{} has no effect with {}", section.name("path"), spelled(kind));
+        section.warn("path", message, "remove it, or set kind to \"http\" or \"https\"");
     }
     if host && kind.value == ProbeKind::Tcp && !kind.is_refused() {
-        section.warn(
-            "host",
-            format!("a host with {}", spelled(kind)),
-            "host only with kind = \"tls\", \"http\" or \"https\"",
-        );
+        let message = format!("{} has no effect with {}", section.name("host"), spelled(kind));
+        section.warn("host", message, "remove it, or set kind to \"tls\", \"http\" or \"https\"");
     }
 }
 
@@ -105,12 +110,12 @@ fn warn_if_slow(section: &Section, health: &Health, reset_within: Duration) {
     }
     let keys = ["interval", "timeout", "reset_fall", "fall", "fast_interval"];
     let key = keys.into_iter().find(|key| section.has(key)).unwrap_or("interval");
-    let read = format!("probes that reset a silent backend's clients only after up to {:?}", longest);
-    let budget = display(LEASE_RENEWAL);
-    let advised = format!(
-        "interval + timeout + (reset_fall - 1) * the longer of timeout and fast_interval within {budget}, a kubelet's lease renewal"
+    let (title, longest, budget) = (section.title(), display(longest), display(LEASE_RENEWAL));
+    let message = format!("{title} lets a silent backend's clients wait for up to {longest} until they are reset");
+    let help = format!(
+        "set interval + timeout + (reset_fall - 1) * the longer of timeout and fast_interval within {budget}, a kubelet's lease renewal"
     );
-    section.warn(key, read, advised);
+    section.warn(key, message, help);
 }
 
 const KIND: OneOf<ProbeKind> =

@@ -17,8 +17,13 @@ pub trait Kind {
     /// `None`: not of this kind, or out of its range.
     fn read(&self, value: &DeValue) -> Option<Self::Value>;
 
-    /// Completes "allowed: ...".
+    /// Completes "expected ...".
     fn allowed(&self) -> String;
+
+    /// Completes "found ...", of a value that was not read.
+    fn found(&self, value: &DeValue) -> String {
+        show(value)
+    }
 }
 
 /// `true` or `false`.
@@ -83,15 +88,16 @@ pub fn quote(text: &str) -> String {
     format!("{head:?}{rest}")
 }
 
-/// A value as a message shows it, with its type where that may be what is wrong.
+/// A value as a message shows it.
 pub fn show(value: &DeValue) -> String {
     match value {
         DeValue::String(text) => quote(text),
-        DeValue::Integer(number) => format!("{} (an integer)", shorten(&number.to_string())),
-        DeValue::Float(number) => format!("{} (a float)", shorten(number.as_str())),
-        DeValue::Boolean(truth) => format!("{truth} (a boolean)"),
-        DeValue::Datetime(time) => format!("{time} (a date or time)"),
-        DeValue::Array(items) => format!("an array of {}", items.len()),
+        DeValue::Integer(number) => shorten(&number.to_string()),
+        DeValue::Float(number) => shorten(number.as_str()),
+        DeValue::Boolean(truth) => truth.to_string(),
+        DeValue::Datetime(time) => format!("the date or time {time}"),
+        DeValue::Array(items) if items.is_empty() => "an empty array".into(),
+        DeValue::Array(_) => "an array".into(),
         DeValue::Table(_) => "a table".into(),
     }
 }
@@ -155,9 +161,28 @@ impl Kind for Time {
 
     fn allowed(&self) -> String {
         let (min, max) = (duration::display(self.min), duration::display(self.max));
-        let whole = if self.whole_seconds { "of whole seconds " } else { "" };
+        let whole = if self.whole_seconds { " of whole seconds" } else { "" };
         let zero = self.zero.map(|meaning| format!(", or \"0s\" ({meaning})")).unwrap_or_default();
-        format!("a duration {whole}in quotes with its unit (ms, s, m, h), from \"{min}\" to \"{max}\"{zero}")
+        let fits = |sample: &&(&str, u64)| (self.min..=self.max).contains(&Duration::from_millis(sample.1));
+        let samples = SAMPLES_MS.iter().filter(fits).filter(|sample| !self.whole_seconds || sample.1 >= 1000);
+        let samples = samples.map(|(text, _)| format!("{text:?}")).collect::<Vec<_>>();
+        let samples = match samples.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => format!("{min:?}"),
+        };
+        format!("a duration{whole} such as {samples}, from \"{min}\" to \"{max}\"{zero}")
+    }
+
+    fn found(&self, value: &DeValue) -> String {
+        match value {
+            DeValue::String(text) => match duration::parse(text) {
+                Err(fault) => format!("{}: {fault}", quote(text)),
+                Ok(_) => show(value),
+            },
+            DeValue::Integer(_) | DeValue::Float(_) => format!("{}, a number without quotes and a unit", show(value)),
+            _ => show(value),
+        }
     }
 }
 
@@ -221,6 +246,8 @@ fn shorten(text: &str) -> String {
 }
 
 const SHOWN_CHARS_MAX: usize = 60;
+/// Those that lie in the range are shown with it.
+const SAMPLES_MS: [(&str, u64); 3] = [("500ms", 500), ("2s", 2000), ("1m30s", 90_000)];
 /// As long as a DNS label.
 const NAME_LENGTH_MAX: usize = 63;
 const URL_PATH_LENGTH_MAX: usize = 2048;

@@ -20,16 +20,20 @@ pub fn load(path: &Path) -> Result<Loaded, Rejected> {
 
 /// Checks what was read of the file at `path`, and reads the certificate files that it names.
 pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Rejected> {
-    let rejected = |line, read: String, allowed: &str| {
-        let (file, key, allowed) = (path.to_path_buf(), "file".into(), allowed.to_owned());
-        let error = Diagnostic { file, line, key, read, allowed, severity: Severity::Error };
+    let rejected = |line, message: String, help: &str| {
+        let (file, key, help) = (path.display().to_string(), "file".into(), help.to_owned());
+        let (severity, column, quote) = (Severity::Error, 1, None);
+        let error = Diagnostic { severity, file, line, column, key, message, help, quote };
         Rejected { errors: vec![error], warnings: Vec::new() }
     };
-    let bytes = read.map_err(|fault| rejected(1, fault.to_string(), "a readable file of at most 1 MiB"))?;
+    let bytes = read.map_err(|fault| {
+        rejected(1, format!("cannot read the configuration: {fault}"), "expected a readable file of at most 1 MiB")
+    })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u32;
-        rejected(line, format!("the byte {:#04x}", error.as_bytes()[before.len()]), "UTF-8")
+        let byte = error.as_bytes()[before.len()];
+        rejected(line, format!("the byte {byte:#04x} makes the file something else than UTF-8"), "save it as UTF-8")
     })?;
     parse(&text, path)
 }
@@ -72,10 +76,11 @@ fn read(document: &Document) -> Option<Config> {
     for section in root.tables("frontend") {
         let read = frontend::read(&section, process.reset_within);
         refuse_loops(&section, &read);
-        let first = names.entry(read.frontend.name.clone()).or_insert_with(|| section.key("name"));
+        let (first, line) =
+            names.entry(read.frontend.name.clone()).or_insert_with(|| (section.key("name"), section.line_of("name")));
         if *first != section.key("name") && !read.frontend.name.is_empty() {
-            let name = format!("{:?}, which is {first} too", &*read.frontend.name);
-            section.refuse("name", name, "a name that no other frontend has");
+            let message = format!("two frontends are named {:?}", &*read.frontend.name);
+            section.refuse("name", message, format!("give each a name of its own; the first is on line {line}"));
         }
         listen.extend(read.listen);
         frontends.push(Arc::new(read.frontend));
@@ -88,13 +93,13 @@ fn read(document: &Document) -> Option<Config> {
 /// An address serves once. A wildcard and a specific address of one port are two: the kernel prefers the specific.
 fn refuse_twice(document: &Document, listen: &[Element<VipAddr>], admin_http: Option<SocketAddr>) {
     let fixed = listen.iter().filter(|element| element.value.port() != 0);
-    let mut taken: HashMap<VipAddr, &str> =
-        admin_http.map(|http| (VipAddr::new(http), "admin.http")).into_iter().collect();
+    let admin_http = admin_http.map(|http| (VipAddr::new(http), ("admin.http", "\"http\" in [admin]")));
+    let mut taken: HashMap<VipAddr, (&str, &str)> = admin_http.into_iter().collect();
     for element in fixed {
-        let first = *taken.entry(element.value).or_insert(&element.key);
-        if first != element.key {
-            let read = format!("{:?}, which is {first} too", element.value.to_string());
-            document.error(element.line, &element.key, read, "each address once in the file");
+        let (key, first) = *taken.entry(element.value).or_insert((&element.place.key, &element.name));
+        if key != element.place.key {
+            let message = format!("{} is \"{}\", as is {first}", element.name, element.value);
+            document.error(&element.place, message, "listen on each address once");
         }
     }
 }
@@ -104,8 +109,12 @@ fn refuse_loops(section: &Section, read: &frontend::Read) {
     for backend in &read.frontend.backends {
         let Target::Address(address) = backend.address else { continue };
         if let Some(own) = read.listen.iter().find(|element| element.value.socket_addr() == address.socket_addr()) {
-            let found = format!("{:?}, which backend {:?} has too", own.value.to_string(), &*backend.name);
-            section.document.error(own.line, &own.key, found, "an address that is not one of the frontend's backends");
+            let message = format!("{} is \"{}\", the address of backend {:?}", own.name, own.value, &*backend.name);
+            section.document.error(
+                &own.place,
+                message,
+                "listen on an address that is not one of the frontend's backends",
+            );
         }
     }
 }

@@ -39,15 +39,17 @@ pub fn read(section: &Section, max_connections: Option<u32>) -> OffloadSettings 
     };
     if mode.value == OffloadMode::Off && mode.is_given() {
         for key in KEYS.iter().filter(|key| section.has(key)) {
-            section.warn(key, format!("{key} with mode = \"off\""), "nothing: it has no effect then");
+            let message = format!("{} has no effect with mode = \"off\"", section.name(key));
+            section.warn(key, message, "remove it, or set another mode");
         }
     }
     if let Some(connections) = max_connections.filter(|connections| *connections > max_flows.value)
         && max_flows.is_given()
         && mode.value != OffloadMode::Off
     {
-        let read = format!("{} with process.max_connections = {connections}", max_flows.value);
-        section.warn("max_flows", read, "as many as max_connections, or those beyond stay proxied");
+        let name = section.name("max_flows");
+        let message = format!("{name} is {}, below the max_connections of [process], {connections}", max_flows.value);
+        section.warn("max_flows", message, "set as many as max_connections, or the flows beyond stay proxied");
     }
     settings
 }
@@ -57,13 +59,12 @@ pub fn warn_of_fleet(section: &Section, settings: &OffloadSettings, max_connecti
     let Some(connections) = max_connections else { return };
     let fleet = u64::from(connections) * instances as u64;
     if settings.mode != OffloadMode::Off && fleet > u64::from(settings.max_flows) {
-        let read = format!(
-            "{} with process.max_connections = {connections} and {instances} instances in [peers]",
+        let message = format!(
+            "{} is {}, and {instances} instances with max_connections = {connections} may have {fleet} flows",
+            section.name("max_flows"),
             settings.max_flows
         );
-        let advised =
-            format!("{fleet}, as many as all instances may have: those beyond are reset when their host dies");
-        section.warn("max_flows", read, advised);
+        section.warn("max_flows", message, format!("set {fleet}: the flows beyond are reset when their host dies"));
     }
 }
 
@@ -71,10 +72,10 @@ fn interfaces(section: &Section) -> Vec<Arc<str>> {
     let mut first = HashMap::new();
     let mut names = Vec::new();
     for element in section.list("interfaces", &InterfaceName) {
-        let before = first.entry(element.value.clone()).or_insert_with(|| element.key.clone());
-        if *before != element.key {
-            let read = format!("{:?}, which is {before} too", element.value);
-            section.document.error(element.line, &element.key, read, "each interface once");
+        let before = first.entry(element.value.clone()).or_insert_with(|| element.place.key.clone());
+        if *before != element.place.key {
+            let message = format!("interface {:?} is named twice in {}", element.value, section.title());
+            section.document.error(&element.place, message, "name each interface once");
         }
         names.push(Arc::from(element.value));
     }

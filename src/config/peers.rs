@@ -36,8 +36,8 @@ fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAdd
     let mut peers: Vec<Peer> = Vec::new();
     let tables = section.tables("peer");
     if tables.len() >= usize::from(SLOTS) {
-        let read = format!("{} peers", tables.len());
-        section.refuse("peer", read, format!("1 to {} peers: a fleet has {SLOTS} instances at most", SLOTS - 1));
+        let help = format!("expected 1 to {} peers: a fleet has at most {SLOTS} instances", SLOTS - 1);
+        section.refuse("peer", format!("{} has {} peers", section.title(), tables.len()), help);
     }
     for table in tables {
         let (name, address) = (table.require("name", &Name).map(named), table.require("address", &ProbePlace));
@@ -45,17 +45,22 @@ fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAdd
         let all = own.into_iter().chain(peers.iter().map(|peer| &peer.name));
         let same_tag = all.clone().find(|other| other.tag() == name.tag() && **other != name);
         if all.clone().any(|other| *other == name) {
-            table.refuse("name", format!("\"{name}\", which another instance has too"), "a name of its own");
+            table.refuse("name", format!("two instances are named \"{name}\""), "give each instance a name of its own");
         } else if let Some(other) = same_tag {
-            let read = format!("\"{name}\", which gives its flows the same numbers as \"{other}\"");
-            table.refuse("name", read, "another name; any will do");
+            let message = format!("\"{name}\" gives its flows the same numbers as \"{other}\"");
+            table.refuse("name", message, "choose another name; any will do");
         }
         let taken = listen.into_iter().chain(peers.iter().map(|peer| peer.address)).any(|other| other == address);
         if taken {
-            table.refuse("address", format!("\"{address}\", which another instance has too"), "an address of its own");
+            let message = format!("two instances have the address \"{address}\"");
+            table.refuse("address", message, "give each instance an address of its own");
         }
         if listen.is_some_and(|listen| listen.is_ipv4() != address.is_ipv4()) {
-            table.refuse("address", format!("\"{address}\""), "an address of the same family as peers.listen");
+            let message = format!(
+                "{} is \"{address}\", of another address family than \"listen\" in [peers]",
+                table.name("address")
+            );
+            table.refuse("address", message, "set an address of the same family");
         }
         peers.push(Peer { name, address });
     }
@@ -82,7 +87,8 @@ fn key(section: &Section, is_there: bool) -> Option<(PathBuf, PeerKey)> {
             Some((path, key))
         }
         Err(fault) => {
-            section.refuse("key_file", format!("{named:?}: {fault}"), "a key as `baton genkey` prints it");
+            let message = format!("cannot use {named:?} as {}: {fault}", section.name("key_file"));
+            section.refuse("key_file", message, "expected a key as `baton genkey` prints it");
             None
         }
     }
@@ -97,15 +103,15 @@ fn previous_key(section: &Section) -> Option<PeerKey> {
     }
     match read_key(&path) {
         Ok(key) => {
-            let allowed =
-                "no such file once every instance has the new key: whoever has the old one can speak for any till then";
-            section.warn("key_file_previous", format!("{named:?}, which counts as well"), allowed);
+            let message = format!("the key in {named:?} ({}) counts as well", section.name("key_file_previous"));
+            let help = "remove the file once every instance has the new key: whoever has the old one can speak for any till then";
+            section.warn("key_file_previous", message, help);
             warn_of_readers(section, "key_file_previous", &named, &path);
             Some(key)
         }
         Err(fault) => {
-            let allowed = "a key as `baton genkey` prints it, or no such file";
-            section.refuse("key_file_previous", format!("{named:?}: {fault}"), allowed);
+            let message = format!("cannot use {named:?} as {}: {fault}", section.name("key_file_previous"));
+            section.refuse("key_file_previous", message, "expected a key as `baton genkey` prints it, or no such file");
             None
         }
     }
@@ -114,8 +120,9 @@ fn previous_key(section: &Section) -> Option<PeerKey> {
 fn warn_of_readers(section: &Section, key: &str, named: &str, path: &Path) {
     let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
     if mode & 0o077 != 0 {
-        let read = format!("{named:?}, which others than its owner may read (mode {:o})", mode & 0o777);
-        section.warn(key, read, "mode 600: whoever has the key can speak for any instance");
+        let (name, mode) = (section.name(key), mode & 0o777);
+        let message = format!("others than its owner may read {named:?} ({name}): its mode is {mode:o}");
+        section.warn(key, message, "set mode 600: whoever has the key can speak for any instance");
     }
 }
 

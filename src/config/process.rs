@@ -13,8 +13,12 @@ pub fn admin(section: &Section) -> Admin {
     let http = section.read_or("http", &AdminHttp, Some(ADMIN_HTTP_DEFAULT.into()));
     let socket = section.read_or("socket", &SocketPath, PathBuf::from("/run/baton/admin.sock"));
     if let Some(address) = http.value.filter(|address| http.is_given() && !address.ip().is_loopback()) {
-        let advised = "a loopback address: whoever reaches it reads clients' and backends' addresses";
-        section.warn("http", format!("{:?}", address.to_string()), advised);
+        let message = format!("{} is \"{address}\", which is no loopback address", section.name("http"));
+        section.warn(
+            "http",
+            message,
+            "set a loopback address: whoever reaches it reads clients' and backends' addresses",
+        );
     }
     // A refused address is none, so that no listening address is said to be the same as the default.
     let refused = http.is_refused();
@@ -24,7 +28,8 @@ pub fn admin(section: &Section) -> Admin {
 pub fn process(section: &Section) -> Process {
     let stop_timeout = section.read_or("stop_timeout", &STOP_TIMEOUT, Duration::from_secs(30));
     if stop_timeout.value.is_zero() && stop_timeout.is_given() {
-        section.warn("stop_timeout", "0s", "some seconds: without them every stop resets every flow at once");
+        let message = format!("{} is \"0s\": every stop resets every connection at once", section.name("stop_timeout"));
+        section.warn("stop_timeout", message, "set some seconds, in which they can end by themselves");
     }
     Process {
         workers: section.read_or("workers", &WORKERS, 0).value.checked_sub(1).map(|less| less as usize + 1),

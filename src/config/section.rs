@@ -1,11 +1,14 @@
 //! Reads a table key by key. What is wrong is noted and read as absent, so that reading goes on to the next key.
 
+use std::ops::Range;
+
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::document::Document;
+use super::document::{Document, Location};
 use super::kind::{Kind, show};
-use super::{renamed, spelling};
+use super::title::Title;
+use super::unknown;
 
 /// A table of the file, or the place where one could be.
 #[derive(Debug)]
@@ -13,9 +16,10 @@ pub struct Section<'d> {
     pub document: &'d Document<'d>,
     /// The dotted key of the table, empty for the whole file.
     path: String,
+    title: Title,
     table: Option<&'d DeTable<'d>>,
-    /// Of its header, or of its parent's if it is absent.
-    line: u32,
+    /// Of its header, or of its parent's if it is absent. `None`: of none, and this is the whole file.
+    header: Option<Range<usize>>,
 }
 
 /// What a key held.
@@ -48,13 +52,14 @@ impl<T> Field<T> {
 #[derive(Clone, Debug)]
 pub struct Element<T> {
     pub value: T,
-    pub key: String,
-    pub line: u32,
+    pub place: Location,
+    /// As a message calls it: `element 2 of "listen" in frontend "apiserver"`.
+    pub name: String,
 }
 
 impl<'d> Section<'d> {
     pub fn root(document: &'d Document<'d>, table: &'d DeTable<'d>) -> Self {
-        Self { document, path: String::new(), table: Some(table), line: 1 }
+        Self { document, path: String::new(), title: Title::root(), table: Some(table), header: None }
     }
 
     /// The value of `key`, or none if it is absent.
@@ -64,7 +69,7 @@ impl<'d> Section<'d> {
         };
         let read = kind.read(value.get_ref());
         if read.is_none() {
-            self.refuse(key, show(value.get_ref()), kind.allowed());
+            self.refuse_value(key, &kind.allowed(), &kind.found(value.get_ref()));
         }
         let origin = if read.is_some() { Origin::Given } else { Origin::Refused };
         Field { value: read, origin }
@@ -80,7 +85,7 @@ impl<'d> Section<'d> {
     pub fn require<K: Kind>(&self, key: &str, kind: &K) -> Option<K::Value> {
         let field = self.read(key, kind);
         if field.origin == Origin::Absent {
-            self.refuse(key, "nothing", kind.allowed());
+            self.refuse_missing(key, &kind.allowed());
         }
         field.value
     }
@@ -89,16 +94,18 @@ impl<'d> Section<'d> {
     pub fn list<K: Kind>(&self, key: &str, kind: &K) -> Vec<Element<K::Value>> {
         let Some(value) = self.value(key) else { return Vec::new() };
         let Some(items) = value.get_ref().as_array() else {
-            self.refuse(key, show(value.get_ref()), format!("an array in [ ], each element {}", kind.allowed()));
+            let allowed = format!("an array in [ ], each element {}", kind.allowed());
+            self.refuse_value(key, &allowed, &show(value.get_ref()));
             return Vec::new();
         };
         let elements = items.iter().enumerate().filter_map(|(index, item)| {
-            let (key, line) = (format!("{}[{index}]", self.key(key)), self.document.line(item.span().start));
+            let place = Location { key: format!("{}[{index}]", self.key(key)), span: Some(item.span()) };
+            let name = format!("element {} of {}", index + 1, self.name(key));
             let Some(value) = kind.read(item.get_ref()) else {
-                self.document.error(line, key, show(item.get_ref()), kind.allowed());
+                self.document.error(&place, invalid(&name), expected(&kind.allowed(), &kind.found(item.get_ref())));
                 return None;
             };
-            Some(Element { value, key, line })
+            Some(Element { value, place, name })
         });
         elements.collect()
     }
@@ -108,42 +115,63 @@ impl<'d> Section<'d> {
         let value = self.value(key);
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
-            self.refuse(key, show(value.get_ref()), format!("a table, [{}]", self.pattern(key)));
+            self.refuse_value(key, &format!("a table, [{}]", self.pattern(key)), &show(value.get_ref()));
         }
-        Section { document: self.document, path: self.key(key), table, line: self.line_of(key) }
+        let header = table.and(self.place(key).span).or(self.header.clone());
+        let title = self.title.table(&self.pattern(key));
+        Section { document: self.document, path: self.key(key), title, table, header }
     }
 
     /// The tables `[[key]]`; at least one unless an error was reported.
     pub fn tables(&self, key: &str) -> Vec<Section<'d>> {
-        let header = format!("one or more tables, [[{}]]", self.pattern(key));
+        let header = format!("one or more tables [[{}]]", self.pattern(key));
         let Some(value) = self.value(key) else {
-            self.refuse(key, "nothing", header);
+            let missing = if self.title().is_empty() { String::new() } else { format!(" in {}", self.title()) };
+            self.refuse(key, format!("missing [[{}]]{missing}", self.pattern(key)), format!("expected {header}"));
             return Vec::new();
         };
         let items = value.get_ref().as_array().filter(|items| !items.is_empty());
         let Some(items) = items else {
-            self.refuse(key, show(value.get_ref()), header);
+            self.refuse_value(key, &header, &show(value.get_ref()));
             return Vec::new();
         };
         let sections = items.iter().enumerate().filter_map(|(index, item)| {
-            let (path, line) = (format!("{}[{index}]", self.key(key)), self.document.line(item.span().start));
+            let (path, span) = (format!("{}[{index}]", self.key(key)), item.span());
             let Some(table) = item.get_ref().as_table() else {
-                self.document.error(line, path, show(item.get_ref()), format!("a table, [[{}]]", self.pattern(key)));
+                let name = format!("element {} of {}", index + 1, self.name(key));
+                let help = expected(&format!("a table, [[{}]]", self.pattern(key)), &show(item.get_ref()));
+                self.document.error(&Location { key: path, span: Some(span) }, invalid(&name), help);
                 return None;
             };
-            Some(Section { document: self.document, path, table: Some(table), line })
+            let title = self.title.element(&self.pattern(key), index, table);
+            Some(Section { document: self.document, path, title, table: Some(table), header: Some(span) })
         });
         sections.collect()
     }
 
     /// Reports an error at `key`, or at the table's header if the key is absent.
-    pub fn refuse(&self, key: &str, read: impl Into<String>, allowed: impl Into<String>) {
-        self.document.error(self.line_of(key), self.key(key), read, allowed);
+    pub fn refuse(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
+        self.document.error(&self.place(key), message, help);
+    }
+
+    /// Reports that the value of `key` is `found` and not what is `allowed`.
+    pub fn refuse_value(&self, key: &str, allowed: &str, found: &str) {
+        self.refuse(key, invalid(&self.name(key)), expected(allowed, found));
     }
 
     /// As [`Self::refuse`], but a warning.
-    pub fn warn(&self, key: &str, read: impl Into<String>, advised: impl Into<String>) {
-        self.document.warning(self.line_of(key), self.key(key), read, advised);
+    pub fn warn(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
+        self.document.warning(&self.place(key), message, help);
+    }
+
+    /// As a message calls the table: `[admin]`, `backend "cp1" of frontend "apiserver"`. Empty: the whole file.
+    pub fn title(&self) -> &str {
+        self.title.words()
+    }
+
+    /// As a message calls `key`: `"weight" in backend "cp1" of frontend "apiserver"`.
+    pub fn name(&self, key: &str) -> String {
+        self.title.name(key)
     }
 
     pub fn has(&self, key: &str) -> bool {
@@ -156,10 +184,19 @@ impl<'d> Section<'d> {
         value.is_none_or(|value| value.get_ref().as_array().is_some_and(|items| items.is_empty()))
     }
 
-    /// Of `key` if it is present, else of the table's header.
-    pub fn line_of(&self, key: &str) -> u32 {
+    /// The value of `key` if it begins on the line of the key; or the key; or, if it is absent, the table's header.
+    pub fn place(&self, key: &str) -> Location {
         let entry = self.table.and_then(|table| table.get_key_value(key));
-        entry.map_or(self.line, |(name, _)| self.document.line(name.span().start))
+        let span = entry.map(|(name, value)| {
+            let beside = self.document.line(name.span().start) == self.document.line(value.span().start);
+            if beside { value.span() } else { name.span() }
+        });
+        Location { key: self.key(key), span: span.or(self.header.clone()) }
+    }
+
+    /// The line of [`Self::place`].
+    pub fn line_of(&self, key: &str) -> u32 {
+        self.place(key).span.map_or(1, |span| self.document.line(span.start))
     }
 
     /// The whole dotted key of `key`.
@@ -171,8 +208,12 @@ impl<'d> Section<'d> {
     pub fn refuse_unknown_keys(&self) {
         let known: Vec<String> = self.document.known().into_iter().collect();
         if let Some(table) = self.table {
-            refuse_unknown(self.document, &known, table, "", "");
+            unknown::refuse(self.document, &known, table);
         }
+    }
+
+    fn refuse_missing(&self, key: &str, allowed: &str) {
+        self.refuse(key, format!("missing {}", self.name(key)), format!("expected {allowed}"));
     }
 
     fn value(&self, key: &str) -> Option<&'d Spanned<DeValue<'d>>> {
@@ -186,59 +227,16 @@ impl<'d> Section<'d> {
     }
 }
 
-fn refuse_unknown(document: &Document, known: &[String], table: &DeTable, path: &str, pattern: &str) {
-    for (name, value) in table {
-        let (path, whole) = (join(path, name.get_ref()), join(pattern, name.get_ref()));
-        if !known.contains(&whole) {
-            let line = document.line(name.span().start);
-            document.error(line, path, "an unknown key", suggestion(known, name.get_ref(), pattern));
-            continue;
-        }
-        match value.get_ref() {
-            DeValue::Table(table) if has_keys(known, &whole) => refuse_unknown(document, known, table, &path, &whole),
-            DeValue::Array(items) if has_keys(known, &whole) => {
-                for (index, item) in items.iter().enumerate() {
-                    if let Some(table) = item.get_ref().as_table() {
-                        refuse_unknown(document, known, table, &format!("{path}[{index}]"), &whole);
-                    }
-                }
-            }
-            // Not a table: what read it has said what is wrong, if anything.
-            _ => {}
-        }
-    }
+fn invalid(name: &str) -> String {
+    format!("invalid value for {name}")
 }
 
-/// What may have been meant by the unknown `name` in the table `pattern`.
-fn suggestion(known: &[String], name: &str, pattern: &str) -> String {
-    let siblings: Vec<&str> = known.iter().filter_map(|whole| child(whole, pattern)).collect();
-    let elsewhere = || known.iter().find(|whole| whole.rsplit('.').next() == Some(name));
-    if let Some(new) = renamed::renamed(&join(pattern, name)) {
-        return format!("{new}, as {name} is called now");
-    }
-    if let Some(near) = spelling::closest(name, siblings.iter().copied()) {
-        return format!("{near} (did you mean that?)");
-    }
-    match elsewhere() {
-        Some(whole) => match whole.rsplit_once('.') {
-            Some((table, _)) => format!("{name} in [{table}]"),
-            None => format!("[{whole}] at the top"),
-        },
-        None => siblings.join(", "),
-    }
+fn expected(allowed: &str, found: &str) -> String {
+    format!("expected {allowed}; found {found}")
 }
 
-/// The last part of `whole` if it lies directly in the table `pattern`.
-fn child<'k>(whole: &'k str, pattern: &str) -> Option<&'k str> {
-    let name = if pattern.is_empty() { whole } else { whole.strip_prefix(pattern)?.strip_prefix('.')? };
-    (!name.contains('.')).then_some(name)
-}
-
-fn has_keys(known: &[String], pattern: &str) -> bool {
-    known.iter().any(|whole| child(whole, pattern).is_some())
-}
-
-fn join(path: &str, key: &str) -> String {
+/// A dotted key.
+pub fn join(path: &str, key: &str) -> String {
     let plain = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     let key = if plain { key.to_owned() } else { super::kind::quote(key) };
     if path.is_empty() { key } else { format!("{path}.{key}") }

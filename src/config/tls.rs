@@ -12,7 +12,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use super::certificate::{self, PemFault};
 use super::health::spelled;
-use super::kind::{FilePath, Host, Truth};
+use super::kind::{FilePath, Host, Truth, quote};
 use super::section::{Field, Section};
 use super::{ProbeKind, ProbeTls, file};
 
@@ -29,18 +29,12 @@ pub fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTls> {
     let key = key_file.value.as_deref().and_then(|path| client_key(section, path));
 
     if cert_file.is_given() && !key_file.is_given() && !key_file.is_refused() {
-        section.refuse(
-            "client_cert_file",
-            "a certificate without its key",
-            "client_cert_file only together with client_key_file",
-        );
+        let message = format!("{} is set without client_key_file", section.name("client_cert_file"));
+        section.refuse("client_cert_file", message, "set both, or neither");
     }
     if key_file.is_given() && !cert_file.is_given() && !cert_file.is_refused() {
-        section.refuse(
-            "client_key_file",
-            "a key without its certificate",
-            "client_key_file only together with client_cert_file",
-        );
+        let message = format!("{} is set without client_cert_file", section.name("client_key_file"));
+        section.refuse("client_key_file", message, "set both, or neither");
     }
     if kind.is_refused() {
         return None;
@@ -60,19 +54,22 @@ pub fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTls> {
         return None;
     }
     if ca_file.is_given() && insecure.value {
-        section.refuse("insecure_skip_verify", "true together with ca_file", "one of the two");
+        let message = format!("{} is true together with ca_file", section.name("insecure_skip_verify"));
+        section.refuse("insecure_skip_verify", message, "keep one of the two");
         return None;
     }
     if !ca_file.is_given() && !insecure.value {
         if !ca_file.is_refused() && !insecure.is_refused() {
-            let allowed = "the file of the CA that signed the backends' certificates, or insecure_skip_verify = true";
-            section.refuse("ca_file", "nothing", allowed);
+            let help =
+                "expected the file of the CA that signed the backends' certificates, or insecure_skip_verify = true";
+            section.refuse("ca_file", format!("missing {}", section.name("ca_file")), help);
         }
         return None;
     }
     if insecure.value {
-        let advised = "ca_file: whoever answers at a backend's address passes for the backend";
-        section.warn("insecure_skip_verify", "true", advised);
+        let name = section.name("insecure_skip_verify");
+        let message = format!("{name} is true: whoever answers at a backend's address passes for the backend");
+        section.warn("insecure_skip_verify", message, "set ca_file instead");
     }
     let verify = if insecure.value { Verify::Nothing } else { Verify::Against(roots?) };
     let identity = match (cert_file.is_given(), key_file.is_given()) {
@@ -166,8 +163,8 @@ fn client_key(section: &Section, path: &str) -> Option<PrivateKeyDer<'static>> {
 }
 
 fn refuse_file(section: &Section, key: &str, path: &str, fault: &PemFault, what: &str) {
-    let read = format!("{} ({fault})", super::kind::quote(path));
-    section.refuse(key, read, format!("a readable PEM file with a whole {what}"));
+    let message = format!("cannot use {} as {}: {fault}", quote(path), section.name(key));
+    section.refuse(key, message, format!("expected a readable PEM file with a whole {what}"));
 }
 
 /// A warning and no error: a CA's dates are not part of the chain's verification (RFC 5280 section 6.1), and a
@@ -175,22 +172,23 @@ fn refuse_file(section: &Section, key: &str, path: &str, fault: &PemFault, what:
 fn warn_if_expired(section: &Section, key: &str, path: &str, certificates: &[CertificateDer]) {
     for (index, certificate) in certificates.iter().enumerate() {
         if let Some(day) = certificate::expired_on(certificate, SystemTime::now()) {
-            let read = format!("{} (certificate {} in it expired on {day})", super::kind::quote(path), index + 1);
-            section.warn(key, read, "a certificate that is still good");
+            let (path, name) = (quote(path), section.name(key));
+            let message = format!("certificate {} in {path}, {name}, expired on {day}", index + 1);
+            section.warn(key, message, "put one there that is still good");
         }
     }
 }
 
 fn refuse_without_tls(section: &Section, kind: &Field<ProbeKind>, given: &[(&str, bool)]) {
     for (key, _) in given.iter().filter(|(_, given)| *given) {
-        let read = format!("a TLS key with {}", spelled(kind));
-        section.refuse(key, read, format!("{key} only with kind = \"tls\" or \"https\""));
+        let message = format!("{} is a setting of TLS, and {} has no TLS", section.name(key), spelled(kind));
+        section.refuse(key, message, "remove it, or set kind to \"tls\" or \"https\"");
     }
 }
 
 fn refuse_identity(section: &Section, error: &rustls::Error) {
-    let allowed = "the private key of the first certificate in client_cert_file";
-    section.refuse("client_key_file", format!("a key that is not the certificate's ({error})"), allowed);
+    let message = format!("{} is not the certificate's ({error})", section.name("client_key_file"));
+    section.refuse("client_key_file", message, "expected the private key of the first certificate in client_cert_file");
 }
 
 /// Accepts any chain and name. The handshake's signature is still verified, so that the peer at least holds the

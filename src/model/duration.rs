@@ -5,29 +5,28 @@
 //! part     = digits [ "." digits ] unit      1s, 0.2s, 1m30s, "1h 30m", "1 s": spaces do not count
 //! unit     = "h" | "m" | "s" | "ms"
 //! ```
-//! Whole milliseconds are exact, and nothing finer is taken. humantime and jiff read days, months and years as well, in
-//! which nothing here is counted.
+//! Whole milliseconds are exact, and nothing finer is taken. Days and longer units are not: nothing here lasts so long.
 
 use std::time::Duration;
 
-/// Why a text is no duration. Each is one clause, to follow the text and a colon.
+/// Why a text is no duration. Each is a clause about the text, which it follows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DurationFault {
-    #[error("a duration such as 500ms or 1m30s is missing")]
+    #[error("it is empty")]
     Empty,
-    #[error("a duration cannot be negative")]
+    #[error("it is negative")]
     Negative,
     #[error("{0:?} does not begin with a number")]
     NoNumber(String),
-    #[error("the unit is missing: h, m, s or ms")]
+    #[error("it has a number without a unit (h, m, s or ms)")]
     NoUnit,
-    #[error("the unit {0:?} is unknown; the units are h, m, s and ms")]
+    #[error("{0:?} is no unit, the units are h, m, s and ms")]
     UnknownUnit(String),
-    #[error("the units go from h over m and s to ms, each at most once")]
+    #[error("its units are not in the order h, m, s, ms, each at most once")]
     Order,
-    #[error("no part of a millisecond is counted")]
+    #[error("it has parts of a millisecond")]
     TooFine,
-    #[error("a duration is shorter than 2^64 ms")]
+    #[error("it is too long")]
     TooLong,
 }
 

@@ -9,7 +9,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton::addr::{BackendAddr, ClientAddr, VipAddr};
 use baton::admin::Admin;
-use baton::admin::control::{ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, Reloading};
+use baton::admin::control::{
+    ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, ReloadRefused, Reloading,
+};
 use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
@@ -70,7 +72,11 @@ impl Control for FakeControl {
     fn reload(&self) -> Reloading {
         let errors = self.reload_errors.lock().unwrap().clone();
         Box::pin(async move {
-            if errors.is_empty() { Ok(vec!["frontend apiserver: backend cp4 added".to_owned()]) } else { Err(errors) }
+            if errors.is_empty() {
+                Ok(vec!["frontend apiserver: backend cp4 added".to_owned()])
+            } else {
+                Err(ReloadRefused { errors, findings: Vec::new() })
+            }
         })
     }
 

@@ -33,7 +33,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::BackendName;
@@ -139,7 +139,7 @@ pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            let error = renamed::without_hidden(error);
+            let error = renamed::without_hidden(error, &Arguments::command());
             // Nobody is left to be told if this fails.
             let _ = match renamed::renamed(&error).or_else(|| lab::left_out(&error)) {
                 Some(said) => writeln!(std::io::stderr(), "error: {said}"),
@@ -228,7 +228,6 @@ mod tests {
 
     #[test]
     fn the_arguments_are_consistent() {
-        use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 

@@ -130,19 +130,34 @@ fn each_decision_is_listed() {
     }
 }
 
-/// Of the configuration for kubeadm, with the adverts of deploy/keepalived.
 #[test]
 fn the_documents_show_what_check_prints() {
+    let check = page("docs/check.md");
+    let mut shown = check.split("$ baton check -c /etc/baton/baton.toml\n").skip(1);
+    let mut shown = || shown.next().unwrap().split("```").next().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("baton.toml");
+    let said = |text: String| {
+        fs::write(&path, text).unwrap();
+        let baton = Path::new(env!("CARGO_BIN_EXE_baton"));
+        let said = Command::new(baton).arg("check").arg("-c").arg(&path).output().unwrap();
+        let said = [said.stderr, said.stdout].map(|it| String::from_utf8(it).unwrap()).concat();
+        said.replace(path.to_str().unwrap(), "/etc/baton/baton.toml")
+    };
+
+    let frontend = "[[frontend]]\nname = \"apiserver\"\nlisten = [\"10.0.0.100:6443\"]";
+    let backend =
+        |number| format!("[[frontend.backend]]\nname = \"cp{number}\"\naddress = \"10.0.0.1{number}:6443\"\n");
+    let faulty = "balanse = \"least_conn\"\n\n[frontend.health]\ninterval = \"2\"\n";
+    let faulty = format!("{frontend}{}{faulty}{}{}", "\n".repeat(9), backend(1), backend(2));
+    assert_eq!(shown(), said(faulty));
+
+    // The configuration for kubeadm, with the adverts of deploy/keepalived.
     let install = page("docs/install.md");
     let example = install.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     let ca = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/ca.crt");
     let example = example.replace("/etc/kubernetes/pki/ca.crt", ca.to_str().unwrap());
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(&file, format!("{example}\n[cluster]\nvrrp_advert_interval = \"100ms\"\n")).unwrap();
-    let said = Command::new(env!("CARGO_BIN_EXE_baton")).arg("check").arg("-c").arg(file.path()).output().unwrap();
-    let check = page("docs/check.md");
-    let shown = check.split("$ baton check -c /etc/baton/baton.toml\n").nth(1).unwrap().split("```").next().unwrap();
-    assert_eq!(shown, String::from_utf8(said.stdout).unwrap(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert_eq!(shown(), said(format!("{example}\n[cluster]\nvrrp_advert_interval = \"100ms\"\n")));
 }
 
 #[test]

@@ -1,9 +1,6 @@
 //! What a command is told that does not exist.
 
-use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue};
-
-use super::Arguments;
 
 const COMMANDS: [(&str, &str); 2] = [("handover", "evacuate"), ("path", "offload")];
 
@@ -14,10 +11,9 @@ pub fn renamed(error: &clap::Error) -> Option<String> {
     Some(format!("{old} is called {new} now: baton {new}"))
 }
 
-/// `error` without suggestions that help does not list: they are there for the demo, the tests and the upgrade.
-pub fn without_hidden(mut error: clap::Error) -> clap::Error {
+/// `error` without suggestions that the help of `command` does not list: they are there for the demo, the tests and the upgrade.
+pub fn without_hidden(mut error: clap::Error, command: &clap::Command) -> clap::Error {
     let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else { return error };
-    let command = Arguments::command();
     let is_listed = |name: &&String| command.find_subcommand(name).is_some_and(|it| !it.is_hide_set());
     let listed: Vec<_> = names.iter().filter(is_listed).cloned().collect();
     match listed.is_empty() {
@@ -29,13 +25,17 @@ pub fn without_hidden(mut error: clap::Error) -> clap::Error {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
+    use super::super::Arguments;
     use super::*;
 
     #[test]
     fn no_hidden_command_is_suggested() {
-        let said = |typed| without_hidden(Arguments::try_parse_from(["baton", typed]).unwrap_err()).to_string();
+        let command = Arguments::command();
+        let said = |typed| {
+            without_hidden(command.clone().try_get_matches_from(["baton", typed]).unwrap_err(), &command).to_string()
+        };
         for (typed, hidden) in [("stat", "stand-in"), ("stand", "stand-in"), ("kubele", "kubelet")] {
             assert!(!said(typed).contains(&format!("'{hidden}'")), "{}", said(typed));
         }

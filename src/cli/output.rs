@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::admin::client::ClientError;
 use crate::admin::protocol::{Refusal, errors_in_words};
 use crate::admin::words::Weight;
+use crate::config::Diagnostic;
 
 /// The instance cannot be reached: EX_UNAVAILABLE.
 pub const EXIT_UNAVAILABLE: u8 = 69;
@@ -115,9 +116,7 @@ impl Output {
         if let CliError::Client(ClientError::Refused(Refusal::Reload { errors, findings })) = error
             && !findings.is_empty()
         {
-            let colour = colours(&io::stderr());
-            findings.iter().for_each(|finding| drop(writeln!(stderr, "{}\n", finding.render(colour))));
-            let _ = writeln!(stderr, "baton: the configuration has {} and changed nothing", errors_in_words(errors));
+            let _ = write!(stderr, "{}", reload_refused(errors, findings, colours(&io::stderr())));
             return ExitCode::FAILURE;
         }
         let _ = writeln!(stderr, "baton: {error}");
@@ -135,5 +134,25 @@ impl Output {
 
     fn escape(&self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// The findings in the file with their lines, and the sentence below, where a terminal ends.
+fn reload_refused(errors: &[String], findings: &[Diagnostic], colour: bool) -> String {
+    let shown: String = findings.iter().map(|finding| finding.render(colour) + "\n\n").collect();
+    format!("{shown}baton: the configuration has {} and changed nothing\n", errors_in_words(errors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_reload_quotes_each_line_of_the_file() {
+        let findings = crate::config::parse("[log]\nlevel = 5\n", Path::new("baton.toml")).unwrap_err().errors;
+        let errors: Vec<_> = findings.iter().map(ToString::to_string).collect();
+        let said = reload_refused(&errors, &findings, false);
+        assert!(said.contains("2 | level = 5\n  |         ^"), "{said}");
+        assert!(said.ends_with("\n\nbaton: the configuration has 2 errors and changed nothing\n"), "{said}");
     }
 }

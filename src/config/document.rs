@@ -54,6 +54,13 @@ impl<'t> Document<'t> {
         let (table, mut errors) = DeTable::parse_recoverable(self.text);
         errors.sort_by_key(|error| error.span().map(|span| span.start));
         if !errors.is_empty()
+            && let Some(what) = foreign::secret(self.text)
+        {
+            let place = Location { key: "syntax".into(), span: None };
+            self.error(&place, format!("this is {what}, and Baton reads TOML"), "name its configuration file");
+            return None;
+        }
+        if !errors.is_empty()
             && let Some(span) = foreign::haproxy_section(self.text)
         {
             let place = Location { key: "syntax".into(), span: Some(span) };
@@ -107,7 +114,7 @@ impl<'t> Document<'t> {
             let what = if severity == Severity::Error { "errors" } else { "warnings" };
             let last = self.text.len().checked_sub(1).map(|last| last..last);
             let (message, help) =
-                (format!("{count} further {what} are not shown"), format!("{FINDINGS_MAX} are, in one run"));
+                (format!("{count} further {what} are not shown"), format!("fix the {FINDINGS_MAX} before them first"));
             self.keep(severity, &Location { key: "file".into(), span: last }, message, help);
         }
         let mut all = self.findings.into_inner();
@@ -189,7 +196,7 @@ mod tests {
         document.warning(&Location { key: "k".into(), span: None }, "m", "h");
         let (errors, warnings) = document.into_findings();
         assert_eq!(errors.len(), FINDINGS_MAX + 1);
-        let last = "f:5000: 4000 further errors are not shown; 1000 are, in one run";
+        let last = "f:5000: 4000 further errors are not shown; fix the 1000 before them first";
         assert_eq!(errors[FINDINGS_MAX].to_string(), last);
         assert_eq!(warnings.len(), 1);
     }

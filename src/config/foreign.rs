@@ -2,11 +2,23 @@
 
 use std::ops::Range;
 
+use super::PeerKey;
+
 /// What to do with a configuration of HAProxy.
 pub const ADVICE: &str = "write a [[frontend]] with name and listen for each bind, and a [[frontend.backend]] with name and address for each server";
 
-/// Where the first section of an HAProxy configuration (configuration.txt, section 2) stands in `text`, if there is one.
+/// What `text` is if it may be secret, in which case no word of it is repeated: terminals and logs have other readers.
+pub fn secret(text: &str) -> Option<&'static str> {
+    let is_key = PeerKey::parse(text.trim()).is_some();
+    if is_key { Some("a key of peers") } else { text.contains("-----BEGIN ").then_some("a PEM file") }
+}
+
+/// Where the first section of an HAProxy configuration (configuration.txt, section 2) stands in `text`, if there is one and
+/// no table of TOML.
 pub fn haproxy_section(text: &str) -> Option<Range<usize>> {
+    if text.lines().any(|line| line.trim_start().starts_with('[')) {
+        return None;
+    }
     let mut offset = 0;
     for line in text.split_inclusive('\n') {
         let words: Vec<_> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
@@ -30,6 +42,8 @@ fn is_section(words: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -37,8 +51,26 @@ mod tests {
         assert_eq!(haproxy_section("# lb\nglobal\n    log stdout\n"), Some(5..11));
         assert_eq!(haproxy_section("  frontend apiserver # all\n  bind :6443\n"), Some(2..10));
         assert_eq!(haproxy_section("frontend a from b\n"), Some(0..8));
-        for toml in ["listen = [\"a\"]\n", "[[frontend]]\nname = \"x\"", "frontend = 1", "global = 1", ""] {
+        for toml in [
+            "listen = [\"a\"]\n",
+            "[[frontend]]\nname = \"x\"",
+            "frontend = 1",
+            "global = 1",
+            "",
+            "[log]\nfrontend a\n",
+        ] {
             assert_eq!(haproxy_section(toml), None, "{toml}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_never_quoted() {
+        let key = PeerKey([7; 32]).spell() + "\n";
+        for text in ["-----BEGIN PRIVATE KEY-----\nMIIEvwIBADANBgkqhkiG9w0BAQEFAASC\n", &key] {
+            let rejected = crate::config::parse(text, Path::new("f")).unwrap_err();
+            let said = format!("{rejected} {}", rejected.render(false));
+            assert!(rejected.errors.len() == 1 && said.contains("and Baton reads TOML"), "{said}");
+            assert!(!said.contains("0707") && !said.contains("MIIE"), "{said}");
         }
     }
 }

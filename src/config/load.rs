@@ -33,7 +33,7 @@ pub fn check(path: &Path, read: Result<Vec<u8>, FileFault>) -> Result<Loaded, Re
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u32;
         let byte = error.as_bytes()[before.len()];
-        rejected(line, format!("the byte {byte:#04x} makes the file something else than UTF-8"), "save it as UTF-8")
+        rejected(line, format!("the file is not UTF-8: it has the byte {byte:#04x} here"), "save it as UTF-8")
     })?;
     parse(&text, path)
 }

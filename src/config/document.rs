@@ -57,7 +57,11 @@ impl<'t> Document<'t> {
             && let Some(what) = foreign::secret(self.text)
         {
             let place = Location { key: "syntax".into(), span: None };
-            self.error(&place, format!("this is {what}, and Baton reads TOML"), "name its configuration file");
+            self.error(
+                &place,
+                format!("this is {what}, and Baton reads TOML"),
+                "give the path of Baton's configuration file",
+            );
             return None;
         }
         if !errors.is_empty()

@@ -10,7 +10,7 @@ pub const ADVICE: &str = "write a [[frontend]] with name and listen for each bin
 /// What `text` is if it may be secret, in which case no word of it is repeated: terminals and logs have other readers.
 pub fn secret(text: &str) -> Option<&'static str> {
     let is_key = PeerKey::parse(text.trim()).is_some();
-    if is_key { Some("a key of peers") } else { text.contains("-----BEGIN ").then_some("a PEM file") }
+    if is_key { Some("a key for peers") } else { text.contains("-----BEGIN ").then_some("a PEM file") }
 }
 
 /// Where the first section of an HAProxy configuration (configuration.txt, section 2) stands in `text`, if there is one and

@@ -70,7 +70,7 @@ enum Verb {
     /// Says everything that is wrong with a configuration file.
     Check(check::CheckArguments),
     #[command(flatten)]
-    Lab(lab::LabVerb),
+    Lab(Box<lab::LabVerb>),
     /// How the instance, its frontends and its backends are.
     Status,
     /// Whether this host should have the VIP: exit code 0 if the instance serves. For scripts that move a VIP.
@@ -153,7 +153,7 @@ pub fn main() -> ExitCode {
         Verb::Run { upgrade } => run::run(&config(), upgrade),
         Verb::UpgradeVersion => upgrade::upgrade_version(),
         Verb::Check(check) => check::run(&config(), &check, arguments.json),
-        Verb::Lab(command) => lab::run(command, arguments.json),
+        Verb::Lab(command) => lab::run(*command, arguments.json),
         Verb::Completion { shell } => shell::completion::<Arguments>(shell),
         Verb::Man => shell::man::<Arguments>(),
         Verb::Genkey(genkey) => {

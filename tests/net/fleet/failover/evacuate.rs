@@ -216,7 +216,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
         });
         assert!(owner.host.has_address(VIP));
     };
-    refused(&["--check"], "20 flows in sockets");
+    refused(&["--check"], "20 flows are proxied");
     refused(&["--check"], "nothing that moves 10.77.0.100 was found");
     refused(&["--cancel"], "nothing was handed over");
     refused(&["--to", "lb-c"], "there is no peer lb-c; there is lb-b");
@@ -260,7 +260,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     command.signal(rustix::process::Signal::INT);
     eventually(LONG, "it ends", || command.exit_status().is_some());
     assert_eq!(command.exit_status().unwrap().code(), Some(130));
-    assert!(said("goes on without this command: 20 flows in sockets"), "{}", std::fs::read_to_string(&log).unwrap());
+    assert!(said("goes on without this command: waiting for 20 flows"), "{}", std::fs::read_to_string(&log).unwrap());
     assert_eq!(away(), "1\n");
     let upgrade = owner.baton.cli(&["upgrade"]);
     assert!(String::from_utf8_lossy(&upgrade.stderr).contains("its VIP is handed over"), "{upgrade:?}");

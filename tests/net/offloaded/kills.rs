@@ -1,9 +1,9 @@
 //! kill -9 at random under load, again and again: each flow goes on whole, or ends; none hangs, none gets a wrong byte.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::Scene;
 use crate::lab::*;
@@ -18,11 +18,17 @@ enum Outcome {
 
 const CLIENTS: usize = 12;
 
+/// A flow that is older than its client's connection by more than this is that of an earlier connection by the same port. Each refused
+/// connect takes a port, so all have their turn within seconds.
+const EARLIER: Duration = Duration::from_millis(200);
+
 /// What the clients and the killer share.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     outcomes: Mutex<BTreeMap<Outcome, u64>>,
+    /// When the last connection from each of the clients' addresses began.
+    began: Mutex<HashMap<String, SystemTime>>,
     /// Clients' addresses of flows that were offloaded right before some kill.
     offloaded: Mutex<HashSet<String>>,
     /// Those of them that have ended all the same, how, and when.
@@ -46,13 +52,14 @@ impl Shared {
 /// A client that asks and checks the answers until told to stop, and says what became of each connection. What is
 /// unanswered for longer than any outage is a hung flow, and fails the test.
 fn client(lab: &Lab, number: u64, shared: &Shared) {
-    let Shared { stop, outcomes, offloaded, noticed } = shared;
+    let Shared { stop, outcomes, began, offloaded, noticed } = shared;
     let note = |outcome| *outcomes.lock().unwrap().entry(outcome).or_default() += 1;
     let mut seed = number * 1_000_000;
     while !stop.load(SeqCst) {
         let Ok(mut conn) = lab.client.try_connect(lab.lb.v4(6443), secs(1)) else { continue };
         let local = conn.local().to_string();
-        // An earlier connection may have had the port.
+        // An earlier connection may have had the port, and its flow may still be listed.
+        began.lock().unwrap().insert(local.clone(), SystemTime::now());
         offloaded.lock().unwrap().remove(&local);
         let ended = loop {
             seed += 1;
@@ -87,7 +94,7 @@ fn kill_at_random(kills: u32) {
     let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
     println!("row 33: the seed is {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut recovered = 0;
+    let (mut recovered, mut watched) = (0, 0);
     let baton = std::thread::scope(|scope| {
         for number in 0..CLIENTS as u64 {
             let shared = &shared;
@@ -100,9 +107,16 @@ fn kill_at_random(kills: u32) {
             std::thread::sleep(ms(random.u64(0..120)));
             recovered += baton.status()["offload"]["recovered_total"].as_u64().unwrap();
             let flows = baton.flows();
-            let offloaded = flows.iter().filter(|flow| flow["state"] == "offloaded");
-            let clients = offloaded.map(|flow| flow["client"].as_str().unwrap().to_owned());
-            shared.offloaded.lock().unwrap().extend(clients);
+            let now = SystemTime::now();
+            let began = shared.began.lock().unwrap().clone();
+            let offloaded = flows.iter().filter(|flow| flow["state"] == "offloaded").filter_map(|flow| {
+                let (client, age_ms) = (flow["client"].as_str()?, flow["age_ms"].as_u64()?);
+                let accepted = now - ms(age_ms);
+                (accepted + EARLIER >= *began.get(client)?).then(|| client.to_owned())
+            });
+            let offloaded: Vec<_> = offloaded.collect();
+            watched += offloaded.len() as u64;
+            shared.offloaded.lock().unwrap().extend(offloaded);
             baton.process.kill();
             baton = lab.baton(&config);
             shared.none_noticed(&baton);
@@ -113,6 +127,7 @@ fn kill_at_random(kills: u32) {
     shared.none_noticed(&baton);
     println!("row 33: {kills} kills: {:?}; {recovered} flows were recovered", shared.outcomes.lock().unwrap());
     assert!(recovered > u64::from(kills), "{recovered} flows recovered over {kills} kills");
+    assert!(watched > u64::from(kills), "of {watched} flows it was known before a kill that they were offloaded");
 }
 
 /// Lets the clients end also when the test panics.

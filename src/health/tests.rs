@@ -258,15 +258,15 @@ async fn a_silent_backend_is_reset_unless_its_flows_move() {
     health.timeout = Duration::from_millis(60);
     let mut bench = Bench::start(&config(vec![one(&stub, health)]));
     bench.checker.first_round().await;
-    let flow = bench.flow("cp1");
-    bench.set(flow, Field::LastToClientNs, u64::MAX);
+    bench.flow("cp1");
+    bench.entry("cp1").spoke_ns.store(u64::MAX, Relaxed);
     stub.becomes(Mode::Silent);
     assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::Slow);
     let seen = stub.probes();
     bench.until("more probes", || stub.probes() > seen + 5).await;
     assert_eq!(bench.table.orders.take(0), None);
 
-    bench.set(flow, Field::LastToClientNs, now_ns());
+    bench.entry("cp1").spoke_ns.store(now_ns(), Relaxed);
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
     assert_eq!(bench.entry("cp1").health().cause, Cause::TimedOut { after_ms: 60 });
 }

@@ -512,30 +512,13 @@ impl Watcher {
 async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: BackendId, started_ns: u64) -> ProbeReport {
     let outcome = manner.clone().probe(to).await;
     let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
-    if let Some(entry) = table.registry.find_backend(id) {
+    let entry = table.registry.find_backend(id);
+    if let Some(entry) = &entry {
         entry.segment_max.store(manner.segment_max(), Relaxed);
     }
     let doubtful = matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
-    ProbeReport {
-        flows_moved: doubtful && flows_moved(table, id, started_ns).await,
-        outcome,
-        began_ns: started_ns,
-        took,
-    }
-}
-
-/// Whether a flow got bytes from the backend since `since_ns`. The table may hold a million flows: a walk of
-/// milliseconds, which must not hold up this runtime.
-async fn flows_moved(table: Arc<Table>, id: BackendId, since_ns: u64) -> bool {
-    // Of offloaded flows the table learns later.
-    if table.registry.find_backend(id).is_some_and(|it| it.spoke_ns.load(Relaxed) >= since_ns) {
-        return true;
-    }
-    let walk = move || {
-        let mut mine = table.flows.iter().filter(|flow| flow.backend == Some(id) && flow.state.is_served());
-        mine.any(|flow| flow.last_to_client_ns >= since_ns)
-    };
-    tokio::task::spawn_blocking(walk).await.unwrap_or(false)
+    let flows_moved = doubtful && entry.is_some_and(|it| it.spoke_ns.load(Relaxed) >= started_ns);
+    ProbeReport { outcome, began_ns: started_ns, took, flows_moved }
 }
 
 /// The output of what runs, which is then done; never returns if nothing runs.

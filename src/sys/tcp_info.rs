@@ -91,6 +91,11 @@ pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
     Ok(PeerSigns { backoff: info.bytes[BACKOFF], unacked: info.words[UNACKED] })
 }
 
+/// Since the last segment with bytes came, in whole milliseconds; read or not, they may still wait in the socket.
+pub fn since_data_came(socket: impl AsFd) -> io::Result<Duration> {
+    Ok(Duration::from_millis(read(socket)?.words[LAST_DATA_CAME].into()))
+}
+
 /// Reads what becomes of the bytes that were written to a connected TCP socket.
 pub fn delivery(socket: impl AsFd) -> io::Result<Delivery> {
     let info = read(socket)?;

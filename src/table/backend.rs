@@ -129,7 +129,7 @@ pub struct BackendEntry {
     pub elsewhere: OtherProcess,
     /// Monotonic ns of the last packet that came from it to an offloaded flow; 0: none.
     pub heard_ns: AtomicU64,
-    /// Monotonic ns of the last one with bytes, as a process sends them, not its kernel alone; 0: none.
+    /// Monotonic ns of the last packet with bytes, to any flow, as a process sends them, not its kernel alone; 0: none.
     pub spoke_ns: AtomicU64,
     /// Monotonic ns at which a probe of it was last answered, in whatever way; 0: never.
     pub answered_ns: AtomicU64,

@@ -1,5 +1,8 @@
 //! The fault matrix where a backend fails: rows 1 to 7, 10, 11 and 31.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
 use crate::lab::*;
 
 /// A silent backend's clients see RST this soon after its death. The promise is 2.5 s at the defaults; the rest is
@@ -186,6 +189,43 @@ fn row04_clients_of_a_silently_dead_host_see_rst_within_the_budget() {
     lab.b1.link_up();
     baton.wait_health("b1", "ready", LONG);
     drop((dead, alive));
+    baton.rests();
+}
+
+/// Found as a backend that drained, "slow, not dead", for as long as a client took what had come before its host was gone: each other client
+/// of it waited.
+#[test]
+fn row04_a_host_that_dies_is_noticed_though_a_slow_client_still_takes_what_it_had_sent() {
+    let Some(lab) = Lab::new("row04") else { return };
+    let server = lab.b1.serve(Behaviour::Source { seed: 3, bytes: 2_000_000_000 });
+    let baton = lab.start(&lab.config().only(&["b1"]));
+    let mut idle = lab.client.connect(lab.lb.v4(6443));
+    let mut slow = lab.client.connect(lab.lb.v4(6443));
+    idle.read_tally(1000).unwrap();
+    // The kernel gives room to who reads much.
+    slow.read_tally(100_000_000).unwrap();
+    let reads = Arc::new(AtomicU64::new(0));
+    let counted = reads.clone();
+    let reading = std::thread::spawn(move || {
+        // For 20 s at most.
+        while slow.read_tally(100_000).is_ok() && counted.fetch_add(1, SeqCst) < 800 {
+            std::thread::sleep(ms(25));
+        }
+    });
+    eventually(LONG, "it reads slowly", || reads.load(SeqCst) > 40);
+    assert_eq!(server.open(), 2);
+
+    lab.b1.link_down();
+    let watch = Stopwatch::start();
+    baton.wait_health("b1", "ejected", LONG);
+    let noticed = watch.unstalled();
+    assert_eq!(idle.end(LONG), End::Rst);
+    reading.join().unwrap();
+    println!("row 4: a host whose bytes a slow client still took was found dead after {noticed:?}");
+    assert!(noticed < SILENT_BACKEND, "{noticed:?}");
+    lab.b1.link_up();
+    baton.wait_health("b1", "ready", LONG);
+    drop(idle);
     baton.rests();
 }
 

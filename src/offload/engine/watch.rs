@@ -250,7 +250,7 @@ impl Engine {
             for entry in self.table.registry.backends() {
                 if entry.address().is_some_and(|its: BackendAddr| its == address) {
                     entry.heard_ns.store(answered_ns, Relaxed);
-                    entry.spoke_ns.store(spoke_ns, Relaxed);
+                    entry.spoke_ns.fetch_max(spoke_ns, Relaxed);
                     if silent && entry.active.load(Relaxed) > 0 {
                         entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
                     }

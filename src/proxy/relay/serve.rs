@@ -1,15 +1,20 @@
 //! Events of a flow's two sockets.
 
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use super::{Broken, End, Pumped};
 use crate::model::end_reason::EndReason;
-use crate::proxy::flow::{Flow, Phase, Side};
+use crate::proxy::flow::{Flow, Phase, Relaying, Side};
 use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
-use crate::sys::tcp_info::fin_came;
+use crate::sys::tcp_info::{fin_came, since_data_came};
 use crate::table::flows::Field;
+
+/// How exactly it is known when a backend has last sent something: asking the kernel is a system call.
+const SPEECH_EVERY: Duration = Duration::from_millis(10);
 
 impl Worker {
     pub(in crate::proxy) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
@@ -206,11 +211,24 @@ impl Worker {
         slot.add(Field::BytesToClient as usize, moved.written);
         if moved.read > 0 {
             slot.set(Field::LastToClientNs as usize, self.now_ns);
+            note_speech(relaying, self.now_ns);
         }
         relaying.place.0.lanes[self.number].bytes_to_client.add(moved.written);
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }
+    }
+}
+
+/// Notes that the backend's process has sent something. What was read now may have come long ago: bytes wait in the socket while the
+/// client takes none.
+fn note_speech(relaying: &Relaying, now_ns: u64) {
+    let spoke_ns = &relaying.place.0.spoke_ns;
+    if now_ns.saturating_sub(spoke_ns.load(Relaxed)) < SPEECH_EVERY.as_nanos() as u64 {
+        return;
+    }
+    if let Ok(since) = since_data_came(&relaying.backend) {
+        spoke_ns.fetch_max(now_ns.saturating_sub(since.as_nanos() as u64), Relaxed);
     }
 }
 

@@ -57,7 +57,14 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     for round in 0..5 {
         new.iter_mut().for_each(|conn| conn.echo(round, 200));
     }
-    fleet.heir().wait_sees("lb-a", "offloaded", EACH);
+    let clients: BTreeSet<_> = new.iter().map(|conn| conn.local().to_string()).collect();
+    eventually(LONG, "the new ones are offloaded", || {
+        let flows = fleet.owner().baton.flows();
+        let is_one = |flow: &&Value| flow["client"].as_str().is_some_and(|client| clients.contains(client));
+        flows.iter().filter(is_one).filter(|flow| flow["state"] == "offloaded").count() as u64 == EACH
+    });
+    // Those of before are its as well once their ends are asked whether they live, and their answers come here.
+    eventually(LONG, "the heir knows it", || fleet.heir().sees("lb-a")["offloaded"].as_u64() >= Some(EACH));
     let given: BTreeSet<_> = listed(&fleet).into_iter().map(|(id, _)| id).collect();
     assert_eq!(given.difference(&before).count() as u64, EACH, "{before:?} {given:?}");
     conns.append(&mut new);

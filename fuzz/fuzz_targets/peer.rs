@@ -43,7 +43,8 @@ fuzz_target!(|bytes: &[u8]| {
             match remote {
                 Remote::Begin { .. } => flows.clear(),
                 Remote::Flow { record, .. } => drop(flows.insert(record.fleet_id())),
-                Remote::Ended { id, .. } => assert!(flows.remove(&id), "the end of a flow that was never told of"),
+                // Of a flow that it has claimed, the end may be all that it tells.
+                Remote::Ended { id, .. } => drop(flows.remove(&id)),
                 _ => {}
             }
         }

@@ -272,6 +272,24 @@ async fn a_silent_backend_is_reset_unless_its_flows_move() {
 }
 
 #[tokio::test]
+async fn a_silent_backend_that_speaks_but_takes_nothing_is_reset() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let mut health = quick();
+    health.timeout = Duration::from_millis(60);
+    let mut bench = Bench::start(&config(vec![one(&stub, health)]));
+    bench.checker.first_round().await;
+    bench.flow("cp1");
+    let entry = bench.entry("cp1");
+    [&entry.spoke_ns, &entry.untaken_ns, &entry.taken_ns].into_iter().for_each(|at_ns| at_ns.store(u64::MAX, Relaxed));
+    stub.becomes(Mode::Silent);
+    assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::Slow, "one flow loses, another does not");
+    assert_eq!(bench.table.orders.take(0), None);
+
+    entry.taken_ns.store(0, Relaxed);
+    assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
+}
+
+#[tokio::test]
 async fn a_drain_deadline_runs_once_another_backend_is_ready() {
     let (draining, other) = (Stub::start(Mode::Answers(500)).await, Stub::start(Mode::Answers(500)).await);
     let backends = vec![backend("cp1", draining.addr), backend("cp2", other.addr)];

@@ -517,7 +517,7 @@ async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: Back
         entry.segment_max.store(manner.segment_max(), Relaxed);
     }
     let doubtful = matches!(outcome, ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Protocol { .. }));
-    let flows_moved = doubtful && entry.is_some_and(|it| it.spoke_ns.load(Relaxed) >= started_ns);
+    let flows_moved = doubtful && entry.is_some_and(|it| it.is_lively(started_ns));
     ProbeReport { outcome, began_ns: started_ns, took, flows_moved }
 }
 

@@ -94,12 +94,16 @@ pub struct Evidence {
     pub asked_ns: u64,
     /// The backend's last packet, which its kernel may have sent alone.
     pub answered_ns: u64,
-    /// The last one with bytes, as only its process sends them.
+    /// The last one with new bytes, as only its process sends them.
     pub spoke_ns: u64,
+    /// The first packet with bytes for it since the last one in which it acknowledged some.
+    pub given_ns: u64,
+    /// The last packet in which it acknowledged bytes for the first time.
+    pub taken_ns: u64,
 }
 
 /// `struct evidence` of bpf/entry.h.
-const EVIDENCE_BYTES: usize = 24;
+const EVIDENCE_BYTES: usize = 40;
 
 /// What user space keeps of a flow, in its own layout.
 pub type UserNote = [u8; 32];
@@ -319,7 +323,13 @@ impl Program {
         let mut raw = [0; EVIDENCE_BYTES];
         self.backends.look_up(&u32::from(slot).to_ne_bytes(), &mut raw)?;
         let word = |at: usize| u64::from_ne_bytes(raw[at..][..8].try_into().expect("eight bytes"));
-        Ok(Evidence { asked_ns: word(0), answered_ns: word(8), spoke_ns: word(16) })
+        Ok(Evidence {
+            asked_ns: word(0),
+            answered_ns: word(8),
+            spoke_ns: word(16),
+            given_ns: word(24),
+            taken_ns: word(32),
+        })
     }
 
     /// Forgets what is known of a slot, for the next backend that gets it.

@@ -13,6 +13,8 @@ pub struct PeerSigns {
     pub backoff: u8,
     /// Segments sent and not acknowledged.
     pub unacked: u32,
+    /// Since the last segment with bytes came, in whole milliseconds; read or not, they may still wait in the socket.
+    pub since_data: Duration,
 }
 
 /// What the far host takes of what is sent to it.
@@ -88,12 +90,8 @@ const RECOVERY: u8 = 3;
 /// Reads the signs of life from a connected TCP socket.
 pub fn peer_signs(socket: impl AsFd) -> io::Result<PeerSigns> {
     let info = read(socket)?;
-    Ok(PeerSigns { backoff: info.bytes[BACKOFF], unacked: info.words[UNACKED] })
-}
-
-/// Since the last segment with bytes came, in whole milliseconds; read or not, they may still wait in the socket.
-pub fn since_data_came(socket: impl AsFd) -> io::Result<Duration> {
-    Ok(Duration::from_millis(read(socket)?.words[LAST_DATA_CAME].into()))
+    let since_data = Duration::from_millis(info.words[LAST_DATA_CAME].into());
+    Ok(PeerSigns { backoff: info.bytes[BACKOFF], unacked: info.words[UNACKED], since_data })
 }
 
 /// Reads what becomes of the bytes that were written to a connected TCP socket.

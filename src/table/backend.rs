@@ -131,6 +131,10 @@ pub struct BackendEntry {
     pub heard_ns: AtomicU64,
     /// Monotonic ns of the last packet with bytes, to any flow, as a process sends them, not its kernel alone; 0: none.
     pub spoke_ns: AtomicU64,
+    /// It has acknowledged bytes that were sent to it at this time, in monotonic ns, or later; 0: none yet.
+    pub taken_ns: AtomicU64,
+    /// Monotonic ns at which bytes were last found to be sent to it again and again; 0: never.
+    pub untaken_ns: AtomicU64,
     /// Monotonic ns at which a probe of it was last answered, in whatever way; 0: never.
     pub answered_ns: AtomicU64,
     /// The longest segment that it takes, as a probe's connection was told; 0: not known.
@@ -190,6 +194,12 @@ impl BackendEntry {
 
     pub fn address(&self) -> Option<BackendAddr> {
         self.address.load().as_deref().copied()
+    }
+
+    /// Whether its process has sent something since `since_ns`, and none of what was sent to it meanwhile says that it hears nobody.
+    pub fn is_lively(&self, since_ns: u64) -> bool {
+        let is_since = |at_ns: &AtomicU64| at_ns.load(Relaxed) >= since_ns;
+        is_since(&self.spoke_ns) && (is_since(&self.taken_ns) || !is_since(&self.untaken_ns))
     }
 
     /// Only one that has none may get one: its flows would belong elsewhere.
@@ -367,6 +377,8 @@ impl Registry {
             elsewhere: OtherProcess::default(),
             heard_ns: AtomicU64::new(0),
             spoke_ns: AtomicU64::new(0),
+            taken_ns: AtomicU64::new(0),
+            untaken_ns: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
             segment_max: AtomicU32::new(0),
             suspicion: Suspicion::default(),

@@ -59,8 +59,16 @@ struct Shared {
     open: AtomicUsize,
     ended: Mutex<Vec<Served>>,
     resumed: tokio::sync::Semaphore,
-    /// Seed and bytes.
-    said: broadcast::Sender<(u64, u64)>,
+    said: broadcast::Sender<Said>,
+}
+
+/// Something to be sent unasked.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    /// To the connection that was accepted with this number, counted from 0, or to each.
+    to: Option<usize>,
+    seed: u64,
+    bytes: u64,
 }
 
 impl Server {
@@ -72,7 +80,7 @@ impl Server {
             open: AtomicUsize::new(0),
             ended: Mutex::default(),
             resumed: tokio::sync::Semaphore::new(0),
-            said: broadcast::Sender::new(16),
+            said: broadcast::Sender::new(256),
         });
         let (bound, binds) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
@@ -129,7 +137,12 @@ impl Server {
 
     /// Sends the pattern of `seed` on each connection of [`Behaviour::Echo`], unasked, as an apiserver does to who watches.
     pub fn say(&self, seed: u64, bytes: u64) {
-        let _ = self.shared.said.send((seed, bytes));
+        let _ = self.shared.said.send(Said { to: None, seed, bytes });
+    }
+
+    /// As [`Server::say`], on the connection that was accepted with the number `to`, counted from 0.
+    pub fn say_to(&self, to: usize, seed: u64, bytes: u64) {
+        let _ = self.shared.said.send(Said { to: Some(to), seed, bytes });
     }
 }
 
@@ -158,13 +171,13 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 async fn accept_all(listener: TcpListener, behaviour: Behaviour, shared: Arc<Shared>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        shared.accepted.fetch_add(1, SeqCst);
+        let number = shared.accepted.fetch_add(1, SeqCst);
         shared.open.fetch_add(1, SeqCst);
         let (behaviour, shared) = (behaviour.clone(), shared.clone());
         tokio::task::spawn_local(async move {
             let _ = stream.set_nodelay(true);
             let mut served = Served { received: Tally::default(), sent: 0, end: End::Fin };
-            served.end = match serve(stream, &behaviour, &shared, &mut served).await {
+            served.end = match serve(stream, number, &behaviour, &shared, &mut served).await {
                 Ok(()) => End::Fin,
                 Err(error) => End::of_error(&error),
             };
@@ -174,10 +187,16 @@ async fn accept_all(listener: TcpListener, behaviour: Behaviour, shared: Arc<Sha
     }
 }
 
-async fn serve(stream: TcpStream, behaviour: &Behaviour, shared: &Shared, served: &mut Served) -> io::Result<()> {
+async fn serve(
+    stream: TcpStream,
+    number: usize,
+    behaviour: &Behaviour,
+    shared: &Shared,
+    served: &mut Served,
+) -> io::Result<()> {
     let mut stream = stream;
     match *behaviour {
-        Behaviour::Echo => echo(&mut stream, shared.said.subscribe(), served).await,
+        Behaviour::Echo => echo(&mut stream, number, shared.said.subscribe(), served).await,
         Behaviour::Sink => {
             read_to_end(&mut stream, served).await?;
             stream.shutdown().await
@@ -221,14 +240,18 @@ async fn serve(stream: TcpStream, behaviour: &Behaviour, shared: &Shared, served
 
 async fn echo(
     stream: &mut TcpStream,
-    mut said: broadcast::Receiver<(u64, u64)>,
+    number: usize,
+    mut said: broadcast::Receiver<Said>,
     served: &mut Served,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = tokio::select! {
             read = stream.read(&mut buffer) => read?,
-            Ok((seed, bytes)) = said.recv() => {
+            Ok(Said { to, seed, bytes }) = said.recv() => {
+                if to.is_some_and(|to| to != number) {
+                    continue;
+                }
                 let mut sent = 0;
                 send(stream, seed, bytes, &mut sent).await?;
                 served.sent += sent;

@@ -351,6 +351,16 @@ fn row07_one_way_loss_from_the_backend_ends_in_rst_on_both_sides_too() {
     baton.rests();
 }
 
+/// Found as a backend that drained, "slow, not dead", for as long as each of its flows had something to say for the first time, though it
+/// heard nobody.
+#[test]
+fn row07_a_backend_that_hears_nobody_is_ejected_though_it_goes_on_sending() {
+    let Some(lab) = Lab::new("row07") else { return };
+    let server = lab.b1.serve(Behaviour::Echo);
+    let baton = lab.start(&lab.config().only(&["b1"]));
+    hears_nobody(&lab, &baton, &server, 0);
+}
+
 #[test]
 fn row10_with_all_backends_down_new_flows_are_reset_at_once() {
     let Some(lab) = Lab::new("row10") else { return };
@@ -486,5 +496,36 @@ fn row31_after_a_return_the_excess_is_moved_at_a_pace_and_only_from_idle_flows()
     let moved = idle.iter_mut().map(|conn| conn.end(ms(1))).filter(|end| *end == End::Fin).count();
     assert!(moved >= 5, "whoever is moved sees FIN: {moved}");
     drop((busy, idle));
+    baton.rests();
+}
+
+/// Each of 40 flows to `lab.b1` gets its first bytes at a time of its own, while `b1` hears nobody and one client waits for an answer.
+/// So many of them have no sockets by then.
+pub fn hears_nobody(lab: &Lab, baton: &Baton, server: &Server, offloaded: u64) {
+    let probes = server.accepted();
+    let mut talker = lab.client.connect(lab.lb.v4(6443));
+    let watchers: Vec<_> = (0..40).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
+    talker.echo(1, 1000);
+    eventually(LONG, "all are open", || server.open() >= 41);
+    let numbers = probes..server.accepted();
+    baton.wait_offloaded(offloaded);
+
+    lab.b1.drop_packets("input", &format!("ip saddr {}", lab.lb.v4));
+    let watch = Stopwatch::start();
+    talker.send(2, 1000).unwrap();
+    let (end, ends) = std::sync::mpsc::channel();
+    let waiting = std::thread::spawn(move || end.send((talker.end(LONG), watch.unstalled())));
+    // For 12 s at most; those that were probes are gone.
+    let speaks = numbers.cycle().take(80).find_map(|number| {
+        server.say_to(number, 3, 100);
+        ends.recv_timeout(ms(150)).ok()
+    });
+    let (end, after) = speaks.expect("the client of a backend that hears nobody sees its end");
+    waiting.join().unwrap().unwrap();
+    println!("row 7: with packets to a backend lost that goes on sending, the client saw {end:?} after {after:?}");
+    assert_eq!(end, End::Rst);
+    assert!(after < SILENT_BACKEND, "{after:?}");
+    lab.b1.nft_clear();
+    drop(watchers);
     baton.rests();
 }

@@ -134,7 +134,9 @@ enum counter {
 struct evidence {
 	__u64 asked_ns;	   /* first packet that demands an answer since the last one from the backend */
 	__u64 answered_ns; /* last packet from the backend, which its kernel may have sent alone */
-	__u64 spoke_ns;	   /* last packet with bytes from it, as only its process sends them */
+	__u64 spoke_ns;	   /* last packet with new bytes from it, as only its process sends them */
+	__u64 given_ns;	   /* first packet with bytes for it since the last one in which it acknowledged some */
+	__u64 taken_ns;	   /* last packet in which it acknowledged bytes, or a FIN, for the first time */
 };
 
 /* What becomes of packets that neither an entry nor a socket knows, by where they go; port 0: any of a port range. */

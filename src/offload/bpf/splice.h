@@ -231,7 +231,7 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	__u32 slot = entry->backend, behind = segment->seq + segment->payload + !!(segment->flags & TCP_FIN);
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct evidence *evidence;
-	int demands = 0;
+	int demands = 0, speaks = 0, takes = 0;
 	__u32 asked;
 	__s32 ahead;
 
@@ -254,13 +254,16 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 		ahead = behind - (__u32)entry->sent;
 		if (ahead > 0) {
 			entry->sent += ahead;
+			speaks = segment->payload;
 			/* Nothing comes after a FIN: it was none, or its sender's. */
 			if (unlikely(entry->fin_ns))
 				entry->fin_ns = 0;
 		}
 		ahead = segment->ack - (__u32)entry->acked;
-		if (ahead > 0)
+		if (ahead > 0) {
 			entry->acked += ahead;
+			takes = 1;
+		}
 		if (unlikely(entry->far_fin))
 			see_finished(entry, key);
 		if (unlikely(segment->flags & TCP_FIN && !entry->fin_ns && behind == (__u32)entry->sent)) {
@@ -277,10 +280,16 @@ __inline void note(struct __sk_buff *skb, struct entry *entry, const struct segm
 	if (segment->down) {
 		if (evidence->answered_ns != now)
 			evidence->answered_ns = now;
-		if (segment->payload && evidence->spoke_ns != now)
+		/* Who hears nobody sends again what it said before. */
+		if (speaks && evidence->spoke_ns != now)
 			evidence->spoke_ns = now;
-	} else if (demands && evidence->asked_ns <= evidence->answered_ns && evidence->asked_ns != now) {
-		evidence->asked_ns = now;
+		if (takes && evidence->taken_ns != now)
+			evidence->taken_ns = now;
+	} else {
+		if (demands && evidence->asked_ns <= evidence->answered_ns && evidence->asked_ns != now)
+			evidence->asked_ns = now;
+		if (segment->payload && evidence->given_ns <= evidence->taken_ns && evidence->given_ns != now)
+			evidence->given_ns = now;
 	}
 }
 

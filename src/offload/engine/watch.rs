@@ -24,6 +24,9 @@ const EVENTS: usize = 1024;
 /// A backend that was asked and has not answered for so long is suspect.
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// What it was sent so long ago was sent again by now, twice by most kernels (TCP_RTO_MIN is 200 ms, include/net/tcp.h).
+const SENT_AGAIN: Duration = Duration::from_millis(600);
+
 /// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
 const ASK_EVERY: u64 = 8;
 
@@ -245,12 +248,18 @@ impl Engine {
             .iter()
             .filter_map(|(slot, backend)| Some((backend, self.program.evidence(slot).ok()?)))
             .collect();
-        for (address, Evidence { asked_ns, answered_ns, spoke_ns }) in seen {
-            let silent = asked_ns > answered_ns && now_ns.saturating_sub(asked_ns) > PATIENCE.as_nanos() as u64;
+        let is_older = |since_ns: u64, than: Duration| now_ns.saturating_sub(since_ns) > than.as_nanos() as u64;
+        for (address, Evidence { asked_ns, answered_ns, spoke_ns, given_ns, taken_ns }) in seen {
+            let silent = asked_ns > answered_ns && is_older(asked_ns, PATIENCE);
+            let takes_nothing = given_ns > taken_ns && is_older(given_ns, SENT_AGAIN);
             for entry in self.table.registry.backends() {
                 if entry.address().is_some_and(|its: BackendAddr| its == address) {
                     entry.heard_ns.store(answered_ns, Relaxed);
                     entry.spoke_ns.fetch_max(spoke_ns, Relaxed);
+                    entry.taken_ns.fetch_max(taken_ns, Relaxed);
+                    if takes_nothing {
+                        entry.untaken_ns.fetch_max(now_ns, Relaxed);
+                    }
                     if silent && entry.active.load(Relaxed) > 0 {
                         entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
                     }

@@ -18,7 +18,7 @@ use crate::sys::bpf::{Map, Update};
 use crate::sys::bpffs;
 
 /// Of all that is pinned: another number, another meaning. See `bpf/entry.h`.
-pub const LAYOUT: u32 = 4;
+pub const LAYOUT: u32 = 5;
 
 /// The maps of `bpf/entry.h`.
 pub const MAPS: [&str; 13] = [

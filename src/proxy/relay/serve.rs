@@ -10,7 +10,7 @@ use crate::proxy::flow::{Flow, Phase, Relaying, Side};
 use crate::proxy::worker::{FlowVerdict, Worker};
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
-use crate::sys::tcp_info::{fin_came, since_data_came};
+use crate::sys::tcp_info::{fin_came, peer_signs};
 use crate::table::flows::Field;
 
 /// How exactly it is known when a backend has last sent something: asking the kernel is a system call.
@@ -211,7 +211,7 @@ impl Worker {
         slot.add(Field::BytesToClient as usize, moved.written);
         if moved.read > 0 {
             slot.set(Field::LastToClientNs as usize, self.now_ns);
-            note_speech(relaying, self.now_ns);
+            note_speech(relaying, slot.word(Field::LastToBackendNs as usize), self.now_ns);
         }
         relaying.place.0.lanes[self.number].bytes_to_client.add(moved.written);
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
@@ -220,15 +220,17 @@ impl Worker {
     }
 }
 
-/// Notes that the backend's process has sent something. What was read now may have come long ago: bytes wait in the socket while the
-/// client takes none.
-fn note_speech(relaying: &Relaying, now_ns: u64) {
-    let spoke_ns = &relaying.place.0.spoke_ns;
-    if now_ns.saturating_sub(spoke_ns.load(Relaxed)) < SPEECH_EVERY.as_nanos() as u64 {
+/// Notes that the backend's process has sent something, and whether it has all that was last given to it at `given_ns`. What was read now
+/// may have come long ago: bytes wait in the socket while the client takes none.
+fn note_speech(relaying: &Relaying, given_ns: u64, now_ns: u64) {
+    let entry = &relaying.place.0;
+    if now_ns.saturating_sub(entry.spoke_ns.load(Relaxed)) < SPEECH_EVERY.as_nanos() as u64 {
         return;
     }
-    if let Ok(since) = since_data_came(&relaying.backend) {
-        spoke_ns.fetch_max(now_ns.saturating_sub(since.as_nanos() as u64), Relaxed);
+    let Ok(signs) = peer_signs(&relaying.backend) else { return };
+    entry.spoke_ns.fetch_max(now_ns.saturating_sub(signs.since_data.as_nanos() as u64), Relaxed);
+    if signs.unacked == 0 {
+        entry.taken_ns.fetch_max(given_ns, Relaxed);
     }
 }
 

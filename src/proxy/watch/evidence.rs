@@ -2,6 +2,7 @@
 //!
 //! Only flows that sent something and heard nothing back are looked at, so an idle flow costs nothing.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::proxy::flow::Phase;
@@ -10,6 +11,7 @@ use crate::proxy::token::FlowRef;
 use crate::proxy::worker::Worker;
 use crate::sys::tcp_info::peer_signs;
 use crate::table::backend::Suspicion;
+use crate::table::flows::Field;
 
 /// How often waiting flows are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -19,6 +21,9 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Retransmission timeouts in a row that make a backend suspect; one alone is ordinary loss.
 const SUSPECT_BACKOFF: u8 = 2;
+
+/// What was sent so long ago and is not acknowledged was sent again by now: first as a tail loss probe, then after the first timeout.
+const SENT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Flows asked about at a time.
 const LOOKS: usize = 256;
@@ -57,24 +62,34 @@ impl Worker {
         let Some(Phase::Relaying(relaying)) = place.flow.as_deref_mut().map(|flow| &mut flow.phase) else {
             return false;
         };
-        let since_ns = relaying.unanswered_since_ns;
-        if since_ns == 0 {
+        let (since_ns, entry) = (relaying.unanswered_since_ns, &relaying.place.0);
+        let given_ns = self.table.flows.slot(&self.writer, at.key()).word(Field::LastToBackendNs as usize);
+        let is_to_look = match since_ns {
+            // What came may be the answer to something else, unless the backend has taken what was sent to it later.
+            0 => *looks < LOOKS && entry.taken_ns.load(Relaxed) < given_ns,
+            _ if *looks == LOOKS || self.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => return true,
+            _ => true,
+        };
+        if !is_to_look {
             relaying.watched = false;
             return false;
-        }
-        if self.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 || *looks == LOOKS {
-            return true;
         }
         *looks += 1;
         match peer_signs(&relaying.backend) {
             Ok(signs) if signs.unacked > 0 => {
                 if signs.backoff >= SUSPECT_BACKOFF {
-                    relaying.place.0.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
+                    entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
+                    entry.untaken_ns.fetch_max(self.now_ns, Relaxed);
+                } else if signs.backoff == 0 {
+                    entry.taken_ns.fetch_max(self.now_ns.saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
                 }
                 true
             }
             // All was acknowledged: the host lives, and its process may take its time.
-            _ => {
+            signs => {
+                if signs.is_ok() {
+                    entry.taken_ns.fetch_max(given_ns, Relaxed);
+                }
                 relaying.unanswered_since_ns = 0;
                 relaying.watched = false;
                 false

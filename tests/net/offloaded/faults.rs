@@ -1,6 +1,7 @@
 //! The fault matrix with offloaded flows: rows 2, 4, 7, 8, 12 to 14 and 34.
 
 use super::Scene;
+use crate::faults_backend::hears_nobody;
 use crate::lab::bytes::Tally;
 use crate::lab::*;
 
@@ -92,6 +93,15 @@ fn row07_one_way_loss_towards_the_backend_is_detected_and_both_sides_are_reset()
     eventually(LONG, "the backend is rid of it", || server.open() == 0);
     drop(conn);
     baton.rests();
+}
+
+/// Found as a backend that drained, "slow, not dead", while it sent again and again what nobody could acknowledge.
+#[test]
+fn row07_a_backend_that_hears_nobody_is_ejected_though_it_sends_again_and_again() {
+    let Some(scene) = Scene::new("row07") else { return };
+    let server = scene.lab.b1.serve(Behaviour::Echo);
+    let baton = scene.lab.start(&scene.config().only(&["b1"]));
+    hears_nobody(&scene.lab, &baton, &server, 41);
 }
 
 #[test]

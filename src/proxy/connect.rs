@@ -190,7 +190,7 @@ impl Worker {
     pub(super) fn settle(&mut self, flow: &mut Flow) -> FlowVerdict {
         if let Phase::Relaying(relaying) = &flow.phase {
             let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
-            let _ = set(&relaying.backend, &flow.frontend.timeouts);
+            let _ = set(&relaying.backend, &self.timeouts(flow));
             if let Ok(local) = socket::local_addr(&relaying.backend) {
                 self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }

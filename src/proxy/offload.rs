@@ -94,6 +94,7 @@ impl Worker {
                 Answer::Moves(progress) => self.moves(progress),
                 Answer::Ended { last, reason } => self.path_ended(last, reason),
                 Answer::Found(found) => self.recover_found(*found),
+                Answer::AskEnds { until_ns } => self.ask_ends(until_ns),
             }
         }
     }

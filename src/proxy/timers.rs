@@ -21,6 +21,8 @@ pub enum Due {
     Evidence,
     /// A flow should be tried again to be offloaded.
     Leave(FlowRef),
+    /// Ends that were asked often get the timers of their settings again.
+    Asked,
     /// Paused listeners may try again.
     Accept,
 }

@@ -77,8 +77,10 @@ pub struct Worker {
     /// Flows whose bytes to the backend were not answered yet.
     pub(super) unanswered: Vec<FlowRef>,
     pub(super) deliveries: Deliveries,
-    /// Flows whose sockets are to get the timers of another configuration.
+    /// Flows whose sockets are to get other timers.
     pub(super) retiming: VecDeque<FlowRef>,
+    /// Until then, in monotonic ns, far ends are asked often whether they still know of their flows.
+    pub(super) asking_until_ns: u64,
     pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
@@ -133,6 +135,7 @@ impl Worker {
             unanswered: Vec::new(),
             deliveries: Deliveries::default(),
             retiming: VecDeque::new(),
+            asking_until_ns: 0,
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
             endings: VecDeque::new(),
@@ -291,6 +294,7 @@ impl Worker {
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
                 Some(Due::Evidence) => self.look_at_unanswered(),
                 Some(Due::Leave(at)) => self.with_flow(at, Self::leave_due),
+                Some(Due::Asked) => self.stop_asking(),
                 Some(Due::Accept) => self.resume_accepting(),
             }
         }

@@ -167,6 +167,11 @@ pub enum Answer {
         reason: Option<EndReason>,
     },
     Found(Box<Found>),
+    /// Another instance may have reset one end of flows that have sockets here: until then, in monotonic ns, those ends are to be asked that
+    /// are quiet for a moment.
+    AskEnds {
+        until_ns: u64,
+    },
 }
 
 /// Queues between workers and path, and what both count.

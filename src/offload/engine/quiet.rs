@@ -9,6 +9,7 @@ use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::ids::FlowId;
 use crate::model::pacing::TokenBucket;
 use crate::sys::clock::now_ns;
+use crate::table::offload::Answer;
 
 /// Its ends are asked when nothing has come for so many times its patience.
 const QUIET: u64 = 2;
@@ -77,6 +78,9 @@ impl Engine {
         let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
         let later: Vec<_> = self.flows.values().filter(is_later).map(|flow| flow.id).collect();
         later.into_iter().for_each(|id| self.begin_asking(id));
+        for worker in 0..self.table.workers.len() {
+            self.answer(worker, Answer::AskEnds { until_ns: self.soon.until_ns });
+        }
     }
 
     /// Has it looked at from time to time. Those that come at once are not asked at once.

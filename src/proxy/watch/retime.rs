@@ -1,14 +1,26 @@
-//! Timers of another configuration for flows that live already.
+//! Other timers for flows that live already: of another configuration, or while their far ends are to be asked often.
+//!
+//! Where instances that live take each other for dead, one may answer packets of the other's flows with RST: the backend forgets the
+//! connection, and the client would wait until a keepalive of this instance finds that out. So keepalives go out sooner for a while.
+
+use std::time::Duration;
 
 use crate::proxy::flow::{Flow, Phase, patience_ns};
+use crate::proxy::timers::Due;
 use crate::proxy::worker::{FlowVerdict, Worker};
-use crate::sys::socket;
+use crate::sys::socket::{self, SocketTimeouts};
 use crate::table::offload::Request;
 
+/// An end of which nothing was heard for so long is asked then, and again after [`ASK_EVERY`]. When it is given up stays as it is:
+/// TCP_USER_TIMEOUT counts, not how many were not answered (net/ipv4/tcp_timer.c, tcp_keepalive_timer).
+const ASK_AFTER: Duration = Duration::from_secs(2);
+
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
 impl Worker {
-    /// Gives a flow the timers that its frontend has now. What is opened or lent later has them anyway.
+    /// Gives a flow the timers that it is to have now. What is opened or lent later has them anyway.
     pub(in crate::proxy) fn retime(&mut self, flow: &mut Flow) -> FlowVerdict {
-        let timeouts = &flow.frontend.timeouts;
+        let timeouts = &self.timeouts(flow);
         // They fail if the connection has ended, which epoll tells.
         match &flow.phase {
             Phase::Header(client) => drop(socket::set_timeouts(client, timeouts)),
@@ -26,5 +38,39 @@ impl Worker {
             Phase::Between => {}
         }
         FlowVerdict::Keep
+    }
+
+    /// What a flow's settings say, or less while its ends are asked often.
+    pub(in crate::proxy) fn timeouts(&self, flow: &Flow) -> SocketTimeouts {
+        let timeouts = flow.frontend.timeouts;
+        if self.now_ns >= self.asking_until_ns {
+            return timeouts;
+        }
+        SocketTimeouts {
+            keepalive_idle: timeouts.keepalive_idle.min(ASK_AFTER),
+            keepalive_interval: timeouts.keepalive_interval.min(ASK_EVERY),
+            ..timeouts
+        }
+    }
+
+    /// Has the ends of flows with sockets asked that are quiet, until `until_ns`.
+    pub(in crate::proxy) fn ask_ends(&mut self, until_ns: u64) {
+        let asks_already = self.asking_until_ns != 0;
+        self.asking_until_ns = self.asking_until_ns.max(until_ns);
+        self.timers.set(self.asking_until_ns, Due::Asked);
+        if !asks_already {
+            self.retime_relaying();
+        }
+    }
+
+    pub(in crate::proxy) fn stop_asking(&mut self) {
+        if self.now_ns >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
+            self.retime_relaying();
+        }
+    }
+
+    fn retime_relaying(&mut self) {
+        let flows = self.places.iter().filter_map(|place| place.flow.as_deref());
+        self.retiming.extend(flows.filter(|flow| matches!(flow.phase, Phase::Relaying(_))).map(|flow| flow.at));
     }
 }

@@ -266,6 +266,32 @@ fn flows_that_are_born_while_two_instances_take_each_other_for_dead_go_on() {
     all_go_on(&fleet, &mut conns, 8);
 }
 
+/// Found as a watch that waited for the keepalive of its instance, 10 s: what its backend sent came to another one that took its own for
+/// dead, and was answered with RST.
+#[test]
+fn clients_whose_backends_another_instance_has_reset_do_not_wait_for_a_keepalive() {
+    let test = "clients_whose_backends_another_instance_has_reset_do_not_wait";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::spread) else { return };
+    route(&fleet, 0, 1);
+    let [a, b] = [&fleet.all[0], &fleet.all[1]];
+    let alive = || a.sees("lb-b")["liveness"] == "alive" && b.sees("lb-a")["liveness"] == "alive";
+    wait::throughout(ms(500), "both live", alive);
+    let conns = fleet.clients(10);
+    fleet.wait_known(10, 0);
+    [Cause::All(0), Cause::All(1)].iter().for_each(|cause| cause.come_about(&fleet));
+    b.wait_sees("lb-a", "liveness", "dead");
+    eventually(LONG, "its flows are refused", || failed_over(&fleet) >= 1);
+    let watch = Stopwatch::start();
+    fleet.servers.iter().for_each(|server| server.say(7, 100));
+    eventually(LONG, "the backends are reset", || fleet.servers.iter().all(|server| server.open() == 0));
+    fleet.all.iter().for_each(|instance| instance.host.nft_clear());
+    for mut conn in conns {
+        assert_eq!(conn.end(secs(20)), End::Rst);
+    }
+    println!("clients waited for {:?}", watch.elapsed());
+    assert!(watch.unstalled() < secs(7), "keepalive_idle is 10 s");
+}
+
 /// One knows them by their sockets, and resets what it takes for a dead one's; what it says to the backends reaches the other, which
 /// carries them by now, only as their RSTs, and those are lost.
 #[test]

@@ -1,6 +1,7 @@
 //! The sources of Baton as the tests of its layout read them: which file is in which room, and its code without what is not code.
 
 pub mod circles;
+pub mod dependencies;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,27 +28,37 @@ impl Source {
 /// Every file below src but those that only list modules, and files of tests.
 pub fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut directories = vec![root.clone()];
     let mut sources = Vec::new();
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            let below = path.strip_prefix(&root).unwrap();
-            if path.is_dir() {
-                directories.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs")
-                && below != Path::new("lib.rs")
-                && !DIVIDED.iter().any(|room| below == Path::new(room).with_extension("rs"))
-                && !path.ends_with("tests.rs")
-            {
-                let module = module_of(below);
-                let text = fs::read_to_string(&path).unwrap();
-                sources.push(Source { module, lines: text.lines().count(), code: code_only(&text), path });
-            }
+    for path in files(&root) {
+        let below = path.strip_prefix(&root).unwrap();
+        if below != Path::new("lib.rs")
+            && !DIVIDED.iter().any(|room| below == Path::new(room).with_extension("rs"))
+            && !path.ends_with("tests.rs")
+        {
+            let module = module_of(below);
+            let text = fs::read_to_string(&path).unwrap();
+            sources.push(Source { module, lines: text.lines().count(), code: code_only(&text), path });
         }
     }
     assert!(sources.len() > 10, "src was not found");
     sources
+}
+
+/// Every file of Rust below `root`.
+pub fn files(root: &Path) -> Vec<PathBuf> {
+    let mut directories = vec![root.to_owned()];
+    let mut files = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files
 }
 
 /// Of the file `below` src.

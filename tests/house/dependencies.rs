@@ -1,7 +1,9 @@
 //! No dependency that nothing uses: each is compiled by everybody who builds Baton, and watched over by whoever keeps it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use super::files;
 
 #[test]
 fn every_dependency_is_used() {
@@ -22,8 +24,8 @@ fn a_dependency_that_is_named_in_a_comment_only_is_not_used() {
 /// Names in `table` of the manifest below `root` of which no source in `folders` uses anything.
 fn unused(root: &Path, table: &str, folders: &[&str]) -> Vec<String> {
     let manifest: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
-    let mut sources = Vec::new();
-    folders.iter().for_each(|folder| gather(&root.join(folder), &mut sources));
+    let files = folders.iter().flat_map(|folder| files(&root.join(folder)));
+    let sources: Vec<_> = files.map(|file| fs::read_to_string(file).unwrap()).collect();
     assert!(!sources.is_empty(), "{folders:?} were not found");
     let names: Vec<_> = manifest[table].as_table().unwrap().keys().collect();
     assert!(!names.is_empty(), "{table} was not read");
@@ -41,15 +43,4 @@ fn uses(code: &str, name: &str) -> bool {
     let lines = code.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
     let mut lines = lines.filter(|line| line.contains(name));
     lines.any(|line| at(line, &format!("{name}::")) || at(line, &format!("use {name};")))
-}
-
-fn gather(folder: &Path, sources: &mut Vec<String>) {
-    let entries: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    for path in entries {
-        if path.is_dir() {
-            gather(&path, sources);
-        } else if path.extension().is_some_and(|it| it == "rs") {
-            sources.push(fs::read_to_string(path).unwrap());
-        }
-    }
 }

@@ -5,6 +5,7 @@
 //! drill     many kubelets against any address: how many nodes would have gone NotReady?
 //! stand_in  an apiserver, as far as heartbeats and watches need one       certs, bind   certificates and free ports for it
 //! kubelet   a client that behaves as a kubelet does                       lease, tls    what it says, and how it is encrypted
+//!                                                                         pause         time that may have no end
 //! ```
 
 pub mod bind;
@@ -13,6 +14,7 @@ pub mod demo;
 pub mod drill;
 pub mod kubelet;
 pub mod lease;
+pub mod pause;
 pub mod stand_in;
 pub mod tls;
 

@@ -19,12 +19,13 @@ use std::time::Duration;
 use rustls_pki_types::ServerName;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::kubelet::{Heartbeat, Kubelet, KubeletSettings, Observed, Retries, Summary};
 use super::tls::{self, TlsFileError};
 use crate::addr::VipAddr;
 use crate::lab::lease::{DRILL_LABEL, WATCH_PATH};
+use crate::lab::pause::pause;
 use crate::model::duration;
 use crate::sys::clock::now_ns;
 use crate::sys::process;
@@ -140,12 +141,7 @@ async fn drill(args: &DrillArgs, json: bool) -> Result<DrillVerdict, DrillError>
     let settings = settings(args).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut over = std::pin::pin!(async {
-        match args.run_for {
-            Some(run_for) => sleep(run_for).await,
-            None => std::future::pending().await,
-        }
-    });
+    let mut over = std::pin::pin!(pause(args.run_for));
     let (events, mut observed) = mpsc::unbounded_channel();
     let mut fleet = KubeletFleet { settings, events, kubelets: Vec::with_capacity(args.kubelets.into()) };
     // Spread over one interval, as the nodes of a cluster are.

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::sleep;
 
 use super::live::LiveError;
 use super::stage::{DemoStage, StageError};
 use super::tour::TourError;
 use super::{guard, live, log, tour};
+use crate::lab::pause::pause;
 use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -109,14 +109,8 @@ fn over(run_for: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
-        let time = async {
-            match run_for {
-                Some(run_for) => sleep(run_for).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
-            () = time => {}
+            () = pause(run_for) => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             _ = hangup.recv() => {}

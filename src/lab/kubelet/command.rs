@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustls_pki_types::ServerName;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::sleep;
 
 use super::{Kubelet, KubeletEvent, KubeletSettings, Summary};
 use crate::addr::VipAddr;
+use crate::lab::pause::pause;
 use crate::lab::tls::{self, TlsFileError};
 use crate::model::duration;
 
@@ -109,12 +109,7 @@ fn settings(args: &KubeletArgs) -> Result<KubeletSettings, KubeletError> {
 async fn live(args: &KubeletArgs, settings: KubeletSettings) -> Result<Summary, KubeletError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut over = std::pin::pin!(async {
-        match args.run_for {
-            Some(run_for) => sleep(run_for).await,
-            None => std::future::pending().await,
-        }
-    });
+    let mut over = std::pin::pin!(pause(args.run_for));
     let (kubelet, mut observed) = Kubelet::start(settings);
     loop {
         tokio::select! {

@@ -1,0 +1,11 @@
+//! Time that may have no end.
+
+use std::time::Duration;
+
+/// Ends after `time`; without one, never.
+pub async fn pause(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
+}

@@ -10,6 +10,7 @@
 //! ```
 //! Nothing here makes a worker wait, and no flow waits for the RCU barrier of another: only sockets do.
 
+mod audit;
 mod barrier;
 mod breaker;
 mod carried;
@@ -51,6 +52,7 @@ use crate::sys::netlink::Watch;
 use crate::sys::raw::RawSender;
 use crate::table::Table;
 use crate::table::offload::{Answer, Request};
+use audit::Audit;
 use barrier::RcuBarrier;
 use breaker::Judge;
 use carried::Carried;
@@ -121,6 +123,7 @@ impl OffloadEngine {
             soon: quiet::Soon::default(),
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
+            audit: Audit::default(),
             refill_at_ns: 0,
             reattach_at_ns: 0,
             doubt_at_ns: 0,
@@ -200,6 +203,7 @@ struct Engine {
     soon: quiet::Soon,
     doubts: Doubts,
     scan: Scan,
+    audit: Audit,
     refill_at_ns: u64,
     reattach_at_ns: u64,
     doubt_at_ns: u64,
@@ -247,12 +251,12 @@ impl Engine {
             // Many may come at once, and those that have been offloaded may be ending already.
             self.take_events();
         }
-        self.take_standby_requests();
-        self.settle();
-        self.do_what_is_due();
         if self.orders.recover.swap(false, AcqRel) {
             self.recover();
         }
+        self.take_standby_requests();
+        self.settle();
+        self.do_what_is_due();
         self.take_events();
         self.watch();
         self.wake_workers();

@@ -8,6 +8,7 @@ mod interfaces;
 mod ipsec;
 mod kills;
 mod layouts;
+mod leftovers;
 mod matrix;
 mod mixes;
 mod nat;

@@ -27,6 +27,7 @@ mod room;
 mod tests;
 mod timer;
 mod unknown_packet;
+mod unlisted;
 mod untold;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -47,6 +48,7 @@ use bury::Round;
 pub use bury::{Challenge, Wake};
 use peer::PeerState;
 use timer::{FailoverTimers, Timer};
+use unlisted::Unlisted;
 use untold::Untold;
 
 /// What an operator may choose, and what the host is like.
@@ -158,6 +160,7 @@ pub struct Failover {
     /// Keys of which nothing could be learnt, and since when.
     unsaid: HashMap<Key, u64>,
     untold: HashMap<FleetId, Untold>,
+    unlisted: Unlisted,
     timers: FailoverTimers,
     /// What an earlier process held has been sorted out.
     settled: bool,
@@ -241,6 +244,7 @@ impl Failover {
             lent: HashMap::new(),
             unsaid: HashMap::new(),
             untold: HashMap::new(),
+            unlisted: Unlisted::default(),
             timers: FailoverTimers::default(),
             settled: false,
             ready: false,
@@ -291,6 +295,7 @@ impl Failover {
             }
             StandbyAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
             StandbyAnswer::Reached(round) => self.first_round(round),
+            StandbyAnswer::Keeps { flows, keys } => self.see_kept(now_ns, flows, keys),
         }
         self.renew_rules(now_ns);
         self.check();

@@ -66,4 +66,9 @@ pub enum StandbyAnswer {
     UnknownPackets(Vec<UnknownPacket>),
     Unanswered(Vec<Key>),
     Reached(u64),
+    /// Some of what it has an entry for: flows that it holds, and keys of packets that it forwards, lends or refuses. All in turn.
+    Keeps {
+        flows: Vec<FleetId>,
+        keys: Vec<Key>,
+    },
 }

@@ -60,7 +60,8 @@ pub struct Keep {
 impl Engine {
     /// Does what the failover asks. While another process takes over, requests wait for it.
     pub(super) fn take_standby_requests(&mut self) {
-        if self.is_frozen() {
+        // Before it has been read what an earlier process left, that would be taken for left behind as soon as it is said.
+        if self.is_frozen() || !self.listens {
             return;
         }
         for _ in 0..BURST {
@@ -116,8 +117,13 @@ impl Engine {
                 held.packets = held.packets.max(packets);
             }
         } else {
-            self.keep.diverted.insert(key, false);
+            self.keep.diverted.entry(key).or_insert(false);
         }
+    }
+
+    /// Whether what is said of such packets is kept for others.
+    pub(super) fn is_diverted(&self, key: &Key) -> bool {
+        self.keep.diverted.contains_key(key)
     }
 
     /// The flow, if the client's packets of a held one have come since the last look.

@@ -50,6 +50,7 @@ impl Engine {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
             self.fix();
             self.use_room(now_ns);
+            self.audit(now_ns);
             self.show();
         }
         if self.table.reachability.take_wanted() {

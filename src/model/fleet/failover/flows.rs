@@ -106,7 +106,13 @@ impl Failover {
     }
 
     pub(super) fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId) {
-        let Some(known) = self.flows.get_mut(&id) else { return };
+        let Some(known) = self.flows.get_mut(&id) else {
+            // Released to who had claimed it before anybody could say what it is, it is held though nobody lists it.
+            if !self.mine.contains_key(&id) {
+                self.drop_standby(id);
+            }
+            return;
+        };
         known.also.retain(|other| other != owner);
         // Of a flow that is another's by now, its former owner only says that it is not its own any more.
         if known.owner != *owner {

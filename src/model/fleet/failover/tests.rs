@@ -1032,3 +1032,51 @@ fn ends_of_quiet_flows_are_asked_when_one_behind_the_same_router_is_cut_off_and_
     scene.liveness(Liveness::Dead);
     assert!(!asks(&mut scene));
 }
+
+/// One way to two entries that stay in the map of a host at rest.
+#[test]
+fn a_flow_that_was_released_before_anybody_could_say_its_ends_is_not_held_for_ever() {
+    let mut scene = Scene::new();
+    let id = record(1, "10.0.1.7", true).fleet_id();
+    let drop = Action::Path(StandbyRequest::Drop(vec![id]));
+    scene.remote(Remote::Claimed { by: name("a"), flows: vec![(id, None)] });
+    assert!(scene.take().contains(&Action::Path(StandbyRequest::Release(vec![id]))));
+    // It ended there before it was told of.
+    scene.remote(Remote::Ended { owner: name("a"), id });
+    assert_eq!(scene.take(), [drop]);
+}
+
+#[test]
+fn what_is_kept_though_nobody_lists_it_goes_and_nothing_else_does() {
+    let mut scene = Scene::new();
+    scene.remote(Remote::Begin { owner: name("c"), epoch: Epoch(1), slot: 2 });
+    scene.remote(Remote::Synced { owner: name("c") });
+    let [held, forwarded, ended] = [(1, true), (2, false), (3, false)].map(|(n, is)| record(n, "10.0.1.7", is));
+    [&held, &forwarded, &ended].into_iter().for_each(|flow| scene.told(flow));
+    let lost = record(4, "10.0.1.7", true);
+    let keeps = StandbyAnswer::Keeps {
+        flows: vec![held.fleet_id(), lost.fleet_id()],
+        keys: [&forwarded, &ended, &lost].into_iter().flat_map(|flow| both(&flow.ends)).collect(),
+    };
+    scene.machine.handle_standby(scene.now_ns, keeps.clone());
+    scene.pass(70_000);
+    scene.machine.handle_standby(scene.now_ns, keeps.clone());
+    let gone = |actions: Vec<Action>| {
+        let its = |action: &Action| matches!(action, Action::Path(StandbyRequest::Drop(_) | StandbyRequest::Forget(_)));
+        actions.into_iter().filter(its).collect::<Vec<_>>()
+    };
+    assert_eq!(gone(scene.take()), [], "what an earlier process left is not listed yet");
+    scene.machine.handle_ready();
+    scene.take();
+    // Those of a flow that has just ended have their time.
+    scene.machine.handle_standby(scene.now_ns, keeps.clone());
+    scene.remote(Remote::Ended { owner: name("a"), id: ended.fleet_id() });
+    scene.pass(4000);
+    scene.machine.handle_standby(scene.now_ns, keeps.clone());
+    assert_eq!(gone(scene.take()), []);
+    scene.pass(57_000);
+    assert_eq!(gone(scene.take()), [Action::Path(StandbyRequest::Forget(both(&ended.ends).to_vec()))]);
+    scene.machine.handle_standby(scene.now_ns, keeps);
+    let all = [StandbyRequest::Drop(vec![lost.fleet_id()]), StandbyRequest::Forget(both(&lost.ends).to_vec())];
+    assert_eq!(gone(scene.take()), all.map(Action::Path));
+}

@@ -38,8 +38,8 @@ impl Failover {
     }
 
     fn tell_of_end(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
-        // Its client may have begun another one meanwhile.
-        flows.retain(|(id, _)| !self.by_ends.contains_key(&id.ends));
+        // Its client may have begun another one meanwhile; or it had been offloaded, and whoever took it over has told so since.
+        flows.retain(|(id, _)| !self.by_ends.contains_key(&id.ends) && !self.mine.contains_key(id));
         for (id, ends) in &flows {
             self.refuse(owner.clone(), *id, *ends);
         }

@@ -71,9 +71,10 @@ impl Told {
                 self.diverted.retain(|key, _| !both(&record.ends).contains(key));
                 self.held.insert(record.fleet_id());
             }
-            StandbyRequest::Drop(flows) => {
-                flows.iter().for_each(|id| assert!(self.held.remove(id) || self.own.contains(id)))
-            }
+            // Of one that is not listed it is not known whether it is held.
+            StandbyRequest::Drop(flows) => flows.iter().for_each(|id| {
+                self.held.remove(id);
+            }),
             StandbyRequest::Inherit(flows) => {
                 for id in flows {
                     assert!(self.held.remove(&id), "{id} is inherited and was not held");
@@ -155,7 +156,12 @@ proptest! {
                 Step::Claimed { by, number, was_told } => {
                     let id = flow(number, false).fleet_id();
                     // One that was this instance's from the beginning.
-                    let own = was_told && !scene.machine.flows.contains_key(&id) && !scene.machine.mine.contains_key(&id);
+                    let machine = &scene.machine;
+                    let own = was_told
+                        && !machine.flows.contains_key(&id)
+                        && !machine.mine.contains_key(&id)
+                        // It had sockets at another.
+                        && !machine.untold.contains_key(&id);
                     if own {
                         told.borrow_mut().own.insert(id);
                     }
@@ -197,6 +203,8 @@ proptest! {
             diverted = absorb(&mut scene, &mut packets).0;
         }
         prop_assert_eq!(diverted, 0, "entries that nobody will take out");
+        let held: Vec<_> = told.borrow().held.iter().copied().collect();
+        prop_assert!(held.is_empty(), "held for nobody: {held:?}");
         prop_assert_eq!(scene.machine.known(), 0);
         prop_assert!(scene.machine.asked.is_empty() && scene.machine.rounds.is_empty());
         prop_assert!(scene.machine.lent.is_empty() && scene.machine.unsaid.is_empty());

@@ -1,0 +1,130 @@
+//! Going through the whole map, a step a second: what stands in it that nobody knows would stay there for good, divert whoever uses
+//! its addresses again, and take the room of others.
+//!
+//! ```text
+//!   entry ──▶ nobody here knows it, twice, some time apart ──▶ taken out, with a line in the log that says what it was
+//!         └─▶ kept for others ──▶ the failover, which says so if it lists no such thing
+//! ```
+
+use std::collections::HashMap;
+
+use super::Engine;
+use crate::model::ends::Key;
+use crate::model::ids::FlowId;
+use crate::model::splice::FlowDirection;
+use crate::offload::entry::{Action, Entry};
+use crate::offload::program::Cursor;
+use crate::table::offload::StandbyAnswer;
+
+/// Entries of a step: a map with a million takes eight minutes, and 1 ms of each second.
+const STEP: usize = 2048;
+
+/// From the beginning of a round to that of the next, at least.
+const ROUND_NS: u64 = 10_000_000_000;
+
+/// Unknown in all rounds for so long, an entry is nobody's.
+const LEFTOVER_NS: u64 = 15_000_000_000;
+
+/// Such entries that are remembered.
+const LEFTOVERS_MAX: usize = 4096;
+
+#[derive(Debug, Default)]
+pub struct Audit {
+    /// `None`: between two rounds.
+    cursor: Option<Cursor>,
+    round: u64,
+    round_at_ns: u64,
+    leftovers: HashMap<Key, Leftover>,
+}
+
+/// An entry that nobody knew.
+#[derive(Clone, Copy, Debug)]
+struct Leftover {
+    id: FlowId,
+    action: Action,
+    since_ns: u64,
+    round: u64,
+}
+
+impl Audit {
+    /// Takes note of an unknown entry; true if it has been unknown for too long.
+    fn is_over(&mut self, key: &Key, entry: &Entry, now_ns: u64) -> bool {
+        let now = Leftover { id: entry.id, action: entry.action, since_ns: now_ns, round: self.round };
+        let before = self.leftovers.get(key).filter(|before| (before.id, before.action) == (now.id, now.action));
+        let leftover = Leftover { since_ns: before.map_or(now_ns, |before| before.since_ns), ..now };
+        if now_ns - leftover.since_ns >= LEFTOVER_NS {
+            self.leftovers.remove(key);
+            return true;
+        }
+        if self.leftovers.len() < LEFTOVERS_MAX || before.is_some() {
+            self.leftovers.insert(*key, leftover);
+        }
+        false
+    }
+
+    /// What was not met in this round has gone, or is known.
+    fn end_round(&mut self) {
+        self.leftovers.retain(|_, leftover| leftover.round == self.round);
+        self.cursor = None;
+    }
+}
+
+impl Engine {
+    /// Goes on with a round, or begins one, if it is time. Call it once a second.
+    pub(super) fn audit(&mut self, now_ns: u64) {
+        // Until what an earlier process left has been read, nobody knows that.
+        if !self.listens || (self.audit.cursor.is_none() && now_ns < self.audit.round_at_ns) {
+            return;
+        }
+        let mut cursor = self.audit.cursor.take().unwrap_or_else(|| {
+            (self.audit.round, self.audit.round_at_ns) = (self.audit.round + 1, now_ns + ROUND_NS);
+            Cursor::default()
+        });
+        let mut seen = Vec::new();
+        let more = match self.program.scan(&mut cursor, STEP, &mut seen) {
+            Ok(more) => more,
+            Err(error) => {
+                tracing::error!(%error, "the map of flows cannot be read");
+                false
+            }
+        };
+        let (mut flows, mut keys) = (Vec::new(), Vec::new());
+        for (key, entry) in &seen {
+            let held = self.keep.held.by_packet(entry.id, entry.direction, key);
+            match held.filter(|_| entry.held && entry.action == Action::Splice) {
+                Some(id) if entry.direction == FlowDirection::ToBackend => flows.push(id),
+                Some(_) => {}
+                None if entry.held && self.is_diverted(key) => keys.push(*key),
+                None if self.is_known(key, entry) => {}
+                None if self.audit.is_over(key, entry, now_ns) => self.take_out_leftover(key, entry),
+                None => {}
+            }
+        }
+        if self.table.fleet.is_enabled() && !(flows.is_empty() && keys.is_empty()) {
+            self.table.offload.held.answer(StandbyAnswer::Keeps { flows, keys });
+        }
+        match more {
+            true => self.audit.cursor = Some(cursor),
+            false => self.audit.end_round(),
+        }
+    }
+
+    /// Whether it is of a flow of this instance.
+    fn is_known(&self, key: &Key, entry: &Entry) -> bool {
+        match entry.action {
+            Action::Witness => self.witnesses.contains_key(&entry.id),
+            _ => !entry.held && self.flows.get(&entry.id).is_some_and(|flow| flow.ends.key(entry.direction) == *key),
+        }
+    }
+
+    fn take_out_leftover(&self, key: &Key, entry: &Entry) {
+        let Entry { id, action, held, direction, committed, .. } = entry;
+        tracing::error!(
+            flow = %id, ?action, held, ?direction, committed, from = %key.from, to = %key.to,
+            "an entry that nobody knows is taken out of the map of flows; this is a bug"
+        );
+        if let Err(error) = self.program.take_out(key) {
+            tracing::error!(%error, "the entry of a flow cannot be removed");
+        }
+    }
+}

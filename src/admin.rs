@@ -16,7 +16,6 @@ pub mod doors;
 pub mod evacuate;
 pub mod flow_log;
 pub mod http;
-pub mod humane;
 pub mod page;
 pub mod protocol;
 pub mod rates;

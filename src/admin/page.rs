@@ -4,10 +4,11 @@
 use std::fmt::{self, Display, Write};
 
 use super::control::LastReload;
-use super::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use super::status::{BackendStatus, FrontendStatus, Instance, PeersReport, Status, WorkerCondition};
-use super::words::{self, Weight};
+use super::words;
 use crate::model::end_reason::EndReason;
+use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
+use crate::model::weight::Weight;
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 use crate::table::flows::FlowState;
@@ -176,7 +177,7 @@ fn backend(page: &mut String, it: &BackendStatus, flows_of_all: u64) {
     });
     let failed: u64 = it.connect_failures_total.values().sum();
     let kinds: Vec<_> = it.connect_failures_total.iter().map(|(kind, n)| format!("{kind} {}", count(*n))).collect();
-    let tone = tone(words::of_health(it.health_state));
+    let tone = tone(Weight::of_health(it.health_state));
     write(
         page,
         format_args!(
@@ -227,7 +228,7 @@ fn peer(page: &mut String, it: &MemberView) {
              <td class=\"why\"><span class=\"mono\">{}</span><small>{}</small></td>\
              <td class=\"r\">{}</td><td class=\"r\">{}</td><td>{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>\
              <td class=\"r\">{}</td></tr>\n",
-            Pill(tone(words::of_liveness(it.liveness)), it.liveness.label()),
+            Pill(tone(Weight::of_liveness(it.liveness)), it.liveness.label()),
             Escaped(&it.name),
             it.address,
             if vips.is_empty() { "–".to_owned() } else { vips.join(" ") },

@@ -2,24 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::humane::{bytes, count, duration_ms, duration_us, plural};
 use super::status::{Instance, Status};
 use crate::model::fleet::{Farewell, Liveness};
 use crate::model::health::HealthState;
+use crate::model::humane::{bytes, count, duration_ms, duration_us, plural};
+use crate::model::weight::Weight;
 use crate::table::backend::Service;
 use crate::table::journal::What;
-
-/// How much an event matters to whoever reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
-    /// Something is well again.
-    Good,
-    Plain,
-    /// Look at it when there is time.
-    Notice,
-    /// Look at it now.
-    Bad,
-}
 
 /// One sentence without a full stop.
 pub fn event(what: &What) -> String {
@@ -178,7 +167,7 @@ pub const STOPPED: &str = "flows were reset right after they had been offloaded,
 
 pub fn weight(what: &What) -> Weight {
     match what {
-        What::BackendChanged { to, .. } => of_health(*to),
+        What::BackendChanged { to, .. } => Weight::of_health(*to),
         What::BackendResolved { error: Some(_), .. } | What::Stopping { .. } | What::FlowsOrdered { .. } => {
             Weight::Notice
         }
@@ -206,7 +195,7 @@ pub fn weight(what: &What) -> Weight {
         What::PeerLinked { .. } | What::PeerSynced { .. } => Weight::Good,
         What::PeerLost { .. } | What::PeerGap { .. } => Weight::Notice,
         What::PeerUnreachable { .. } => Weight::Bad,
-        What::PeerLiveness { liveness, .. } => of_liveness(*liveness),
+        What::PeerLiveness { liveness, .. } => Weight::of_liveness(*liveness),
         What::ReloadRefused { .. } | What::AcceptPaused { .. } | What::WorkerStuck { .. } => Weight::Bad,
         What::AcceptResumed { .. } | What::WorkerMoves { .. } => Weight::Good,
         What::BackendAdded { .. }
@@ -274,22 +263,6 @@ pub fn vips(vips: &[IpAddr]) -> String {
     match vips {
         [] => "has no VIP".to_owned(),
         vips => format!("has {}", vips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
-    }
-}
-
-pub fn of_health(health_state: HealthState) -> Weight {
-    match health_state {
-        HealthState::Ready => Weight::Good,
-        HealthState::Draining => Weight::Notice,
-        HealthState::Ejected => Weight::Bad,
-    }
-}
-
-pub fn of_liveness(liveness: Liveness) -> Weight {
-    match liveness {
-        Liveness::Alive => Weight::Good,
-        Liveness::Left(_) | Liveness::Unlinked => Weight::Notice,
-        Liveness::Unheard | Liveness::Silent | Liveness::Dead => Weight::Bad,
     }
 }
 

@@ -14,10 +14,10 @@ use crate::admin::evacuate::{
     EvacuationCheck, EvacuationFlows, EvacuationOutcome, EvacuationProgress, EvacuationReport, EvacuationRequest,
     EvacuationStep, VipPlace,
 };
-use crate::admin::humane::{count, duration_ms, plural};
 use crate::admin::protocol::Command;
-use crate::admin::words::Weight;
 use crate::model::fleet::InstanceName;
+use crate::model::humane::{count, duration_ms, plural};
+use crate::model::weight::Weight;
 
 /// 128 and the number of SIGINT, as shells have it.
 const EXIT_INTERRUPTED: i32 = 130;

@@ -7,9 +7,9 @@ use clap::Args;
 
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
-use crate::admin::humane::date_and_time;
 use crate::admin::protocol::{Command, EventFilter, Listed};
 use crate::admin::words;
+use crate::model::humane::date_and_time;
 use crate::table::journal::Event;
 
 #[derive(Debug, Args)]

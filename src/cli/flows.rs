@@ -11,9 +11,9 @@ use super::grid::{Align::*, Cell, Grid};
 use super::network;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
-use crate::admin::humane::{bytes, count, duration_ms, duration_us, plural};
 use crate::admin::protocol::{BackendName, Command, FlowFilter, FlowRow, Listed};
-use crate::admin::words::Weight;
+use crate::model::humane::{bytes, count, duration_ms, duration_us, plural};
+use crate::model::weight::Weight;
 use crate::table::flows::FlowState;
 
 /// Lines for people, unless they say how many.

@@ -1,7 +1,7 @@
 //! Tables for terminals: columns as wide as their widest cell, colour left out of the count.
 
 use super::output::Output;
-use crate::admin::words::Weight;
+use crate::model::weight::Weight;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {

@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use super::network;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
-use crate::admin::humane::{count, plural};
 use crate::admin::protocol::{BackendName, Command, KillReport, KillTarget};
+use crate::model::humane::{count, plural};
 use crate::model::ids::FlowId;
 
 #[derive(Debug, Args)]

@@ -7,9 +7,9 @@ use clap::{Args, Subcommand};
 
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
-use crate::admin::humane::{count, plural};
-use crate::admin::words::Weight;
 use crate::config;
+use crate::model::humane::{count, plural};
+use crate::model::weight::Weight;
 use crate::offload::program::{self, ProgramStatus};
 use crate::offload::settings::DIRECTORY_DEFAULT;
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::output::{CliError, Output};
 use crate::admin::client::{Client, ClientError};
-use crate::admin::humane::{duration_ms, plural};
 use crate::admin::protocol::{BackendName, Command, Ordered, Refusal};
 use crate::admin::status::BackendStatus;
+use crate::model::humane::{duration_ms, plural};
 use crate::sys::clock::now_ns;
 
 pub fn drain(client: &mut Client, backend: BackendName, wait: bool, output: &Output) -> Result<ExitCode, CliError> {

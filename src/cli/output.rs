@@ -10,8 +10,8 @@ use thiserror::Error;
 
 use crate::admin::client::ClientError;
 use crate::admin::protocol::{Refusal, errors_in_words};
-use crate::admin::words::Weight;
 use crate::config::Diagnostic;
+use crate::model::weight::Weight;
 
 /// The instance cannot be reached: EX_UNAVAILABLE.
 pub const EXIT_UNAVAILABLE: u8 = 69;

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
-use crate::admin::humane::{count, duration_ms, duration_us};
 use crate::admin::protocol::Command;
 use crate::admin::status::PeersReport;
-use crate::admin::words::{self, Weight};
+use crate::admin::words;
+use crate::model::humane::{count, duration_ms, duration_us};
+use crate::model::weight::Weight;
 use crate::table::fleet::MemberView;
 
 /// Between two looks.
@@ -76,7 +77,7 @@ fn row(it: &MemberView) -> [Cell; 14] {
     let synced = if it.synced { Cell::painted(Weight::Plain, "yes") } else { Cell::painted(Weight::Bad, "no") };
     [
         it.name.to_string().into(),
-        Cell::painted(words::of_liveness(it.liveness), it.liveness.label()),
+        Cell::painted(Weight::of_liveness(it.liveness), it.liveness.label()),
         it.address.to_string().into(),
         it.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()).into(),
         count(it.flows as u64).into(),

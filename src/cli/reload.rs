@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use super::grid::{Align::*, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::{Client, ClientError};
-use crate::admin::humane::count;
 use crate::admin::protocol::{About, Command, Rebalance, Reloaded};
+use crate::model::humane::count;
 
 pub fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
     let reloaded: Reloaded = client.ask(&Command::Reload {})?;

@@ -6,10 +6,11 @@ use super::grid::{Align::*, Cell, Grid};
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::control::LastReload;
-use crate::admin::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
 use crate::admin::protocol::{BackendName, Command};
 use crate::admin::status::{BackendStatus, FrontendStatus, OffloadStatus, PeersReport, Status, WorkerCondition};
-use crate::admin::words::{self, Weight};
+use crate::admin::words;
+use crate::model::humane::{bytes, count, date_and_time, duration_ms, duration_us, plural, rate};
+use crate::model::weight::Weight;
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
 
@@ -109,7 +110,7 @@ fn in_words(status: &Status, output: &Output) -> String {
 fn fleet(fleet: &PeersReport, output: &Output) -> String {
     let peer = |it: &MemberView| {
         let synced = if it.synced { "" } else { ", not synced" };
-        format!("{} {}{synced}", it.name, output.paint(words::of_liveness(it.liveness), it.liveness.label()))
+        format!("{} {}{synced}", it.name, output.paint(Weight::of_liveness(it.liveness), it.liveness.label()))
     };
     let peers: Vec<_> = fleet.peers.iter().map(peer).collect();
     match &fleet.name {
@@ -228,7 +229,7 @@ fn frontend_in_words(frontend: &FrontendStatus, output: &Output) -> String {
 }
 
 fn state(it: &BackendStatus) -> Cell {
-    Cell::painted(words::of_health(it.health_state), it.health_state.label())
+    Cell::painted(Weight::of_health(it.health_state), it.health_state.label())
 }
 
 fn address(it: &BackendStatus) -> Cell {

@@ -8,10 +8,10 @@ use clap::Args;
 use super::follow::follow;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
-use crate::admin::humane::{bytes, count, duration_us, plural};
 use crate::admin::protocol::Command;
 use crate::admin::upgrade::{NotMoved, UpgradeCheck, UpgradeProgress, UpgradeRequest, Upgraded};
-use crate::admin::words::Weight;
+use crate::model::humane::{bytes, count, duration_us, plural};
+use crate::model::weight::Weight;
 use crate::offload::program::LAYOUT;
 use crate::upgrade::message::{Hello, ProgramReader};
 

@@ -1,0 +1,34 @@
+//! How much something matters to whoever reads it.
+
+use super::fleet::Liveness;
+use super::health::HealthState;
+
+/// Its colour on the page and in the terminal; of an event also the level of its log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// Something is well again.
+    Good,
+    Plain,
+    /// Look at it when there is time.
+    Notice,
+    /// Look at it now.
+    Bad,
+}
+
+impl Weight {
+    pub fn of_health(health_state: HealthState) -> Self {
+        match health_state {
+            HealthState::Ready => Self::Good,
+            HealthState::Draining => Self::Notice,
+            HealthState::Ejected => Self::Bad,
+        }
+    }
+
+    pub fn of_liveness(liveness: Liveness) -> Self {
+        match liveness {
+            Liveness::Alive => Self::Good,
+            Liveness::Left(_) | Liveness::Unlinked => Self::Notice,
+            Liveness::Unheard | Liveness::Silent | Liveness::Dead => Self::Bad,
+        }
+    }
+}

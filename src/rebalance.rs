@@ -96,7 +96,6 @@ impl Rebalancer {
         self.moving = !moves.is_empty();
         if begins {
             let excess = moves.iter().map(|planned| planned.excess as usize).sum();
-            tracing::info!(frontend = &*frontend.name, flows = excess, "moving flows to backends with fewer");
             table.journal.record(What::RebalancePlanned { frontend: frontend.name.to_string(), moves: excess });
         }
         if !self.moving || self.asked.len() > REFUSALS_KEPT {

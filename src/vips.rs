@@ -178,12 +178,10 @@ impl Keeper {
             ClaimChange::Shared { address, mac } => {
                 gauge(address, 1);
                 let by = spelled(mac);
-                tracing::error!(%address, by, "another host has this address too: clients reach either by chance");
                 self.table.journal.record(What::VipShared { address, by });
             }
             ClaimChange::Alone { address } => {
                 gauge(address, 0);
-                tracing::info!(%address, "no other host has this address any more");
                 self.table.journal.record(What::VipAlone { address });
             }
         }
@@ -208,7 +206,6 @@ impl Keeper {
         };
         let (before, after) = (left(&self.mover), left(&next));
         for address in after.difference(&before) {
-            tracing::error!(%address, "{MOVER} is gone and has left this address behind: another host takes it too");
             self.table.journal.record(What::VipLeftBehind { address: *address });
         }
         for address in before.union(&guests) {

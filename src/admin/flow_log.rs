@@ -9,7 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use crate::config::{Config, FlowLog, Log};
-use crate::model::end_reason::{EndReason, EndedBy};
+use crate::model::end_reason::EndReason;
 use crate::model::pacing::TokenBucket;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
@@ -92,33 +92,11 @@ impl FlowLogWriter {
         let backend = flow.backend.and_then(|id| registry.find_backend(id)).map(|it| it.name.to_string());
         let duration_ms = flow.ended_at_ns.saturating_sub(flow.origin.accepted_at_ns) / 1_000_000;
         let error = (flow.errno != 0).then(|| std::io::Error::from_raw_os_error(flow.errno).to_string());
-        if wants_line(log.flows, flow.reason) {
-            if self.bucket.take(now_ns) {
-                tracing::info!(
-                    target: "baton::flow",
-                    flow = flow.id.0,
-                    client = %flow.origin.client,
-                    frontend,
-                    backend = backend.as_deref(),
-                    backend_address = flow.backend_addr.map(tracing::field::display),
-                    reason = flow.reason.label(),
-                    by = by_label(flow.reason.by()),
-                    duration_ms,
-                    connect_us = flow.connect_us,
-                    bytes_to_backend = flow.bytes_to_backend,
-                    bytes_to_client = flow.bytes_to_client,
-                    error,
-                    "flow ended"
-                );
-            } else {
-                self.left_out += 1;
-                self.table.log_skipped.add(1);
-            }
-        }
-        self.table.journal.record(What::FlowEnded {
+        let what = What::FlowEnded {
             flow: flow.id,
             frontend,
             backend,
+            backend_address: flow.backend_addr,
             client: flow.origin.client.socket_addr(),
             reason: flow.reason,
             duration_ms,
@@ -126,7 +104,16 @@ impl FlowLogWriter {
             bytes_to_backend: flow.bytes_to_backend,
             bytes_to_client: flow.bytes_to_client,
             error,
-        });
+        };
+        if wants_line(log.flows, flow.reason) {
+            if self.bucket.take(now_ns) {
+                what.log();
+            } else {
+                self.left_out += 1;
+                self.table.log_skipped.add(1);
+            }
+        }
+        self.table.journal.record(what);
     }
 
     fn say_left_out(&mut self) {
@@ -146,15 +133,6 @@ fn wants_line(flows: FlowLog, reason: EndReason) -> bool {
         FlowLog::All => true,
         FlowLog::Errors => !matches!(reason, EndReason::ClientClosed | EndReason::BackendClosed),
         FlowLog::Off => false,
-    }
-}
-
-fn by_label(by: EndedBy) -> &'static str {
-    match by {
-        EndedBy::Client => "client",
-        EndedBy::Backend => "backend",
-        EndedBy::Baton => "baton",
-        EndedBy::Operator => "operator",
     }
 }
 
@@ -281,7 +259,7 @@ mod tests {
             writer.write(&log, 0);
             writer.write(&log, SAY_EVERY_NS);
         });
-        assert_eq!(lines.iter().filter(|line| line["message"] == "flow ended").count(), 5);
+        assert_eq!(lines.iter().filter(|line| line["target"] == "baton::flow").count(), 5);
         assert_eq!(lines.last().unwrap()["lines"], 15);
         assert_eq!(table.log_skipped.value(), 15);
         assert_eq!(table.journal.since(0, true).len(), 20);

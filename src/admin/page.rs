@@ -255,8 +255,8 @@ fn events(page: &mut String, events: &[Event]) {
             page,
             format_args!(
                 "<li class=\"{}\"><time datetime=\"{date}T{time}Z\" title=\"{date} {time} UTC\">{time}</time> {}</li>\n",
-                tone(words::weight(&event.what)),
-                Escaped(words::event(&event.what)),
+                tone(event.what.weight()),
+                Escaped(event.what.sentence()),
             ),
         );
     }

@@ -62,12 +62,10 @@ impl Watchdog {
             match stuck_for(state, now_ns) {
                 Some(stuck) if !*was_stuck => {
                     let for_ms = stuck.as_millis() as u64;
-                    tracing::error!(worker, for_ms, "a worker is stuck: its flows and accepts wait");
                     table.journal.record(What::WorkerStuck { worker, for_ms });
                     *was_stuck = true;
                 }
                 None if *was_stuck => {
-                    tracing::warn!(worker, "the worker moves again");
                     table.journal.record(What::WorkerMoves { worker });
                     *was_stuck = false;
                 }

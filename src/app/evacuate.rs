@@ -104,7 +104,6 @@ pub fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, 
     let cancel = Arc::new(Notify::new());
     *running = Some(RunningEvacuation { handing: handing.clone(), cancel: cancel.clone() });
     let flows = core.table.flows.len();
-    tracing::info!(to = asked.to.as_ref().map(|to| to.0.as_ref()), flows, "handing over");
     core.table.journal.record(What::EvacuationBegun { to: asked.to.clone(), flows });
     let run = Run {
         core: core.clone(),
@@ -376,7 +375,6 @@ impl Run {
     fn away(&self) {
         let report = self.report(EvacuationOutcome::Away);
         let EvacuationReport { flows, took_ms, .. } = &report;
-        tracing::info!(reset = flows.reset, ended = flows.ended, took_ms, "emptied: this host may be switched off");
         self.core.table.journal.record(What::Evacuated { flows_reset: flows.reset, took_ms: *took_ms });
         self.report.send_replace(Some(report));
     }
@@ -384,10 +382,6 @@ impl Run {
     /// This host may have the VIP.
     fn end(self) {
         let why = self.machine.failure().map(ToString::to_string);
-        match &why {
-            Some(why) => tracing::error!("the evacuation came to nothing, this host may have the VIP: {why}"),
-            None => tracing::info!("the evacuation was called off, this host may have the VIP"),
-        }
         self.core.table.journal.record(What::EvacuationTakenBack { why: why.clone() });
         let report = self.report(why.map_or(EvacuationOutcome::Cancelled, EvacuationOutcome::TakenBack));
         *self.core.evacuation.running() = None;

@@ -75,11 +75,7 @@ impl Path {
             Err(error) if wanted == OffloadMode::Require || to_recover => return Err(StartError::Path(error)),
             Err(error) => {
                 unwatched = left_alone(&pins, &error);
-                match &unwatched {
-                    Some(why) => tracing::error!("{why}"),
-                    None => tracing::warn!("flows stay proxied: {error}"),
-                }
-                shut(table, error.to_string());
+                shut(table, error.to_string(), unwatched.clone());
                 None
             }
         };
@@ -255,14 +251,15 @@ fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
 
 fn shut_off(table: &Table) {
     table.offload.census.set_off(true);
-    table.journal.record(What::OffloadShut { why: OFF.to_owned() });
+    table.journal.record(What::OffloadShut { why: OFF.to_owned(), unwatched: false });
 }
 
-fn shut(table: &Table, why: String) {
+fn shut(table: &Table, why: String, unwatched: Option<String>) {
     let census = &table.offload.census;
     let view = OffloadView { why_not: Some(why.clone()), ..(*census.view()).clone() };
     census.show(view);
-    table.journal.record(What::OffloadShut { why });
+    let (why, unwatched) = (unwatched.clone().unwrap_or(why), unwatched.is_some());
+    table.journal.record(What::OffloadShut { why, unwatched });
 }
 
 #[cfg(test)]

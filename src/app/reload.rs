@@ -161,7 +161,6 @@ impl Reloader {
         let outcome = self.apply().await;
         match &outcome {
             Ok(changes) => {
-                tracing::info!(path = %self.path.display(), ?changes, "reloaded");
                 self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
                 self.core.table.offload.want_retry();
                 self.metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
@@ -169,9 +168,6 @@ impl Reloader {
             }
             Err(error) => {
                 let errors = error.lines();
-                for error in &errors {
-                    tracing::error!("reload refused: {error}");
-                }
                 self.core.table.journal.record(What::ReloadRefused { errors: errors.clone() });
                 self.inner().last = LastReload::Refused { at_unix_ms: unix_ms(), errors };
             }

@@ -21,7 +21,6 @@ const STOP_MARGIN: Duration = Duration::from_secs(1);
 pub async fn run(core: &Core) {
     let process = core.config.load().process.clone();
     let flows = core.table.flows_with_sockets();
-    tracing::info!(flows, stop_timeout = ?process.stop_timeout, "stopping");
     core.table.journal.record(What::Stopping { flows, timeout_ms: process.stop_timeout.as_millis() as u64 });
 
     core.drain.advance(LifePhase::Leaving);

@@ -127,8 +127,8 @@ impl Upgrader {
     ) -> Result<(Upgraded, ToldGuard), UpgradeFailed> {
         // No reload may change what is being handed over.
         let _turn = self.reloader.hold().await;
-        tracing::info!(binary = %binary.display(), config = %config.display(), "upgrading");
-        self.core.table.journal.record(What::UpgradeBegun { binary: binary.display().to_string() });
+        let [to, with] = [&binary, &config].map(|path| path.display().to_string());
+        self.core.table.journal.record(What::UpgradeBegun { binary: to, config: with });
         // Or an address would be given up that is kept for flows which are another process's by then.
         self.core.table.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
@@ -139,11 +139,6 @@ impl Upgrader {
                 self.core.table.fleet.set_succeeded(false);
                 self.core.offload.resume();
                 self.core.peers.come_back().await;
-                tracing::error!(
-                    moved = failed.moved,
-                    "the upgrade came to nothing, this process goes on: {}",
-                    failed.why
-                );
                 self.metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }).inc();
                 let (why, moved) = (failed.why.clone(), failed.moved);
                 self.core.table.journal.record(What::UpgradeFailed { why, moved });

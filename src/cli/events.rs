@@ -8,7 +8,6 @@ use clap::Args;
 use super::output::{CliError, Output};
 use crate::admin::client::Client;
 use crate::admin::protocol::{Command, EventFilter, Listed};
-use crate::admin::words;
 use crate::model::humane::date_and_time;
 use crate::table::journal::Event;
 
@@ -38,6 +37,6 @@ pub fn list(client: Client, arguments: &EventsArguments, output: &Output) -> Res
 
 fn in_words(event: &Event, output: &Output) -> String {
     let (date, time) = date_and_time(event.at_unix_ms);
-    let what = output.paint(words::weight(&event.what), &words::event(&event.what));
+    let what = output.paint(event.what.weight(), &event.what.sentence());
     format!("{}  {what}", output.faint(&format!("{:>6}  {date} {time}", event.number)))
 }

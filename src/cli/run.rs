@@ -120,7 +120,6 @@ async fn serve(config: Config, path: &Path, origin: ListenerOrigin, logging: &Ar
         }
     };
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
         workers = bound.workers,
         socket = %bound.socket.display(),
         http = bound.http.map(tracing::field::display),

@@ -99,7 +99,7 @@ fn in_words(status: &Status, output: &Output) -> String {
         text += &format!("\n{}\n", output.bold("Last events"));
         for event in &status.events[status.events.len().saturating_sub(EVENTS)..] {
             let (_, time) = date_and_time(event.at_unix_ms);
-            let what = output.paint(words::weight(&event.what), &words::event(&event.what));
+            let what = output.paint(event.what.weight(), &event.what.sentence());
             text += &format!("  {}  {what}\n", output.faint(&time));
         }
     }

@@ -51,13 +51,6 @@ impl Watcher {
 
     fn tell(&self, from: HealthState, to: HealthState, cause: Cause) {
         let (frontend, backend) = self.entry.full_name();
-        let is = to.label();
-        // A new backend is taken for ready until its first probe, but never was found to be.
-        let was = (from != to).then(|| from.label());
-        match to {
-            HealthState::Ready => tracing::info!(frontend, backend, was, is, %cause, "backend is ready"),
-            _ => tracing::warn!(frontend, backend, was, is, %cause, "backend is {is}: {cause}"),
-        }
         self.shared.table.journal.record(What::BackendChanged { frontend, backend, from, to, cause });
     }
 
@@ -83,7 +76,6 @@ impl Watcher {
         }
         self.shared.table.orders.end(EndOrder { selector, reason, pace: self.spec.reset_pace, only_idle_for: None });
         let (frontend, backend) = self.entry.full_name();
-        tracing::warn!(frontend, backend, flows, reason = reason.label(), "resetting the flows of a backend");
         self.shared.table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason });
     }
 

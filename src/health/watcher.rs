@@ -419,10 +419,6 @@ impl Watcher {
     fn tell_address(&self, address: Option<BackendAddr>, error: Option<String>) {
         let (frontend, backend) = self.entry.full_name();
         let address = address.map(BackendAddr::socket_addr);
-        match &error {
-            None => tracing::info!(frontend, backend, ?address, "backend's name resolves"),
-            Some(error) => tracing::warn!(frontend, backend, ?address, error, "backend's name does not resolve"),
-        }
         self.shared.table.journal.record(What::BackendResolved { frontend, backend, address, error });
     }
 

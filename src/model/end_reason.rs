@@ -51,6 +51,17 @@ pub enum EndedBy {
     Operator,
 }
 
+impl EndedBy {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Backend => "backend",
+            Self::Baton => "baton",
+            Self::Operator => "operator",
+        }
+    }
+}
+
 /// What a client's kernel saw at the end of its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -275,7 +275,6 @@ impl Worker {
         }
         self.state().accept_paused.store(true, Relaxed);
         self.table.journal.record(What::AcceptPaused { worker: self.number, error: error.to_string() });
-        tracing::warn!(worker = self.number, %error, "accepting is paused");
         for listener in self.listeners.all.iter().flatten() {
             let _ = self.epoll.forget(&listener.socket);
         }

@@ -1,4 +1,6 @@
-//! The last events, for `baton events` and the status page.
+//! The last events, for `baton events` and the status page. Recording one writes its log line, in the same words.
+
+mod sentences;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +29,7 @@ pub struct Event {
     pub what: What,
 }
 
-/// What happened. Adding a kind here makes it appear in the CLI, the page and the JSON.
+/// What happened. Adding a kind here makes it appear in the log, the CLI, the page and the JSON; `sentences` has its words.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum What {
@@ -106,6 +108,8 @@ pub enum What {
     },
     UpgradeBegun {
         binary: String,
+        #[serde(default)]
+        config: String,
     },
     /// This process goes on.
     UpgradeFailed {
@@ -135,8 +139,11 @@ pub enum What {
     /// Flows stay proxied.
     OffloadShut {
         why: String,
+        /// There are flows of an earlier process that nobody looks after now.
+        #[serde(default)]
+        unwatched: bool,
     },
-    /// Flows of an earlier process go on here; those that it was about to be offloaded were reset.
+    /// Flows of an earlier process go on here; those that it was about to offload were reset.
     OffloadRecovered {
         flows: u64,
         reset: u64,
@@ -191,6 +198,11 @@ pub enum What {
         answered: usize,
         silent: usize,
     },
+    /// Flows of a living instance, whose packets come here, to a backend on this host, as is the address that they come from: they are reset.
+    FlowsStuck {
+        instance: InstanceName,
+        flows: usize,
+    },
     /// Packets of its flows come here.
     FlowsClaimed {
         instance: InstanceName,
@@ -226,6 +238,8 @@ pub enum What {
         flow: FlowId,
         frontend: String,
         backend: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backend_address: Option<SocketAddr>,
         client: SocketAddr,
         reason: EndReason,
         duration_ms: u64,
@@ -251,7 +265,11 @@ struct Rings {
 }
 
 impl Journal {
+    /// Keeps it and logs it. Of an ended flow the log has a line only where the configuration wants it: who records that logs it first.
     pub fn record(&self, what: What) {
+        if !matches!(what, What::FlowEnded { .. }) {
+            what.log();
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let event = Event { number: rings.next, at_unix_ms: now.as_millis() as u64, what };

@@ -26,7 +26,7 @@ fn out_of_files(left: u64) {
     // Some are served, some wait, and some are reset: none is held for ever. The admin socket has no descriptors
     // either, so the log must tell.
     let waiting: Vec<_> = (0..40).map(|_| lab.client.try_connect(lab.lb.v4(6443), secs(1))).collect();
-    baton.wait_log(&["accepting is paused"]);
+    baton.wait_log(&["pauses accepting"]);
     let (cpu, watch) = (baton.process.cpu(), Stopwatch::start());
     while watch.elapsed() < secs(2) {
         old.iter_mut().for_each(|conn| conn.echo(2, 1_000));

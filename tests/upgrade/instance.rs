@@ -182,7 +182,7 @@ impl Drop for Instance {
         let _ = self.first.wait();
         if std::thread::panicking() {
             let log = self.log();
-            let (ended, lines): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains("flow ended"));
+            let (ended, lines): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains("bytes_to_client"));
             eprintln!("the log:\n{}", lines.join("\n"));
             eprintln!("the first of {} flows that did not end in the ordinary way:", ended.len());
             ended.iter().take(10).for_each(|line| eprintln!("{line}"));

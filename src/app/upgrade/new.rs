@@ -53,11 +53,7 @@ impl StartingInstance {
         tokio::task::spawn_blocking(move || {
             let outcome = destination::take(&channel, &mut self, PATIENCE);
             match &outcome {
-                Outcome::Complete => self.widen(),
-                Outcome::Inherited => {
-                    tracing::warn!("the old process died while it handed over");
-                    self.widen();
-                }
+                Outcome::Complete | Outcome::Inherited => self.widen(),
                 Outcome::SteppedBack { why, flows } => tracing::warn!(flows, "the old process goes on: {why}"),
             }
             sender.send_replace(Some(outcome));

@@ -288,31 +288,20 @@ impl FailoverControl {
             Note::FailedOver { from, inherited, reset } => {
                 census.failovers.add(1);
                 census.inherited.add(inherited as u64);
-                tracing::warn!(%from, inherited, reset, "an instance is dead: flows without sockets go on here, others are reset");
                 What::FailedOver { instance: from, inherited, reset }
             }
-            Note::Stuck { from, flows } => {
-                tracing::warn!(%from, flows, "flows to this host's own backend are reset: the address that they come from is here now");
-                return;
-            }
-            Note::Told { from, answered, silent } => {
-                tracing::info!(%from, answered, silent, "the clients of a dead instance were told");
-                What::ClientsTold { instance: from, answered, silent }
-            }
+            Note::Stuck { from, flows } => What::FlowsStuck { instance: from, flows },
+            Note::Told { from, answered, silent } => What::ClientsTold { instance: from, answered, silent },
             Note::Claimed { from, flows } => {
                 census.inherited.add(flows as u64);
                 What::FlowsClaimed { instance: from, flows }
             }
             Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
             Note::AddressCame(address) => {
-                tracing::info!(%address, "a frontend's address has come to this host");
                 self.untold.came(&self.table, address, now_ns());
                 What::AddressCame { address }
             }
-            Note::AddressWent(address) => {
-                tracing::info!(%address, "a frontend's address has left this host");
-                What::AddressWent { address }
-            }
+            Note::AddressWent(address) => What::AddressWent { address },
         };
         self.table.journal.record(what);
     }

@@ -489,10 +489,7 @@ impl Hub {
             Notice::Lost { peer, why } => What::PeerLost { peer: peer.to_string(), why },
             Notice::Synced { peer, flows } => What::PeerSynced { peer: peer.to_string(), flows },
             Notice::Gap { peer } => What::PeerGap { peer: peer.to_string() },
-            Notice::Unreachable { peer, why } => {
-                tracing::warn!(%peer, "no link to a peer: {why}");
-                return self.table.journal.record(What::PeerUnreachable { peer: peer.to_string(), why });
-            }
+            Notice::Unreachable { peer, why } => What::PeerUnreachable { peer: peer.to_string(), why },
             Notice::Liveness { peer, liveness } => match liveness {
                 // Told as `Linked`, or no news.
                 Liveness::Alive | Liveness::Unheard => {
@@ -501,16 +498,6 @@ impl Hub {
                 _ => What::PeerLiveness { peer: peer.to_string(), liveness },
             },
         };
-        match &what {
-            What::PeerLinked { peer, version } => tracing::info!(peer, version, "linked with a peer"),
-            What::PeerLost { peer, why } => tracing::warn!(peer, "the link to a peer is lost: {why}"),
-            What::PeerSynced { peer, flows } => tracing::info!(peer, flows, "all flows of a peer are known"),
-            What::PeerGap { peer } => tracing::warn!(peer, "a change of a peer's is missing; it tells all anew"),
-            What::PeerLiveness { peer, liveness } => {
-                tracing::warn!(peer, liveness = liveness.label(), "a peer is not heard")
-            }
-            _ => {}
-        }
         self.table.journal.record(what);
     }
 }

@@ -101,13 +101,9 @@ impl Engine {
         match change {
             None => {}
             Some(BreakerChange::Opened { reset, of }) => {
-                tracing::error!(reset, of, "flows are reset right after they are offloaded: none does any more");
                 self.table.journal.record(What::OffloadStopped { reset, of });
             }
-            Some(BreakerChange::Closed) => {
-                tracing::info!("flows that are offloaded live: all may be again");
-                self.table.journal.record(What::OffloadResumed {});
-            }
+            Some(BreakerChange::Closed) => self.table.journal.record(What::OffloadResumed {}),
         }
     }
 

@@ -94,7 +94,6 @@ impl Engine {
         self.surroundings.compare_again();
         self.table.offload.census.recovered.add(found);
         if found + unfinished > 0 {
-            tracing::info!(flows = found, reset = unfinished, "recovered the flows that an earlier process offloaded");
             self.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
         }
     }

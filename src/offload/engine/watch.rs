@@ -274,7 +274,6 @@ impl Engine {
         match self.program.fix() {
             Ok(interfaces) if interfaces.is_empty() => {}
             Ok(interfaces) => {
-                tracing::warn!(?interfaces, "another process detached the BPF program; Baton attached it again");
                 self.table.offload.census.reattached.add(1);
                 self.table.journal.record(What::ProgramReattached { interfaces });
             }

@@ -102,7 +102,7 @@ fn all_are_served(vip: &str, halted: bool) {
             let conns = clients_of_one_that_hangs(&fleet, from);
             let halted = Halted::start(owner.baton.process.pid(), &["worker-0", "worker-1"]);
             owner.baton.process.go_on();
-            owner.baton.wait_log(&["a frontend's address has left this host"]);
+            owner.baton.wait_log(&["has left this host"]);
             drop(halted);
             conns
         }

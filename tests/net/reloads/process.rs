@@ -37,7 +37,7 @@ fn the_log_follows_a_reload() {
         eventually(LONG, "they have ended", || seen() == count);
         it.reload(&it.config);
         eventually(LONG, "the reload is told", || lines()[before..].iter().any(|line| line.contains("reloaded")));
-        lines()[before..].iter().filter(|line| line.contains("flow ended")).count()
+        lines()[before..].iter().filter(|line| line.contains("bytes_to_client")).count()
     };
     it.reload(&it.config.clone().log("flows", "all"));
     assert_eq!(told(3), 3);

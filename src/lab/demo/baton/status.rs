@@ -14,7 +14,6 @@ use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::admin::words;
 use crate::model::health::HealthState;
 use crate::table::journal::Event;
 
@@ -89,7 +88,7 @@ impl DemoStatus {
         let events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
         let next = events.iter().map(|event| event.number + 1).max().unwrap_or(since).max(since);
         let new = events.iter().filter(|event| event.number >= since);
-        (new.map(|event| words::event(&event.what)).collect(), next)
+        (new.map(|event| event.what.sentence()).collect(), next)
     }
 }
 

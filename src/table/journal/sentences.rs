@@ -1,0 +1,461 @@
+//! Each event in words, once: its weight, the fields of its log line and its sentence. The log, `baton events`, the
+//! status and the page all take them from here.
+
+use tracing::Level;
+
+use super::What;
+use crate::model::fleet::{Farewell, Liveness};
+use crate::model::humane::{bytes, duration_ms, duration_us, plural};
+use crate::model::weight::Weight;
+use crate::table::offload::OFF;
+
+impl What {
+    /// One sentence without a full stop.
+    pub fn sentence(&self) -> String {
+        self.tell(false).1
+    }
+
+    pub fn weight(&self) -> Weight {
+        self.tell(false).0
+    }
+
+    /// Writes its line to the log. [`super::Journal::record`] does so by itself, but not for flows that have ended.
+    pub fn log(&self) {
+        self.tell(true);
+    }
+
+    /// The table. The fields of a log line are called as those of the event are, so that `baton --json events` and a log in
+    /// JSON agree. What the sentence ends with, word for word, is no field as well: why, changes, errors.
+    fn tell(&self, is_logged: bool) -> (Weight, String) {
+        use Weight::{Bad, Good, Notice, Plain};
+        /// Weight, fields as tracing's macros take them, sentence as `format!` takes it. `often` in place of the weight: it may
+        /// come many times a second, and is logged for whoever looks for faults.
+        macro_rules! say {
+            (often { $($field:tt)* }, $($sentence:tt)+) => {{
+                let sentence = format!($($sentence)+);
+                if is_logged {
+                    tracing::event!(target: "baton::event", Level::DEBUG, { $($field)* }, "{sentence}");
+                }
+                (Plain, sentence)
+            }};
+            ($weight:expr, { $($field:tt)* }, $($sentence:tt)+) => {
+                say!("baton::event", $weight, { $($field)* }, $($sentence)+)
+            };
+            ($target:literal, $weight:expr, { $($field:tt)* }, $($sentence:tt)+) => {{
+                let (weight, sentence) = ($weight, format!($($sentence)+));
+                if is_logged {
+                    match weight {
+                        Bad => tracing::event!(target: $target, Level::ERROR, { $($field)* }, "{sentence}"),
+                        Notice => tracing::event!(target: $target, Level::WARN, { $($field)* }, "{sentence}"),
+                        Good | Plain => {
+                            tracing::event!(target: $target, Level::INFO, { $($field)* }, "{sentence}");
+                        }
+                    }
+                }
+                (weight, sentence)
+            }};
+        }
+        match self {
+            Self::BackendChanged { frontend, backend, from, to, cause } => {
+                // A new backend is taken for ready until its first probe, but never was found to be.
+                let was = (from != to).then(|| from.label());
+                let change = was.map_or(String::new(), |was| format!("{was} → "));
+                let (weight, to) = (Weight::of_health(*to), to.label());
+                say!(
+                    weight,
+                    { frontend, backend, from = was, to, %cause },
+                    "{frontend}/{backend}: {change}{to}: {cause}"
+                )
+            }
+            Self::FlowsOrdered { frontend, backend, flows, reason } => {
+                let (number, reason) = (plural(*flows as u64, "flow"), reason.label());
+                say!(Notice, { frontend, backend, flows, reason }, "{frontend}/{backend}: Baton ends {number}: {reason}")
+            }
+            Self::BackendAdded { frontend, backend } => {
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: added")
+            }
+            Self::BackendRemoved { frontend, backend } => {
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: removed")
+            }
+            Self::BackendResolved { frontend, backend, address, error: Some(error) } => {
+                let address = address.map(tracing::field::display);
+                say!(Notice, { frontend, backend, address, error }, "{frontend}/{backend}: does not resolve: {error}")
+            }
+            Self::BackendResolved { frontend, backend, address: Some(address), error: None } => {
+                say!(Plain, { frontend, backend, %address }, "{frontend}/{backend}: resolves to {address}")
+            }
+            Self::BackendResolved { frontend, backend, address: None, error: None } => {
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: resolves to nothing")
+            }
+            Self::Reloaded { changes } if changes.is_empty() => {
+                say!(Plain, {}, "configuration reloaded: nothing changed")
+            }
+            Self::Reloaded { changes } => say!(Plain, {}, "configuration reloaded: {}", changes.join("; ")),
+            Self::ReloadRefused { errors } => {
+                // There is a semicolon within each.
+                say!(Bad, {}, "configuration refused, the old one stays: {}", errors.join(" | "))
+            }
+            Self::AcceptPaused { worker, error } => {
+                say!(Bad, { worker, error }, "worker {worker} pauses accepting: {error}")
+            }
+            Self::AcceptResumed { worker, paused_ms } => {
+                let paused = duration_ms(*paused_ms);
+                say!(Good, { worker, paused_ms }, "worker {worker} accepts again after {paused}")
+            }
+            Self::WorkerStuck { worker, for_ms } => {
+                let stuck = duration_ms(*for_ms);
+                say!(Bad, { worker, for_ms }, "worker {worker} is stuck for {stuck}: its flows and new connections wait")
+            }
+            Self::WorkerMoves { worker } => say!(Good, { worker }, "worker {worker} moves again"),
+            Self::VipShared { address, by } => {
+                say!(Bad, { %address, by }, "another host ({by}) has {address} too: clients reach either by chance")
+            }
+            Self::VipAlone { address } => say!(Good, { %address }, "no other host has {address} any more"),
+            Self::VipLeftBehind { address } => {
+                say!(
+                    Bad,
+                    { %address },
+                    "keepalived is gone and has left {address} behind, which another host takes too: start it, or take the \
+                     address away"
+                )
+            }
+            Self::Started { version } => say!(Plain, { version }, "Baton {version} started"),
+            Self::Stopping { flows, timeout_ms } => {
+                let (number, timeout) = (plural(*flows as u64, "flow"), duration_ms(*timeout_ms));
+                say!(Plain, { flows, timeout_ms }, "stopping: {number} may go on for {timeout}")
+            }
+            Self::RebalancePlanned { frontend, moves } => {
+                let flows = plural(*moves as u64, "flow");
+                say!(Plain, { frontend, moves }, "{frontend}: {flows} to be moved to backends with fewer")
+            }
+            Self::UpgradeBegun { binary, config } => {
+                say!(Plain, { binary, config }, "upgrade to {binary} with {config} begun")
+            }
+            Self::UpgradeFailed { why, moved: 0 } => say!(Bad, {}, "upgrade failed, this process goes on: {why}"),
+            Self::UpgradeFailed { why, moved } => {
+                let flows = plural(*moved, "flow");
+                say!(Bad, { moved }, "upgrade failed, this process goes on; {flows} stay with the new one: {why}")
+            }
+            Self::UpgradeFinished {
+                from_version,
+                from_pid,
+                flows,
+                not_moved,
+                held_bytes,
+                longest_pause_us,
+                took_us,
+            } => {
+                let mut text = format!(
+                    "took over {} from process {from_pid} (Baton {from_version}) in {}, {} on the way, longest pause {}",
+                    plural(*flows, "flow"),
+                    duration_us(*took_us),
+                    bytes(*held_bytes as f64),
+                    duration_us(*longest_pause_us),
+                );
+                if *not_moved > 0 {
+                    text += &format!("; {} could not be moved", plural(*not_moved, "flow"));
+                }
+                let weight = if *not_moved > 0 { Notice } else { Good };
+                say!(
+                    weight,
+                    { from_version, from_pid, flows, not_moved, held_bytes, longest_pause_us, took_us },
+                    "{text}"
+                )
+            }
+            Self::Inherited { from_pid, flows } => {
+                let number = plural(*flows, "flow");
+                say!(Bad, { from_pid, flows }, "process {from_pid} died while it handed over; {number} had come")
+            }
+            Self::OffloadOpened { interfaces } if interfaces.is_empty() => say!(Good, {}, "flows may be offloaded"),
+            Self::OffloadOpened { interfaces } => {
+                say!(Good, { ?interfaces }, "flows may be offloaded, by {}", interfaces.join(", "))
+            }
+            Self::OffloadShut { why, unwatched } => {
+                let weight = match unwatched {
+                    true => Bad,
+                    // As the configuration wants it.
+                    false if why == OFF => Plain,
+                    false => Notice,
+                };
+                say!(weight, {}, "flows stay proxied: {why}")
+            }
+            Self::OffloadRecovered { flows, reset: 0 } => {
+                let number = plural(*flows, "flow");
+                say!(Good, { flows }, "recovered {number} that an earlier process had offloaded")
+            }
+            Self::OffloadRecovered { flows, reset } => {
+                let number = plural(*flows, "flow");
+                say!(
+                    Notice,
+                    { flows, reset },
+                    "recovered {number} that an earlier process had offloaded; reset {reset} that it was about to offload"
+                )
+            }
+            Self::OffloadStopped { reset, of } => {
+                say!(
+                    Bad,
+                    { reset, of },
+                    "Baton offloads no flow any more: {reset} of the last {of} were reset right after it, flows that stayed \
+                     proxied were not"
+                )
+            }
+            Self::OffloadResumed {} => say!(Good, {}, "offloaded flows live: Baton may offload all again"),
+            Self::ProgramReattached { interfaces } => {
+                let from = interfaces.join(", ");
+                say!(
+                    Bad,
+                    { ?interfaces },
+                    "another process detached the BPF program from {from}; Baton attached it again"
+                )
+            }
+            Self::PeerLinked { peer, version } => say!(Good, { peer, version }, "linked with {peer} (Baton {version})"),
+            Self::PeerLost { peer, why } => say!(Notice, { peer }, "the link to {peer} is lost: {why}"),
+            Self::PeerUnreachable { peer, why } => say!(Notice, { peer }, "no link to {peer}: {why}"),
+            Self::PeerSynced { peer, flows } => {
+                say!(Good, { peer, flows }, "all of {peer} is known: {}", plural(*flows, "flow"))
+            }
+            Self::PeerGap { peer } => {
+                say!(Notice, { peer }, "a change of {peer}'s flows is missing; it tells all of them again")
+            }
+            Self::PeerLiveness { peer, liveness } => {
+                let (weight, label) = (Weight::of_liveness(*liveness), liveness.label());
+                say!(weight, { peer, liveness = label }, "{peer} is {}", in_words(*liveness))
+            }
+            Self::FailedOver { instance, inherited, reset } => {
+                let flows = plural(*inherited as u64, "flow");
+                say!(
+                    Bad,
+                    { %instance, inherited, reset },
+                    "{instance} is dead: {flows} of it without sockets go on here, {reset} others are reset"
+                )
+            }
+            Self::ClientsTold { instance, answered, silent } => {
+                let clients = plural(*answered as u64, "client");
+                say!(
+                    Plain,
+                    { %instance, answered, silent },
+                    "{clients} of {instance} answered to their reset, {silent} did not show themselves"
+                )
+            }
+            Self::FlowsStuck { instance, flows } => {
+                let number = plural(*flows as u64, "flow");
+                say!(
+                    Notice,
+                    { %instance, flows },
+                    "{number} of {instance} to a backend on this host are reset: the address that they come from is here now"
+                )
+            }
+            Self::FlowsClaimed { instance, flows } => {
+                let number = plural(*flows as u64, "flow");
+                say!(often { %instance, flows }, "packets of {number} of {instance} come here")
+            }
+            Self::FlowsReleased { instance, flows } => {
+                let number = plural(*flows as u64, "flow");
+                say!(often { %instance, flows }, "packets of {number} come to {instance} now")
+            }
+            Self::AddressCame { address } => say!(Plain, { %address }, "{address} has come to this host"),
+            Self::AddressWent { address } => say!(Plain, { %address }, "{address} has left this host"),
+            Self::EvacuationBegun { to, flows } => {
+                let number = plural(*flows as u64, "flow");
+                let whom = to.as_ref().map_or("another instance", |to| &to.0);
+                let to = to.as_ref().map(tracing::field::display);
+                say!(Plain, { to, flows }, "emptying this host: its VIP goes to {whom}, and {number} live here")
+            }
+            Self::Evacuated { flows_reset: 0, took_ms } => {
+                let took = duration_ms(*took_ms);
+                say!(
+                    Good,
+                    { flows_reset = 0, took_ms },
+                    "emptied in {took}; no flow was reset: this host may be switched off"
+                )
+            }
+            Self::Evacuated { flows_reset, took_ms } => {
+                let (flows, took) = (plural(*flows_reset, "flow"), duration_ms(*took_ms));
+                say!(
+                    Notice,
+                    { flows_reset, took_ms },
+                    "emptied in {took}; {flows} had to be reset: this host may be switched off"
+                )
+            }
+            Self::EvacuationTakenBack { why: None } => {
+                say!(Plain, {}, "an operator called the evacuation off: this host may have the VIP again")
+            }
+            Self::EvacuationTakenBack { why: Some(why) } => {
+                say!(Bad, {}, "the evacuation failed, this host may have the VIP again: {why}")
+            }
+            Self::FlowEnded {
+                flow,
+                frontend,
+                backend,
+                backend_address,
+                client,
+                reason,
+                duration_ms: lasted_ms,
+                connect_us,
+                bytes_to_backend,
+                bytes_to_client,
+                error,
+            } => {
+                let mut text = format!(
+                    "flow {flow} {client} → {frontend}/{}: {} after {}, {} up, {} down",
+                    backend.as_deref().unwrap_or("-"),
+                    reason.label(),
+                    duration_ms(*lasted_ms),
+                    bytes(*bytes_to_backend as f64),
+                    bytes(*bytes_to_client as f64),
+                );
+                if *connect_us > 0 {
+                    text += &format!(", connected in {}", duration_us(*connect_us));
+                }
+                if let Some(error) = error {
+                    text += &format!(" ({error})");
+                }
+                say!(
+                    "baton::flow",
+                    Plain,
+                    {
+                        flow = flow.0,
+                        %client,
+                        frontend,
+                        backend = backend.as_deref(),
+                        backend_address = backend_address.map(tracing::field::display),
+                        reason = reason.label(),
+                        by = reason.by().label(),
+                        duration_ms = lasted_ms,
+                        connect_us,
+                        bytes_to_backend,
+                        bytes_to_client,
+                        error = error.as_deref(),
+                    },
+                    "{text}"
+                )
+            }
+        }
+    }
+}
+
+fn in_words(liveness: Liveness) -> &'static str {
+    match liveness {
+        Liveness::Unheard => "not heard of yet",
+        Liveness::Alive => "alive",
+        Liveness::Unlinked => "alive, but not on the link: what it does with its flows is not known here",
+        Liveness::Silent => "silent",
+        Liveness::Dead => "taken for dead: nothing was heard of it for a second",
+        Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
+        Liveness::Left(Farewell::Stopped) => "stopped",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::model::end_reason::EndReason;
+    use crate::model::fleet::InstanceName;
+    use crate::model::health::{Cause, HealthState};
+    use crate::model::ids::FlowId;
+    use crate::table::journal::Journal;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The lines of a log in JSON that recording `events` writes.
+    fn logged(events: &[What]) -> Vec<Value> {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber =
+            tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
+        let journal = Journal::default();
+        tracing::subscriber::with_default(subscriber, || events.iter().for_each(|event| journal.record(event.clone())));
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn ended() -> What {
+        What::FlowEnded {
+            flow: FlowId(7),
+            frontend: "apiserver".to_owned(),
+            backend: Some("cp1".to_owned()),
+            backend_address: Some("10.0.0.11:6443".parse().unwrap()),
+            client: "192.0.2.7:1234".parse().unwrap(),
+            reason: EndReason::BackendReset,
+            duration_ms: 5,
+            connect_us: 300,
+            bytes_to_backend: 10,
+            bytes_to_client: 2_000,
+            error: Some("reset".to_owned()),
+        }
+    }
+
+    #[test]
+    fn an_event_is_logged_in_the_words_that_the_command_line_and_the_page_use() {
+        let (frontend, backend) = ("apiserver".to_owned(), "cp1".to_owned());
+        let instance = InstanceName("lb-a".into());
+        let events = [
+            What::BackendChanged {
+                frontend: frontend.clone(),
+                backend: backend.clone(),
+                from: HealthState::Ready,
+                to: HealthState::Ejected,
+                cause: Cause::NotProbed,
+            },
+            What::FlowsOrdered { frontend, backend, flows: 1_200, reason: EndReason::BackendEjected },
+            What::WorkerMoves { worker: 1 },
+            What::VipShared { address: "10.0.0.100".parse().unwrap(), by: "02:00:00:00:00:01".to_owned() },
+            What::PeerLiveness { peer: "lb-b".to_owned(), liveness: Liveness::Dead },
+            What::FailedOver { instance: instance.clone(), inherited: 3, reset: 1 },
+            What::EvacuationBegun { to: Some(instance), flows: 2 },
+            What::Evacuated { flows_reset: 0, took_ms: 900 },
+            What::OffloadResumed {},
+        ];
+        let lines = logged(&events);
+        assert_eq!(lines.len(), events.len(), "{lines:?}");
+        for (event, line) in events.iter().zip(&lines) {
+            assert_eq!(line["message"], event.sentence());
+            let level = match event.weight() {
+                Weight::Bad => "ERROR",
+                Weight::Notice => "WARN",
+                Weight::Plain | Weight::Good => "INFO",
+            };
+            assert_eq!((&line["level"], &line["target"]), (&level.into(), &"baton::event".into()), "{line}");
+            let Value::Object(fields) = serde_json::to_value(event).unwrap() else { panic!("{event:?}") };
+            for (name, value) in fields.iter().filter(|(name, _)| !["event", "cause"].contains(&name.as_str())) {
+                assert_eq!(&line[name], value, "{name} of {line}");
+            }
+        }
+        assert_eq!(lines[0]["message"], "apiserver/cp1: ready → ejected: not probed yet");
+        assert_eq!(lines[0]["cause"], "not probed yet");
+        assert_eq!(lines[1]["message"], "apiserver/cp1: Baton ends 1,200 flows: backend_ejected");
+    }
+
+    #[test]
+    fn flows_that_have_ended_are_logged_by_whoever_records_them_if_at_all() {
+        assert_eq!(logged(&[ended()]), [Value::Null; 0]);
+        let words = "flow 7 192.0.2.7:1234 → apiserver/cp1: backend_reset after 5 ms, 10 B up, 2.0 kB down, connected in \
+                     300 µs (reset)";
+        assert_eq!(ended().sentence(), words);
+    }
+
+    #[test]
+    fn offload_that_is_shut_as_configured_is_nothing_to_look_at() {
+        let shut = |why: &str, unwatched| What::OffloadShut { why: why.to_owned(), unwatched }.weight();
+        assert_eq!(shut(OFF, false), Weight::Plain);
+        assert_eq!(shut("no CAP_BPF", false), Weight::Notice);
+        assert_eq!(shut("12 flows are watched by nobody", true), Weight::Bad);
+    }
+}

@@ -2,6 +2,7 @@
 
 pub mod circles;
 pub mod dependencies;
+pub mod told;
 
 use std::fs;
 use std::path::{Path, PathBuf};

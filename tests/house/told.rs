@@ -1,0 +1,77 @@
+//! An event is told once: `src/table/journal/sentences.rs` has its words for the log, `baton events` and the page, so that nobody who
+//! records one writes a line about it, too.
+
+use super::{Source, sources};
+
+/// Where the words are.
+const TABLE: &str = "table/journal";
+
+/// Lines of code from one to the other within which a line of the log is taken for one about the event.
+const NEAR: usize = 4;
+
+/// Lines of the log that stand beside an event and are not about it: the file, how the line begins, and what it is about.
+const NOT_ABOUT_IT: &[(&str, &str, &str)] =
+    &[("offload/engine/watch", "Err(error) => tracing::error!(%error", "the other outcome: nothing was attached")];
+
+#[test]
+fn an_event_is_told_once() {
+    let sources = sources();
+    let mut faults: Vec<_> = sources.iter().flat_map(|source| told_twice(&source.name(), &source.code)).collect();
+    for (file, begin, _) in NOT_ABOUT_IT {
+        let before = faults.len();
+        faults.retain(|fault| !(fault.file == *file && fault.line.starts_with(begin)));
+        assert_eq!(
+            before - faults.len(),
+            1,
+            "take it out of the list: {file} has no such line beside an event: {begin}"
+        );
+    }
+    let faults: Vec<_> = faults.iter().map(|fault| format!("src/{}.rs: {}", fault.file, fault.line)).collect();
+    assert!(faults.is_empty(), "say it in src/{TABLE}/sentences.rs alone:\n{}", faults.join("\n"));
+    let tell = |source: &&Source| source.code.contains("journal.record(");
+    assert!(sources.iter().filter(tell).count() > 10, "events are recorded in another way now");
+}
+
+#[test]
+fn a_line_beside_an_event_is_found() {
+    let found = |code: &str| told_twice("vips", code).len();
+    assert_eq!(found("tracing::error!(%address, x);\nself.table.journal.record(What::VipAlone { address });"), 1);
+    assert_eq!(found("journal.record(what);\n}\ninfo!(x);"), 1, "imported");
+    assert_eq!(
+        found("match note {\nNote::Came => {\ntracing::info!(x);\nWhat::AddressCame { address }\n}"),
+        1,
+        "made only"
+    );
+    assert_eq!(
+        found("tracing::debug!(x);\njournal.record(What::OffloadResumed {});"),
+        0,
+        "for whoever looks for faults"
+    );
+    assert_eq!(found("tracing::warn!(x);\nevents.push(ProgramWhat::Fin);"), 0, "an event of another kind");
+    assert_eq!(found("tracing::warn!(x);\na;\nb;\nc;\nd;\njournal.record(what);"), 0, "far away");
+}
+
+struct Fault {
+    file: String,
+    line: String,
+}
+
+/// Each line of `code` that logs beside one that makes or records an event.
+fn told_twice(file: &str, code: &str) -> Vec<Fault> {
+    if file.starts_with(TABLE) {
+        return Vec::new();
+    }
+    let lines: Vec<_> = code.lines().map(str::trim).collect();
+    let tells = |line: &str| line.contains("journal.record(") || begins_word(line, "What::");
+    let logs = |line: &str| ["info!(", "warn!(", "error!("].iter().any(|call| begins_word(line, call));
+    let events: Vec<_> = lines.iter().enumerate().filter(|(_, line)| tells(line)).map(|(at, _)| at).collect();
+    let beside = |at: usize| events.iter().any(|event| event.abs_diff(at) <= NEAR);
+    let told = lines.iter().enumerate().filter(|(at, line)| logs(line) && beside(*at));
+    told.map(|(_, line)| Fault { file: file.to_owned(), line: (*line).to_owned() }).collect()
+}
+
+/// Whether `part` is in `line` and no name ends right before it.
+fn begins_word(line: &str, part: &str) -> bool {
+    let in_name = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(part).any(|(at, _)| !line[..at].ends_with(in_name))
+}

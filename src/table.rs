@@ -15,6 +15,7 @@ pub mod late_resets;
 pub mod offload;
 pub mod orders;
 pub mod other_process;
+mod part;
 pub mod reachability;
 pub mod slot;
 pub mod totals;
@@ -35,6 +36,7 @@ use journal::Journal;
 use late_resets::LateResets;
 use offload::Offload;
 use orders::Orders;
+pub use part::{Part, TablePart};
 use reachability::Reachability;
 use worker::WorkerState;
 
@@ -50,10 +52,16 @@ pub struct Table {
     pub journal: Journal,
     pub late_resets: LateResets,
     pub beats: LoopBeats,
-    /// Ended flows left out of the log by its rate limit.
-    pub log_skipped: Tally,
+    pub flow_log: FlowLogCensus,
     /// One entry per worker thread.
     pub workers: Box<[WorkerState]>,
+}
+
+/// What the log of ended flows has counted.
+#[derive(Debug, Default)]
+pub struct FlowLogCensus {
+    /// Ended flows left out of the log by its rate limit.
+    pub skipped: Tally,
 }
 
 impl Table {
@@ -74,7 +82,7 @@ impl Table {
             journal: Journal::default(),
             late_resets: LateResets::default(),
             beats: LoopBeats::default(),
-            log_skipped: Tally::default(),
+            flow_log: FlowLogCensus::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
         }))
     }

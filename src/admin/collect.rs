@@ -320,7 +320,7 @@ impl TableCollector {
             it.ended_unlogged.value()
         })?;
         let help = "Ended flows left out of the log by its rate limit";
-        families.counter("flow_log_skipped", help, None)?.counter(self.table.log_skipped.value())?;
+        families.counter("flow_log_skipped", help, None)?.counter(self.table.flow_log.skipped.value())?;
         let help = "Turns of a worker's event loop: what an event may have had to wait";
         let mut family = families.histogram("event_loop_turn", help)?;
         for (worker, state) in &workers {

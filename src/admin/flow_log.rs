@@ -110,7 +110,7 @@ impl FlowLogWriter {
                 what.log();
             } else {
                 self.left_out += 1;
-                self.table.log_skipped.add(1);
+                self.table.flow_log.skipped.add(1);
             }
         }
         self.table.journal.record(what);
@@ -261,7 +261,7 @@ mod tests {
         });
         assert_eq!(lines.iter().filter(|line| line["target"] == "baton::flow").count(), 5);
         assert_eq!(lines.last().unwrap()["lines"], 15);
-        assert_eq!(table.log_skipped.value(), 15);
+        assert_eq!(table.flow_log.skipped.value(), 15);
         assert_eq!(table.journal.since(0, true).len(), 20);
     }
 

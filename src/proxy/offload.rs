@@ -223,7 +223,7 @@ impl Worker {
         self.with_ticket(ticket, |worker, flow| {
             if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
                 let backend = lent.place.0.id;
-                flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(&table) };
+                flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(table.part()) };
                 worker.show(flow, FlowState::Offloaded, backend);
             }
             FlowVerdict::Keep

@@ -53,7 +53,7 @@ impl Worker {
         let flow = Flow::new(Arrival {
             id,
             at,
-            phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(&self.table) },
+            phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(self.table.part()) },
             client_addr: record.client,
             vip,
             now_ns: record.accepted_at_ns,

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 use crossbeam_queue::SegQueue;
 
+use super::Part;
 use super::flows::FlowKey;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::end_reason::EndReason;
@@ -341,17 +342,17 @@ impl Offload {
 
 /// Counts one flow without sockets for as long as it is held.
 #[derive(Debug)]
-pub struct SocketlessHold(std::sync::Arc<super::Table>);
+pub struct SocketlessHold(Part<Offload>);
 
 impl SocketlessHold {
-    pub fn count_in(table: &std::sync::Arc<super::Table>) -> Self {
-        table.offload.without_sockets.fetch_add(1, Relaxed);
-        Self(table.clone())
+    pub fn count_in(offload: Part<Offload>) -> Self {
+        offload.without_sockets.fetch_add(1, Relaxed);
+        Self(offload)
     }
 }
 
 impl Drop for SocketlessHold {
     fn drop(&mut self) {
-        self.0.offload.without_sockets.fetch_sub(1, Relaxed);
+        self.0.without_sockets.fetch_sub(1, Relaxed);
     }
 }

@@ -107,7 +107,7 @@ fn tallies(table: &Table) -> Vec<(String, &Tally)> {
         ];
         all.map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
     });
-    let log = [("log skipped".to_owned(), &table.log_skipped)];
+    let log = [("log skipped".to_owned(), &table.flow_log.skipped)];
     let (offload, fleet) = (table.offload.census.tallies(), table.fleet.census.tallies());
     offload.into_iter().chain(fleet).chain(workers).chain(log).collect()
 }
@@ -207,7 +207,7 @@ mod tests {
         (1..).zip(&old.workers).for_each(|(count, worker)| worker.accept_shed.add(count));
         old.workers[1].accept_errors.add(4);
         old.workers[0].ended_unlogged.add(5);
-        old.log_skipped.add(6);
+        old.flow_log.skipped.add(6);
         old.fleet.carry_resyncs([("b".to_owned(), 5)].into());
         old.fleet.show_members(vec![resynced("b", 2)], 0);
         for _ in 0..2 {
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(workers.map(|it| it.accept_shed.value()), [1 + 3 + 10, 2]);
         assert_eq!(workers.map(|it| it.accept_errors.value()), [0, 4]);
         assert_eq!(workers.map(|it| it.ended_unlogged.value()), [5, 0]);
-        assert_eq!(new.log_skipped.value(), 6);
+        assert_eq!(new.flow_log.skipped.value(), 6);
         assert_eq!(Totals::of_table(&new).resyncs["b"], 7, "before the first word of a peer");
         new.fleet.show_members(vec![resynced("b", 1)], 0);
         assert_eq!(Totals::of_table(&new).resyncs["b"], 8);

@@ -38,6 +38,7 @@ use crate::metrics::Metrics;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use census::Census;
+use collect::CollectorParts;
 use control::Control;
 use rates::{Sample, Samples};
 use status::Status;
@@ -65,9 +66,17 @@ impl Admin {
     ) -> Arc<Self> {
         let started_at_ns = now_ns();
         let mut samples = Samples::default();
-        samples.push(Sample::take(&table, started_at_ns));
+        samples.push(Sample::take(&table.registry, started_at_ns));
         let (census, samples) = (Arc::<Census>::default(), Mutex::new(samples));
-        collect::register(&metrics, table.clone(), config.clone(), census.clone());
+        let parts = CollectorParts {
+            registry: table.part(),
+            flows: table.part(),
+            offload: table.part(),
+            fleet: table.part(),
+            workers: table.part(),
+            flow_log: table.part(),
+        };
+        collect::register(&metrics, parts, config.clone(), census.clone());
         Arc::new(Self { table, config, metrics, control, phase, started_at_ns, census, samples })
     }
 
@@ -88,7 +97,7 @@ impl Admin {
 
     /// Why `/livez` fails, one sentence each; empty: it does not.
     pub fn not_live(&self, now_ns: u64) -> Vec<String> {
-        let mut reasons = watchdog::complaints(&self.table, self.phase.phase(), now_ns);
+        let mut reasons = watchdog::complaints(&self.table.workers, &self.table.beats, self.phase.phase(), now_ns);
         reasons.extend(self.control.not_live());
         reasons
     }
@@ -99,7 +108,7 @@ impl Admin {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let sample = Sample::take(&self.table, now_ns());
+            let sample = Sample::take(&self.table.registry, now_ns());
             self.samples().push(sample);
         }
     }

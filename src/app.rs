@@ -33,7 +33,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, OpenDoorError};
-use crate::admin::{flow_log, watchdog};
+use crate::admin::flow_log::{self, FlowLogParts};
+use crate::admin::watchdog;
 use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, LifePhase};
 use crate::essential;
@@ -254,11 +255,13 @@ impl Bound {
         let table = core.table.clone();
         let (end_flow_log, ended) = oneshot::channel();
         let stop = async move { drop(ended.await) };
-        let log = flow_log::run(table.clone(), core.config.clone(), stop);
+        let parts =
+            FlowLogParts { workers: table.part(), registry: table.part(), journal: table.part(), census: table.part() };
+        let log = flow_log::run(parts, core.config.clone(), stop);
         let flow_log = tokio::spawn(essential::task("flow log", log));
         let mut tasks = JoinSet::new();
         tasks.spawn(essential::task("rates", admin.sample_rates()));
-        tasks.spawn(essential::task("watchdog", watchdog::run(table.clone())));
+        tasks.spawn(essential::task("watchdog", watchdog::run(table.part(), table.part())));
         tasks.spawn(essential::task("late resets", late_resets::run(table.clone())));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let moves = rebalance::run(table, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
@@ -346,7 +349,7 @@ impl Bound {
     /// Why this process should be started anew: what does not turn any more, one sentence each.
     pub fn complaints(&self) -> impl Fn() -> Vec<String> + Send + 'static {
         let core = self.core.clone();
-        move || watchdog::complaints(&core.table, core.drain.watch().phase(), now_ns())
+        move || watchdog::complaints(&core.table.workers, &core.table.beats, core.drain.watch().phase(), now_ns())
     }
 
     /// What reads the configuration again.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::status::FlowCounts;
 use crate::model::ids::FrontendId;
 use crate::sys::clock::now_ns;
-use crate::table::Table;
+use crate::table::flows::FlowTable;
 
 /// Flows by frontend and state.
 pub type Counts = HashMap<FrontendId, FlowCounts>;
@@ -29,7 +29,7 @@ struct Taken {
 
 impl Census {
     /// The counts, perhaps a little old. Call it off the control runtime: it may walk the table.
-    pub fn counts(&self, table: &Table) -> Arc<Counts> {
+    pub fn counts(&self, flows: &FlowTable) -> Arc<Counts> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = now_ns();
         if let Some(taken) = &*last
@@ -38,7 +38,7 @@ impl Census {
             return taken.counts.clone();
         }
         let mut counts = Counts::new();
-        for flow in table.flows.iter() {
+        for flow in flows.iter() {
             counts.entry(flow.origin.frontend).or_default().add(flow.state);
         }
         let counts = Arc::new(counts);

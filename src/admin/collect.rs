@@ -20,21 +20,32 @@ use crate::model::health::HealthState;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::conntrack;
-use crate::table::Table;
-use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Service};
-use crate::table::fleet::MemberView;
-use crate::table::flows::FlowState;
-use crate::table::offload::Stays;
+use crate::table::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Registry, Service};
+use crate::table::fleet::{Fleet, MemberView};
+use crate::table::flows::{FlowState, FlowTable};
+use crate::table::offload::{Offload, Stays};
 use crate::table::worker::WorkerState;
+use crate::table::{FlowLogCensus, Part};
+
+/// What the metrics are read from.
+#[derive(Debug)]
+pub struct CollectorParts {
+    pub registry: Part<Registry>,
+    pub flows: Part<FlowTable>,
+    pub offload: Part<Offload>,
+    pub fleet: Part<Fleet>,
+    pub workers: Part<[WorkerState]>,
+    pub flow_log: Part<FlowLogCensus>,
+}
 
 /// Makes `metrics` show what `table` counts, and how much of it `config` allows. Call it once for each pair.
-pub fn register(metrics: &Metrics, table: Arc<Table>, config: Arc<ArcSwap<Config>>, census: Arc<Census>) {
+pub fn register(metrics: &Metrics, table: CollectorParts, config: Arc<ArcSwap<Config>>, census: Arc<Census>) {
     metrics.with_registry(|registry| registry.register_collector(Box::new(TableCollector { table, config, census })));
 }
 
 #[derive(Debug)]
 struct TableCollector {
-    table: Arc<Table>,
+    table: CollectorParts,
     config: Arc<ArcSwap<Config>>,
     census: Arc<Census>,
 }
@@ -57,7 +68,7 @@ impl Collector for TableCollector {
 impl TableCollector {
     fn encode_frontends(&self, families: &mut Families<'_>) -> fmt::Result {
         let frontends = self.table.registry.frontends();
-        let counts = self.census.counts(&self.table);
+        let counts = self.census.counts(&self.table.flows);
         let mut family = families.gauge("flows", "Flows that live now, by state")?;
         for frontend in &frontends {
             let states = counts.get(&frontend.id).copied().unwrap_or_default();
@@ -102,7 +113,7 @@ impl TableCollector {
     }
 
     fn encode_backends(&self, families: &mut Families<'_>) -> fmt::Result {
-        let backends = shown(&self.table);
+        let backends = shown(&self.table.registry);
         let now = now_ns();
         let mut family = families.gauge("backend_state", "1 for the state that a backend is in, else 0")?;
         for (backend, label) in &backends {
@@ -180,7 +191,7 @@ impl TableCollector {
             }
         }
         let mut family = families.gauge("backend_flows_max", "max_connections of a backend")?;
-        for (backend, label) in &shown(&self.table) {
+        for (backend, label) in &shown(&self.table.registry) {
             if let Some(max) = backend.max_connections() {
                 family.encode_family(&labels(backend, label))?.encode_gauge(&i64::from(max))?;
             }
@@ -375,12 +386,12 @@ impl Values for MetricEncoder<'_> {
 }
 
 /// Every backend, and as what it is shown.
-fn shown(table: &Table) -> Vec<(Arc<BackendEntry>, String)> {
+fn shown(registry: &Registry) -> Vec<(Arc<BackendEntry>, String)> {
     let label = |entry: Arc<BackendEntry>| {
         let label = entry.label().into_owned();
         (entry, label)
     };
-    table.registry.backends().into_iter().map(label).collect()
+    registry.backends().into_iter().map(label).collect()
 }
 
 fn labels<'a>(backend: &'a BackendEntry, label: &'a str) -> [(&'static str, &'a str); 2] {

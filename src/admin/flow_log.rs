@@ -12,17 +12,29 @@ use crate::config::{Config, FlowLog, Log};
 use crate::model::end_reason::EndReason;
 use crate::model::pacing::TokenBucket;
 use crate::sys::clock::now_ns;
-use crate::table::Table;
-use crate::table::journal::What;
-use crate::table::worker::EndedFlow;
+use crate::table::backend::Registry;
+use crate::table::journal::{Journal, What};
+use crate::table::worker::{EndedFlow, WorkerState};
+use crate::table::{FlowLogCensus, Part};
+
+/// What the flow log may touch.
+#[derive(Clone, Debug)]
+pub struct FlowLogParts {
+    /// Where ended flows come from.
+    pub workers: Part<[WorkerState]>,
+    /// For their names.
+    pub registry: Part<Registry>,
+    pub journal: Part<Journal>,
+    pub census: Part<FlowLogCensus>,
+}
 
 /// Takes ended flows from all workers, in batches, until `stop` is done; then takes what is left and returns.
-pub async fn run(table: Arc<Table>, config: Arc<ArcSwap<Config>>, stop: impl Future<Output = ()>) {
+pub async fn run(table: FlowLogParts, config: Arc<ArcSwap<Config>>, stop: impl Future<Output = ()>) {
     let mut writer = FlowLogWriter::new(table, &config.load().log, now_ns());
     let mut stop = std::pin::pin!(stop);
     loop {
         let mut stopping = tokio::select! {
-            () = any_ended(&writer.table) => false,
+            () = any_ended(&writer.table.workers) => false,
             () = &mut stop => true,
         };
         loop {
@@ -46,7 +58,7 @@ pub async fn run(table: Arc<Table>, config: Arc<ArcSwap<Config>>, stop: impl Fut
 
 /// Writes lines for ended flows within the configured rate.
 struct FlowLogWriter {
-    table: Arc<Table>,
+    table: FlowLogParts,
     bucket: TokenBucket,
     per_second: u32,
     /// Since they were last spoken of.
@@ -55,7 +67,7 @@ struct FlowLogWriter {
 }
 
 impl FlowLogWriter {
-    fn new(table: Arc<Table>, log: &Log, now_ns: u64) -> Self {
+    fn new(table: FlowLogParts, log: &Log, now_ns: u64) -> Self {
         let bucket = TokenBucket::new(log.flows_per_second, log.flows_per_second, now_ns);
         Self { table, bucket, per_second: log.flows_per_second, left_out: 0, said_at_ns: now_ns }
     }
@@ -66,9 +78,9 @@ impl FlowLogWriter {
             self.per_second = log.flows_per_second;
             self.bucket = TokenBucket::new(self.per_second, self.per_second, now_ns);
         }
-        let table = self.table.clone();
+        let workers = self.table.workers.clone();
         let mut more = false;
-        for worker in &table.workers {
+        for worker in workers.iter() {
             let mut room = BATCH;
             while let Some(flow) = worker.next_ended() {
                 self.write_one(log, &flow, now_ns);
@@ -110,7 +122,7 @@ impl FlowLogWriter {
                 what.log();
             } else {
                 self.left_out += 1;
-                self.table.flow_log.skipped.add(1);
+                self.table.census.skipped.add(1);
             }
         }
         self.table.journal.record(what);
@@ -137,8 +149,8 @@ fn wants_line(flows: FlowLog, reason: EndReason) -> bool {
 }
 
 /// Returns when any worker may have reported an ended flow.
-async fn any_ended(table: &Table) {
-    let mut workers: Vec<Pin<Box<_>>> = table.workers.iter().map(|worker| Box::pin(worker.ended_available())).collect();
+async fn any_ended(workers: &[WorkerState]) {
+    let mut workers: Vec<Pin<Box<_>>> = workers.iter().map(|worker| Box::pin(worker.ended_available())).collect();
     poll_fn(|context| {
         let any = workers.iter_mut().any(|worker| worker.as_mut().poll(context).is_ready());
         if any { Poll::Ready(()) } else { Poll::Pending }
@@ -160,6 +172,7 @@ mod tests {
     use crate::addr::{ClientAddr, VipAddr};
     use crate::config::{LogFormat, LogLevel};
     use crate::model::ids::{BackendId, FlowId};
+    use crate::table::Table;
     use crate::table::flows::FlowOrigin;
 
     #[derive(Clone, Default)]
@@ -191,14 +204,15 @@ mod tests {
         Log { format: LogFormat::Json, level: LogLevel::Info, flows, flows_per_second }
     }
 
-    fn table() -> (Arc<Table>, BackendId) {
+    fn table() -> (FlowLogParts, BackendId) {
         let table = Table::new(1).unwrap();
         let frontend = table.registry.frontend(&"apiserver".into());
         let backend = table.registry.backend(&frontend, &"cp1".into()).id;
-        (table, backend)
+        let (workers, registry, journal, census) = (table.part(), table.part(), table.part(), table.part());
+        (FlowLogParts { workers, registry, journal, census }, backend)
     }
 
-    fn end(table: &Table, backend: BackendId, reason: EndReason) {
+    fn end(table: &FlowLogParts, backend: BackendId, reason: EndReason) {
         let frontend = table.registry.frontends()[0].id;
         table.workers[0].report_ended(EndedFlow {
             id: FlowId(7),
@@ -261,7 +275,7 @@ mod tests {
         });
         assert_eq!(lines.iter().filter(|line| line["target"] == "baton::flow").count(), 5);
         assert_eq!(lines.last().unwrap()["lines"], 15);
-        assert_eq!(table.flow_log.skipped.value(), 15);
+        assert_eq!(table.census.skipped.value(), 15);
         assert_eq!(table.journal.since(0, true).len(), 20);
     }
 

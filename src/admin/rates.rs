@@ -4,8 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::status::Rate;
 use crate::model::ids::FrontendId;
-use crate::table::Table;
-use crate::table::backend::{BackendEntry, FrontendEntry};
+use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 
 /// One more than the seconds that an average spans.
 const SAMPLES: usize = 11;
@@ -37,14 +36,14 @@ pub struct Samples {
 }
 
 impl Sample {
-    pub fn take(table: &Table, now_ns: u64) -> Self {
+    pub fn take(registry: &Registry, now_ns: u64) -> Self {
         let mut sample = Sample { at_ns: now_ns, ..Sample::default() };
-        for frontend in table.registry.frontends() {
+        for frontend in registry.frontends() {
             let flows = accepted(&frontend);
             sample.totals.flows += flows;
             sample.frontends.insert(frontend.id, RateCounters { flows, ..RateCounters::default() });
         }
-        for backend in table.registry.backends().into_iter().filter(|it| !it.is_former()) {
+        for backend in registry.backends().into_iter().filter(|it| !it.is_former()) {
             let counters = of_backend(&backend);
             sample.totals.bytes_to_backend += counters.bytes_to_backend;
             sample.totals.bytes_to_client += counters.bytes_to_client;

@@ -1,12 +1,12 @@
 //! Notices a worker whose event loop does not turn, and says so: in the log, the events, `/livez` and the metrics.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::drain::LifePhase;
 use crate::sys::clock::now_ns;
-use crate::table::Table;
-use crate::table::journal::What;
+use crate::table::Part;
+use crate::table::beats::LoopBeats;
+use crate::table::journal::{Journal, What};
 use crate::table::worker::WorkerState;
 
 /// A turn of the loop that lasts longer than this is not work but a fault.
@@ -21,28 +21,28 @@ pub fn stuck_for(worker: &WorkerState, now_ns: u64) -> Option<Duration> {
 }
 
 /// Every loop that keeps this process from being alive, one sentence each.
-pub fn complaints(table: &Table, phase: LifePhase, now_ns: u64) -> Vec<String> {
+pub fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, now_ns: u64) -> Vec<String> {
     let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
         Some(stuck) => Some(format!("worker {worker} has been stuck for {} ms", stuck.as_millis())),
         None if must_serve && !state.is_alive() => Some(format!("worker {worker} is gone")),
         None => None,
     };
-    let workers = table.workers.iter().enumerate().filter_map(complaint);
-    let loops = table.beats.stuck(now_ns, LOOP_STUCK_AFTER).into_iter();
+    let workers = workers.iter().enumerate().filter_map(complaint);
+    let loops = beats.stuck(now_ns, LOOP_STUCK_AFTER).into_iter();
     workers
         .chain(loops.map(|(name, stuck)| format!("the {name} has been stuck for {} ms", stuck.as_millis())))
         .collect()
 }
 
 /// Looks at all workers four times a second, for as long as it is polled.
-pub async fn run(table: Arc<Table>) {
-    let mut watchdog = Watchdog::new(&table);
+pub async fn run(workers: Part<[WorkerState]>, journal: Part<Journal>) {
+    let mut watchdog = Watchdog::new(workers.len());
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        watchdog.look(&table, now_ns());
+        watchdog.look(&workers, &journal, now_ns());
     }
 }
 
@@ -53,20 +53,20 @@ struct Watchdog {
 }
 
 impl Watchdog {
-    fn new(table: &Table) -> Self {
-        Self { stuck: vec![false; table.workers.len()] }
+    fn new(workers: usize) -> Self {
+        Self { stuck: vec![false; workers] }
     }
 
-    fn look(&mut self, table: &Table, now_ns: u64) {
-        for (worker, (state, was_stuck)) in table.workers.iter().zip(&mut self.stuck).enumerate() {
+    fn look(&mut self, workers: &[WorkerState], journal: &Journal, now_ns: u64) {
+        for (worker, (state, was_stuck)) in workers.iter().zip(&mut self.stuck).enumerate() {
             match stuck_for(state, now_ns) {
                 Some(stuck) if !*was_stuck => {
                     let for_ms = stuck.as_millis() as u64;
-                    table.journal.record(What::WorkerStuck { worker, for_ms });
+                    journal.record(What::WorkerStuck { worker, for_ms });
                     *was_stuck = true;
                 }
                 None if *was_stuck => {
-                    table.journal.record(What::WorkerMoves { worker });
+                    journal.record(What::WorkerMoves { worker });
                     *was_stuck = false;
                 }
                 _ => {}
@@ -80,21 +80,23 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Table;
 
     const S: u64 = 1_000_000_000;
 
     #[test]
     fn a_stuck_worker_is_said_once_and_so_is_its_return() {
         let table = Table::new(2).unwrap();
-        let mut watchdog = Watchdog::new(&table);
+        let mut watchdog = Watchdog::new(2);
+        let look = |watchdog: &mut Watchdog, now_ns| watchdog.look(&table.workers, &table.journal, now_ns);
         table.workers[1].mark_busy(10 * S);
-        watchdog.look(&table, 10 * S + S / 2);
+        look(&mut watchdog, 10 * S + S / 2);
         assert!(table.journal.since(0, false).is_empty());
-        watchdog.look(&table, 12 * S);
-        watchdog.look(&table, 13 * S);
+        look(&mut watchdog, 12 * S);
+        look(&mut watchdog, 13 * S);
         table.workers[1].mark_waiting();
-        watchdog.look(&table, 14 * S);
-        watchdog.look(&table, 15 * S);
+        look(&mut watchdog, 14 * S);
+        look(&mut watchdog, 15 * S);
         let events: Vec<_> = table.journal.since(0, false).into_iter().map(|event| event.what).collect();
         assert!(
             matches!(events[..], [What::WorkerStuck { worker: 1, for_ms: 2000 }, What::WorkerMoves { worker: 1 }]),
@@ -105,14 +107,17 @@ mod tests {
     #[test]
     fn livez_names_stuck_and_gone_workers_but_no_worker_that_has_not_begun() {
         let table = Table::new(2).unwrap();
-        assert_eq!(complaints(&table, LifePhase::Starting, S), Vec::<String>::new());
+        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Starting, S), Vec::<String>::new());
         table.workers[0].mark_alive(true);
-        assert_eq!(complaints(&table, LifePhase::Serving, S), ["worker 1 is gone"]);
+        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, S), ["worker 1 is gone"]);
         table.workers[1].mark_alive(true);
         table.workers[0].mark_busy(S);
-        assert_eq!(complaints(&table, LifePhase::Serving, 3 * S), ["worker 0 has been stuck for 2000 ms"]);
+        assert_eq!(
+            complaints(&table.workers, &table.beats, LifePhase::Serving, 3 * S),
+            ["worker 0 has been stuck for 2000 ms"]
+        );
         table.workers[0].mark_waiting();
-        assert_eq!(complaints(&table, LifePhase::Serving, 3 * S), Vec::<String>::new());
+        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, 3 * S), Vec::<String>::new());
     }
 
     #[test]
@@ -120,10 +125,10 @@ mod tests {
         let table = Table::new(0).unwrap();
         let beat = table.beats.begin("offload");
         let now = now_ns();
-        assert_eq!(complaints(&table, LifePhase::Serving, now), Vec::<String>::new());
-        let stuck = complaints(&table, LifePhase::Starting, now + 8 * S);
+        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, now), Vec::<String>::new());
+        let stuck = complaints(&table.workers, &table.beats, LifePhase::Starting, now + 8 * S);
         assert!(matches!(&stuck[..], [one] if one.starts_with("the offload has been stuck for ")), "{stuck:?}");
         drop(beat);
-        assert_eq!(complaints(&table, LifePhase::Serving, now + 8 * S), Vec::<String>::new());
+        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, now + 8 * S), Vec::<String>::new());
     }
 }

@@ -13,9 +13,8 @@ use crate::admin::protocol::{FlowFilter, FlowRow, Listed, Refusal};
 use crate::admin::session::Replies;
 use crate::model::ids::{BackendId, FrontendId};
 use crate::sys::clock::now_ns;
-use crate::table::Table;
 use crate::table::backend::Registry;
-use crate::table::flows::{FlowState, FlowView};
+use crate::table::flows::{FlowState, FlowTable, FlowView};
 
 /// Flows that are looked at before others on the control runtime have their turn: well under a millisecond.
 pub const TURN: usize = 2048;
@@ -81,9 +80,9 @@ impl Matcher {
     }
 
     /// All flows that match now.
-    pub async fn collect(&self, table: &Table) -> Vec<FlowView> {
+    pub async fn collect(&self, flows: &FlowTable) -> Vec<FlowView> {
         let mut found = Vec::new();
-        for (seen, flow) in table.flows.iter().enumerate() {
+        for (seen, flow) in flows.iter().enumerate() {
             if self.matches(&flow) {
                 found.push(flow);
             }

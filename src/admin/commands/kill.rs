@@ -12,9 +12,9 @@ use crate::admin::Admin;
 use crate::admin::protocol::{KillReport, KillTarget, Refusal};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::BackendId;
-use crate::table::Table;
-use crate::table::flows::FlowView;
-use crate::table::journal::What;
+use crate::table::backend::Registry;
+use crate::table::flows::{FlowTable, FlowView};
+use crate::table::journal::{Journal, What};
 use crate::table::orders::{EndOrder, Pace, Selector};
 
 pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
@@ -23,9 +23,9 @@ pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refu
     let paced = Pace { within: process.reset_within, per_second: process.reset_rate };
     let (selectors, matcher) = match target {
         KillTarget::Flow(id) => {
-            let flow = find(table, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
+            let flow = find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
             table.orders.end_flow(&flow, EndReason::Killed, None);
-            return Ok(json(&KillReport { flows: 1, gone: gone(table, &[flow], WAIT).await }));
+            return Ok(json(&KillReport { flows: 1, gone: gone(&table.flows, &[flow], WAIT).await }));
         }
         KillTarget::Backend(name) => {
             let ids: Vec<_> = names::addresses(&table.registry, name)?.iter().map(|entry| entry.id).collect();
@@ -37,18 +37,18 @@ pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refu
         }
         KillTarget::All => (vec![Selector::All], Matcher::default()),
     };
-    let flows = matcher.collect(table).await;
+    let flows = matcher.collect(&table.flows).await;
     for selector in selectors {
         table.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
     }
     tracing::info!(%target, flows = flows.len(), "an operator kills flows");
-    record(table, &flows);
-    let gone = gone(table, &flows, process.reset_within + WAIT).await;
+    record(&table.registry, &table.journal, &flows);
+    let gone = gone(&table.flows, &flows, process.reset_within + WAIT).await;
     Ok(json(&KillReport { flows: flows.len() as u64, gone }))
 }
 
-async fn find(table: &Table, id: crate::model::ids::FlowId) -> Option<FlowView> {
-    for (seen, flow) in table.flows.iter().enumerate() {
+async fn find(flows: &FlowTable, id: crate::model::ids::FlowId) -> Option<FlowView> {
+    for (seen, flow) in flows.iter().enumerate() {
         if flow.id == id {
             return Some(flow);
         }
@@ -60,28 +60,28 @@ async fn find(table: &Table, id: crate::model::ids::FlowId) -> Option<FlowView> 
 }
 
 /// One event for each backend that loses flows.
-fn record(table: &Table, flows: &[FlowView]) {
+fn record(registry: &Registry, journal: &Journal, flows: &[FlowView]) {
     let mut per_backend = HashMap::<BackendId, usize>::new();
     for backend in flows.iter().filter_map(|flow| flow.backend) {
         *per_backend.entry(backend).or_default() += 1;
     }
-    for entry in table.registry.backends() {
+    for entry in registry.backends() {
         if let Some(&flows) = per_backend.get(&entry.id) {
             let (frontend, backend) = entry.full_name();
-            table.journal.record(What::FlowsOrdered { frontend, backend, flows, reason: EndReason::Killed });
+            journal.record(What::FlowsOrdered { frontend, backend, flows, reason: EndReason::Killed });
         }
     }
 }
 
 /// How many of `flows` are gone, once all are or after `limit`.
-async fn gone(table: &Table, flows: &[FlowView], limit: Duration) -> u64 {
+async fn gone(table: &FlowTable, flows: &[FlowView], limit: Duration) -> u64 {
     let deadline = tokio::time::Instant::now() + limit;
     let mut gone = 0;
     for flow in flows {
-        while table.flows.lives(flow) && tokio::time::Instant::now() < deadline {
+        while table.lives(flow) && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        gone += u64::from(!table.flows.lives(flow));
+        gone += u64::from(!table.lives(flow));
     }
     gone
 }

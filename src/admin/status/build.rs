@@ -33,9 +33,9 @@ struct Gathering<'a> {
 impl Status {
     /// The status at `now_ns`. It may walk the table: call it off the control runtime.
     pub fn gather(admin: &Admin, now_ns: u64) -> Self {
-        let counts = admin.census().counts(&admin.table);
+        let counts = admin.census().counts(&admin.table.flows);
         let samples = admin.samples();
-        let sample = Sample::take(&admin.table, now_ns);
+        let sample = Sample::take(&admin.table.registry, now_ns);
         let registry = &admin.table.registry;
         let gathering = Gathering { now_ns, sample, samples: &samples, counts: &counts, registry };
         let config = admin.config.load();

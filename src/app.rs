@@ -39,14 +39,14 @@ use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, LifePhase};
 use crate::essential;
 use crate::fleet::failover;
-use crate::health::Checker;
+use crate::health::{Checker, HealthParts};
 use crate::late_resets;
 use crate::metrics::Metrics;
 use crate::model::fleet::Farewell;
 use crate::model::ids::FlowId;
 use crate::offload::program::LAYOUT;
 use crate::proxy::{Bindings, Proxy, ProxyError};
-use crate::rebalance;
+use crate::rebalance::{self, RebalanceParts};
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::process;
 use crate::table::Table;
@@ -217,7 +217,16 @@ fn assemble(
     let offloaded = offload::Path::open(&config, &table, left_by)?;
     let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
     state.totals.carry_into_table(&table);
-    let checker = Checker::resume(table.clone(), metrics.clone(), &config, Handle::current(), state.backends);
+    let parts = HealthParts {
+        registry: table.part(),
+        flows: table.part(),
+        orders: table.part(),
+        journal: table.part(),
+        reachability: table.part(),
+        fleet: table.part(),
+        offload: table.part(),
+    };
+    let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),
         offload: offloaded,
@@ -262,13 +271,15 @@ impl Bound {
         let mut tasks = JoinSet::new();
         tasks.spawn(essential::task("rates", admin.sample_rates()));
         tasks.spawn(essential::task("watchdog", watchdog::run(table.part(), table.part())));
-        tasks.spawn(essential::task("late resets", late_resets::run(table.clone())));
+        tasks.spawn(essential::task("late resets", late_resets::run(table.part(), table.part())));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
-        let moves = rebalance::run(table, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
+        let parts =
+            RebalanceParts { registry: table.part(), flows: table.part(), orders: table.part(), journal: table.part() };
+        let moves = rebalance::run(parts, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
         tasks.spawn(essential::task("rebalance", once_serving(phase.clone(), moves)));
         let follow = once_serving(phase.clone(), watch::run(reloader.clone(), path, phase));
         tasks.spawn(essential::task("configuration", follow));
-        let vips = vips::keep(core.table.clone(), core.latest.subscribe(), metrics);
+        let vips = vips::keep(core.table.part(), core.latest.subscribe(), metrics);
         tasks.spawn(essential::task("vips", once_serving(core.drain.watch(), vips)));
         tasks.spawn(essential::task("sweep", sweep(core.clone())));
         let workers = core.proxy.workers();

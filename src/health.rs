@@ -34,12 +34,32 @@ use crate::metrics::Metrics;
 use crate::model::health::machine::Arrival;
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
-use crate::table::Table;
-use crate::table::backend::BackendEntry;
-use crate::table::journal::What;
+use crate::table::Part;
+use crate::table::backend::{BackendEntry, Registry};
+use crate::table::fleet::Fleet;
+use crate::table::flows::FlowTable;
+use crate::table::journal::{Journal, What};
+use crate::table::offload::Offload;
+use crate::table::orders::Orders;
+use crate::table::reachability::Reachability;
 use succession::{dismissal_of, fixed, order_for};
 use votes::Votes;
 use watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
+
+/// What the health checker may touch.
+#[derive(Clone, Debug)]
+pub struct HealthParts {
+    pub registry: Part<Registry>,
+    /// To count those that an order is to end.
+    pub flows: Part<FlowTable>,
+    pub orders: Part<Orders>,
+    pub journal: Part<Journal>,
+    /// Whom this host hears: while that is nobody, a backend's silence says nothing.
+    pub reachability: Part<Reachability>,
+    pub fleet: Part<Fleet>,
+    /// To have it look for clients.
+    pub offload: Part<Offload>,
+}
 
 /// Watches over every backend. Dropping it stops all probes; the last health states stay.
 #[derive(Debug)]
@@ -70,7 +90,7 @@ pub enum OrderError {
 /// What the watchers share.
 #[derive(Debug)]
 struct SharedHealth {
-    table: Arc<Table>,
+    table: HealthParts,
     metrics: Arc<Metrics>,
     runtime: Handle,
     /// The latest.
@@ -104,13 +124,13 @@ struct Watched {
 impl Checker {
     /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
     /// fixed address have it.
-    pub fn start(table: Arc<Table>, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
+    pub fn start(table: HealthParts, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
         Self::resume(table, metrics, config, runtime, Vec::new())
     }
 
     /// As [`Checker::start`], but goes on with what another process knew of the backends.
     pub fn resume(
-        table: Arc<Table>,
+        table: HealthParts,
         metrics: Arc<Metrics>,
         config: &Arc<Config>,
         runtime: Handle,

@@ -11,7 +11,6 @@
 //! Each wait is the same for all who wait in one line, so that the next is always at the front, however many there are.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::ends::Key;
@@ -20,8 +19,9 @@ use crate::model::segment::{Flags, Segment};
 use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
 use crate::sys::{netlink, sock_diag};
-use crate::table::Table;
-use crate::table::late_resets::{Abandoned, ToldBefore, Word};
+use crate::table::Part;
+use crate::table::late_resets::{Abandoned, LateResets, ToldBefore, Word};
+use crate::table::offload::StandbyQueues;
 
 /// How often they are told in the first minute, and after that.
 const OFTEN: Duration = Duration::from_secs(1);
@@ -78,26 +78,26 @@ impl WaitingLines {
     }
 }
 
-/// Runs until it is dropped.
-pub async fn run(table: Arc<Table>) {
+/// Runs until it is dropped. `standby` says what the offload engine carries.
+pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
     let raw = RawSender::open();
     let mut lines = WaitingLines::default();
     let mut pace = TokenBucket::new(AGAIN_PER_SECOND, AGAIN_PER_SECOND, now_ns());
     loop {
         match lines.next_ns() {
-            None => table.late_resets.told().await,
+            None => queue.told().await,
             Some(at_ns) => {
                 let pause = Duration::from_nanos(at_ns.saturating_sub(now_ns())).max(TOGETHER);
-                let _ = tokio::time::timeout(pause, table.late_resets.told()).await;
+                let _ = tokio::time::timeout(pause, queue.told()).await;
             }
         }
         let now_ns = now_ns();
-        while let Some((word, told)) = table.late_resets.take() {
+        while let Some((word, before)) = queue.take() {
             match &raw {
-                Ok(raw) if told == ToldBefore::Never => send(raw, &word),
+                Ok(raw) if before == ToldBefore::Never => send(raw, &word),
                 Ok(_) => {}
                 Err(error) => {
-                    table.late_resets.complain(error);
+                    queue.complain(error);
                     continue;
                 }
             }
@@ -111,7 +111,7 @@ pub async fn run(table: Arc<Table>) {
             if now_ns - since_ns > LONGEST.as_nanos() as u64 {
                 continue;
             }
-            match place(&table, &word) {
+            match place(&standby, &word) {
                 Speaker::Here => send(raw, &word),
                 // Those that the owner's death left have no other list here that has them told when it comes back.
                 Speaker::OtherProcess if matches!(word, Word::Wake(_)) => {}
@@ -131,9 +131,9 @@ enum Speaker {
     Another,
 }
 
-fn place(table: &Table, word: &Word) -> Speaker {
+fn place(standby: &StandbyQueues, word: &Word) -> Speaker {
     let (from, to) = word.ends();
-    let is_carried = || table.offload.held.carries(&Key { from: to, to: from });
+    let is_carried = || standby.carries(&Key { from: to, to: from });
     if !netlink::route(from.ip()).is_ok_and(|route| route.is_local) {
         Speaker::OtherProcess
     } else if is_carried() || sock_diag::has_connection(from, to).unwrap_or(true) {

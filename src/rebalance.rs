@@ -18,10 +18,11 @@ use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::rebalance::{self, Allowance, BackendLoad};
 use crate::sys::clock::now_ns;
-use crate::table::Table;
-use crate::table::backend::BackendEntry;
-use crate::table::flows::FlowView;
-use crate::table::journal::What;
+use crate::table::Part;
+use crate::table::backend::{BackendEntry, Registry};
+use crate::table::flows::{FlowTable, FlowView};
+use crate::table::journal::{Journal, What};
+use crate::table::orders::Orders;
 
 const STEP: Duration = Duration::from_secs(1);
 /// Flows that were asked to end and did not, for they were not idle after all: asking them first again would hold up the
@@ -40,15 +41,24 @@ pub struct Move {
     pub excess: u32,
 }
 
+/// What rebalancing may touch.
+#[derive(Clone, Debug)]
+pub struct RebalanceParts {
+    pub registry: Part<Registry>,
+    pub flows: Part<FlowTable>,
+    pub orders: Part<Orders>,
+    pub journal: Part<Journal>,
+}
+
 /// What rebalancing would move now, for every frontend, also those that have not asked for it with `balance_existing`.
-pub fn plan(table: &Table, config: &Config) -> Vec<Move> {
-    config.frontends.iter().flat_map(|frontend| plan_frontend(table, frontend, now_ns())).collect()
+pub fn plan(registry: &Registry, config: &Config) -> Vec<Move> {
+    config.frontends.iter().flat_map(|frontend| plan_frontend(registry, frontend, now_ns())).collect()
 }
 
 /// Carries plans out until the instance leaves: for each frontend that asks for it at all times, and for all others once
 /// `ordered` says so, until they are even. Always at the pace of the frontend.
 pub async fn run(
-    table: Arc<Table>,
+    table: RebalanceParts,
     mut config: watch::Receiver<Arc<Config>>,
     mut drain: DrainWatch,
     ordered: Arc<Notify>,
@@ -88,10 +98,10 @@ impl Rebalancer {
         Self { allowance: Allowance::new(now_ns), asked: HashSet::new(), moving: false }
     }
 
-    async fn step(&mut self, table: &Arc<Table>, frontend: &Frontend, now_ns: u64) {
+    async fn step(&mut self, table: &RebalanceParts, frontend: &Frontend, now_ns: u64) {
         let settings = frontend.rebalance;
         let allowed = self.allowance.take(settings.per_minute, now_ns);
-        let moves = plan_frontend(table, frontend, now_ns);
+        let moves = plan_frontend(&table.registry, frontend, now_ns);
         let begins = !moves.is_empty() && !self.moving;
         self.moving = !moves.is_empty();
         if begins {
@@ -105,9 +115,9 @@ impl Rebalancer {
             return;
         }
         let idle_since_ns = now_ns.saturating_sub(settings.min_idle.as_nanos() as u64);
-        let (walked, asked) = (table.clone(), std::mem::take(&mut self.asked));
+        let (flows, asked) = (table.flows.clone(), std::mem::take(&mut self.asked));
         // A walk over a million flows takes milliseconds, which this runtime does not have.
-        let pick = move || (pick(&walked, &moves, allowed, idle_since_ns, &asked), asked);
+        let pick = move || (pick(&flows, &moves, allowed, idle_since_ns, &asked), asked);
         let (picked, asked) = match tokio::task::spawn_blocking(pick).await {
             Ok(picked) => picked,
             Err(error) => match error.try_into_panic() {
@@ -125,7 +135,7 @@ impl Rebalancer {
     }
 }
 
-fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
+fn plan_frontend(registry: &Registry, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
     // A hashed client would come back to the same backend, and be moved again, for ever.
     if frontend.balance == Balance::SourceHash {
         return Vec::new();
@@ -135,7 +145,7 @@ fn plan_frontend(table: &Table, frontend: &Frontend, now_ns: u64) -> Vec<Move> {
             && !entry.is_former()
             && frontend.backends.iter().any(|backend| backend.name == entry.name)
     };
-    let entries: Vec<_> = table.registry.backends().into_iter().filter(|entry| configured(entry)).collect();
+    let entries: Vec<_> = registry.backends().into_iter().filter(|entry| configured(entry)).collect();
     let loads: Vec<_> = entries.iter().map(|entry| load(entry)).collect();
     // While a share still grows, new flows are steered by it; moving flows there would undo the slow start.
     let starting = |(entry, load): (&Arc<BackendEntry>, &BackendLoad)| load.ready && entry.share(now_ns) < WHOLE_SHARE;
@@ -161,11 +171,11 @@ fn load(entry: &BackendEntry) -> BackendLoad {
 }
 
 /// Up to `most` flows of the overfull backends, none of which moved a byte after `idle_since_ns`, longest idle first.
-fn pick(table: &Table, moves: &[Move], most: u32, idle_since_ns: u64, asked: &HashSet<FlowId>) -> Vec<FlowView> {
+fn pick(flows: &FlowTable, moves: &[Move], most: u32, idle_since_ns: u64, asked: &HashSet<FlowId>) -> Vec<FlowView> {
     let cap = |excess: u32| excess.min(most) as usize;
     let mut idle: HashMap<BackendId, (usize, BinaryHeap<Idle>)> =
         moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
-    for flow in table.flows.iter() {
+    for flow in flows.iter() {
         let Some((cap, heap)) = flow.backend.and_then(|id| idle.get_mut(&id)) else { continue };
         if flow.state.is_served() && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
             heap.push(Idle(flow));

@@ -25,8 +25,8 @@ use crate::config::Config;
 use crate::metrics::{AddressLabels, Metrics};
 use crate::sys::clock::now_ns;
 use crate::sys::{netdev, process};
-use crate::table::Table;
-use crate::table::journal::What;
+use crate::table::Part;
+use crate::table::journal::{Journal, What};
 use claims::{ClaimChange, Claims};
 use ears::Ears;
 
@@ -43,12 +43,12 @@ const MOVER: &str = "keepalived";
 
 /// Opens what it takes at once, and looks for as long as the future is polled.
 pub fn keep(
-    table: Arc<Table>,
+    journal: Part<Journal>,
     config: watch::Receiver<Arc<Config>>,
     metrics: Arc<Metrics>,
 ) -> impl Future<Output = ()> + Send {
     let mut keeper = Keeper {
-        table,
+        journal,
         config,
         metrics,
         ears: BTreeMap::new(),
@@ -82,7 +82,7 @@ async fn run(mut keeper: Keeper) {
 }
 
 struct Keeper {
-    table: Arc<Table>,
+    journal: Part<Journal>,
     config: watch::Receiver<Arc<Config>>,
     metrics: Arc<Metrics>,
     /// By interface.
@@ -178,11 +178,11 @@ impl Keeper {
             ClaimChange::Shared { address, mac } => {
                 gauge(address, 1);
                 let by = spelled(mac);
-                self.table.journal.record(What::VipShared { address, by });
+                self.journal.record(What::VipShared { address, by });
             }
             ClaimChange::Alone { address } => {
                 gauge(address, 0);
-                self.table.journal.record(What::VipAlone { address });
+                self.journal.record(What::VipAlone { address });
             }
         }
     }
@@ -206,7 +206,7 @@ impl Keeper {
         };
         let (before, after) = (left(&self.mover), left(&next));
         for address in after.difference(&before) {
-            self.table.journal.record(What::VipLeftBehind { address: *address });
+            self.journal.record(What::VipLeftBehind { address: *address });
         }
         for address in before.union(&guests) {
             let labels = AddressLabels { address: address.to_string() };

@@ -71,7 +71,7 @@ impl Control for Wiring {
     }
 
     fn rebalance_plan(&self) -> Vec<PlannedMove> {
-        let moves = rebalance::plan(&self.core.table, &self.core.config.load());
+        let moves = rebalance::plan(&self.core.table.registry, &self.core.config.load());
         moves.into_iter().map(planned).collect()
     }
 

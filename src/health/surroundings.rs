@@ -13,8 +13,7 @@ use crate::model::health::machine::ProbeOutcome;
 use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::sys::netlink::{self, Route};
-use crate::table::Table;
-use crate::table::backend::{BackendEntry, Suspicion};
+use crate::table::backend::{BackendEntry, Registry, Suspicion};
 
 /// How often it is looked for somebody while nobody is heard.
 const LOOK_EVERY_NS: u64 = 50_000_000;
@@ -138,7 +137,7 @@ impl Watcher {
     /// When a client was last heard, or a backend that is on another host and has another address.
     fn heard_ns(&self, but: Option<IpAddr>) -> u64 {
         let table = &self.shared.table;
-        others(table, but).fold(table.reachability.client_ns(), |latest, (entry, ip)| {
+        others(&table.registry, but).fold(table.reachability.client_ns(), |latest, (entry, ip)| {
             let heard = entry.answered_ns.load(Relaxed).max(entry.heard_ns.load(Relaxed));
             // What is on this host answers without any network.
             let counts = heard > latest && !netlink::route(ip).is_ok_and(|route| route.is_local);
@@ -151,7 +150,7 @@ impl Watcher {
         let table = &self.shared.table;
         table.reachability.want_clients();
         table.offload.wake();
-        others(table, self.target()).for_each(|(entry, _)| entry.suspicion.raise(Suspicion::OTHERS_SILENT));
+        others(&table.registry, self.target()).for_each(|(entry, _)| entry.suspicion.raise(Suspicion::OTHERS_SILENT));
     }
 
     fn target(&self) -> Option<IpAddr> {
@@ -160,8 +159,8 @@ impl Watcher {
     }
 }
 
-fn others(table: &Table, but: Option<IpAddr>) -> impl Iterator<Item = (Arc<BackendEntry>, IpAddr)> {
-    let entries = table.registry.backends();
+fn others(registry: &Registry, but: Option<IpAddr>) -> impl Iterator<Item = (Arc<BackendEntry>, IpAddr)> {
+    let entries = registry.backends();
     entries.into_iter().filter_map(move |entry| {
         let ip = entry.address()?.ip();
         (Some(ip) != but).then_some((entry, ip))

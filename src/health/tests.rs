@@ -16,6 +16,7 @@ use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
 use crate::sys::clock::now_ns;
+use crate::table::Table;
 use crate::table::backend::Suspicion;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
 use crate::table::journal::What;
@@ -104,7 +105,7 @@ async fn serve(first: TcpListener, addr: SocketAddr, mut mode: watch::Receiver<M
 }
 
 struct Bench {
-    table: Arc<Table>,
+    table: HealthParts,
     metrics: Arc<Metrics>,
     checker: Checker,
     writer: ShardWriter,
@@ -112,7 +113,7 @@ struct Bench {
 
 impl Bench {
     fn start(config: &Arc<Config>) -> Self {
-        let table = Table::new(1).unwrap();
+        let table = parts();
         let metrics = Arc::<Metrics>::default();
         let checker = Checker::start(table.clone(), metrics.clone(), config, Handle::current());
         let writer = table.flows.writer(0);
@@ -181,6 +182,20 @@ impl Bench {
             assert!(tokio::time::Instant::now() < deadline, "no order; events: {:#?}", self.events());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+}
+
+/// Of a new table for one worker.
+fn parts() -> HealthParts {
+    let table = Table::new(1).unwrap();
+    HealthParts {
+        registry: table.part(),
+        flows: table.part(),
+        orders: table.part(),
+        journal: table.part(),
+        reachability: table.part(),
+        fleet: table.part(),
+        offload: table.part(),
     }
 }
 
@@ -636,7 +651,7 @@ async fn a_removed_backend_that_the_next_process_has_again_is_ready() {
     bench.checker.reconfigure(&config(vec![frontend("apiserver", quick(), vec![backend("cp2", other.addr)])]));
     bench.until_health("cp1", HealthState::Draining).await;
     let saved = bench.checker.save().await;
-    let table = Table::new(1).unwrap();
+    let table = parts();
     let again = config(vec![one(&stub, quick())]);
     let checker = Checker::resume(table.clone(), Arc::default(), &again, Handle::current(), saved);
     let entry = table.registry.backends().into_iter().find(|it| &*it.name == "cp1").unwrap();

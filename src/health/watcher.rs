@@ -24,8 +24,8 @@ use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, Pro
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
 use crate::sys::clock::now_ns;
-use crate::table::Table;
-use crate::table::backend::BackendEntry;
+use crate::table::Part;
+use crate::table::backend::{BackendEntry, Registry};
 use crate::table::journal::What;
 use crate::table::orders::Pace;
 
@@ -346,7 +346,7 @@ impl Watcher {
         }
         if let (true, Some(address)) = (probe_due, known) {
             let to = self.spec.backend.health_address.unwrap_or(address);
-            let probe = probe(self.manner.clone(), to, self.shared.table.clone(), self.entry.id, now);
+            let probe = probe(self.manner.clone(), to, self.shared.table.registry.clone(), self.entry.id, now);
             self.probing = Some(Box::pin(probe));
             self.machine.handle_probe_started(now);
         }
@@ -505,10 +505,16 @@ impl Watcher {
     }
 }
 
-async fn probe(manner: Arc<Manner>, to: BackendAddr, table: Arc<Table>, id: BackendId, started_ns: u64) -> ProbeReport {
+async fn probe(
+    manner: Arc<Manner>,
+    to: BackendAddr,
+    registry: Part<Registry>,
+    id: BackendId,
+    started_ns: u64,
+) -> ProbeReport {
     let outcome = manner.clone().probe(to).await;
     let took = Duration::from_nanos(now_ns().saturating_sub(started_ns));
-    let entry = table.registry.find_backend(id);
+    let entry = registry.find_backend(id);
     if let Some(entry) = &entry {
         entry.segment_max.store(manner.segment_max(), Relaxed);
     }

@@ -3,6 +3,7 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::config::*;
 use crate::drain::Drain;
 use crate::model::balance::Preference;
+use crate::table::Table;
 use crate::table::backend::HealthView;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
 use crate::table::orders::{EndOrder, Selector};
@@ -10,7 +11,7 @@ use crate::table::orders::{EndOrder, Selector};
 const S: u64 = 1_000_000_000;
 
 struct Bench {
-    table: Arc<Table>,
+    table: RebalanceParts,
     writer: ShardWriter,
     frontend: Frontend,
 }
@@ -19,6 +20,8 @@ impl Bench {
     /// Backends cp0, cp1, ..., ready, with these many flows. Flow n of a backend moved its last byte at second n + 1.
     fn new(flows: &[u32]) -> Self {
         let table = Table::new(1).unwrap();
+        let table =
+            RebalanceParts { registry: table.part(), flows: table.part(), orders: table.part(), journal: table.part() };
         let writer = table.flows.writer(0);
         let names: Vec<Arc<str>> = (0..flows.len()).map(|index| format!("cp{index}").into()).collect();
         let mut bench = Self { table, writer, frontend: frontend(names.clone()) };
@@ -61,7 +64,7 @@ impl Bench {
 
     /// What each backend should give away.
     fn excess(&self, now_ns: u64) -> Vec<(String, u32)> {
-        let moves = plan_frontend(&self.table, &self.frontend, now_ns);
+        let moves = plan_frontend(&self.table.registry, &self.frontend, now_ns);
         moves.into_iter().map(|planned| (planned.backend, planned.excess)).collect()
     }
 
@@ -109,7 +112,7 @@ fn config(frontend: Frontend) -> Arc<Config> {
 fn a_dry_run_names_what_is_too_much_even_if_rebalancing_is_off() {
     let mut bench = Bench::new(&[30, 30, 0]);
     bench.frontend.rebalance.balance_existing = false;
-    let moves = plan(&bench.table, &config(bench.frontend.clone()));
+    let moves = plan(&bench.table.registry, &config(bench.frontend.clone()));
     let id = bench.backend(0).id;
     let (frontend, backend) = ("apiserver".into(), "cp0".into());
     assert_eq!(moves[0], Move { frontend, backend, id, flows: 30, excess: 10 });

@@ -38,7 +38,8 @@ use crate::admin::watchdog;
 use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, LifePhase};
 use crate::essential;
-use crate::fleet::failover;
+use crate::fleet::failover::{self, FailoverParts};
+use crate::fleet::link::PeerLinkParts;
 use crate::health::{Checker, HealthParts};
 use crate::late_resets;
 use crate::metrics::Metrics;
@@ -207,7 +208,7 @@ fn assemble(
         // Peers hold flows that this host may have forgotten. Where the clock is wrong, they tell which.
         table.flows.begin_ids_at(FlowId::first_count(unix_ns() / 1_000_000_000));
     }
-    peers::PeerLinks::expect(&config, &table);
+    peers::PeerLinks::expect(&config, &table.fleet, &table.flows);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
     let left_by = match taking_over {
@@ -385,8 +386,24 @@ impl Bound {
 impl Core {
     /// Links up with the peers, if there are any. Own flows must be on their way to be imported. Needs a tokio runtime.
     fn link_up(&self) {
-        let Some(links) = self.peers.start(&self.table, self.latest.subscribe()) else { return };
-        if let Err(error) = failover::start(self.table.clone(), self.latest.subscribe(), links) {
+        let table = &self.table;
+        let parts = PeerLinkParts {
+            fleet: table.part(),
+            flows: table.part(),
+            standby: table.part(),
+            journal: table.part(),
+            beats: table.part(),
+        };
+        let Some(links) = self.peers.start(parts, self.latest.subscribe()) else { return };
+        let parts = FailoverParts {
+            fleet: table.part(),
+            offload: table.part(),
+            flows: table.part(),
+            late_resets: table.part(),
+            journal: table.part(),
+            beats: table.part(),
+        };
+        if let Err(error) = failover::start(parts, self.latest.subscribe(), links) {
             tracing::error!(%error, "flows of instances that die will not be taken over");
         }
     }

@@ -5,10 +5,12 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
-use crate::fleet::{failover, link};
+use crate::fleet::failover;
+use crate::fleet::link::{self, PeerLinkParts};
 use crate::model::fleet::{Farewell, port_range};
 use crate::sys::source;
-use crate::table::Table;
+use crate::table::fleet::Fleet;
+use crate::table::flows::FlowTable;
 
 /// Events for the failover on their way, and its commands.
 const REMOTES_MAX: usize = 16_384;
@@ -22,12 +24,12 @@ pub struct PeerLinks {
 
 impl PeerLinks {
     /// Has own flows noted from now on, if there are peers to be told. Call it before the first flow.
-    pub fn expect(config: &Config, table: &Table) {
+    pub fn expect(config: &Config, fleet: &Fleet, flows: &FlowTable) {
         let Some(peers) = &config.peers else { return };
-        table.fleet.set_enabled(true);
-        table.flows.set_tag(peers.name.tag());
+        fleet.set_enabled(true);
+        flows.set_tag(peers.name.tag());
         match port_range(source::local_port_range(), peers.slot) {
-            Some(ports) => table.fleet.set_ports(ports),
+            Some(ports) => fleet.set_ports(ports),
             None => tracing::warn!(
                 "net.ipv4.ip_local_port_range is too small to be shared; legs of several instances may clash"
             ),
@@ -35,10 +37,10 @@ impl PeerLinks {
     }
 
     /// Listens and connects. `None`: there are no peers. Needs a tokio runtime.
-    pub fn start(&self, table: &Arc<Table>, config: watch::Receiver<Arc<Config>>) -> Option<failover::Links> {
+    pub fn start(&self, table: PeerLinkParts, config: watch::Receiver<Arc<Config>>) -> Option<failover::Links> {
         let (remotes_sender, remotes) = mpsc::channel(REMOTES_MAX);
         let (commands, commands_receiver) = mpsc::channel(COMMANDS_MAX);
-        let running = link::start(table.clone(), config, remotes_sender, commands_receiver)?;
+        let running = link::start(table, config, remotes_sender, commands_receiver)?;
         let _ = self.running.set(running);
         Some(failover::Links { remotes, commands })
     }

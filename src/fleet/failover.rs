@@ -26,7 +26,26 @@ use crate::essential;
 use crate::model::fleet::failover::Settings;
 use crate::model::fleet::{PeerCommand, Remote};
 use crate::sys::source;
-use crate::table::Table;
+use crate::table::Part;
+use crate::table::beats::LoopBeats;
+use crate::table::fleet::Fleet;
+use crate::table::flows::FlowTable;
+use crate::table::journal::Journal;
+use crate::table::late_resets::LateResets;
+use crate::table::offload::{Offload, StandbyQueues};
+
+/// What the failover may touch.
+#[derive(Debug)]
+pub struct FailoverParts {
+    pub fleet: Part<Fleet>,
+    /// To ask for entries of flows of other instances.
+    pub offload: Part<Offload>,
+    /// For those that still need an address of this host.
+    pub flows: Part<FlowTable>,
+    pub late_resets: Part<LateResets>,
+    pub journal: Part<Journal>,
+    pub beats: Part<LoopBeats>,
+}
 
 /// What it needs of the others.
 #[derive(Debug)]
@@ -38,17 +57,17 @@ pub struct Links {
 /// Starts the control task, which follows reloads of `config`. `None`: there are no peers, and `links` go. Needs a tokio
 /// runtime, and the offload engine to be open if there is to be one.
 pub fn start(
-    table: Arc<Table>,
+    table: FailoverParts,
     mut config: watch::Receiver<Arc<Config>>,
     links: Links,
 ) -> io::Result<Option<JoinHandle<()>>> {
     let running = config.borrow_and_update().clone();
-    let Some(settings) = settings(&running, &table) else { return Ok(None) };
+    let Some(settings) = settings(&running, &table.offload.held) else { return Ok(None) };
     let control = control::FailoverControl::new(table, settings, config, &running.failover, links)?;
     Ok(Some(tokio::spawn(essential::task("failover", control.run()))))
 }
 
-fn settings(config: &Config, table: &Table) -> Option<Settings> {
+fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
     let peers = config.peers.as_ref()?;
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);
     Some(Settings {
@@ -56,7 +75,7 @@ fn settings(config: &Config, table: &Table) -> Option<Settings> {
         slot: peers.slot,
         peers: peers.peers.iter().map(|peer| (peer.name.clone(), peer.address.ip())).collect(),
         vips: listens.copied().filter(|vip| !vip.ip().is_unspecified() && !vip.ip().is_loopback()).collect(),
-        carries: table.offload.held.serves(),
+        carries: standby.serves(),
         challenge: config.failover.challenge,
         guard_ns: config.failover.guard.as_nanos() as u64,
         priority: config.failover.priority.clone(),

@@ -16,4 +16,4 @@ mod hub;
 pub mod secure;
 pub mod wire;
 
-pub use hub::{PeerHub, start};
+pub use hub::{PeerHub, PeerLinkParts, start};

@@ -93,7 +93,7 @@ impl OffloadEngine {
     /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
     /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
-        let barrier = RcuBarrier::start(table.clone()).map_err(OpenError::Begin)?;
+        let barrier = RcuBarrier::start(table.part()).map_err(OpenError::Begin)?;
         let program_events = program.events()?;
         let orders = Arc::new(EngineOrders::default());
         let mut engine = Engine {
@@ -102,7 +102,7 @@ impl OffloadEngine {
             surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
             on_demand,
             barrier,
-            untrack: Untrack::start(table.clone()).map_err(OpenError::Begin)?,
+            untrack: Untrack::start(table.part()).map_err(OpenError::Begin)?,
             orders: orders.clone(),
             flows: Marked::default(),
             await_barrier: Vec::new(),

@@ -13,8 +13,8 @@ use std::net::IpAddr;
 use super::is_global;
 use crate::model::fleet::evacuate::Places;
 use crate::sys::{netdev, netlink};
-use crate::table::Table;
-use crate::table::flows::FlowState;
+use crate::table::fleet::Fleet;
+use crate::table::flows::{FlowState, FlowTable};
 
 const LOOPBACK: &str = "lo";
 
@@ -61,7 +61,7 @@ impl Addresses {
     }
 
     /// Looks at what is there, and keeps what flows need.
-    pub fn look(&mut self, table: &Table, now_ns: u64) -> io::Result<SeenAddresses> {
+    pub fn look(&mut self, flows: &FlowTable, now_ns: u64) -> io::Result<SeenAddresses> {
         let there = netdev::addresses()?;
         let mut seen = SeenAddresses::default();
         let mut now_on = HashMap::new();
@@ -77,7 +77,7 @@ impl Addresses {
         let until_ns = now_ns + BACKLOGS_LAST_NS;
         self.left.extend(self.last_on.drain().map(|(ip, interface)| (ip, (interface, until_ns))));
         self.left.retain(|ip, (_, until_ns)| !seen.all.contains(ip) && now_ns < *until_ns);
-        let left = self.left.iter().filter(|(ip, _)| has_sockets(table, **ip));
+        let left = self.left.iter().filter(|(ip, _)| has_sockets(flows, **ip));
         let left = left.map(|(ip, (interface, _))| (*ip, interface.clone()));
         let leaving = now_on.iter().filter(|_| self.ahead).map(|(ip, interface)| (*ip, interface.clone()));
         for (ip, interface) in left.chain(leaving).collect::<Vec<_>>() {
@@ -113,19 +113,19 @@ impl Addresses {
     }
 
     /// Whether a flow needs an address that has left and is not kept. Look again then.
-    pub fn lacks_one(&self, table: &Table, now_ns: u64) -> bool {
+    pub fn lacks_one(&self, flows: &FlowTable, now_ns: u64) -> bool {
         let lacks = |(ip, (_, until_ns)): (&IpAddr, &(_, u64))| {
-            now_ns < *until_ns && !self.kept.contains(ip) && has_sockets(table, *ip)
+            now_ns < *until_ns && !self.kept.contains(ip) && has_sockets(flows, *ip)
         };
         self.left.iter().any(lacks)
     }
 
     /// Gives up what no flow needs any more; returns that.
-    pub fn tidy(&mut self, table: &Table) -> Vec<IpAddr> {
-        if self.ahead || table.fleet.is_succeeded() {
+    pub fn tidy(&mut self, flows: &FlowTable, fleet: &Fleet) -> Vec<IpAddr> {
+        if self.ahead || fleet.is_succeeded() {
             return Vec::new();
         }
-        let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(table, *ip)).collect();
+        let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(flows, *ip)).collect();
         for ip in &idle {
             let _ = netlink::remove_from_loopback(*ip);
             self.kept.remove(ip);
@@ -141,8 +141,8 @@ impl Addresses {
     }
 }
 
-fn has_sockets(table: &Table, vip: IpAddr) -> bool {
-    table.flows.iter().any(|flow| {
+fn has_sockets(flows: &FlowTable, vip: IpAddr) -> bool {
+    flows.iter().any(|flow| {
         let asked = flow.origin.vip.ip();
         (asked == vip || asked.is_unspecified()) && flow.state != FlowState::Offloaded
     })

@@ -9,18 +9,17 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 
-use super::Links;
 use super::addresses::Addresses;
 use super::firewall::{self, MARK};
 use super::untold::UntoldQueue;
 use super::wire::{ChallengeBatch, Wire};
+use super::{FailoverParts, Links};
 use crate::config::{Config, FailoverSettings};
 use crate::model::ends::Key;
 use crate::model::fleet::failover::{Action, Failover, Note, Settings};
 use crate::model::fleet::{PeerCommand, Remote, StandbyRequest};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::{Changed, Watch};
-use crate::table::Table;
 use crate::table::journal::What;
 
 /// How often it is looked whether kept addresses are needed, and whether all peers are known.
@@ -33,7 +32,7 @@ const BURST: usize = 512;
 const ROUTES_SETTLE: Duration = Duration::from_millis(50);
 
 pub struct FailoverControl {
-    table: Arc<Table>,
+    table: FailoverParts,
     machine: Failover,
     settings: Settings,
     addresses: Addresses,
@@ -68,7 +67,7 @@ enum ControlHeard {
 
 impl FailoverControl {
     pub fn new(
-        table: Arc<Table>,
+        table: FailoverParts,
         settings: Settings,
         config: watch::Receiver<Arc<Config>>,
         wanted: &FailoverSettings,
@@ -79,7 +78,7 @@ impl FailoverControl {
             machine: Failover::new(settings.clone()),
             addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip())),
             watch: Watch::open()?.register()?,
-            wire: Wire::open(table.clone(), wanted.resets_per_second, MARK, done)?,
+            wire: Wire::open(table.fleet.clone(), wanted.resets_per_second, MARK, done)?,
             untold: UntoldQueue::default(),
             challenged,
             keeping: table.fleet.keeping(),
@@ -108,7 +107,7 @@ impl FailoverControl {
                     let now_ns = now_ns();
                     for remote in remotes.drain(..) {
                         match remote {
-                            Remote::Untold(all) => self.untold.hear(&self.table, &all, now_ns),
+                            Remote::Untold(all) => self.untold.hear(&self.table.late_resets, &all, now_ns),
                             remote => self.machine.handle_remote(now_ns, remote),
                         }
                     }
@@ -147,7 +146,7 @@ impl FailoverControl {
     /// Takes over what a reload has changed.
     async fn follow(&mut self) {
         let config = self.config.borrow_and_update().clone();
-        let Some(settings) = super::settings(&config, &self.table) else { return };
+        let Some(settings) = super::settings(&config, &self.table.offload.held) else { return };
         self.wire.set_pace(config.failover.resets_per_second);
         let before = std::mem::replace(&mut self.settings, settings.clone());
         self.addresses.set_vips(settings.vips.iter().map(|vip| vip.ip()));
@@ -195,7 +194,7 @@ impl FailoverControl {
             self.table.offload.ask_standby(StandbyRequest::RoutesMoved);
         }
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let untold = self.untold.take_own(&self.table, &vips, now_ns);
+        let untold = self.untold.take_own(&self.table.late_resets, &vips, now_ns);
         if !untold.is_empty() {
             self.backlog.push_back(PeerCommand::Untold(untold));
         }
@@ -203,10 +202,10 @@ impl FailoverControl {
             self.told_ready = true;
             self.machine.handle_ready();
         }
-        if self.unseen || self.addresses.lacks_one(&self.table, now_ns) {
+        if self.unseen || self.addresses.lacks_one(&self.table.flows, now_ns) {
             self.look_at_addresses();
         }
-        for ip in self.addresses.tidy(&self.table) {
+        for ip in self.addresses.tidy(&self.table.flows, &self.table.fleet) {
             tracing::info!(%ip, "no flow needs the address any more that moved away; it is not kept any longer");
         }
     }
@@ -232,7 +231,7 @@ impl FailoverControl {
     }
 
     fn look_at_addresses(&mut self) {
-        let looked = self.addresses.look(&self.table, now_ns());
+        let looked = self.addresses.look(&self.table.flows, now_ns());
         let failed_before = std::mem::replace(&mut self.unseen, looked.is_err());
         match looked {
             Ok(seen) => {
@@ -298,7 +297,7 @@ impl FailoverControl {
             }
             Note::Released { to, flows } => What::FlowsReleased { instance: to, flows },
             Note::AddressCame(address) => {
-                self.untold.came(&self.table, address, now_ns());
+                self.untold.came(&self.table.late_resets, address, now_ns());
                 What::AddressCame { address }
             }
             Note::AddressWent(address) => What::AddressWent { address },

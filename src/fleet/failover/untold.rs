@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::model::fleet::{Abandoned, Remembered};
 use crate::sys::netlink;
-use crate::table::Table;
+use crate::table::late_resets::LateResets;
 
 /// Own ones of which peers are told at a time.
 const AT_ONCE: usize = 200;
@@ -15,8 +15,8 @@ pub struct UntoldQueue(Remembered);
 
 impl UntoldQueue {
     /// Of this instance, for the peers: those of `vips`.
-    pub fn take_own(&mut self, table: &Table, vips: &[IpAddr], now_ns: u64) -> Vec<Abandoned> {
-        let all = std::iter::from_fn(|| table.late_resets.take_to_share()).take(AT_ONCE);
+    pub fn take_own(&mut self, late_resets: &LateResets, vips: &[IpAddr], now_ns: u64) -> Vec<Abandoned> {
+        let all = std::iter::from_fn(|| late_resets.take_to_share()).take(AT_ONCE);
         let own: Vec<_> = all.filter(|one| vips.contains(&one.from.ip())).collect();
         own.iter().for_each(|one| {
             self.0.remember(*one, now_ns);
@@ -25,18 +25,18 @@ impl UntoldQueue {
     }
 
     /// Of a peer.
-    pub fn hear(&mut self, table: &Table, all: &[Abandoned], now_ns: u64) {
+    pub fn hear(&mut self, late_resets: &LateResets, all: &[Abandoned], now_ns: u64) {
         for one in all {
             // A peer tells of all again when its link is back.
             if self.0.remember(*one, now_ns) && is_here(one.from.ip()) {
-                table.late_resets.repeat(*one);
+                late_resets.repeat(*one);
             }
         }
     }
 
     /// The address is here now.
-    pub fn came(&mut self, table: &Table, vip: IpAddr, now_ns: u64) {
-        self.0.all(now_ns).filter(|one| one.from.ip() == vip).for_each(|one| table.late_resets.repeat(one));
+    pub fn came(&mut self, late_resets: &LateResets, vip: IpAddr, now_ns: u64) {
+        self.0.all(now_ns).filter(|one| one.from.ip() == vip).for_each(|one| late_resets.repeat(one));
     }
 }
 

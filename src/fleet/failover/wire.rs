@@ -14,8 +14,8 @@ use crate::model::neighbour::announcement;
 use crate::model::segment::Segment;
 use crate::sys::frame::FrameSender;
 use crate::sys::raw::RawSender;
-use crate::table::Table;
-use std::sync::Arc;
+use crate::table::Part;
+use crate::table::fleet::Fleet;
 
 /// Segments are sent in steps of this length, or one at a time if that is slower.
 const STEP: Duration = Duration::from_millis(2);
@@ -39,10 +39,10 @@ pub struct ChallengeBatch {
 
 impl Wire {
     /// `mark`: of each packet, for this host's firewall. Rounds that are done come out of `done`.
-    pub fn open(table: Arc<Table>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
+    pub fn open(fleet: Part<Fleet>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
         let (batches, waiting) = mpsc::unbounded_channel();
         let sender = RawSender::marked(mark)?;
-        tokio::spawn(essential::task("challenges", challenge(table, sender, waiting, done)));
+        tokio::spawn(essential::task("challenges", challenge(fleet, sender, waiting, done)));
         let frames = FrameSender::open().inspect_err(|error| {
             tracing::warn!(%error, "neighbours will not be told of an address that comes; keepalived has to");
         });
@@ -78,7 +78,7 @@ impl Wire {
 }
 
 async fn challenge(
-    table: Arc<Table>,
+    fleet: Part<Fleet>,
     raw: RawSender,
     mut waiting: mpsc::UnboundedReceiver<(ChallengeBatch, u32)>,
     done: mpsc::UnboundedSender<u64>,
@@ -101,7 +101,7 @@ async fn challenge(
                     let _ = raw.send(&packet, to.ip());
                 }
             }
-            table.fleet.census.challenged.add(some.len() as u64);
+            fleet.census.challenged.add(some.len() as u64);
         }
         let _ = done.send(round);
     }

@@ -21,8 +21,12 @@ use crate::model::fleet::{
 };
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::{random, sock_diag};
-use crate::table::Table;
-use crate::table::journal::What;
+use crate::table::Part;
+use crate::table::beats::LoopBeats;
+use crate::table::fleet::Fleet;
+use crate::table::flows::FlowTable;
+use crate::table::journal::{Journal, What};
+use crate::table::offload::StandbyQueues;
 use lines::Lines;
 
 /// How often own flows are looked at, and beats are due: half of what a change may take.
@@ -47,6 +51,18 @@ const BEATS_REFUSED_MAX: u32 = 20;
 
 /// How long goodbyes may take.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
+
+/// What the peer link may touch.
+#[derive(Debug)]
+pub struct PeerLinkParts {
+    pub fleet: Part<Fleet>,
+    /// To give no id that a peer knows already.
+    pub flows: Part<FlowTable>,
+    /// What the offload engine carries.
+    pub standby: Part<StandbyQueues>,
+    pub journal: Part<Journal>,
+    pub beats: Part<LoopBeats>,
+}
 
 /// The running link. Dropping it leaves it running until the runtime ends.
 #[derive(Clone, Debug)]
@@ -77,7 +93,7 @@ impl PeerHub {
 
 /// Links up with the peers of `config`, which it must have, and follows its reloads. Needs a tokio runtime.
 pub fn start(
-    table: Arc<Table>,
+    table: PeerLinkParts,
     mut config: watch::Receiver<Arc<Config>>,
     remotes: mpsc::Sender<Remote>,
     commands: mpsc::Receiver<PeerCommand>,
@@ -135,7 +151,7 @@ struct LiveLink {
 }
 
 struct Hub {
-    table: Arc<Table>,
+    table: PeerLinkParts,
     exchange: Exchange,
     site: Site,
     settings: config::Peers,
@@ -389,7 +405,7 @@ impl Hub {
     /// doubt it does: whoever asks would reset it otherwise.
     fn is_here(&self, query: &KnowsQuery) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
-        self.table.offload.held.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
+        self.table.standby.carries(&Key { from, to }) || sock_diag::has_connection(to, from).unwrap_or(true)
     }
 
     fn answer_queries(&mut self) {

@@ -8,7 +8,8 @@ use std::sync::mpsc::{Sender, channel};
 
 use crate::essential;
 use crate::sys::bpf::Barrier;
-use crate::table::Table;
+use crate::table::Part;
+use crate::table::offload::Offload;
 
 #[derive(Debug)]
 pub struct RcuBarrier {
@@ -17,8 +18,8 @@ pub struct RcuBarrier {
 }
 
 impl RcuBarrier {
-    /// Fails where the kernel has no such wait: then nothing may be offloaded.
-    pub fn start(table: Arc<Table>) -> io::Result<Self> {
+    /// Wakes the engine of `offload` after each wait. Fails where the kernel has no such wait: then nothing may be offloaded.
+    pub fn start(offload: Part<Offload>) -> io::Result<Self> {
         let barrier = Barrier::open()?;
         let (begin, begins) = channel();
         let over = Arc::new(AtomicBool::new(false));
@@ -30,7 +31,7 @@ impl RcuBarrier {
                     std::thread::sleep(std::time::Duration::from_millis(100));
                 }
                 done.store(true, Release);
-                table.offload.wake();
+                offload.wake();
             }
         };
         essential::thread("offload-rcu", wait)?;

@@ -7,14 +7,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::essential;
 use crate::model::ends::Ends;
 use crate::sys::netlink::conntrack::{self, Tracking};
-use crate::table::Table;
+use crate::table::Part;
+use crate::table::offload::OffloadCensus;
 
 /// Dropped, it ends what is left to do and goes.
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub struct Untrack {
 }
 
 impl Untrack {
-    pub fn start(table: Arc<Table>) -> io::Result<Self> {
+    pub fn start(census: Part<OffloadCensus>) -> io::Result<Self> {
         let (flows, wanted) = channel();
-        let thread = essential::thread("offload-untrack", move || run(&table, &wanted))?;
+        let thread = essential::thread("offload-untrack", move || run(&census, &wanted))?;
         Ok(Self { flows: Some(flows), thread: Some(thread) })
     }
 
@@ -47,8 +47,7 @@ impl Drop for Untrack {
     }
 }
 
-fn run(table: &Table, wanted: &Receiver<Ends>) {
-    let census = &table.offload.census;
+fn run(census: &OffloadCensus, wanted: &Receiver<Ends>) {
     let mut tracking = Tracking::open().ok();
     let mut told = None;
     while let Ok(first) = wanted.recv() {

@@ -2,6 +2,7 @@
 
 pub mod circles;
 pub mod dependencies;
+pub mod parts;
 pub mod told;
 
 use std::fs;
@@ -80,7 +81,11 @@ pub fn words(code: &str) -> impl Iterator<Item = &str> {
 pub fn code_only(text: &str) -> String {
     let begins = |at: usize| text[at..].find(['{', ';']).is_some_and(|end| text[at + end..].starts_with('{'));
     let tests = text.match_indices("#[cfg(test)]\nmod ").find(|(at, _)| begins(*at));
-    let text = tests.map_or(text, |(at, _)| &text[..at]);
+    without_text(tests.map_or(text, |(at, _)| &text[..at]))
+}
+
+/// `text` without comments and what strings hold.
+pub fn without_text(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(next) = rest.chars().next() {

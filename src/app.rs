@@ -9,6 +9,7 @@
 
 mod changes;
 mod control;
+mod doors;
 mod evacuate;
 mod offload;
 mod peers;
@@ -58,6 +59,7 @@ use crate::upgrade::destination::{self, NoOffer, Offer, Outcome};
 use crate::upgrade::message::{Hello, ProgramReader, State};
 use crate::vips;
 use control::Wiring;
+use doors::OpenDoors;
 use upgrade::new::StartingInstance;
 
 pub use offload::NoOffload;
@@ -90,6 +92,7 @@ pub struct Bound {
     pub workers: usize,
     core: Arc<Core>,
     reloader: Arc<Reloader>,
+    doors: Arc<OpenDoors>,
     upgrader: Arc<Upgrader>,
     /// What becomes of the upgrade that this process began with.
     outcome: Option<latest::Receiver<Option<Outcome>>>,
@@ -122,9 +125,9 @@ pub struct Core {
 struct Parts {
     config: Arc<Config>,
     core: Arc<Core>,
-    bindings: Bindings,
     metrics: Arc<Metrics>,
     reloader: Arc<Reloader>,
+    doors: Arc<OpenDoors>,
     upgrader: Arc<Upgrader>,
     admin: Arc<Admin>,
 }
@@ -133,18 +136,18 @@ struct Parts {
 /// tokio runtime; the data plane has threads of its own.
 pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd)>) -> Result<Bound, StartError> {
     evacuate::begin_anew(&config);
-    let parts = assemble(config, path, inherited, State::default(), false)?;
+    let (parts, bindings) = assemble(config, path, inherited, State::default(), false)?;
     let doors = Doors::open(parts.admin.clone(), &parts.config.admin)?;
     let (http, socket) = (doors.http_address(), doors.socket_path().to_owned());
-    parts.reloader.import_doors(doors);
+    parts.doors.set(doors);
     parts.core.offload.recover();
     parts.core.link_up();
     if parts.config.offload.mode != OffloadMode::Off {
         parts.core.offload.serve();
     }
-    parts.core.proxy.reconfigure(&parts.config, parts.bindings);
+    parts.core.proxy.reconfigure(&parts.config, bindings);
     let core = parts.core.clone();
-    let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
+    let mut bound = Bound::new(parts, http, socket);
     bound.tasks.spawn(essential::task("start", announce(core)));
     Ok(bound)
 }
@@ -159,14 +162,14 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
     let old = process::ProcessHandle::open(welcome.pid).ok();
     let (listeners, lent) = upgrade::new::sort(doors);
     let carried = state.carried.clone();
-    let assembled = assemble(config, path, listeners, state, true).inspect(|parts| {
+    let assembled = assemble(config, path, listeners, state, true).inspect(|(parts, _)| {
         parts.core.proxy.recall(&parts.config, &carried);
         if welcome.protocol > 1 {
             parts.core.table.flows.share_ids(IdShare::Odd);
         }
     });
-    let ready = assembled.and_then(|parts| Ok((Doors::wait(&parts.config.admin, lent)?, parts)));
-    let (waiting, parts) = match ready {
+    let ready = assembled.and_then(|(parts, bindings)| Ok((Doors::wait(&parts.config.admin, lent)?, parts, bindings)));
+    let (waiting, parts, bindings) = match ready {
         Ok(ready) => ready,
         Err(error) => {
             destination::refuse(&channel, vec![error.to_string()], upgrade::new::PATIENCE);
@@ -176,11 +179,11 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
     let (http, socket) = (waiting.http_address(), waiting.socket_path().to_owned());
     let starting = StartingInstance {
         core: parts.core.clone(),
-        config: parts.config,
-        reloader: parts.reloader.clone(),
+        config: parts.config.clone(),
+        doors: parts.doors.clone(),
         admin: parts.admin.clone(),
         metrics: parts.metrics.clone(),
-        bindings: Some(parts.bindings),
+        bindings: Some(bindings),
         waiting: Some(waiting),
         runtime: Handle::current(),
         welcome,
@@ -188,7 +191,7 @@ pub async fn upgrade_from(config: Config, path: &Path, channel: Channel) -> Resu
         old,
     };
     let outcome = starting.take(channel);
-    let mut bound = Bound::new(parts.core, parts.reloader, parts.upgrader, parts.admin, parts.metrics, http, socket);
+    let mut bound = Bound::new(parts, http, socket);
     bound.outcome = Some(outcome);
     Ok(bound)
 }
@@ -199,7 +202,7 @@ fn assemble(
     inherited: Vec<(VipAddr, OwnedFd)>,
     state: State,
     taking_over: bool,
-) -> Result<Parts, StartError> {
+) -> Result<(Parts, Bindings), StartError> {
     process::raise_file_limit();
     let workers = config.process.workers.unwrap_or_else(process::cores);
     let table = Table::new(workers).map_err(StartError::Table)?;
@@ -244,24 +247,18 @@ fn assemble(
         succession: latest::Sender::new(Succession::None),
         replacement: latest::Sender::new(None),
     });
-    let reloader = Reloader::new(core.clone(), metrics.clone(), path);
-    let upgrader = Upgrader::new(core.clone(), reloader.clone(), metrics.clone());
+    let doors = Arc::new(OpenDoors::default());
+    let reloader = Reloader::new(core.clone(), metrics.clone(), path, Arc::downgrade(&doors));
+    let upgrader = Upgrader::new(core.clone(), reloader.clone(), metrics.clone(), Arc::downgrade(&doors));
     let wiring = Arc::new(Wiring::new(core.clone(), reloader.clone(), upgrader.clone()));
     let admin = Admin::new(table.clone(), core.config.clone(), metrics.clone(), wiring, core.drain.watch());
     table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
-    Ok(Parts { config, core, bindings, metrics, reloader, upgrader, admin })
+    Ok((Parts { config, core, metrics, reloader, doors, upgrader, admin }, bindings))
 }
 
 impl Bound {
-    fn new(
-        core: Arc<Core>,
-        reloader: Arc<Reloader>,
-        upgrader: Arc<Upgrader>,
-        admin: Arc<Admin>,
-        metrics: Arc<Metrics>,
-        http: Option<SocketAddr>,
-        socket: PathBuf,
-    ) -> Self {
+    fn new(parts: Parts, http: Option<SocketAddr>, socket: PathBuf) -> Self {
+        let Parts { core, reloader, doors, upgrader, admin, metrics, .. } = parts;
         let table = core.table.clone();
         let (end_flow_log, ended) = oneshot::channel();
         let stop = async move { drop(ended.await) };
@@ -284,7 +281,7 @@ impl Bound {
         tasks.spawn(essential::task("vips", once_serving(core.drain.watch(), vips)));
         tasks.spawn(essential::task("sweep", sweep(core.clone())));
         let workers = core.proxy.workers();
-        Self { http, socket, workers, core, reloader, upgrader, outcome: None, tasks, flow_log, end_flow_log }
+        Self { http, socket, workers, core, reloader, doors, upgrader, outcome: None, tasks, flow_log, end_flow_log }
     }
 
     /// What replaces this process.
@@ -329,7 +326,7 @@ impl Bound {
 
     /// Ends at once and leaves the listeners' and doors' names to the process that has them now.
     pub async fn leave(self) {
-        if let Some(doors) = self.reloader.take_doors() {
+        if let Some(doors) = self.doors.take() {
             doors.leave();
         }
         self.end().await;
@@ -346,7 +343,7 @@ impl Bound {
         let _ = tokio::task::spawn_blocking(exit).await;
         let _ = self.end_flow_log.send(());
         let _ = self.flow_log.await;
-        drop(self.reloader.take_doors());
+        drop(self.doors.take());
     }
 
     pub fn phase(&self) -> DrainWatch {

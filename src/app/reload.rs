@@ -1,13 +1,13 @@
 //! From a changed file to a changed instance, or to no change at all.
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::doors::OpenDoors;
 use super::{Core, changes};
 use crate::admin::control::{ConfigState, LastReload, ReloadRefused};
-use crate::admin::doors::{Doors, LentListener, OpenDoorError};
+use crate::admin::doors::OpenDoorError;
 use crate::config::{self, Diagnostic, FileFault};
 use crate::drain::LifePhase;
 use crate::essential;
@@ -65,50 +65,31 @@ pub struct Reloader {
     core: Arc<Core>,
     metrics: Arc<Metrics>,
     path: PathBuf,
+    doors: Weak<OpenDoors>,
     /// Held through a whole reload.
     turn: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    doors: Option<Doors>,
     last: LastReload,
     /// What the file held when it was last read, for better or worse.
     bytes: Option<Vec<u8>>,
 }
 
 impl Reloader {
-    pub(super) fn new(core: Arc<Core>, metrics: Arc<Metrics>, path: &Path) -> Arc<Self> {
+    pub(super) fn new(core: Arc<Core>, metrics: Arc<Metrics>, path: &Path, doors: Weak<OpenDoors>) -> Arc<Self> {
         metrics.last_reload_successful.set(1);
         metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
-        let inner = Inner { doors: None, last: LastReload::None, bytes: config::read_file(path).ok() };
+        let inner = Inner { last: LastReload::None, bytes: config::read_file(path).ok() };
         Arc::new(Self {
             core,
             metrics,
             path: path.to_owned(),
+            doors,
             turn: tokio::sync::Mutex::new(()),
             inner: Mutex::new(inner),
         })
-    }
-
-    /// Hands over the admin doors, which a reload may move.
-    pub fn import_doors(&self, doors: Doors) {
-        self.inner().doors = Some(doors);
-    }
-
-    /// Lets the admin doors go: they and this hold each other, so nobody else would ever drop them.
-    pub fn take_doors(&self) -> Option<Doors> {
-        self.inner().doors.take()
-    }
-
-    /// The admin doors' listening sockets, for another process.
-    pub fn lend_doors(&self) -> io::Result<Vec<LentListener>> {
-        self.inner().doors.as_ref().map_or(Ok(Vec::new()), Doors::lend)
-    }
-
-    /// See [`Doors::set_shut`].
-    pub fn shut_doors(&self, shut: bool) -> io::Result<()> {
-        self.inner().doors.as_mut().map_or(Ok(()), |doors| doors.set_shut(shut))
     }
 
     /// Keeps every reload waiting for as long as the guard lives.
@@ -203,7 +184,8 @@ impl Reloader {
             return Err(ReloadError::NotByReload(refused));
         }
         let changes = changes::between(&old, &new);
-        let prepared = self.inner().doors.as_ref().map(|doors| doors.prepare(&new.admin)).transpose()?;
+        let doors = self.doors.upgrade().unwrap_or_default();
+        let prepared = doors.prepare(&new.admin)?;
         let bindings = self.core.proxy.bind(&new)?;
         // Nothing can refuse from here on. New backends are probed before the first flow is sent to them, and those
         // that go serve until no worker can choose them any more: exchanging all of them at once fails no connect.
@@ -220,9 +202,7 @@ impl Reloader {
         self.core.offload.follow(old.offload.mode, new.offload.mode);
         self.core.config.store(new.clone());
         self.core.latest.send_replace(new);
-        if let (Some(prepared), Some(doors)) = (prepared, &mut self.inner().doors) {
-            doors.change(prepared)?;
-        }
+        prepared.map_or(Ok(()), |prepared| doors.change(prepared))?;
         Ok(changes)
     }
 

@@ -6,7 +6,7 @@ mod old;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use self::old::{IDS_KEPT, RunningInstance, kill};
 use super::Core;
+use super::doors::OpenDoors;
 use super::reload::Reloader;
 use crate::admin::upgrade::{
     Checking, NotMoved, ToldGuard, UpgradeCheck, UpgradeFailed, UpgradeProgress, UpgradeRequest, Upgraded, Upgrading,
@@ -38,6 +39,7 @@ pub struct Upgrader {
     core: Arc<Core>,
     reloader: Arc<Reloader>,
     metrics: Arc<Metrics>,
+    doors: Weak<OpenDoors>,
     /// What this process was started from: by now there may be another file at its path, which is the point.
     binary: Option<PathBuf>,
 }
@@ -59,9 +61,9 @@ pub struct Replacement {
 }
 
 impl Upgrader {
-    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>, metrics: Arc<Metrics>, doors: Weak<OpenDoors>) -> Arc<Self> {
         let binary = std::env::current_exe().ok();
-        Arc::new(Self { core, reloader, metrics, binary })
+        Arc::new(Self { core, reloader, metrics, doors, binary })
     }
 
     /// What becomes of the upgrade that is under way, if one is.
@@ -160,7 +162,8 @@ impl Upgrader {
             |error: io::Error| UpgradeFailed { why: format!("cannot start {}: {error}", binary.display()), moved: 0 };
         let (near, far) = Channel::pair().map_err(failed)?;
         let child = start(binary, config, far).map_err(failed)?;
-        let mut old_process = RunningInstance::new(self.core.clone(), self.reloader.clone(), child, runtime, progress);
+        let doors = self.doors.upgrade().unwrap_or_default();
+        let mut old_process = RunningInstance::new(self.core.clone(), doors, child, runtime, progress);
         let channel = match Channel::new(near) {
             Ok(channel) => channel,
             Err(error) => {

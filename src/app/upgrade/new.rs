@@ -12,7 +12,7 @@ use crate::addr::VipAddr;
 use crate::admin::Admin;
 use crate::admin::doors::{Doors, LentListener, WaitingDoors};
 use crate::app::Core;
-use crate::app::reload::Reloader;
+use crate::app::doors::OpenDoors;
 use crate::config::{Config, OffloadMode};
 use crate::drain::LifePhase;
 use crate::metrics::{Metrics, UpgradeLabels};
@@ -34,7 +34,7 @@ const END_SEEN_MAX: Duration = Duration::from_secs(2);
 pub struct StartingInstance {
     pub core: Arc<Core>,
     pub config: Arc<Config>,
-    pub reloader: Arc<Reloader>,
+    pub doors: Arc<OpenDoors>,
     pub admin: Arc<Admin>,
     pub metrics: Arc<Metrics>,
     pub bindings: Option<Bindings>,
@@ -132,7 +132,7 @@ impl NewProcess for StartingInstance {
         self.core.proxy.forget_other_process();
         if let Some(waiting) = self.waiting.take() {
             match Doors::serve(self.admin.clone(), waiting) {
-                Ok(doors) => self.reloader.import_doors(doors),
+                Ok(doors) => self.doors.set(doors),
                 Err(error) => tracing::error!(%error, "the admin doors stay shut"),
             }
         }
@@ -151,7 +151,7 @@ impl NewProcess for StartingInstance {
         self.core.proxy.forget_other_process();
         self.bindings = None;
         self.waiting = None;
-        if let Some(doors) = self.reloader.take_doors() {
+        if let Some(doors) = self.doors.take() {
             doors.leave();
         }
         self.core.table.flows_with_sockets() as u64

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::admin::doors::LentListener;
 use crate::admin::upgrade::UpgradeProgress;
 use crate::app::Core;
-use crate::app::reload::Reloader;
+use crate::app::doors::OpenDoors;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Farewell;
 use crate::proxy::MovingFlow;
@@ -37,7 +37,7 @@ const LOOKS: usize = 1000;
 
 pub struct RunningInstance {
     pub core: Arc<Core>,
-    pub reloader: Arc<Reloader>,
+    pub doors: Arc<OpenDoors>,
     pub child: Child,
     pub runtime: Handle,
     pub progress: watch::Sender<UpgradeProgress>,
@@ -61,12 +61,12 @@ impl Load for MovingFlowMessage {
 impl RunningInstance {
     pub fn new(
         core: Arc<Core>,
-        reloader: Arc<Reloader>,
+        doors: Arc<OpenDoors>,
         child: Child,
         runtime: Handle,
         progress: watch::Sender<UpgradeProgress>,
     ) -> Self {
-        Self { core, reloader, child, runtime, progress, worker: 0 }
+        Self { core, doors, child, runtime, progress, worker: 0 }
     }
 }
 
@@ -77,7 +77,7 @@ impl OldProcess for RunningInstance {
         // What is offloaded from here on would be found by the new process in the middle of it.
         self.core.offload.pause();
         let listeners = self.core.proxy.lend_listeners()?.into_iter();
-        let admin = self.reloader.lend_doors()?.into_iter().map(|lent| match lent {
+        let admin = self.doors.lend()?.into_iter().map(|lent| match lent {
             LentListener::Http(address, fd) => (Door::AdminHttp(address), fd),
             LentListener::Socket(path, fd) => (Door::AdminSocket(path), fd),
         });
@@ -147,7 +147,7 @@ impl OldProcess for RunningInstance {
 
     fn shut_doors(&mut self, shut: bool) {
         let _runtime = self.runtime.enter();
-        if let Err(error) = self.reloader.shut_doors(shut) {
+        if let Err(error) = self.doors.set_shut(shut) {
             tracing::error!(%error, "an admin door cannot be opened again after a failed upgrade");
         }
     }

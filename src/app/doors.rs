@@ -1,0 +1,46 @@
+//! The admin doors while they are open. Who runs the instance keeps them open; a reload moves them and an upgrade lends them, and since
+//! they lead to both, neither holds them.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::admin::doors::{Doors, LentListener, OpenDoorError, Prepared};
+use crate::config;
+
+/// None before the instance serves, nor after another process has them.
+#[derive(Debug, Default)]
+pub struct OpenDoors(Mutex<Option<Doors>>);
+
+impl OpenDoors {
+    pub fn set(&self, doors: Doors) {
+        *self.doors() = Some(doors);
+    }
+
+    pub fn take(&self) -> Option<Doors> {
+        self.doors().take()
+    }
+
+    /// Their listening sockets, for another process.
+    pub fn lend(&self) -> io::Result<Vec<LentListener>> {
+        self.doors().as_ref().map_or(Ok(Vec::new()), Doors::lend)
+    }
+
+    /// See [`Doors::set_shut`].
+    pub fn set_shut(&self, shut: bool) -> io::Result<()> {
+        self.doors().as_mut().map_or(Ok(()), |doors| doors.set_shut(shut))
+    }
+
+    /// See [`Doors::prepare`].
+    pub fn prepare(&self, config: &config::Admin) -> Result<Option<Prepared>, OpenDoorError> {
+        self.doors().as_ref().map(|doors| doors.prepare(config)).transpose()
+    }
+
+    /// See [`Doors::change`].
+    pub fn change(&self, prepared: Prepared) -> Result<(), OpenDoorError> {
+        self.doors().as_mut().map_or(Ok(()), |doors| doors.change(prepared))
+    }
+
+    fn doors(&self) -> MutexGuard<'_, Option<Doors>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,7 +1,7 @@
 //! Tasks and threads that a process cannot do without. One that panics ends the process: the supervisor starts Baton anew,
 //! and what has been offloaded goes on meanwhile. Without it the process would live on, look well, and leave its part undone.
 //!
-//! `tests/layers.rs` lets nothing be spawned in another way, but for what it lists.
+//! `tests/house/layers.rs` lets nothing be spawned in another way, but for what it lists.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

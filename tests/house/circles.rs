@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::sources;
+use crate::sources::sources;
 
 /// Rooms of several parts.
 const PARTED: &[&str] =

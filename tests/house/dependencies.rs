@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::files;
+use crate::sources::files;
 
 #[test]
 fn every_dependency_is_used() {

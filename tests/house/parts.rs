@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{files, without_text};
+use crate::sources::{files, without_text};
 
 /// Files of src that may hold the whole table, their tests included.
 const WHOLE_TABLE_MAX: usize = 8;

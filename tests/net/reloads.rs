@@ -1,4 +1,4 @@
-//! Keys of the file that a reload changes, each then used. Which test shows it of which key: tests/keys.rs.
+//! Keys of the file that a reload changes, each then used. Which test shows it of which key: tests/file/keys.rs.
 
 mod backends;
 mod health;

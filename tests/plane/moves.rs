@@ -1,7 +1,5 @@
 //! Flows from one data plane to another, both on loopback and in this process: what goes along with them.
 
-mod plane;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc;
@@ -11,7 +9,7 @@ use baton::model::end_reason::EndReason;
 use baton::proxy::{Arriving, MovingFlow};
 use baton::table::flow_transfer::{Relayed, Stage};
 
-use plane::*;
+use crate::bench::*;
 
 /// Two data planes before the same backends, as the old and the new process have them.
 fn two(backends: &[SocketAddr], adjust: impl Fn(&mut baton::config::Frontend)) -> (Bench, Bench) {

@@ -1,10 +1,5 @@
 //! The sources of Baton as the tests of its layout read them: which file is in which room, and its code without what is not code.
 
-pub mod circles;
-pub mod dependencies;
-pub mod parts;
-pub mod told;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

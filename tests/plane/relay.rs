@@ -1,7 +1,5 @@
 //! The data plane alone, on loopback: what one side does, the other side sees.
 
-mod plane;
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::sync::mpsc;
@@ -11,7 +9,7 @@ use std::time::Duration;
 use baton::model::balance::Preference;
 use baton::model::end_reason::EndReason;
 
-use plane::*;
+use crate::bench::*;
 
 #[test]
 fn small_and_large_messages_come_back_whole() {

@@ -1,8 +1,6 @@
 //! The data plane alone, on loopback, with the test in the place of the offload engine: which flows are lent to it and when, and
 //! what becomes of them when they come back, are carried on, or end.
 
-mod plane;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -16,7 +14,7 @@ use baton::table::flows::{FlowState, FlowView};
 use baton::table::offload::{Answer, Candidate, Found, Progress, Record, Request, Sockets, Stays, Ticket};
 use baton::table::orders::{EndOrder, Pace, Selector};
 
-use plane::*;
+use crate::bench::*;
 
 const NEVER: Duration = Duration::from_secs(3600);
 

@@ -1,11 +1,9 @@
 //! The layers of ARCHITECTURE.md, kept: imports point downwards only, siblings never know one another, and files stay
 //! small enough to read.
 
-mod house;
-
 use std::path::Path;
 
-use house::{DIVIDED, Source, code_only, sources, words};
+use crate::sources::{DIVIDED, Source, code_only, sources, words};
 
 /// From the top; a module may use what stands in a lower row and what is of its own name.
 const LAYERS: &[&[&str]] = &[
@@ -191,7 +189,7 @@ mod tests {
 fn import_faults(module: &str, code: &str) -> Vec<String> {
     let row = |name: &str| LAYERS.iter().position(|row| row.contains(&name));
     let Some(own) = row(module) else {
-        return vec![format!("{module}: in no layer of tests/layers.rs")];
+        return vec![format!("{module}: in no layer of tests/house/layers.rs")];
     };
     let prefixes: &[&str] = if module == "main" { &["crate::", "baton::"] } else { &["crate::"] };
     let used = prefixes.iter().flat_map(|prefix| modules_used(code, prefix));

@@ -1,8 +1,6 @@
 //! The data plane alone, on loopback, when things cross: orders and other orders, a stop and a reload, a close and what
 //! comes after it.
 
-mod plane;
-
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -19,7 +17,7 @@ use baton::model::end_reason::EndReason;
 use baton::table::orders::{EndOrder, Pace, Selector};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use plane::*;
+use crate::bench::*;
 
 fn ping(stream: &mut TcpStream) {
     stream.write_all(b"ping").unwrap();

@@ -1,8 +1,6 @@
 //! Everything at once, at random, against a data plane on loopback: whatever happens, bytes arrive whole or a reset does,
 //! each flow ends with a reason that fits what its client saw, and nothing is left behind.
 
-mod plane;
-
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, ErrorKind, Read, Write};
@@ -19,7 +17,7 @@ use baton::table::orders::{EndOrder, Pace, Selector};
 use baton::table::worker::EndedFlow;
 use fastrand::Rng;
 
-use plane::*;
+use crate::bench::*;
 
 const RUN_FOR: Duration = Duration::from_secs(15);
 const CLIENTS: usize = 24;

@@ -28,7 +28,7 @@ const EXEMPT: &[&str] = &[
     "config/invalid/former-names.expected",
     "docs/glossary.md",
     "docs/decisions/001-one-word-for-each-way.md",
-    "tests/words.rs",
+    "tests/house/words.rs",
 ];
 
 const FOLDERS: &[&str] = &["src", "tests", "benches", "fuzz/fuzz_targets", "config", "deploy", "docs"];

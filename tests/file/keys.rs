@@ -15,7 +15,7 @@ const STOP: &str = "tests/net/reloads/process the_times_of_a_stop_follow_a_reloa
 const OFFLOAD: &str = "tests/net/reloads/process whether_and_when_flows_are_offloaded_follows_a_reload";
 const PROBES: &str = "tests/net/reloads/health probes_follow_a_reload";
 const CERTIFICATES: &str = "tests/net/reloads/health the_certificates_of_probes_follow_a_reload";
-const CLIENT_CERTIFICATE: &str = "tests/config tls_settings_are_equal_only_while_the_files_are";
+const CLIENT_CERTIFICATE: &str = "tests/file/config tls_settings_are_equal_only_while_the_files_are";
 const HEALTH: &str = "src/health/tests each_timer_of_a_frontends_health_reaches_the_machine";
 const WATCHED: &str = "src/health/tests timers_of_a_reload_count_for_a_backend_that_is_watched_already";
 const RESOLVE: &str = "src/health/tests a_shorter_resolve_interval_counts_at_once";
@@ -94,7 +94,7 @@ const PROOFS: [(&str, &str); 27] = [
 fn keys() -> Vec<String> {
     let mut table = "";
     let mut keys = Vec::new();
-    let reference = include_str!("../config/baton.toml");
+    let reference = include_str!("../../config/baton.toml");
     for line in reference.lines().map(|line| line.strip_prefix('#').unwrap_or(line)) {
         let is_key = |key: &str| key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if let Some(header) = line.strip_prefix('[') {

@@ -1,0 +1,11 @@
+//! What is read rather than run: the layout of the sources, their words, what the documents say, and the tests' own command.
+
+mod circles;
+mod commands;
+mod dependencies;
+mod layers;
+mod parts;
+mod readme;
+mod sources;
+mod told;
+mod words;

@@ -136,18 +136,18 @@ impl Default for Metrics {
             );
             registry.register("config_reloads", "Reloads of the configuration", metrics.reloads.clone());
             let last = metrics.last_reload_successful.clone();
-            registry.register("config_last_reload_successful", "1 if the last reload was taken over, else 0", last);
+            registry.register("config_last_reload_successful", "1 if the last reload succeeded, else 0", last);
             let time = metrics.last_reload_success_time.clone();
             registry.register_with_unit(
                 "config_last_reload_success_timestamp",
-                "When the running configuration was taken over",
+                "When the running configuration was loaded",
                 Unit::Seconds,
                 time,
             );
             metrics.upgrades.register(registry);
             let (duplicate, left) = (metrics.vip_duplicate.clone(), metrics.vip_left_behind.clone());
             registry.register("vip_duplicate", "1 while another host has this address as well", duplicate);
-            let help = "1 while this address is here though keepalived, which brought it, is gone";
+            let help = "1 while this host has the address though the keepalived that added it is gone";
             registry.register("vip_left_behind", help, left);
         });
         metrics
@@ -158,18 +158,18 @@ impl Upgrades {
     fn register(&self, registry: &mut Registry) {
         registry.register("upgrades", "Upgrades of this process, or to it, by outcome", self.outcomes.clone());
         let imported = self.flows_imported.clone();
-        registry.register("upgrade_flows_imported", "Flows taken over from another process", imported);
+        registry.register("upgrade_flows_imported", "Flows imported from the old process in an upgrade", imported);
         let not_moved = self.flows_not_moved.clone();
         registry.register("upgrade_flows_not_moved", "Flows that an upgrade could not move", not_moved);
         let held = self.held_bytes.clone();
-        registry.register_with_unit("upgrade_undelivered", "Undelivered bytes that came with flows", Unit::Bytes, held);
+        registry.register_with_unit("upgrade_undelivered", "Undelivered bytes imported with flows", Unit::Bytes, held);
         let pause = self.longest_pause_seconds.clone();
-        let help = "The longest that a flow was with neither process in the last upgrade to this one";
+        let help = "Longest time in the last upgrade to this process for which neither process served a flow";
         registry.register_with_unit("upgrade_longest_pause", help, Unit::Seconds, pause);
         let took = self.duration_seconds.clone();
         registry.register_with_unit(
             "upgrade_duration",
-            "What the last upgrade to this process took",
+            "Duration of the last upgrade to this process",
             Unit::Seconds,
             took,
         );

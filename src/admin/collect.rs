@@ -53,7 +53,7 @@ struct TableCollector {
 impl Collector for TableCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut families = Families(encoder);
-        families.info("build", "The version that runs", &[("version", env!("CARGO_PKG_VERSION"))])?;
+        families.info("build", "Version of the running process", &[("version", env!("CARGO_PKG_VERSION"))])?;
         self.encode_frontends(&mut families)?;
         self.encode_service(&mut families)?;
         self.encode_backends(&mut families)?;
@@ -69,7 +69,7 @@ impl TableCollector {
     fn encode_frontends(&self, families: &mut Families<'_>) -> fmt::Result {
         let frontends = self.table.registry.frontends();
         let counts = self.census.counts(&self.table.flows);
-        let mut family = families.gauge("flows", "Flows that live now, by state")?;
+        let mut family = families.gauge("flows", "Current flows, by state")?;
         for frontend in &frontends {
             let states = counts.get(&frontend.id).copied().unwrap_or_default();
             for state in FlowState::ALL {
@@ -95,8 +95,7 @@ impl TableCollector {
     /// Which addresses are here, and what new connections to them meet: two facts.
     fn encode_service(&self, families: &mut Families<'_>) -> fmt::Result {
         let (config, now) = (self.config.load(), now_ns());
-        let help =
-            "1 for the best that a frontend has for new connections, else 0: a ready one, full ones, draining, none";
+        let help = "1 for the best kind of backend that a frontend has for new connections, else 0: ready, full, draining or none";
         let mut family = families.gauge("frontend_state", help)?;
         for frontend in self.table.registry.frontends() {
             // One that a reload removed has no new connections.
@@ -137,13 +136,13 @@ impl TableCollector {
             f64::from(it.active.load(Relaxed))
         })?;
         gauge("backend_weight", "Configured weight", &|it| f64::from(it.weight()))?;
-        gauge("backend_share_ratio", "Part of its weight that counts now: below 1 while it returns slowly", &|it| {
+        gauge("backend_share_ratio", "Share of its weight in effect: below 1 during slow start", &|it| {
             f64::from(it.share(now)) / 1024.0
         })?;
 
         // What is counted is the name's, wherever it is.
         let backends: Vec<_> = backends.into_iter().filter(|(entry, _)| !entry.is_former()).collect();
-        let mut family = families.counter("flow", "Bytes passed on", Some(&Unit::Bytes))?;
+        let mut family = families.counter("flow", "Bytes forwarded", Some(&Unit::Bytes))?;
         for (backend, label) in &backends {
             let [frontend, name] = labels(backend, label);
             for (direction, bytes) in [
@@ -153,12 +152,12 @@ impl TableCollector {
                 family.encode_family(&[frontend, name, ("direction", direction)])?.counter(bytes)?;
             }
         }
-        let mut family = families.counter("backend_connected", "Flows that were connected to a backend", None)?;
+        let mut family = families.counter("backend_connected", "Flows connected to a backend", None)?;
         for (backend, label) in &backends {
             let connected = sum(backend, |lane| lane.connected.value());
             family.encode_family(&labels(backend, label))?.counter(connected)?;
         }
-        let help = "Second connect attempts that were begun because the first was slow";
+        let help = "Hedged connect attempts: second attempts started because the first was slow";
         let mut family = families.counter("connects_hedged", help, None)?;
         for (backend, label) in &backends {
             family.encode_family(&labels(backend, label))?.counter(sum(backend, |lane| lane.hedged.value()))?;
@@ -204,46 +203,45 @@ impl TableCollector {
         let view = census.view();
         let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
         let wanted = self.config.load().offload.mode != OffloadMode::Off;
-        gauge("offload_wanted", "1 unless the configuration keeps every flow proxied", wanted.into())?;
+        gauge("offload_wanted", "1 unless the configuration turns offload off", wanted.into())?;
         gauge("offload_open", "1 if flows may be offloaded", view.why_not.is_none().into())?;
-        let help = "1 while no flow is offloaded, because flows were reset right after they had been";
+        let help = "1 while Baton offloads no flow because flows were reset right after their offload";
         gauge("offload_stopped", help, self.table.offload.is_stopped().into())?;
         gauge(
             "offload_flows",
-            "Flows in the map of the BPF program, those included that ended a moment ago",
+            "Flows in the map of the BPF program, including flows that have just ended",
             view.flows_held,
         )?;
         gauge("offload_flows_max", "Flows that the map of the BPF program can hold", view.flows_max)?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("flows_offloaded", "Flows that left the proxy", census.offloaded.value())?;
+        counter("flows_offloaded", "Flows that were offloaded", census.offloaded.value())?;
         counter(
             "flows_recovered",
             "Offloaded flows of an earlier process that were recovered",
             census.recovered.value(),
         )?;
-        let help = "Times that the program had been detached by somebody else, and was attached again";
+        let help = "Times that another process detached the BPF program and Baton attached it again";
         counter("offload_reattached", help, census.reattached.value())?;
-        let help =
-            "Connections of offloaded flows that connection tracking of this host was to forget; failed must stay 0";
+        let help = "Conntrack entries of offloaded flows that Baton removed or failed to remove; failed must stay 0";
         let mut family = families.counter("conntrack_removals", help, None)?;
         for (outcome, count) in [("removed", &census.untracked), ("failed", &census.still_tracked)] {
             family.encode_family(&[("outcome", outcome)])?.counter(count.value())?;
         }
         if let Ok(Some(load)) = conntrack::load() {
             let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
-            gauge("conntrack_entries", "Connections that this host tracks, whoever's they are", load.entries)?;
+            gauge("conntrack_entries", "Entries in the conntrack table of this host, of all programs", load.entries)?;
             gauge(
                 "conntrack_entries_max",
-                "Connections that it can track; what is new beyond is dropped",
+                "Size of the conntrack table; beyond it the host drops new connections",
                 load.entries_max,
             )?;
         }
-        let help = "Times that a flow was tried and stayed proxied, by reason";
+        let help = "Attempts to offload a flow after which it stayed proxied, by reason";
         let mut family = families.counter("flows_stayed", help, None)?;
         for why in Stays::ALL {
             family.encode_family(&[("reason", why.label())])?.counter(census.stayed(*why))?;
         }
-        let help = "Packets of offloaded flows, by what was done with them";
+        let help = "Packets of offloaded flows, by the program's action";
         let mut family = families.counter("offload_packets", help, None)?;
         for (what, count) in &view.packets {
             family.encode_family(&[("action", *what)])?.counter(*count)?;
@@ -260,16 +258,21 @@ impl TableCollector {
             let mut family = families.gauge(name, help)?;
             members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.encode_gauge(&value(it)))
         };
-        gauge("peer_up", "1 while a peer is heard", &|it| f64::from(it.liveness == Liveness::Alive))?;
-        let help = "1 while a peer lives and its link is down";
+        gauge("peer_up", "1 while this instance hears a peer", &|it| f64::from(it.liveness == Liveness::Alive))?;
+        let help = "1 while a peer is alive and the link to it is down";
         gauge("peer_unlinked", help, &|it| f64::from(it.liveness == Liveness::Unlinked))?;
-        gauge("peer_synced", "1 if all flows of a peer are known here", &|it| f64::from(it.synced))?;
-        gauge("peer_flows", "Flows of a peer that are known here", &|it| it.flows as f64)?;
-        gauge("peer_offloaded", "Of them, those without sockets", &|it| it.offloaded as f64)?;
-        gauge("peer_changes_behind", "Changes of own flows that a peer has not acknowledged", &|it| it.behind as f64)?;
-        gauge("peer_lag_seconds", "How long the oldest of them has waited", &|it| it.lag_ms as f64 / 1e3)?;
+        gauge("peer_synced", "1 if this instance knows all flows of a peer", &|it| f64::from(it.synced))?;
+        gauge("peer_flows", "Flows of a peer that this instance knows", &|it| it.flows as f64)?;
+        gauge("peer_offloaded", "Flows of a peer that are offloaded", &|it| it.offloaded as f64)?;
+        gauge("peer_changes_behind", "Changes of this instance's flows that a peer has not acknowledged", &|it| {
+            it.behind as f64
+        })?;
+        gauge("peer_lag_seconds", "Age of the oldest change that a peer has not acknowledged", &|it| {
+            it.lag_ms as f64 / 1e3
+        })?;
         gauge("peer_round_trip_seconds", "Round trip on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
-        let mut family = families.counter("peer_resyncs", "Times that a peer was told all flows anew", None)?;
+        let mut family =
+            families.counter("peer_resyncs", "Times that this instance sent a peer all its flows again", None)?;
         members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.counter(it.resyncs))
     }
 
@@ -283,7 +286,7 @@ impl TableCollector {
         let packets = |wanted: &[&str]| -> u64 {
             view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
         };
-        let help = "Packets and flows of other instances that came here, by what became of them; dropped must stay 0";
+        let help = "Packets that no flow of this instance explains, by outcome; dropped must stay 0";
         let mut family = families.counter("unknown_packets", help, None)?;
         for (outcome, count) in [
             ("forwarded", packets(&["forwarded", "forwarded_by_port"])),
@@ -296,8 +299,12 @@ impl TableCollector {
         let help = "Flows of peers that this host's map has no room for: they are reset if their owner dies";
         families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.no_standby.load(Relaxed) as i64))?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("failovers", "Instances whose flows were taken over", census.failovers.value())?;
-        let help = "Segments that made idle ends of dead flows show themselves";
+        counter(
+            "failovers",
+            "Failovers: peers that died and whose flows this instance carried on or reset",
+            census.failovers.value(),
+        )?;
+        let help = "Segments sent to idle clients of dead flows, whose answers tell the number that a reset needs";
         counter("failover_challenged", help, census.challenged.value())
     }
 
@@ -313,26 +320,28 @@ impl TableCollector {
         gauge("worker_stuck", "1 while one turn of a worker's event loop lasts too long", &|it| {
             i64::from(watchdog::stuck_for(it, now).is_some())
         })?;
-        gauge("accept_paused", "1 while a worker accepts nothing for want of file descriptors", &|it| {
+        gauge("accept_paused", "1 while a worker has paused accepting because no file descriptor is left", &|it| {
             i64::from(it.accept_paused.load(Relaxed))
         })?;
-        gauge("pipes_in_use", "Pipes that carry bulk data now", &|it| it.pipes_in_use.load(Relaxed) as i64)?;
+        gauge("pipes_in_use", "Pipes in use for bulk data (splice)", &|it| it.pipes_in_use.load(Relaxed) as i64)?;
         let mut counter = |name, help, value: &dyn Fn(&WorkerState) -> u64| {
             let mut family = families.counter(name, help, None)?;
             workers.iter().try_for_each(|(n, it)| family.encode_family(&[("worker", n.as_str())])?.counter(value(it)))
         };
-        counter("accept_errors", "accept(2) calls that failed for want of file descriptors or memory", &|it| {
+        counter("accept_errors", "accept(2) calls that failed because no file descriptor or memory was left", &|it| {
             it.accept_errors.value()
         })?;
         counter("accepts_shed", "Connections reset unserved because accepting was paused for too long", &|it| {
             it.accept_shed.value()
         })?;
-        counter("flows_ended_unreported", "Ended flows that found the queue to the log and the events full", &|it| {
-            it.ended_unlogged.value()
-        })?;
+        counter(
+            "flows_ended_unreported",
+            "Ended flows missing from log and events because their queue was full",
+            &|it| it.ended_unlogged.value(),
+        )?;
         let help = "Ended flows left out of the log by its rate limit";
         families.counter("flow_log_skipped", help, None)?.counter(self.table.flow_log.skipped.value())?;
-        let help = "Turns of a worker's event loop: what an event may have had to wait";
+        let help = "Duration of a turn of a worker's event loop: the longest that an event in it waited";
         let mut family = families.histogram("event_loop_turn", help)?;
         for (worker, state) in &workers {
             family.encode_family(&[("worker", worker.as_str())])?.latency(&state.turn.snapshot())?;

@@ -1,7 +1,7 @@
 //! An event is told once: `src/table/journal/sentences.rs` has its words for the log, `baton events` and the page, so that nobody who
 //! records one writes a line about it, too.
 
-use super::{Source, sources};
+use crate::sources::{Source, sources};
 
 /// Where the words are.
 const TABLE: &str = "table/journal";

@@ -4,6 +4,7 @@
 use tracing::Level;
 
 use super::What;
+use crate::model::end_reason::EndedBy;
 use crate::model::fleet::{Farewell, Liveness};
 use crate::model::humane::{bytes, duration_ms, duration_us, plural};
 use crate::model::weight::Weight;
@@ -68,8 +69,9 @@ impl What {
                 )
             }
             Self::FlowsOrdered { frontend, backend, flows, reason } => {
+                let weight = if reason.by() == EndedBy::Operator { Plain } else { Notice };
                 let (number, reason) = (plural(*flows as u64, "flow"), reason.label());
-                say!(Notice, { frontend, backend, flows, reason }, "{frontend}/{backend}: Baton ends {number}: {reason}")
+                say!(weight, { frontend, backend, flows, reason }, "{frontend}/{backend}: Baton ends {number}: {reason}")
             }
             Self::BackendAdded { frontend, backend } => {
                 say!(Plain, { frontend, backend }, "{frontend}/{backend}: added")
@@ -119,7 +121,7 @@ impl What {
                      address away"
                 )
             }
-            Self::Started { version } => say!(Plain, { version }, "Baton {version} started"),
+            Self::Started { version } => say!(Plain, { version }, "Baton {version} starts"),
             Self::Stopping { flows, timeout_ms } => {
                 let (number, timeout) = (plural(*flows as u64, "flow"), duration_ms(*timeout_ms));
                 say!(Plain, { flows, timeout_ms }, "stopping: {number} may go on for {timeout}")

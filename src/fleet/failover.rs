@@ -18,8 +18,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use tokio::runtime;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::essential;
@@ -54,17 +54,29 @@ pub struct Links {
     pub commands: mpsc::Sender<PeerCommand>,
 }
 
-/// Starts the control task, which follows reloads of `config`. `None`: there are no peers, and `links` go. Needs a tokio
-/// runtime, and the offload engine to be open if there is to be one.
-pub fn start(
-    table: FailoverParts,
-    mut config: watch::Receiver<Arc<Config>>,
-    links: Links,
-) -> io::Result<Option<JoinHandle<()>>> {
+/// Starts the control, which follows reloads of `config`, on a thread of its own: it asks the kernel for addresses and walks through all
+/// flows, and waits for nobody else's task while it does. Without peers `links` go. The offload engine must be open if there is to be one.
+pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, links: Links) -> io::Result<()> {
     let running = config.borrow_and_update().clone();
-    let Some(settings) = settings(&running, &table.offload.held) else { return Ok(None) };
-    let control = control::FailoverControl::new(table, settings, config, &running.failover, links)?;
-    Ok(Some(tokio::spawn(essential::task("failover", control.run()))))
+    let Some(settings) = settings(&running, &table.offload.held) else { return Ok(()) };
+    let (opened, opens) = std::sync::mpsc::channel();
+    essential::thread("failover", move || {
+        let open = || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+            let entered = runtime.enter();
+            let control = control::FailoverControl::new(table, settings, config, &running.failover, links)?;
+            drop(entered);
+            Ok::<_, io::Error>((runtime, control))
+        };
+        match open() {
+            Ok((runtime, control)) => {
+                let _ = opened.send(Ok(()));
+                runtime.block_on(control.run());
+            }
+            Err(error) => drop(opened.send(Err(error))),
+        }
+    })?;
+    opens.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))
 }
 
 fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {

@@ -460,7 +460,7 @@ async fn a_moved_backend_is_probed_at_its_new_address_at_once() {
     bench.checker.reconfigure(&config(vec![one(&after, slow)]));
     bench.until("a probe of the new address", || after.probes() > 0).await;
     assert_eq!(bench.entry("cp1").address(), Some(after.addr));
-    assert_eq!(bench.entry("cp1").health().health_state, HealthState::Ready);
+    bench.until("it is ready", || bench.entry("cp1").health().health_state == HealthState::Ready).await;
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ mod holding;
 mod note;
 mod quiet;
 mod recover;
+mod requests;
 mod reset;
 mod retold;
 mod room;

@@ -26,10 +26,7 @@ use crate::offload::program::{InstallError, Owner};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink;
 use crate::table::fleet::Local;
-use crate::table::offload::{PeerPortRange, StandbyAnswer, StandbyRequest};
-
-/// Requests that are taken before flows of this instance have their turn.
-const BURST: usize = 256;
+use crate::table::offload::{PeerPortRange, StandbyAnswer};
 
 /// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
 /// only within 2 GiB.
@@ -39,7 +36,7 @@ const TELL_AGAIN: u64 = 1 << 30;
 /// bpf/unknown.h.
 const FOREIGN_NS: u64 = 60_000_000_000;
 
-const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
+pub(super) const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
 /// What is kept for other instances.
 #[derive(Debug, Default)]
@@ -50,7 +47,7 @@ pub struct Keep {
     /// Where packets to an address leave.
     routes: HashMap<IpAddr, Egress>,
     owners: HashMap<IpAddr, Owner>,
-    port_ranges: Vec<PeerPortRange>,
+    pub(super) port_ranges: Vec<PeerPortRange>,
     /// What there is no room for.
     pub(super) crowded: Crowded,
     /// Rules whose packets are shown to the failover.
@@ -58,52 +55,6 @@ pub struct Keep {
 }
 
 impl Engine {
-    /// Does what the failover asks. While another process takes over, requests wait for it.
-    pub(super) fn take_standby_requests(&mut self) {
-        // Before it has been read what an earlier process left, that would be taken for left behind as soon as it is said.
-        if self.is_frozen() || !self.listens {
-            return;
-        }
-        for _ in 0..BURST {
-            let Some(request) = self.table.offload.held.next_request() else { return };
-            self.serve_failover(request);
-        }
-        self.table.offload.wake();
-    }
-
-    fn serve_failover(&mut self, request: StandbyRequest) {
-        match request {
-            StandbyRequest::Hold(record) => {
-                let id = record.fleet_id();
-                // It has no sockets any more that its packets could be forwarded to.
-                for direction in BOTH {
-                    self.keep.crowded.packets.remove(&record.ends.key(direction));
-                }
-                if self.hold(&record).is_err() {
-                    self.keep.crowded.flows.insert(id, record);
-                    self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
-                }
-            }
-            StandbyRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_standby(id)),
-            StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit_standby(id)),
-            StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
-            StandbyRequest::Settle { claim } => self.settle_standby(claim),
-            StandbyRequest::Forward { keys, to } => self.forward(keys, to, false),
-            StandbyRequest::Lend { keys, to } => self.forward(keys, to, true),
-            StandbyRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
-            StandbyRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
-            StandbyRequest::Report(number) => self.table.offload.held.answer(StandbyAnswer::Reached(number)),
-            StandbyRequest::FindUnanswered(keys) => self.find_unanswered(keys),
-            StandbyRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
-            StandbyRequest::PortRanges(port_ranges) => {
-                self.keep.port_ranges = port_ranges;
-                self.show_port_ranges();
-            }
-            StandbyRequest::AskEnds => self.ask_ends_soon(),
-            StandbyRequest::RoutesMoved => self.routes_moved(),
-        }
-    }
-
     /// Takes note of what an earlier process held for others; it serves on, though nobody here lists it.
     pub(super) fn recall_standby(&mut self, key: Key, entry: &Entry) {
         if entry.action == Action::Splice {
@@ -238,7 +189,7 @@ impl Engine {
         BOTH.map(|direction| ends.key(direction)).into_iter().for_each(|key| self.forget(key));
     }
 
-    fn drop_standby(&mut self, id: FleetId) {
+    pub(super) fn drop_standby(&mut self, id: FleetId) {
         self.keep.crowded.flows.remove(&id);
         if let Some(held) = self.keep.held.remove(id) {
             self.take_out_standby(id, &held.ends);
@@ -307,7 +258,7 @@ impl Engine {
         entry.is_some_and(|entry| entry.action != Action::Witness && (!entry.held || entry.action == Action::Splice))
     }
 
-    fn inherit_standby(&mut self, held: FleetId) {
+    pub(super) fn inherit_standby(&mut self, held: FleetId) {
         let Some(Held { ends, .. }) = self.keep.held.remove(held) else {
             if self.keep.crowded.flows.contains_key(&held) {
                 self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
@@ -349,7 +300,7 @@ impl Engine {
         id
     }
 
-    fn release(&mut self, released: FleetId) {
+    pub(super) fn release(&mut self, released: FleetId) {
         let id = released.flow;
         let is_it = |flow: &&Carried| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
         let Some(flow) = self.flows.get(&id).filter(is_it) else { return };
@@ -365,7 +316,7 @@ impl Engine {
         self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
     }
 
-    fn settle_standby(&mut self, claim: bool) {
+    pub(super) fn settle_standby(&mut self, claim: bool) {
         let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| id).collect();
         let count = old.len() as u64;
         for id in old {
@@ -409,7 +360,7 @@ impl Engine {
         }
     }
 
-    fn refuse_packets(&mut self, key: Key) {
+    pub(super) fn refuse_packets(&mut self, key: Key) {
         if !self.is_carried(&key) {
             self.keep.crowded.packets.remove(&key);
             self.divert(key, |engine| engine.program.refuse(&key));
@@ -427,7 +378,7 @@ impl Engine {
         entered.is_ok()
     }
 
-    fn forget(&mut self, key: Key) {
+    pub(super) fn forget(&mut self, key: Key) {
         self.keep.crowded.packets.remove(&key);
         if self.keep.diverted.remove(&key).is_some()
             && !self.is_ours(&key)
@@ -437,7 +388,7 @@ impl Engine {
         }
     }
 
-    fn find_unanswered(&self, keys: Vec<Key>) {
+    pub(super) fn find_unanswered(&self, keys: Vec<Key>) {
         let silent = |key: &Key| {
             let entry = self.program.entry(key).ok().flatten();
             // Without one, for want of room, nobody knows.
@@ -447,7 +398,7 @@ impl Engine {
         self.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
     }
 
-    fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {
+    pub(super) fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {
         match unknown.filter(|unknown| matches!(unknown.then, Then::Ask { .. })) {
             Some(unknown) => drop(self.keep.asks.insert(vip, unknown)),
             None => drop(self.keep.asks.remove(&vip)),
@@ -467,7 +418,7 @@ impl Engine {
         is_foreign
     }
 
-    fn show_port_ranges(&mut self) {
+    pub(super) fn show_port_ranges(&mut self) {
         let port_ranges: Vec<(PortRange, Vec<Owner>)> = self
             .keep
             .port_ranges
@@ -521,7 +472,7 @@ impl Engine {
         }
     }
 
-    fn routes_moved(&mut self) {
+    pub(super) fn routes_moved(&mut self) {
         self.keep.owners.clear();
         self.show_port_ranges();
         let known = std::mem::take(&mut self.keep.routes);

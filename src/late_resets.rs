@@ -116,6 +116,7 @@ pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
                 // Those that the owner's death left have no other list here that has them told when it comes back.
                 Speaker::OtherProcess if matches!(word, Word::Wake(_)) => {}
                 Speaker::OtherProcess | Speaker::Another => continue,
+                Speaker::Unknown => {}
             }
             lines.remember(word, since_ns, now_ns);
         }
@@ -129,17 +130,19 @@ enum Speaker {
     OtherProcess,
     /// Another connection has its ends.
     Another,
+    /// It is not known whether one has.
+    Unknown,
 }
 
 fn place(standby: &StandbyQueues, word: &Word) -> Speaker {
     let (from, to) = word.ends();
-    let is_carried = || standby.carries(&Key { from: to, to: from });
     if !netlink::route(from.ip()).is_ok_and(|route| route.is_local) {
-        Speaker::OtherProcess
-    } else if is_carried() || sock_diag::has_connection(from, to).unwrap_or(true) {
-        Speaker::Another
-    } else {
-        Speaker::Here
+        return Speaker::OtherProcess;
+    }
+    match standby.carries(&Key { from: to, to: from }) {
+        Ok(false) if sock_diag::has_connection(from, to).is_ok_and(|has| !has) => Speaker::Here,
+        Ok(_) => Speaker::Another,
+        Err(_) => Speaker::Unknown,
     }
 }
 

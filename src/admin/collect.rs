@@ -222,6 +222,8 @@ impl TableCollector {
         )?;
         let help = "Times that another process detached the BPF program and Baton attached it again";
         counter("offload_reattached", help, census.reattached.value())?;
+        let help = "Times that Baton could not read the entry of an offloaded flow and left the flow as it was";
+        counter("offload_unread", help, census.unread.value())?;
         let help = "Conntrack entries of offloaded flows that Baton removed or failed to remove; failed must stay 0";
         let mut family = families.counter("conntrack_removals", help, None)?;
         for (outcome, count) in [("removed", &census.untracked), ("failed", &census.still_tracked)] {

@@ -30,9 +30,13 @@ mod scan;
 mod settle;
 mod slots;
 mod surroundings;
+mod unread;
 mod untrack;
 mod watch;
 mod witness;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -62,6 +66,7 @@ use held::Keep;
 use scan::Scan;
 use slots::Slots;
 use surroundings::HostSurroundings;
+use unread::ToReadAgain;
 use untrack::Untrack;
 
 /// How often what is carried is looked at.
@@ -94,46 +99,8 @@ impl OffloadEngine {
     /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
     /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
-        let barrier = RcuBarrier::start(table.part()).map_err(OpenError::Begin)?;
-        let program_events = program.events()?;
-        let orders = Arc::new(EngineOrders::default());
-        let mut engine = Engine {
-            raw: RawSender::open().map_err(OpenError::Begin)?,
-            routes: Watch::open().map_err(OpenError::Begin)?,
-            surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
-            on_demand,
-            barrier,
-            untrack: Untrack::start(table.part()).map_err(OpenError::Begin)?,
-            orders: orders.clone(),
-            flows: Marked::default(),
-            await_barrier: Vec::new(),
-            in_barrier: Vec::new(),
-            unsettled: Vec::new(),
-            hasty: HashSet::new(),
-            later: BTreeSet::new(),
-            events: program_events,
-            listens: false,
-            unclaimed: 0,
-            slots: Slots::default(),
-            witnesses: HashMap::new(),
-            breaker: Judge::default(),
-            sweep_at_ns: 0,
-            waiting: HashSet::new(),
-            closing: HashMap::new(),
-            quiet: BTreeSet::new(),
-            soon: quiet::Soon::default(),
-            doubts: Doubts::default(),
-            scan: Scan::new(program.moved()?),
-            audit: Audit::default(),
-            refill_at_ns: 0,
-            reattach_at_ns: 0,
-            doubt_at_ns: 0,
-            keep: Keep::default(),
-            lists: HashMap::new(),
-            touched: vec![false; table.workers.len()],
-            table: table.clone(),
-            program,
-        };
+        let mut engine = Engine::open(program, table.clone(), on_demand)?;
+        let orders = engine.orders.clone();
         engine.keep_names()?;
         table.offload.held.serve(Box::new(engine.program.carried()?));
         // Workers wait for its answers with requests in hand. What is offloaded goes on, and the next process recovers it.
@@ -210,12 +177,55 @@ struct Engine {
     doubt_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,
+    /// What could not be read.
+    unread: ToReadAgain,
     /// Progress that is about to go to each worker.
     lists: HashMap<usize, Vec<crate::table::offload::Progress>>,
     touched: Vec<bool>,
 }
 
 impl Engine {
+    fn open(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
+        Ok(Self {
+            raw: RawSender::open().map_err(OpenError::Begin)?,
+            routes: Watch::open().map_err(OpenError::Begin)?,
+            surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
+            on_demand,
+            barrier: RcuBarrier::start(table.part()).map_err(OpenError::Begin)?,
+            untrack: Untrack::start(table.part()).map_err(OpenError::Begin)?,
+            orders: Arc::default(),
+            flows: Marked::default(),
+            await_barrier: Vec::new(),
+            in_barrier: Vec::new(),
+            unsettled: Vec::new(),
+            hasty: HashSet::new(),
+            later: BTreeSet::new(),
+            events: program.events()?,
+            listens: false,
+            unclaimed: 0,
+            slots: Slots::default(),
+            witnesses: HashMap::new(),
+            breaker: Judge::default(),
+            sweep_at_ns: 0,
+            waiting: HashSet::new(),
+            closing: HashMap::new(),
+            quiet: BTreeSet::new(),
+            soon: quiet::Soon::default(),
+            doubts: Doubts::default(),
+            scan: Scan::new(program.moved()?),
+            audit: Audit::default(),
+            refill_at_ns: 0,
+            reattach_at_ns: 0,
+            doubt_at_ns: 0,
+            keep: Keep::default(),
+            lists: HashMap::new(),
+            touched: vec![false; table.workers.len()],
+            unread: ToReadAgain::default(),
+            table,
+            program,
+        })
+    }
+
     fn run(&mut self) {
         if self.table.fleet.is_enabled() {
             // Packets of others' flows may come before the first own flow, or the first record of theirs.

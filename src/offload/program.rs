@@ -6,11 +6,13 @@ mod error;
 mod links;
 mod load;
 mod pins;
+mod reading;
 mod status;
 mod unknown;
 
 pub use dismiss::dismiss;
 pub use error::{InstallError, OpenError};
+pub use reading::Unread;
 pub use status::{AttachedLink, ProgramStatus, Removal, remove, status};
 pub use unknown::Owner;
 
@@ -20,6 +22,7 @@ use std::os::fd::OwnedFd;
 
 pub use self::pins::LAYOUT;
 use self::pins::Pins;
+use self::reading::FailedReads;
 use super::counters::Counters;
 use super::entry::{Action, ENTRY_SIZE, Ends, Entry, KEY_SIZE, Key, RawEntry, Splice};
 use super::events::ProgramEvents;
@@ -50,6 +53,7 @@ pub struct Program {
     foreign: Map,
     probe: OwnedFd,
     amend: OwnedFd,
+    failed: FailedReads,
 }
 
 /// Where the program came from.
@@ -156,6 +160,7 @@ impl Program {
             origin,
             probe,
             amend,
+            failed: FailedReads::default(),
             pins,
         })
     }
@@ -207,11 +212,6 @@ impl Program {
         self.notes.update(&flow.0.to_ne_bytes(), note, Update::Any)
     }
 
-    pub fn note(&self, flow: FlowId) -> io::Result<Option<UserNote>> {
-        let mut note = UserNote::default();
-        Ok(self.notes.look_up(&flow.0.to_ne_bytes(), &mut note)?.then_some(note))
-    }
-
     pub fn drop_note(&self, flow: FlowId) -> io::Result<bool> {
         self.notes.delete(&flow.0.to_ne_bytes())
     }
@@ -242,9 +242,10 @@ impl Program {
         let enter = |direction| {
             let (key, raw) = (ends.key(direction).encode(), Entry::witness(id, ends, direction).encode());
             match self.flows.update(&key, &raw, Update::OnlyNew).map_err(InstallError::from) {
-                Err(InstallError::Exists) if self.is_witness(&ends.key(direction)) => {
-                    Ok(self.flows.update(&key, &raw, Update::Any)?)
-                }
+                Err(InstallError::Exists) => match self.entry(&ends.key(direction))? {
+                    Some(there) if there.action == Action::Witness => Ok(self.flows.update(&key, &raw, Update::Any)?),
+                    _ => Err(InstallError::Exists),
+                },
                 result => result,
             }
         };
@@ -267,17 +268,13 @@ impl Program {
     }
 
     /// Takes out the witnesses of the flow, if it is they that stand there.
-    pub fn withdraw(&self, id: FlowId, ends: &Ends) -> io::Result<()> {
+    pub fn withdraw(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
         for key in [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)] {
             if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
-                self.flows.delete(&key.encode())?;
+                self.take_out(&key)?;
             }
         }
         Ok(())
-    }
-
-    fn is_witness(&self, key: &Key) -> bool {
-        self.entry(key).ok().flatten().is_some_and(|entry| entry.action == Action::Witness)
     }
 
     /// Changes entries in place; returns how many were there.
@@ -286,27 +283,18 @@ impl Program {
     }
 
     /// Takes out both directions; their last counters.
-    pub fn remove(&self, flow: &Ends) -> io::Result<Removed> {
+    pub fn remove(&self, flow: &Ends) -> Result<Removed, Unread> {
         let up = self.take_out(&flow.key(FlowDirection::ToBackend))?;
         let down = self.take_out(&flow.key(FlowDirection::ToClient))?;
         Ok(Removed { up, down })
     }
 
-    /// Takes out one entry.
-    pub fn take_out(&self, key: &Key) -> io::Result<Option<Entry>> {
-        let mut raw = [0; ENTRY_SIZE];
-        Ok(self.flows.take_out(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
-    }
-
-    pub fn entry(&self, key: &Key) -> io::Result<Option<Entry>> {
-        let mut raw = [0; ENTRY_SIZE];
-        Ok(self.flows.look_up(&key.encode(), &mut raw)?.then(|| Entry::decode(&raw)))
-    }
-
     /// Adds up to `most` entries (at least 256) to `out`; false once all were seen, and the cursor begins anew. Entries
     /// that come or go meanwhile may be missed or seen twice.
     pub fn scan(&self, cursor: &mut Cursor, most: usize, out: &mut Vec<(Key, Entry)>) -> io::Result<bool> {
-        scan(&self.flows, cursor, most, out)
+        scan(&self.flows, cursor, most, out).inspect_err(|error| {
+            self.failed.note(error);
+        })
     }
 
     pub fn counters(&self) -> io::Result<Counters> {
@@ -373,7 +361,7 @@ impl Program {
     /// Answers packets of `key` with RST, whatever became of them before. RSTs go on to whom they were forwarded.
     pub fn refuse(&self, key: &Key) -> Result<(), InstallError> {
         let mut before = [0; ENTRY_SIZE];
-        let is_there = self.flows.look_up(&key.encode(), &mut before)?;
+        let is_there = self.flows.look_up(&key.encode(), &mut before).map_err(|error| self.failed.note(&error))?;
         let raw = unknown::refusing(key, is_there.then_some(&before));
         Ok(self.flows.update(&key.encode(), &raw, Update::Any)?)
     }

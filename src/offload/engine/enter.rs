@@ -1,5 +1,6 @@
 //! From a worker's flow to entries in the map: what it is, whether it may, what its terms are.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -69,6 +70,7 @@ impl Engine {
             Ok(()) => {}
             Err(InstallError::Full) => return self.give_back(candidate, Stays::MapFull),
             Err(InstallError::Exists) => return self.give_back(candidate, Stays::AddressInUse),
+            Err(InstallError::Unread(unread)) => return self.fail(candidate, &unread),
             Err(InstallError::Io(error)) => return self.fail(candidate, &error),
         }
         let backend = &LegState { peer_mss: self.takes(ends.backend, backend), ..*backend };
@@ -250,7 +252,7 @@ impl Engine {
         self.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
     }
 
-    fn fail(&mut self, candidate: Candidate, error: &io::Error) {
+    fn fail(&mut self, candidate: Candidate, error: &dyn Error) {
         tracing::warn!(flow = candidate.ticket.id.0, %error, "a flow could not be offloaded");
         self.give_back(candidate, Stays::Failed);
     }

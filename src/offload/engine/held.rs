@@ -22,11 +22,11 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Windows};
 use crate::offload::probe::EntryChange;
-use crate::offload::program::{InstallError, Owner};
+use crate::offload::program::{InstallError, Owner, Unread};
 use crate::sys::clock::now_ns;
 use crate::sys::netlink;
 use crate::table::fleet::Local;
-use crate::table::offload::{PeerPortRange, StandbyAnswer};
+use crate::table::offload::{PeerPortRange, StandbyAnswer, StandbyRequest};
 
 /// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
 /// only within 2 GiB.
@@ -52,6 +52,8 @@ pub struct Keep {
     pub(super) crowded: Crowded,
     /// Rules whose packets are shown to the failover.
     asks: HashMap<VipAddr, Unknown>,
+    /// What is left of a request for which an entry could not be read. The requests behind it wait: they may take it back.
+    pub(super) unserved: Option<StandbyRequest>,
 }
 
 impl Engine {
@@ -100,8 +102,10 @@ impl Engine {
             return;
         }
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        let [up, down] = BOTH.map(|direction| self.program.entry(&flow.ends.key(direction)).ok().flatten());
-        if let (Some(up), Some(down)) = (up, down) {
+        let Ok(entries) = self.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
+            return self.unread.tell(id);
+        };
+        if let [Some(up), Some(down)] = entries {
             flow.told_bytes = up.bytes() + down.bytes();
             let passage = Box::new(Passage { up: way(&up), down: way(&down) });
             self.table.fleet.tell(|| Local::Offloaded { id, passage });
@@ -131,7 +135,9 @@ impl Engine {
                 return Ok(());
             }
         }
-        BOTH.map(|direction| ends.key(direction)).iter().for_each(|key| self.give_way(key, Some(id), ends.vip.ip()));
+        for key in BOTH.map(|direction| ends.key(direction)) {
+            self.give_way(&key, Some(id), ends.vip.ip())?;
+        }
         let slot = self.slots.of(ends.backend).0;
         let [up, down] = [(FlowDirection::ToBackend, &passage.up), (FlowDirection::ToClient, &passage.down)].map(
             |(direction, way)| {
@@ -144,17 +150,17 @@ impl Engine {
             },
         );
         for (key, entry) in [up, down] {
-            if self.is_ours(&key) {
+            if self.is_ours(&key)? {
                 tracing::debug!(flow = %id, "another instance's flow has the addresses of one of this instance's");
-                self.unhold(id, &ends);
+                self.unhold(id, &ends)?;
                 return Err(NoStandby::Taken);
             }
-            if self.is_as_told(&key, id, &entry) {
+            if self.is_as_told(&key, id, &entry)? {
                 continue;
             }
             if let Err(error) = self.program.hold(&key, &entry) {
                 tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
-                self.unhold(id, &ends);
+                self.unhold(id, &ends)?;
                 return Err(NoStandby::NoRoom);
             }
             self.keep.diverted.remove(&key);
@@ -172,31 +178,35 @@ impl Engine {
 
     /// Whether this direction is held already, and its packets pass here: then its entry knows all that was `told`, and perhaps a FIN
     /// that its owner has not seen.
-    fn is_as_told(&self, key: &Key, id: FleetId, told: &Entry) -> bool {
-        let known = self.program.entry(key).ok().flatten();
-        let known = known.filter(|known| known.held && known.action == Action::Splice && known.seen.packets > 0);
+    fn is_as_told(&self, key: &Key, id: FleetId, told: &Entry) -> Result<bool, Unread> {
+        let known = self
+            .program
+            .entry(key)?
+            .filter(|known| known.held && known.action == Action::Splice && known.seen.packets > 0);
         let is_ahead = |told: u64, known: u64| (told as u32).wrapping_sub(known as u32) as i32 > 0;
-        known.is_some_and(|known| {
+        Ok(known.is_some_and(|known| {
             let is_behind = is_ahead(told.seen.sent, known.seen.sent) || is_ahead(told.seen.acked, known.seen.acked);
             FleetId::of(known.id, &known.ends(*key)) == id && !is_behind
-        })
+        }))
     }
 
     /// Half of it is worth nothing, nor is what was forwarded while it had sockets.
-    fn unhold(&mut self, id: FleetId, ends: &Ends) {
-        self.take_out_standby(id, ends);
+    fn unhold(&mut self, id: FleetId, ends: &Ends) -> Result<(), Unread> {
+        self.take_out_standby(id, ends)?;
         self.keep.held.remove(id);
-        BOTH.map(|direction| ends.key(direction)).into_iter().for_each(|key| self.forget(key));
+        BOTH.map(|direction| ends.key(direction)).into_iter().try_for_each(|key| self.forget(key))
     }
 
-    pub(super) fn drop_standby(&mut self, id: FleetId) {
+    pub(super) fn drop_standby(&mut self, id: FleetId) -> Result<(), Unread> {
         self.keep.crowded.flows.remove(&id);
-        if let Some(held) = self.keep.held.remove(id) {
-            self.take_out_standby(id, &held.ends);
+        if let Some(ends) = self.keep.held.get(id).map(|held| held.ends) {
+            self.take_out_standby(id, &ends)?;
+            self.keep.held.remove(id);
             if !self.is_named_twice(id) {
                 let _ = self.program.drop_note(id.flow);
             }
         }
+        Ok(())
     }
 
     /// Whether another flow here has the same flow id: the note, which is found by that, is the other's.
@@ -205,69 +215,85 @@ impl Engine {
     }
 
     /// Takes out the entries of a held flow, unless something else has come in their place.
-    fn take_out_standby(&self, id: FleetId, ends: &Ends) {
+    fn take_out_standby(&self, id: FleetId, ends: &Ends) -> Result<(), Unread> {
         for key in BOTH.map(|direction| ends.key(direction)) {
-            let is_its = self
-                .program
-                .entry(&key)
-                .ok()
-                .flatten()
-                .is_some_and(|entry| entry.held && FleetId::of(entry.id, &entry.ends(key)) == id);
-            if is_its && let Err(error) = self.program.take_out(&key) {
-                tracing::error!(%error, "the entry of a flow cannot be removed");
+            let entry = self.program.entry(&key)?;
+            if entry.is_some_and(|entry| entry.held && FleetId::of(entry.id, &entry.ends(key)) == id) {
+                self.program.take_out(&key)?;
             }
         }
+        Ok(())
     }
 
     /// Takes out what an earlier flow left at `key`: a client has begun another one by the same port, elsewhere. What this
     /// instance has at the address of a VIP that is here is no such thing.
-    fn give_way(&mut self, key: &Key, to: Option<FleetId>, vip: IpAddr) {
-        let entry = self.program.entry(key).ok().flatten();
+    fn give_way(&mut self, key: &Key, to: Option<FleetId>, vip: IpAddr) -> Result<(), Unread> {
+        let entry = self.program.entry(key)?;
         let Some(entry) = entry.filter(|entry| matches!(entry.action, Action::Splice | Action::Witness)) else {
-            return;
+            return Ok(());
         };
         if entry.action == Action::Witness {
-            return self.forget_witness(entry.id);
+            self.forget_witness(entry.id);
+            return Ok(());
         }
         let id = FleetId::of(entry.id, &entry.ends(*key));
         if Some(id) == to {
-            return;
+            return Ok(());
         }
         if entry.held {
             return self.drop_standby(id);
         }
         let is_here = netlink::route(vip).is_ok_and(|route| route.is_local);
         let id = id.flow;
-        if !is_here && self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
+        let own = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)).map(|flow| flow.ends);
+        if !is_here && let Some(ends) = own {
+            let [up, down] = BOTH.map(|direction| ends.key(direction));
+            // This one last: what cannot be taken out is found by it again.
+            self.take_out(id, if up == *key { &down } else { &up })?;
+            self.take_out(id, key)?;
             tracing::info!(flow = %id, "its client has begun another flow at another instance; it is over");
             self.over(id, EndReason::ClientReset);
             self.waiting.remove(&id);
+            if let Some(flow) = self.flows.get_mut(&id) {
+                flow.step = Step::Over;
+            }
             self.remove(id);
         }
+        Ok(())
     }
 
     /// Whether an entry of this instance stands there.
-    fn is_ours(&self, key: &Key) -> bool {
-        self.program.entry(key).ok().flatten().is_some_and(|entry| !entry.held && entry.action != Action::Witness)
+    fn is_ours(&self, key: &Key) -> Result<bool, Unread> {
+        let entry = self.program.entry(key)?;
+        Ok(entry.is_some_and(|entry| !entry.held && entry.action != Action::Witness))
     }
 
     /// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
     /// has just taken it over, and is about to say more.
-    fn is_carried(&self, key: &Key) -> bool {
-        let entry = self.program.entry(key).ok().flatten();
-        entry.is_some_and(|entry| entry.action != Action::Witness && (!entry.held || entry.action == Action::Splice))
+    fn is_carried(&self, key: &Key) -> Result<bool, Unread> {
+        let is_carried = |entry: Entry| match entry.action {
+            Action::Witness => false,
+            Action::Splice => true,
+            _ => !entry.held,
+        };
+        Ok(self.program.entry(key)?.is_some_and(is_carried))
     }
 
-    pub(super) fn inherit_standby(&mut self, held: FleetId) {
-        let Some(Held { ends, .. }) = self.keep.held.remove(held) else {
+    pub(super) fn inherit_standby(&mut self, held: FleetId) -> Result<(), Unread> {
+        let Some(ends) = self.keep.held.get(held).map(|held| held.ends) else {
             if self.keep.crowded.flows.contains_key(&held) {
                 self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
             }
-            return;
+            return Ok(());
         };
         let keys = BOTH.map(|direction| ends.key(direction));
-        let id = if self.flows.contains_key(&held.flow) { self.rename(held, &keys) } else { held.flow };
-        let [up, down] = keys.map(|key| self.program.entry(&key).ok().flatten());
+        // Without them it would be reset.
+        let mut entries = self.program.entries(keys)?;
+        self.keep.held.remove(held);
+        self.keep.crowded.flows.remove(&held);
+        let is_taken = self.flows.contains_key(&held.flow);
+        let id = if is_taken { self.rename(held, &keys, &mut entries) } else { held.flow };
+        let [up, down] = entries;
         if let Err(error) = self.program.change(&keys, EntryChange::Own) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
@@ -285,117 +311,132 @@ impl Engine {
             (Some(up), Some(down)) if !is_stuck && !is_covered => self.offer(id, Some(up), Some(down)),
             _ => self.reset(id),
         }
+        Ok(())
     }
 
     /// What one instance looks after has ids of its own: another flow has this one's.
-    fn rename(&self, held: FleetId, keys: &[Key]) -> FlowId {
+    fn rename(&self, held: FleetId, keys: &[Key; 2], entries: &mut [Option<Entry>; 2]) -> FlowId {
         let id = self.table.flows.single_id();
         tracing::info!(flow = %held, to = %id, "a flow that comes from another instance has the id of one of this instance's");
-        for key in keys {
-            let Some(entry) = self.program.entry(key).ok().flatten() else { continue };
-            if let Err(error) = self.program.hold(key, &Entry { id, ..entry }) {
+        for (key, entry) in keys.iter().zip(entries) {
+            let Some(entry) = entry else { continue };
+            entry.id = id;
+            if let Err(error) = self.program.hold(key, entry) {
                 tracing::error!(%error, "the entries of a flow cannot be changed");
             }
         }
         id
     }
 
-    pub(super) fn release(&mut self, released: FleetId) {
+    pub(super) fn release(&mut self, released: FleetId) -> Result<(), Unread> {
         let id = released.flow;
         let is_it = |flow: &&Carried| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
-        let Some(flow) = self.flows.get(&id).filter(is_it) else { return };
+        let Some(flow) = self.flows.get(&id).filter(is_it) else { return Ok(()) };
         let ends = flow.ends;
-        self.look(id);
+        self.look(id)?;
         self.over(id, EndReason::Moved);
-        let Some(flow) = self.flows.remove(id) else { return };
+        let Some(flow) = self.flows.remove(id) else { return Ok(()) };
         self.waiting.remove(&id);
         self.table.offload.release(ends.local, ends.backend);
         if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
         self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
+        Ok(())
     }
 
-    pub(super) fn settle_standby(&mut self, claim: bool) {
+    pub(super) fn settle_standby(&mut self, claim: bool) -> Result<(), Unread> {
         let old: Vec<_> = self.keep.held.iter().filter(|(_, held)| !held.confirmed).map(|(id, _)| id).collect();
-        let count = old.len() as u64;
         for id in old {
-            if claim { self.inherit_standby(id) } else { self.drop_standby(id) }
-        }
-        if claim {
-            self.table.fleet.census.inherited.add(count);
+            if claim {
+                self.inherit_standby(id)?;
+                self.table.fleet.census.inherited.add(1);
+            } else {
+                self.drop_standby(id)?;
+            }
         }
         let old: Vec<_> = self.keep.diverted.iter().filter(|(_, said)| !**said).map(|(key, _)| *key).collect();
-        old.into_iter().for_each(|key| self.forget(key));
+        old.into_iter().try_for_each(|key| self.forget(key))
     }
 
     /// `lent`: nobody has told of a flow there, or it is over.
-    pub(super) fn forward(&mut self, keys: Vec<Key>, to: IpAddr, lent: bool) {
+    pub(super) fn forward(&mut self, keys: &[Key], to: IpAddr, lent: bool) -> Result<(), Unread> {
         let owner = match self.owner_at(to) {
             Ok(owner) => owner,
             Err(error) => {
-                return tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
+                tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
+                return Ok(());
             }
         };
         // What is lent is no flow that another would give way to, and need not come in pairs.
         let pairs = if lent { &[] } else { keys.as_chunks().0 };
         for [up, down] in pairs {
             let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
-            let [at_up, at_down] =
-                [up, down].map(|key| self.program.entry(key).ok().flatten().map(|entry| named(entry, key)));
+            let [at_up, at_down] = self.program.entries([*up, *down])?;
             // Entries of one flow at both: it has no sockets, see `is_carried`.
-            if at_up != at_down {
-                [up, down].iter().for_each(|key| self.give_way(key, None, up.to.ip()));
+            if at_up.map(|entry| named(entry, up)) != at_down.map(|entry| named(entry, down)) {
+                self.give_way(up, None, up.to.ip())?;
+                self.give_way(down, None, up.to.ip())?;
             }
         }
-        for key in keys {
-            if self.is_carried(&key) {
+        for key in keys.iter().copied() {
+            if self.is_carried(&key)? {
                 self.keep.crowded.packets.remove(&key);
                 continue;
             }
-            match self.divert(key, |engine| engine.program.forward(&key, &owner, lent)) {
+            match self.divert(key, |engine| engine.program.forward(&key, &owner, lent))? {
                 true => drop(self.keep.crowded.packets.remove(&key)),
                 false => drop(self.keep.crowded.packets.insert(key, (to, lent))),
             }
         }
+        Ok(())
     }
 
-    pub(super) fn refuse_packets(&mut self, key: Key) {
-        if !self.is_carried(&key) {
+    pub(super) fn refuse_packets(&mut self, key: Key) -> Result<(), Unread> {
+        if !self.is_carried(&key)? {
             self.keep.crowded.packets.remove(&key);
-            self.divert(key, |engine| engine.program.refuse(&key));
+            self.divert(key, |engine| engine.program.refuse(&key))?;
         }
+        Ok(())
     }
 
     /// False: there is no room. Such packets are shown to the failover each time.
-    fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) -> bool {
-        let entered = enter(self).inspect_err(|error| {
-            tracing::debug!(from = %key.from, %error, "packets of another instance's flow stay unknown");
-        });
-        if entered.is_ok() {
-            self.keep.diverted.insert(key, true);
+    fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) -> Result<bool, Unread> {
+        match enter(self) {
+            Ok(()) => {
+                self.keep.diverted.insert(key, true);
+                Ok(true)
+            }
+            Err(InstallError::Unread(unread)) => Err(unread),
+            Err(error) => {
+                tracing::debug!(from = %key.from, %error, "packets of another instance's flow stay unknown");
+                Ok(false)
+            }
         }
-        entered.is_ok()
     }
 
-    pub(super) fn forget(&mut self, key: Key) {
+    pub(super) fn forget(&mut self, key: Key) -> Result<(), Unread> {
         self.keep.crowded.packets.remove(&key);
-        if self.keep.diverted.remove(&key).is_some()
-            && !self.is_ours(&key)
-            && let Err(error) = self.program.take_out(&key)
-        {
-            tracing::error!(%error, "the entry of a flow cannot be removed");
+        if self.keep.diverted.contains_key(&key) {
+            if !self.is_ours(&key)? {
+                self.program.take_out(&key)?;
+            }
+            self.keep.diverted.remove(&key);
         }
+        Ok(())
     }
 
-    pub(super) fn find_unanswered(&self, keys: Vec<Key>) {
-        let silent = |key: &Key| {
-            let entry = self.program.entry(key).ok().flatten();
+    pub(super) fn find_unanswered(&self, keys: &[Key]) -> Result<(), Unread> {
+        let mut silent = Vec::new();
+        for key in keys {
             // Without one, for want of room, nobody knows.
-            entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0)
-        };
-        let silent = keys.into_iter().filter(silent).collect();
+            let entry = self.program.entry(key)?;
+            if entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0) {
+                silent.push(*key);
+            }
+        }
         self.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
+        Ok(())
     }
 
     pub(super) fn set_unknown(&mut self, vip: VipAddr, unknown: Option<Unknown>) {

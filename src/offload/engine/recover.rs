@@ -10,6 +10,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Ends, Entry, Identity};
 use crate::offload::program::Cursor;
+use crate::sys::clock::now_ns;
 use crate::table::journal::What;
 use crate::table::offload::{Answer, Progress, Record, Ticket};
 
@@ -52,17 +53,21 @@ impl Engine {
 
     /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
     pub(super) fn recover(&mut self) {
-        self.listens = true;
         let LeftFlows { pairs, witnesses } = match self.left() {
             Ok(found) => found,
             Err(error) => {
-                self.table.fleet.set_whole();
-                return tracing::error!(%error, "the flows of an earlier process cannot be read");
+                if self.unread.recover_later(now_ns()) {
+                    self.table.fleet.set_whole();
+                    tracing::error!(%error, "the flows of an earlier process cannot be read");
+                }
+                return;
             }
         };
-        for (id, ends) in witnesses.into_iter().filter(|(id, _)| !self.witnesses.contains_key(id)) {
-            if let Err(error) = self.program.withdraw(id, &ends) {
-                tracing::error!(%error, "what an earlier process left in the map cannot be removed");
+        // Not before: all that is in the map would be nobody's.
+        self.listens = true;
+        for (id, ends) in witnesses {
+            if !self.witnesses.contains_key(&id) {
+                self.withdraw(id, ends);
             }
         }
         let (mut found, mut unfinished) = (0, 0);
@@ -120,7 +125,7 @@ impl Engine {
     }
 
     /// Peers are told nothing before every flow that was found has been told of.
-    fn count_claimed(&mut self, flows: u64) {
+    pub(super) fn count_claimed(&mut self, flows: u64) {
         self.unclaimed = self.unclaimed.saturating_sub(flows);
         if self.unclaimed == 0 {
             self.table.fleet.set_whole();
@@ -138,7 +143,10 @@ impl Engine {
             return self.refuse(id, "its entries do not say whose it is");
         };
         let Some(flow) = self.flows.get(&id) else { return };
-        let note = self.program.note(id).ok().flatten();
+        let Ok(note) = self.program.note(id) else {
+            // Another client than its own would be shown for as long as it lives.
+            return self.unread.offer(id, [up, down].map(|entry| entry.copied()));
+        };
         let record = Record {
             accepted_at_ns: identity.accepted_at_ns,
             connect_us: identity.connect_us.into(),

@@ -2,6 +2,8 @@
 
 use super::Engine;
 use super::held::BOTH;
+use super::room::NoStandby;
+use crate::offload::program::Unread;
 use crate::table::offload::{StandbyAnswer, StandbyRequest};
 
 /// Requests that are taken before flows of this instance have their turn.
@@ -15,13 +17,19 @@ impl Engine {
             return;
         }
         for _ in 0..BURST {
-            let Some(request) = self.table.offload.held.next_request() else { return };
-            self.serve_failover(request);
+            let unserved = self.keep.unserved.take();
+            let Some(request) = unserved.or_else(|| self.table.offload.held.next_request()) else { return };
+            self.keep.unserved = self.serve_failover(request).err();
+            if self.keep.unserved.is_some() {
+                // Until the next turn.
+                return;
+            }
         }
         self.table.offload.wake();
     }
 
-    fn serve_failover(&mut self, request: StandbyRequest) {
+    /// Fails with what is to be done again, because an entry could not be read.
+    fn serve_failover(&mut self, request: StandbyRequest) -> Result<(), StandbyRequest> {
         match request {
             StandbyRequest::Hold(record) => {
                 let id = record.fleet_id();
@@ -29,21 +37,37 @@ impl Engine {
                 for direction in BOTH {
                     self.keep.crowded.packets.remove(&record.ends.key(direction));
                 }
-                if self.hold(&record).is_err() {
-                    self.keep.crowded.flows.insert(id, record);
-                    self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
+                match self.hold(&record) {
+                    Ok(()) => {}
+                    Err(NoStandby::Unread) => return Err(StandbyRequest::Hold(record)),
+                    Err(NoStandby::NoRoom | NoStandby::Taken) => {
+                        self.keep.crowded.flows.insert(id, record);
+                        self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
+                    }
                 }
             }
-            StandbyRequest::Drop(flows) => flows.into_iter().for_each(|id| self.drop_standby(id)),
-            StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit_standby(id)),
-            StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
-            StandbyRequest::Settle { claim } => self.settle_standby(claim),
-            StandbyRequest::Forward { keys, to } => self.forward(keys, to, false),
-            StandbyRequest::Lend { keys, to } => self.forward(keys, to, true),
-            StandbyRequest::Refuse(keys) => keys.into_iter().for_each(|key| self.refuse_packets(key)),
-            StandbyRequest::Forget(keys) => keys.into_iter().for_each(|key| self.forget(key)),
+            StandbyRequest::Drop(flows) => each(flows, |id| self.drop_standby(id)).map_err(StandbyRequest::Drop)?,
+            StandbyRequest::Inherit(flows) => {
+                each(flows, |id| self.inherit_standby(id)).map_err(StandbyRequest::Inherit)?;
+            }
+            StandbyRequest::Release(flows) => each(flows, |id| self.release(id)).map_err(StandbyRequest::Release)?,
+            StandbyRequest::Settle { claim } => {
+                self.settle_standby(claim).map_err(|_| StandbyRequest::Settle { claim })?;
+            }
+            StandbyRequest::Forward { keys, to } => {
+                self.forward(&keys, to, false).map_err(|_| StandbyRequest::Forward { keys, to })?;
+            }
+            StandbyRequest::Lend { keys, to } => {
+                self.forward(&keys, to, true).map_err(|_| StandbyRequest::Lend { keys, to })?;
+            }
+            StandbyRequest::Refuse(keys) => {
+                each(keys, |key| self.refuse_packets(key)).map_err(StandbyRequest::Refuse)?
+            }
+            StandbyRequest::Forget(keys) => each(keys, |key| self.forget(key)).map_err(StandbyRequest::Forget)?,
             StandbyRequest::Report(number) => self.table.offload.held.answer(StandbyAnswer::Reached(number)),
-            StandbyRequest::FindUnanswered(keys) => self.find_unanswered(keys),
+            StandbyRequest::FindUnanswered(keys) => {
+                self.find_unanswered(&keys).map_err(|_| StandbyRequest::FindUnanswered(keys))?;
+            }
             StandbyRequest::Unknown { vip, unknown } => self.set_unknown(vip, unknown),
             StandbyRequest::PortRanges(port_ranges) => {
                 self.keep.port_ranges = port_ranges;
@@ -52,5 +76,14 @@ impl Engine {
             StandbyRequest::AskEnds => self.ask_ends_soon(),
             StandbyRequest::RoutesMoved => self.routes_moved(),
         }
+        Ok(())
+    }
+}
+
+/// Does it with each, in order; fails with those that are left once an entry cannot be read.
+fn each<T: Copy>(mut all: Vec<T>, mut act: impl FnMut(T) -> Result<(), Unread>) -> Result<(), Vec<T>> {
+    match all.iter().position(|one| act(*one).is_err()) {
+        None => Ok(()),
+        Some(first) => Err(all.split_off(first)),
     }
 }

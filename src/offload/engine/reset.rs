@@ -11,11 +11,13 @@ use std::time::Duration;
 use super::Engine;
 use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::end_reason::EndReason;
+use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::Key;
 use crate::offload::probe::EntryChange;
+use crate::offload::program::Unread;
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
 use crate::table::late_resets::Abandoned;
@@ -42,7 +44,7 @@ const LINGER: Duration = Duration::from_secs(2);
 impl Engine {
     /// An order of the flow's worker.
     pub(super) fn end(&mut self, ticket: Ticket, unless_moved_since_ns: Option<u64>) {
-        self.look(ticket.id);
+        let is_known = self.look(ticket.id).is_ok();
         let Some(flow) = self.flows.get_mut(&ticket.id) else {
             // It stayed, and its worker knows by now, or it has ended, and its worker is about to know.
             return;
@@ -55,8 +57,9 @@ impl Engine {
         // While this host heard nobody, bytes may have moved elsewhere.
         let moved_ns = self.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
         if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
-            && moved_ns >= since_ns
+            && (moved_ns >= since_ns || !is_known)
         {
+            // Its worker asks again, should it be idle for that long.
             return self.answer(ticket.worker, Answer::Moves(last));
         }
         self.reset(ticket.id);
@@ -129,17 +132,23 @@ impl Engine {
 
     /// Goes on with an end that has said nothing since it is being reset; the other one may use its port again.
     fn reset_silent(&mut self, id: FlowId) {
-        self.look(id);
+        if self.look(id).is_err() {
+            // Whoever has spoken meanwhile would be taken for silent.
+            self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
+            return;
+        }
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Step::Resetting { rounds, since_ns } = &mut flow.step else { return };
-        *rounds += 1;
+        *rounds = rounds.saturating_add(1);
         let is_last = *rounds > SILENT_ROUNDS;
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
         // What has no entry any more was heard before.
         let [client, backend] =
             [&up, &down].map(|look| *look != CounterSnapshot::default() && !look.reused && look.last_ns < *since_ns);
         if is_last || !(client || backend) {
-            self.remove(id);
+            if !self.remove(id) {
+                return;
+            }
             let silent = [
                 (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
                 (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
@@ -166,18 +175,22 @@ impl Engine {
 
     /// Its entries stay for as long as something passes by them.
     fn remove_if_quiet(&mut self, id: FlowId, now_ns: u64) {
-        self.look(id);
+        if self.look(id).is_err() {
+            self.later.insert((now_ns + LINGER.as_nanos() as u64, id));
+            return;
+        }
         let Some(flow) = self.flows.get(&id) else { return };
         let until_ns = flow.up.last_ns.max(flow.down.last_ns) + LINGER.as_nanos() as u64;
         match until_ns > now_ns {
             true => drop(self.later.insert((until_ns, id))),
-            false => self.remove(id),
+            false => _ = self.remove(id),
         }
     }
 
     /// Makes both ends of the flow take an RST.
     fn reset_round(&mut self, id: FlowId) {
-        self.look(id);
+        // An older number makes an end say its own all the same, and the entries answer that.
+        let _ = self.look(id);
         let Some(flow) = self.flows.get_mut(&id) else { return };
         if let Step::Resetting { rounds, .. } = &mut flow.step {
             *rounds += 1;
@@ -224,42 +237,52 @@ impl Engine {
         }
     }
 
-    /// Takes the entries out and lets the port be used again.
-    pub(super) fn remove(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.remove(id) else { return };
-        for direction in [FlowDirection::ToBackend, FlowDirection::ToClient] {
-            self.take_out(id, &flow.ends.key(direction));
+    /// Takes the entries out of a flow that is over and lets the port be used again. False: not yet, it is tried again.
+    pub(super) fn remove(&mut self, id: FlowId) -> bool {
+        let Some(flow) = self.flows.get(&id) else { return true };
+        let ends = flow.ends;
+        if self.take_out_both(id, &ends).is_err() {
+            self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
+            return false;
         }
+        self.flows.remove(id);
         if let Err(error) = self.program.drop_note(id) {
             tracing::error!(%error, "the note of a flow cannot be removed");
         }
-        self.table.offload.release(flow.ends.local, flow.ends.backend);
+        self.table.offload.release(ends.local, ends.backend);
+        true
+    }
+
+    fn take_out_both(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
+        self.take_out(id, &ends.key(FlowDirection::ToBackend))?;
+        self.take_out(id, &ends.key(FlowDirection::ToClient))
     }
 
     fn take_out_own(&self, id: FlowId, direction: FlowDirection) {
         if let Some(flow) = self.flows.get(&id) {
-            self.take_out(id, &flow.ends.key(direction));
+            // What cannot be read goes with the flow.
+            let _ = self.take_out(id, &flow.ends.key(direction));
         }
     }
 
     /// Takes out an entry, unless another flow has come in its place.
-    fn take_out(&self, id: FlowId, key: &Key) {
-        let is_its = self.program.entry(key).map(|entry| entry.is_some_and(|entry| entry.id == id));
-        if let Err(error) = is_its.and_then(|is_its| if is_its { self.program.take_out(key).map(drop) } else { Ok(()) })
-        {
-            tracing::error!(%error, "the entry of a flow cannot be removed");
+    pub(super) fn take_out(&self, id: FlowId, key: &Key) -> Result<(), Unread> {
+        if self.program.entry(key)?.is_some_and(|entry| entry.id == id) {
+            self.program.take_out(key)?;
         }
+        Ok(())
     }
 
-    /// Takes note of what the entries hold now; true if anything has passed since the last time.
-    pub(super) fn look(&mut self, id: FlowId) -> bool {
-        let Some(flow) = self.flows.get(&id) else { return false };
-        let see =
-            |direction| self.program.entry(&flow.ends.key(direction)).ok().flatten().filter(|entry| entry.id == id);
-        let (up, down) = (see(FlowDirection::ToBackend), see(FlowDirection::ToClient));
-        let Some(flow) = self.flows.get_mut(&id) else { return false };
+    /// Takes note of what the entries hold now; true if anything has passed since the last time. Of a flow that cannot be read nothing new
+    /// is known, and it is looked at again at the next turn.
+    pub(super) fn look(&mut self, id: FlowId) -> Result<bool, Unread> {
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(false) };
+        let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
+        // Both or neither: with one of them the other end would seem silent.
+        let seen = self.program.entries(keys).inspect_err(|_| self.unread.look_at(id))?;
         // Of both, whatever the first one says.
-        up.iter().chain(&down).fold(false, |changed, entry| flow.take_note(entry) | changed)
+        let own = seen.iter().flatten().filter(|entry| entry.id == id);
+        Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))
     }
 }
 

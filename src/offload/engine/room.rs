@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::Engine;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, FlowRecord};
+use crate::offload::program::Unread;
 use crate::table::offload::StandbyAnswer;
 
 /// What is tried again at a time.
@@ -31,6 +32,14 @@ pub enum NoStandby {
     NoRoom,
     /// A flow of this instance's has its addresses.
     Taken,
+    /// It is not known what stands at its keys.
+    Unread,
+}
+
+impl From<Unread> for NoStandby {
+    fn from(_: Unread) -> Self {
+        Self::Unread
+    }
 }
 
 impl Crowded {
@@ -51,9 +60,13 @@ impl Engine {
                 continue;
             };
             self.keep.crowded.flows.insert(id, record);
-            if why == NoStandby::NoRoom {
-                is_full = true;
-                break;
+            match why {
+                NoStandby::Taken => {}
+                NoStandby::NoRoom => {
+                    is_full = true;
+                    break;
+                }
+                NoStandby::Unread => break,
             }
         }
         if !held.is_empty() {
@@ -61,7 +74,9 @@ impl Engine {
         }
         let packets: Vec<_> = self.keep.crowded.packets.iter().map(|(key, way)| (*key, *way)).take(AGAIN).collect();
         for (key, (to, lent)) in packets {
-            self.forward(vec![key], to, lent);
+            if self.forward(&[key], to, lent).is_err() {
+                break;
+            }
             if self.keep.crowded.packets.contains_key(&key) {
                 is_full = true;
                 break;

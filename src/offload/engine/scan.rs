@@ -16,7 +16,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::Entry;
 use crate::offload::moved::{Mark, Moved};
-use crate::offload::program::Cursor;
+use crate::offload::program::{Cursor, Unread};
 use crate::sys::clock;
 
 /// From the beginning of a round to that of the next, at least.
@@ -114,36 +114,43 @@ impl Engine {
     }
 
     fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> ScanStage {
-        for id in flows.split_off(flows.len().saturating_sub(LOOKS)) {
-            for key in
-                self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
-            {
-                if let Ok(Some(entry)) = self.program.entry(&key) {
-                    self.hear(&entry);
-                    touched.extend(self.see_standby(&key, &entry));
-                }
-            }
-            if self.look(id) {
-                let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
-                self.table.reachability.hear_client(heard_ns);
-                self.moved_on(id);
+        for _ in 0..LOOKS {
+            let Some(id) = flows.pop() else { return ScanStage::Rest };
+            if self.look_at(id, touched).is_err() {
+                // Its mark is taken: nobody would look at it again.
+                flows.push(id);
+                break;
             }
         }
         if flows.is_empty() { ScanStage::Rest } else { ScanStage::Looks(flows) }
     }
 
+    fn look_at(&mut self, id: FlowId, touched: &mut Vec<FleetId>) -> Result<(), Unread> {
+        for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
+        {
+            if let Some(entry) = self.program.entry(&key)? {
+                self.hear(&entry);
+                touched.extend(self.see_standby(&key, &entry));
+            }
+        }
+        if self.look(id)? {
+            let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
+            self.table.reachability.hear_client(heard_ns);
+            self.moved_on(id);
+        }
+        Ok(())
+    }
+
     fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FleetId>) -> ScanStage {
         let mut seen = Vec::with_capacity(BATCH);
         let mut changed = Vec::new();
-        let mut more = true;
-        for _ in 0..SWEEP / BATCH {
+        let mut next = ScanStage::Rest;
+        for step in 1..=SWEEP / BATCH {
             seen.clear();
-            more = match self.program.scan(&mut cursor, BATCH, &mut seen) {
-                Ok(more) => more,
-                Err(error) => {
-                    tracing::error!(%error, "the map of flows cannot be read");
-                    false
-                }
+            let Ok(more) = self.program.scan(&mut cursor, BATCH, &mut seen) else {
+                // The marks are taken, and one entry takes less memory than many.
+                next = ScanStage::Looks(self.all_flows());
+                break;
             };
             for (key, entry) in &seen {
                 self.hear(entry);
@@ -158,11 +165,18 @@ impl Engine {
             if !more {
                 break;
             }
+            if step == SWEEP / BATCH {
+                next = ScanStage::Sweep(std::mem::take(&mut cursor));
+            }
         }
         changed.sort_unstable();
         changed.dedup();
         changed.into_iter().for_each(|id| self.moved_on(id));
-        if more { ScanStage::Sweep(cursor) } else { ScanStage::Rest }
+        next
+    }
+
+    fn all_flows(&self) -> Vec<FlowId> {
+        self.flows.keys().copied().chain(self.keep.held.iter().map(|(id, _)| id.flow)).collect()
     }
 
     /// Whether this host hears anybody at all is another's question.
@@ -172,7 +186,7 @@ impl Engine {
         }
     }
 
-    fn moved_on(&mut self, id: FlowId) {
+    pub(super) fn moved_on(&mut self, id: FlowId) {
         self.tell_progress(id);
         self.has_moved(id);
     }

@@ -108,19 +108,17 @@ impl Engine {
     fn close_if_acknowledged(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(&id) else { return };
         let Step::Filling(lent) = &flow.step else { return };
-        let entry = |direction| self.program.entry(&flow.ends.key(direction));
+        let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
-        let acknowledged = match (whole, entry(FlowDirection::ToBackend), entry(FlowDirection::ToClient)) {
-            (false, ..) => false,
-            (true, Ok(Some(up)), Ok(Some(down))) => arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down),
-            // Somebody has removed the entries: the sockets are all that is left of the flow.
-            (_, Ok(None), _) | (_, _, Ok(None)) => return self.lost(id),
-            (_, Err(error), _) | (_, _, Err(error)) => {
-                tracing::error!(%error, "the map of flows cannot be read");
-                false
-            }
-        };
         let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
+        let (acknowledged, overdue) = match self.program.entries(keys) {
+            _ if !whole => (false, overdue),
+            Ok([Some(up), Some(down)]) => (arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down), overdue),
+            // Somebody has removed the entries: the sockets are all that is left of the flow.
+            Ok(_) => return self.lost(id),
+            // It may have been acknowledged long ago.
+            Err(_) => (false, false),
+        };
         match acknowledged {
             true => self.close(id),
             false if overdue => self.silent(id),
@@ -147,8 +145,8 @@ impl Engine {
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
-        let entries = keys.map(|key| self.program.entry(&key));
-        if let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries {
+        // What cannot be read now is told at the next turn.
+        if let Ok([Some(of_client), Some(of_backend)]) = self.program.entries(keys) {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
             for (socket, key, outgoing, acked, expected) in [
                 (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
@@ -168,8 +166,8 @@ impl Engine {
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
-        let entries = keys.map(|key| self.program.entry(&key));
-        let [Ok(Some(of_client)), Ok(Some(of_backend))] = entries else { return Ok(()) };
+        // What cannot be read now is told at the next turn.
+        let Ok([Some(of_client), Some(of_backend)]) = self.program.entries(keys) else { return Ok(()) };
         // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
         let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
         let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
@@ -204,8 +202,9 @@ impl Engine {
         }
         self.tell_offloaded(id);
         // It may have ended while it had sockets, and then nothing comes any more that tells.
-        self.look(id);
-        self.has_moved(id);
+        if self.look(id).is_ok() {
+            self.has_moved(id);
+        }
     }
 
     /// A leg broke after the entries were made: its flow cannot go on either way.

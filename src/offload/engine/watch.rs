@@ -41,9 +41,11 @@ impl Engine {
     pub(super) fn watch(&mut self) {
         let now_ns = now_ns();
         self.see_backends(now_ns);
+        self.say_unread(now_ns);
         if self.is_frozen() {
             return self.scan.begin_anew();
         }
+        self.read_again(now_ns);
         self.follow_routes();
         self.end_covered();
         if now_ns >= self.reattach_at_ns {
@@ -96,8 +98,9 @@ impl Engine {
                         touched.extend(counts.then_some(held));
                     }
                     None => {
-                        self.look(event.id);
-                        self.has_moved(event.id);
+                        if self.look(event.id).is_ok() {
+                            self.has_moved(event.id);
+                        }
                     }
                 },
             }
@@ -171,7 +174,8 @@ impl Engine {
         to_ask.into_iter().for_each(|id| self.ask_both(id, now_ns));
         for id in silent {
             // The last scan may have been a while ago.
-            if self.look(id) {
+            let Ok(has_moved) = self.look(id) else { continue };
+            if has_moved {
                 self.has_moved(id);
             } else if let Some(flow) = self.flows.get(&id) {
                 let by_backend = !flow.up.is_finished(&flow.down);
@@ -201,7 +205,9 @@ impl Engine {
         to_ask.into_iter().for_each(|id| self.ask_silent(id, now_ns));
         for id in silent {
             // The last scan may have been a while ago.
-            self.look(id);
+            if self.look(id).is_err() {
+                continue;
+            }
             let Some(flow) = self.flows.get_mut(&id) else { continue };
             let before = flow.unanswered;
             flow.count_silence();

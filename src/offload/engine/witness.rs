@@ -11,7 +11,7 @@
 //!                                   └─ a leg's socket heard what was not seen ──▶ it stays: nat
 //! ```
 
-use std::io;
+use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -65,10 +65,15 @@ impl Engine {
     }
 
     pub(super) fn forget_witness(&mut self, id: FlowId) {
-        if let Some(Witness { ends, .. }) = self.witnesses.remove(&id)
-            && let Err(error) = self.program.withdraw(id, &ends)
-        {
-            tracing::error!(%error, "the entries of a flow cannot be removed");
+        if let Some(Witness { ends, .. }) = self.witnesses.remove(&id) {
+            self.withdraw(id, ends);
+        }
+    }
+
+    /// Takes out what takes note of the flow's packets; what cannot be read is taken out later, as what is stale.
+    pub(super) fn withdraw(&mut self, id: FlowId, ends: Ends) {
+        if self.program.withdraw(id, &ends).is_err() {
+            self.witnesses.insert(id, Witness { ends, since_ns: 0, heard: [None; 2] });
         }
     }
 
@@ -141,7 +146,7 @@ impl Engine {
 const WINDOW: u16 = 512;
 const WINDOW_UNSCALED: u16 = 32 * 1024;
 
-fn failed(id: FlowId, error: &io::Error) -> Stays {
+fn failed(id: FlowId, error: &dyn Error) -> Stays {
     tracing::warn!(flow = id.0, %error, "a flow could not be offloaded");
     Stays::Failed
 }

@@ -19,9 +19,9 @@ impl Program {
 }
 
 impl offload::CarriedKeys for FlowMap {
-    fn carries(&self, key: &Key) -> bool {
+    fn carries(&self, key: &Key) -> io::Result<bool> {
         let mut raw = [0; ENTRY_SIZE];
-        let found = self.0.look_up(&key.encode(), &mut raw).unwrap_or(false);
-        found && Entry::decode(&raw).action == Action::Splice
+        let found = self.0.look_up(&key.encode(), &mut raw)?;
+        Ok(found && Entry::decode(&raw).action == Action::Splice)
     }
 }

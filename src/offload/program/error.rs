@@ -9,6 +9,8 @@ use aya::pin::PinError;
 use aya::programs::ProgramError;
 use thiserror::Error;
 
+use super::Unread;
+
 /// Why nothing can be offloaded. Each says what fixes it; until then every flow stays proxied.
 #[derive(Debug, Error)]
 pub enum OpenError {
@@ -75,6 +77,9 @@ pub enum InstallError {
     /// An older flow with these addresses has not been removed yet.
     #[error("an entry with these addresses is still there")]
     Exists,
+    /// Nor is it known what stands there.
+    #[error(transparent)]
+    Unread(#[from] Unread),
     #[error("entering a flow: {0}")]
     Io(io::Error),
 }

@@ -56,7 +56,7 @@ impl Barrier {
         let of = Create { inner: inner.as_raw_fd() as u32, ..Create::default() };
         let outer =
             create(Create { kind: BPF_MAP_TYPE_ARRAY_OF_MAPS, key_size: 4, value_size: 4, max_entries: 1, ..of })?;
-        Ok(Self::Update { outer: Map { fd: outer, key_size: 4, value_size: 4, max_entries: 1 }, inner })
+        Ok(Self::Update { outer: Map::of(outer, 4, 4, 1), inner })
     }
 
     pub fn wait(&self) -> io::Result<()> {

@@ -21,6 +21,8 @@ pub struct OffloadCensus {
     pub recovered: Tally,
     /// Times that somebody else had detached the program, and it was attached again.
     pub reattached: Tally,
+    /// Times that an entry could not be read, and its flow was left as it was.
+    pub unread: Tally,
     /// Connections of offloaded flows that connection tracking was made to forget, and that it would not forget.
     pub untracked: Tally,
     pub still_tracked: Tally,
@@ -51,6 +53,7 @@ impl Default for OffloadCensus {
             stayed: std::array::from_fn(|_| Tally::default()),
             recovered: Tally::default(),
             reattached: Tally::default(),
+            unread: Tally::default(),
             untracked: Tally::default(),
             still_tracked: Tally::default(),
             is_off: AtomicBool::new(false),
@@ -75,6 +78,7 @@ impl OffloadCensus {
             ("offloaded", &self.offloaded),
             ("recovered", &self.recovered),
             ("reattached", &self.reattached),
+            ("unread", &self.unread),
             ("untracked", &self.untracked),
             ("still tracked", &self.still_tracked),
         ];

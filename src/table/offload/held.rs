@@ -11,6 +11,7 @@
 //!     │ ◀────────────── UnknownPackets: what nobody knew      │
 //! ```
 
+use std::io;
 use std::sync::OnceLock;
 
 use crossbeam_queue::SegQueue;
@@ -21,8 +22,8 @@ use crate::model::fleet::{StandbyAnswer, StandbyRequest};
 
 /// What the offload engine carries at this moment, whoever's flows they are.
 pub trait CarriedKeys: std::fmt::Debug + Send + Sync {
-    /// Whether such a packet is passed on to the flow's other end.
-    fn carries(&self, key: &Key) -> bool;
+    /// Whether such a packet is passed on to the flow's other end. An error: that is not known.
+    fn carries(&self, key: &Key) -> io::Result<bool>;
 }
 
 /// The queues between them.
@@ -68,7 +69,8 @@ impl StandbyQueues {
         let _ = self.carried.set(carried);
     }
 
-    pub fn carries(&self, key: &Key) -> bool {
-        self.carried.get().is_some_and(|carried| carried.carries(key))
+    /// As [`CarriedKeys::carries`].
+    pub fn carries(&self, key: &Key) -> io::Result<bool> {
+        self.carried.get().map_or(Ok(false), |carried| carried.carries(key))
     }
 }

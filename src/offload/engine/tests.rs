@@ -1,0 +1,193 @@
+//! The offload engine over a map that cannot be read for a while, attached to no interface. Without root there is no map.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::model::end_reason::EndReason;
+use crate::model::ends::Key;
+use crate::model::fleet::testing::{passage, record};
+use crate::model::fleet::{FlowRecord, Keeping, StandbyAnswer, StandbyRequest};
+use crate::model::splice::FlowDirection;
+use crate::offload::entry::{Action, Entry, Seen};
+use crate::offload::program;
+use crate::offload::settings::OffloadSettings;
+use crate::table::flows::FlowKey;
+use crate::table::offload::{Found, Ticket};
+use carried::Step;
+
+struct Scene {
+    engine: Engine,
+    directory: PathBuf,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = program::remove(&self.directory);
+    }
+}
+
+impl Scene {
+    /// `None`: this process may not load a program.
+    fn open(name: &str) -> Option<Self> {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return None;
+        }
+        let directory = PathBuf::from(format!("/sys/fs/bpf/baton-{name}-{}", std::process::id()));
+        let settings = OffloadSettings { directory: directory.clone(), interfaces: Vec::new(), flows_max: 64 };
+        let program = Program::open(&settings).expect("the program");
+        let mut engine = Engine::open(program, Table::new(1).expect("a table"), false).expect("an engine");
+        engine.recover();
+        Some(Self { engine, directory })
+    }
+
+    fn serve(&mut self, request: StandbyRequest) {
+        self.engine.table.offload.ask_standby(request);
+        self.engine.take_standby_requests();
+    }
+
+    fn set_unreadable(&mut self, unreadable: bool) {
+        self.engine.program.set_unreadable(unreadable);
+    }
+
+    fn entry(&self, key: Key) -> Option<Entry> {
+        self.engine.program.entry(&key).expect("it can be read")
+    }
+
+    fn answer(&self) -> Option<Answer> {
+        self.engine.table.offload.next_answer(0)
+    }
+
+    fn standby_answer(&self) -> Option<StandbyAnswer> {
+        self.engine.table.offload.held.next_answer()
+    }
+
+    /// A flow of this instance without sockets, which its worker knows.
+    fn own(&mut self, record: &FlowRecord) -> Ticket {
+        self.serve(StandbyRequest::Hold(Box::new(record.clone())));
+        self.serve(StandbyRequest::Inherit(vec![record.fleet_id()]));
+        let Some(Answer::Found(found)) = self.answer() else { panic!("it is offered to its worker") };
+        let Found { id, .. } = *found;
+        let ticket = Ticket { worker: 0, key: FlowKey::new(0), id };
+        self.engine.claim(ticket, 30_000_000_000);
+        ticket
+    }
+}
+
+fn offloaded(id: u64) -> FlowRecord {
+    FlowRecord { keeping: Keeping::Passage(Box::new(passage(9))), ..record(id) }
+}
+
+fn up(record: &FlowRecord) -> Key {
+    record.ends.key(FlowDirection::ToBackend)
+}
+
+#[test]
+fn a_dead_peers_flow_is_inherited_though_its_entries_cannot_be_read_for_a_while() {
+    let Some(mut scene) = Scene::open("inherit") else { return };
+    let flow = offloaded(1);
+    let id = flow.fleet_id();
+    scene.serve(StandbyRequest::Hold(Box::new(flow.clone())));
+    assert!(scene.entry(up(&flow)).is_some_and(|entry| entry.held));
+
+    scene.set_unreadable(true);
+    scene.serve(StandbyRequest::Inherit(vec![id]));
+    scene.serve(StandbyRequest::Report(7));
+    assert!(scene.engine.flows.is_empty() && scene.engine.keep.held.get(id).is_some(), "it stays as it was");
+    assert_eq!(scene.standby_answer(), None, "what comes behind it waits");
+
+    scene.set_unreadable(false);
+    scene.engine.take_standby_requests();
+    assert!(matches!(scene.engine.flows.get(&flow.id).map(|flow| &flow.step), Some(Step::Alone)), "not reset");
+    assert!(matches!(scene.answer(), Some(Answer::Found(_))));
+    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
+    assert!(scene.entry(up(&flow)).is_some_and(|entry| !entry.held && entry.action == Action::Splice));
+}
+
+#[test]
+fn the_failover_is_answered_nothing_and_no_key_is_forgotten_while_entries_cannot_be_read() {
+    let Some(mut scene) = Scene::open("answer") else { return };
+    let (key, other) = (up(&record(1)), offloaded(2));
+    scene.serve(StandbyRequest::Refuse(vec![key]));
+    scene.serve(StandbyRequest::Hold(Box::new(other.clone())));
+
+    scene.set_unreadable(true);
+    scene.serve(StandbyRequest::FindUnanswered(vec![key, up(&other)]));
+    scene.serve(StandbyRequest::Forget(vec![key]));
+    scene.serve(StandbyRequest::Drop(vec![other.fleet_id()]));
+    assert_eq!(scene.standby_answer(), None);
+
+    scene.set_unreadable(false);
+    assert!(scene.entry(key).is_some() && scene.entry(up(&other)).is_some());
+    scene.engine.take_standby_requests();
+    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(vec![key])), "the other one is carried");
+    assert!(scene.entry(key).is_none() && scene.entry(up(&other)).is_none());
+    assert!(scene.engine.keep.held.is_empty());
+}
+
+#[test]
+fn a_flow_that_cannot_be_read_does_not_end_as_idle_and_is_looked_at_again() {
+    let Some(mut scene) = Scene::open("idle") else { return };
+    let flow = offloaded(1);
+    let ticket = scene.own(&flow);
+    let moved = Entry { held: false, ..scene.entry(up(&flow)).expect("an entry") };
+    let moved = Entry { seen: Seen { packets: 5, last_ns: now_ns(), ..moved.seen }, ..moved };
+    scene.engine.program.hold(&up(&flow), &moved).expect("room");
+
+    scene.set_unreadable(true);
+    scene.engine.end(ticket, Some(now_ns()));
+    assert!(matches!(scene.answer(), Some(Answer::Moves(_))), "nobody knows whether it is idle");
+    assert!(scene.engine.flows.get(&flow.id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
+    scene.engine.read_again(now_ns());
+    scene.engine.say_unread(now_ns());
+    assert!(scene.engine.table.offload.census.unread.value() >= 2);
+
+    scene.set_unreadable(false);
+    scene.engine.read_again(now_ns());
+    assert_eq!(scene.engine.flows.get(&flow.id).map(|flow| flow.up.packets), Some(5));
+    assert_eq!(scene.engine.lists.get(&0).map(Vec::len), Some(2), "once claimed, once read");
+}
+
+#[test]
+fn a_flow_that_is_over_keeps_its_entries_and_its_port_until_they_can_be_read() {
+    let Some(mut scene) = Scene::open("over") else { return };
+    let flow = offloaded(1);
+    let id = scene.own(&flow).id;
+    scene.engine.fade(id, EndReason::ClientClosed);
+    let reserved = |scene: &Scene| scene.engine.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
+
+    scene.set_unreadable(true);
+    scene.engine.do_what_is_due();
+    assert!(scene.engine.flows.contains_key(&id) && reserved(&scene));
+
+    scene.set_unreadable(false);
+    scene.engine.later = BTreeSet::from([(0, id)]);
+    scene.engine.do_what_is_due();
+    assert!(scene.engine.flows.is_empty() && !reserved(&scene));
+    assert_eq!(scene.entry(up(&flow)), None);
+}
+
+#[test]
+fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_while() {
+    let Some(mut scene) = Scene::open("recover") else { return };
+    let flow = offloaded(1);
+    scene.own(&flow);
+    // As another process finds it.
+    scene.engine.flows = Marked::default();
+    scene.engine.listens = false;
+
+    scene.set_unreadable(true);
+    scene.engine.recover();
+    scene.serve(StandbyRequest::Report(7));
+    assert!(
+        !scene.engine.listens && scene.standby_answer().is_none(),
+        "before that nothing is looked at, nor taken for nobody's"
+    );
+    scene.engine.read_again(now_ns() + 2_000_000_000);
+    assert!(scene.engine.orders.recover.load(Acquire), "it is tried again");
+
+    scene.set_unreadable(false);
+    scene.engine.recover();
+    assert!(matches!(scene.answer(), Some(Answer::Found(_))));
+    scene.engine.take_standby_requests();
+    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
+}

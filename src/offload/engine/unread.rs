@@ -1,0 +1,103 @@
+//! What could not be read of the map: flows stay as they are, and are looked at again at each turn until it can.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Release;
+use std::time::Duration;
+
+use super::Engine;
+use super::carried::Step;
+use crate::model::ids::FlowId;
+use crate::offload::entry::Entry;
+
+/// Between two complaints.
+const SAY_EVERY: Duration = Duration::from_secs(60);
+
+/// Between two tries to read what an earlier process left, and tries after which peers are told of new flows without that.
+const RECOVER_EVERY: Duration = Duration::from_secs(1);
+const RECOVER_TRIES: u32 = 5;
+
+/// What is to be read again.
+#[derive(Debug, Default)]
+pub struct ToReadAgain {
+    /// Something may have happened to these flows.
+    looks: BTreeSet<FlowId>,
+    /// Other instances do not know how the packets of these are passed on.
+    untold: BTreeSet<FlowId>,
+    /// These have no worker, for it is not known whom a header named. With their entries.
+    offers: Vec<(FlowId, [Option<Entry>; 2])>,
+    /// When what an earlier process left is read again, and how often that has failed.
+    recover_at_ns: Option<u64>,
+    recover_failed: u32,
+    said_ns: Option<u64>,
+}
+
+impl ToReadAgain {
+    pub fn look_at(&mut self, id: FlowId) {
+        self.looks.insert(id);
+    }
+
+    pub fn tell(&mut self, id: FlowId) {
+        self.untold.insert(id);
+    }
+
+    pub fn offer(&mut self, id: FlowId, entries: [Option<Entry>; 2]) {
+        self.offers.push((id, entries));
+    }
+
+    /// What an earlier process left could not be read; true the one time when peers have waited for it long enough.
+    pub fn recover_later(&mut self, now_ns: u64) -> bool {
+        self.recover_at_ns = Some(now_ns + RECOVER_EVERY.as_nanos() as u64);
+        self.recover_failed = self.recover_failed.saturating_add(1);
+        self.recover_failed == RECOVER_TRIES
+    }
+}
+
+impl Engine {
+    /// Counts reads that failed, and says so now and then.
+    pub(super) fn say_unread(&mut self, now_ns: u64) {
+        let Some((count, error)) = self.program.unread() else { return };
+        let census = &self.table.offload.census;
+        census.unread.add(count);
+        let is_said = |at_ns: u64| now_ns.saturating_sub(at_ns) < SAY_EVERY.as_nanos() as u64;
+        if !self.unread.said_ns.is_some_and(is_said) {
+            self.unread.said_ns = Some(now_ns);
+            let times = census.unread.value();
+            tracing::error!(%error, times, "entries of offloaded flows cannot be read: their flows stay as they are until they can");
+        }
+    }
+
+    /// Looks at what could not be read, as far as it can by now.
+    pub(super) fn read_again(&mut self, now_ns: u64) {
+        if self.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
+            self.orders.recover.store(true, Release);
+        }
+        for _ in 0..self.unread.looks.len() {
+            let Some(id) = self.unread.looks.pop_first() else { break };
+            if self.look(id).is_err() {
+                break;
+            }
+            self.moved_on(id);
+        }
+        for _ in 0..self.unread.untold.len() {
+            let Some(id) = self.unread.untold.pop_first() else { break };
+            if self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
+                self.tell_offloaded(id);
+            }
+            if self.unread.untold.contains(&id) {
+                break;
+            }
+        }
+        for _ in 0..self.unread.offers.len() {
+            let Some((id, [up, down])) = self.unread.offers.pop() else { break };
+            let left = self.unread.offers.len();
+            match self.flows.contains_key(&id) {
+                true => self.offer(id, up.as_ref(), down.as_ref()),
+                // It is over, and nobody will claim it.
+                false => self.count_claimed(1),
+            }
+            if self.unread.offers.len() > left {
+                break;
+            }
+        }
+    }
+}

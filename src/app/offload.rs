@@ -191,8 +191,16 @@ impl Path {
 
 /// `None`: nothing is to be offloaded, and nothing is left that has.
 fn start(settings: &OffloadSettings, table: &Arc<Table>) -> Result<Option<OffloadEngine>, NoOffload> {
-    let pinned = program::status(&settings.pins).ok().flatten();
-    if settings.mode == OffloadMode::Off && pinned.as_ref().is_none_or(|status| status.entries == Some(0)) {
+    let (pinned, unread) = match program::status(&settings.pins) {
+        Ok(pinned) => (pinned, None),
+        Err(error) => (None, Some(error)),
+    };
+    // What cannot be read may have flows in it.
+    let may_have_flows = match &pinned {
+        Some(status) => status.entries != Some(0),
+        None => unread.is_some() && settings.pins.exists(),
+    };
+    if settings.mode == OffloadMode::Off && !may_have_flows {
         return Ok(None);
     }
     let mut interfaces: Vec<_> = settings.interfaces.iter().map(ToString::to_string).collect();
@@ -205,6 +213,10 @@ fn start(settings: &OffloadSettings, table: &Arc<Table>) -> Result<Option<Offloa
     let directory = settings.pins.clone();
     let program = Program::open(&settings::OffloadSettings { directory, interfaces, flows_max: settings.max_flows })?;
     let on_demand = settings.interfaces.is_empty();
+    if let Some(error) = unread.filter(|_| !on_demand) {
+        // It can be read by now, but what was attached beside those is not known.
+        return Err(OpenError::Pinned(error).into());
+    }
     Ok(Some(OffloadEngine::start(program, table.clone(), on_demand)?))
 }
 
@@ -241,7 +253,11 @@ fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
     if matches!(error, NoOffload::InUse(_)) {
         return None;
     }
-    let entries = program::status(pins).ok().flatten()?.entries;
+    let entries = match program::status(pins) {
+        Ok(status) => status?.entries,
+        Err(_) if pins.exists() => None,
+        Err(_) => return None,
+    };
     if entries == Some(0) {
         return None;
     }
@@ -277,5 +293,20 @@ mod tests {
         drop(first);
         own(&pins).unwrap();
         std::fs::remove_file(format!("{LOCKS}/baton{}.lock", pins.display().to_string().replace('/', "-"))).unwrap();
+    }
+
+    #[test]
+    fn flows_of_an_earlier_process_that_cannot_be_read_are_not_passed_over() {
+        let pins = PathBuf::from(format!("/sys/fs/bpf/baton-unread-{}", std::process::id()));
+        let error = NoOffload::Open(OpenError::Begin(io::ErrorKind::OutOfMemory.into()));
+        assert_eq!(left_alone(&pins, &error), None, "there is nothing");
+        // No map: what is in it cannot be read. Only root may make it, on a BPF file system.
+        if std::fs::create_dir_all(pins.join("meta")).is_err() {
+            return;
+        }
+        let (status, said) = (program::status(&pins), left_alone(&pins, &error));
+        let _ = std::fs::remove_dir(pins.join("meta")).and_then(|()| std::fs::remove_dir(&pins));
+        assert!(status.is_err(), "{status:?}");
+        assert!(said.is_some_and(|said| said.contains("watched by nobody")));
     }
 }

@@ -104,9 +104,11 @@ fn version(status: &ProgramStatus, output: &Output) -> String {
 
 fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError> {
     let fail = |error| CliError::path(pins, error);
-    let entries = program::status(pins).ok().flatten().and_then(|status| status.entries);
-    if let Some(entries) = entries.filter(|entries| *entries > 0 && !yes) {
-        return Err(CliError::FlowsInPath(plural(entries.div_ceil(2).into(), "flow")));
+    if !yes {
+        let status = program::status(pins).map_err(|source| CliError::Unread { path: pins.to_owned(), source })?;
+        if let Some(entries) = status.and_then(|status| status.entries).filter(|entries| *entries > 0) {
+            return Err(CliError::FlowsInPath(plural(entries.div_ceil(2).into(), "flow")));
+        }
     }
     // A path that is broken must be removable too, but not in silence: its flows' ends hear nothing then.
     if let Err(error) = program::dismiss(pins) {

@@ -30,6 +30,8 @@ pub enum CliError {
     Path { path: PathBuf, source: io::Error },
     #[error("{0} would be reset at the next packet; repeat it with --yes")]
     FlowsInPath(String),
+    #[error("{path}: {source}; flows that may be in it would be reset at the next packet; repeat it with --yes", path = .path.display())]
+    Unread { path: PathBuf, source: io::Error },
     #[error("flow {0} was ordered to end but is still there")]
     StillThere(crate::model::ids::FlowId),
     #[error("{0} is no longer draining: somebody took the order back")]

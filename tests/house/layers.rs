@@ -146,6 +146,15 @@ fn files_are_short_enough_to_read() {
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
+/// What cannot be read may be there all the same: `program::Unread` says what follows.
+#[test]
+fn a_failed_read_of_the_map_is_not_taken_for_no_entry() {
+    let is_wrong = |source: &&Source| source.code.split_whitespace().collect::<String>().contains(".ok().flatten()");
+    let offloads = sources().into_iter().filter(|source| source.name().contains("offload"));
+    let faults: Vec<_> = offloads.filter(|source| is_wrong(&source)).map(|source| source.name()).collect();
+    assert!(faults.is_empty(), ".ok().flatten() in {faults:?}");
+}
+
 #[test]
 fn an_upward_or_sideways_import_is_found() {
     let found = |module: &str, text: &str| import_faults(module, &code_only(text)).len();

@@ -405,7 +405,8 @@ impl Hub {
     /// doubt it does: whoever asks would reset it otherwise.
     fn is_here(&self, query: &KnowsQuery) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
-        self.table.standby.carries(&Key { from, to }).unwrap_or(true) || sock_diag::has_connection(to, from).unwrap_or(true)
+        self.table.standby.carries(&Key { from, to }).unwrap_or(true)
+            || sock_diag::has_connection(to, from).unwrap_or(true)
     }
 
     fn answer_queries(&mut self) {

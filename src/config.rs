@@ -424,7 +424,7 @@ name = "cp2"
 address = "10.0.0.12:6443"
 "#;
 
-    pub fn minimal() -> Config {
+    pub(crate) fn minimal() -> Config {
         parse(MINIMAL, Path::new("minimal.toml")).unwrap().config
     }
 

@@ -21,6 +21,7 @@
 //! Orders from outside (a dead backend, an operator, a reload) reach flows through [`table::orders`] alone. ARCHITECTURE.md has the layers and
 //! the threads, docs/glossary.md the words.
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod addr;
 pub mod admin;

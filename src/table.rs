@@ -22,7 +22,7 @@ pub mod totals;
 pub mod worker;
 
 mod sync {
-    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 use std::sync::Arc;

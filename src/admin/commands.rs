@@ -24,7 +24,7 @@ use crate::table::backend::BackendEntry;
 
 /// Carries out `command`. Listings go out through `replies`; the result is the last line.
 /// An error means that the client is gone.
-pub async fn execute(
+pub(super) async fn execute(
     admin: &Arc<Admin>,
     command: Command,
     replies: &mut Replies,

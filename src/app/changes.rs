@@ -6,7 +6,7 @@ use crate::config::{Backend, Config, Frontend, OffloadMode, Target};
 
 /// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind. `has_path`: whether flows
 /// could be offloaded in this process.
-pub fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
+pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
     const UPGRADE: &str = "`baton upgrade` starts a process with it, which takes over all flows";
     const ANEW: &str = "it needs a new start: `baton evacuate` first, then `systemctl restart baton`";
     const KEEP: &str = "it is this instance's place among the names, which has changed; set it to what `baton peers` says, \
@@ -37,7 +37,7 @@ pub fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
 }
 
 /// One sentence for each change from `old` to `new`; empty if there is none.
-pub fn between(old: &Config, new: &Config) -> Vec<String> {
+pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     let mut changes = Vec::new();
     if old.process != new.process {
         changes.push("process settings changed".to_owned());

@@ -14,14 +14,14 @@ use crate::model::health::{Cause, Order};
 use crate::model::ids::BackendId;
 use crate::rebalance;
 
-pub struct Wiring {
+pub(super) struct Wiring {
     core: Arc<Core>,
     reloader: Arc<Reloader>,
     upgrader: Arc<Upgrader>,
 }
 
 impl Wiring {
-    pub fn new(core: Arc<Core>, reloader: Arc<Reloader>, upgrader: Arc<Upgrader>) -> Self {
+    pub(super) fn new(core: Arc<Core>, reloader: Arc<Reloader>, upgrader: Arc<Upgrader>) -> Self {
         Self { core, reloader, upgrader }
     }
 }

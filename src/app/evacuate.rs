@@ -34,7 +34,7 @@ const SHOW_EVERY_NS: u64 = 100_000_000;
 
 /// Whether this host's VIP is handed over, or about to be.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub(super) struct Desk {
     /// `None`: this host may have the VIP, and nobody wants to change that.
     running: Mutex<Option<RunningEvacuation>>,
     /// This host should not have the VIP.
@@ -49,12 +49,12 @@ struct RunningEvacuation {
 
 impl Desk {
     /// Whether an evacuation is under way or done.
-    pub fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.running().is_some()
     }
 
     /// Why this host should not have the VIP.
-    pub fn not_ready(&self) -> Option<String> {
+    pub(super) fn not_ready(&self) -> Option<String> {
         self.let_go.load(Relaxed).then(|| "its VIP is handed over to another instance".to_owned())
     }
 
@@ -64,7 +64,7 @@ impl Desk {
 }
 
 /// A process that starts anew may have the VIP, whatever the one before it had let go.
-pub fn begin_anew(config: &Config) {
+pub(super) fn begin_anew(config: &Config) {
     let Some(path) = config.failover.track_file.as_ref().filter(|_| config.peers.is_some()) else { return };
     let left = std::fs::read_to_string(path).is_ok_and(|text| !matches!(text.trim(), "" | "0"));
     if left {
@@ -80,7 +80,7 @@ pub fn begin_anew(config: &Config) {
 }
 
 /// Begins to hand over, or joins what is under way or done.
-pub fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, EvacuationFailed> {
+pub(super) fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, EvacuationFailed> {
     let refused = |why: String| EvacuationFailed { why };
     let mut running = core.evacuation.running();
     if let Some(running) = running.as_ref() {
@@ -120,7 +120,7 @@ pub fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacuating, 
 }
 
 /// Lets this host have the VIP again.
-pub fn take_back(core: &Core) -> Result<Evacuating, EvacuationFailed> {
+pub(super) fn take_back(core: &Core) -> Result<Evacuating, EvacuationFailed> {
     let running = core.evacuation.running();
     let Some(running) = running.as_ref() else {
         return Err(EvacuationFailed { why: "nothing was handed over, this host may have the VIP".to_owned() });
@@ -129,7 +129,7 @@ pub fn take_back(core: &Core) -> Result<Evacuating, EvacuationFailed> {
     Ok(running.handing.clone())
 }
 
-pub fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
+pub(super) fn check(core: &Core, asked: &EvacuationRequest) -> EvacuationCheck {
     let mut obstacles: Vec<_> = obstacle(core).into_iter().collect();
     if obstacles.is_empty() {
         let begun = with_look(core, |look| Evacuation::begin(wish(asked), look).map(|_| ()));

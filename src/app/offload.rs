@@ -28,7 +28,7 @@ const LOCKS: &str = "/run/baton";
 
 /// The path of this instance, if it has one.
 #[derive(Debug)]
-pub struct Path {
+pub(super) struct Path {
     table: Arc<Table>,
     pins: PathBuf,
     engine: Mutex<Option<OffloadEngine>>,
@@ -40,7 +40,7 @@ pub struct Path {
 
 /// What may be pinned when a process starts.
 #[derive(Clone, Copy, Debug)]
-pub enum LeftBy {
+pub(super) enum LeftBy {
     /// Whatever a process left that has ended, if there was one.
     Dead,
     /// Another process, which this one follows, still manages what is pinned, with so many flows.
@@ -61,7 +61,7 @@ pub enum NoOffload {
 impl Path {
     /// Opens the offload engine as `config` wants it. Nothing is offloaded before [`Path::serve`]. A process that follows another one must
     /// be able to recover its flows: nobody else would watch over them.
-    pub fn open(config: &Config, table: &Arc<Table>, left_by: LeftBy) -> Result<Self, StartError> {
+    pub(super) fn open(config: &Config, table: &Arc<Table>, left_by: LeftBy) -> Result<Self, StartError> {
         let wanted = config.offload.mode;
         let pins = config.offload.pins.clone();
         let mut lock = None;
@@ -86,18 +86,18 @@ impl Path {
     }
 
     /// Why this process should be started anew, once what is in the way is fixed.
-    pub fn unwatched(&self) -> Option<String> {
+    pub(super) fn unwatched(&self) -> Option<String> {
         self.unwatched.clone()
     }
 
     /// Flows without sockets here, and those that are about to be.
-    pub fn offloaded(&self) -> u64 {
+    pub(super) fn offloaded(&self) -> u64 {
         let offload = &self.table.offload;
         offload.without_sockets() as u64 + u64::from(offload.in_flight())
     }
 
     /// Why a process that reads what `reader` says, if anything, cannot recover what has been offloaded here.
-    pub fn obstacle(&self, reader: Option<&ProgramReader>) -> Option<String> {
+    pub(super) fn obstacle(&self, reader: Option<&ProgramReader>) -> Option<String> {
         let offloaded = self.offloaded();
         let why = match reader {
             _ if offloaded == 0 => return None,
@@ -114,7 +114,7 @@ impl Path {
     }
 
     /// Takes the lock that the process before this one held, once that has ended. Call it now and then.
-    pub fn keep_lock(&self) {
+    pub(super) fn keep_lock(&self) {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() && self.with(|_| ()).is_some() {
             *lock = own(&self.pins).ok();
@@ -122,7 +122,7 @@ impl Path {
     }
 
     /// Lets flows be offloaded.
-    pub fn serve(&self) {
+    pub(super) fn serve(&self) {
         if self.with(|_| ()).is_some() && !self.table.offload.is_open() {
             self.table.offload.set_open(true);
             let interfaces = self.table.offload.census.view().interfaces.clone();
@@ -131,12 +131,12 @@ impl Path {
     }
 
     /// Whether flows can be offloaded in this process, if they may.
-    pub fn is_there(&self) -> bool {
+    pub(super) fn is_there(&self) -> bool {
         self.with(|_| ()).is_some()
     }
 
     /// A reload has changed whether flows are offloaded. Those that have go on.
-    pub fn follow(&self, before: OffloadMode, now: OffloadMode) {
+    pub(super) fn follow(&self, before: OffloadMode, now: OffloadMode) {
         match (before, now) {
             (OffloadMode::Auto | OffloadMode::Require, OffloadMode::Off) if self.is_there() => shut_off(&self.table),
             (OffloadMode::Off, OffloadMode::Auto | OffloadMode::Require) if self.is_there() => {
@@ -148,19 +148,19 @@ impl Path {
     }
 
     /// Gives the flows of an earlier process their places.
-    pub fn recover(&self) {
+    pub(super) fn recover(&self) {
         if self.with(|engine| engine.recover()).is_none() {
             self.table.fleet.set_whole();
         }
     }
 
     /// Lets no more flows be offloaded: another process is about to take over.
-    pub fn pause(&self) {
+    pub(super) fn pause(&self) {
         self.table.offload.set_open(false);
     }
 
     /// Leaves the map alone, once no flow is between two steps. It blocks for moments.
-    pub fn freeze(&self) {
+    pub(super) fn freeze(&self) {
         self.pause();
         for _ in 0..LOOKS {
             if self.table.offload.in_flight() == 0 {
@@ -172,7 +172,7 @@ impl Path {
     }
 
     /// Goes on after [`Path::pause`] or [`Path::freeze`].
-    pub fn resume(&self) {
+    pub(super) fn resume(&self) {
         self.with(|engine| engine.freeze(false));
         if self.with(|_| ()).is_some() {
             self.table.offload.set_open(true);
@@ -180,7 +180,7 @@ impl Path {
     }
 
     /// Ends its thread; what is offloaded goes on.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.with(OffloadEngine::stop);
     }
 

@@ -18,13 +18,13 @@ const COMMANDS_MAX: usize = 1024;
 
 /// The link of this instance, if it has peers.
 #[derive(Debug, Default)]
-pub struct PeerLinks {
+pub(super) struct PeerLinks {
     running: OnceLock<link::PeerHub>,
 }
 
 impl PeerLinks {
     /// Has own flows noted from now on, if there are peers to be told. Call it before the first flow.
-    pub fn expect(config: &Config, fleet: &Fleet, flows: &FlowTable) {
+    pub(super) fn expect(config: &Config, fleet: &Fleet, flows: &FlowTable) {
         let Some(peers) = &config.peers else { return };
         fleet.set_enabled(true);
         flows.set_tag(peers.name.tag());
@@ -37,7 +37,7 @@ impl PeerLinks {
     }
 
     /// Listens and connects. `None`: there are no peers. Needs a tokio runtime.
-    pub fn start(&self, table: PeerLinkParts, config: watch::Receiver<Arc<Config>>) -> Option<failover::Links> {
+    pub(super) fn start(&self, table: PeerLinkParts, config: watch::Receiver<Arc<Config>>) -> Option<failover::Links> {
         let (remotes_sender, remotes) = mpsc::channel(REMOTES_MAX);
         let (commands, commands_receiver) = mpsc::channel(COMMANDS_MAX);
         let running = link::start(table, config, remotes_sender, commands_receiver)?;
@@ -46,14 +46,14 @@ impl PeerLinks {
     }
 
     /// Says goodbye: returns when all peers have been told, or soon after.
-    pub async fn leave(&self, farewell: Farewell) {
+    pub(super) async fn leave(&self, farewell: Farewell) {
         if let Some(running) = self.running.get() {
             running.leave(farewell).await;
         }
     }
 
     /// Goes on after [`PeerLinks::leave`].
-    pub async fn come_back(&self) {
+    pub(super) async fn come_back(&self) {
         if let Some(running) = self.running.get() {
             running.come_back().await;
         }

@@ -18,7 +18,7 @@ const COUNT_EVERY: Duration = Duration::from_millis(20);
 const STOP_MARGIN: Duration = Duration::from_secs(1);
 
 /// Takes the instance through all phases of a stop. Each wait ends early when the stop is hastened.
-pub async fn run(core: &Core) {
+pub(super) async fn run(core: &Core) {
     let process = core.config.load().process.clone();
     let flows = core.table.flows_with_sockets();
     core.table.journal.record(What::Stopping { flows, timeout_ms: process.stop_timeout.as_millis() as u64 });
@@ -55,7 +55,7 @@ pub async fn run(core: &Core) {
 }
 
 /// Returns when no flow is left that needs this process, and no listener can bring one.
-pub async fn gone(core: &Core) {
+pub(super) async fn gone(core: &Core) {
     let mut ticks = tokio::time::interval(COUNT_EVERY);
     // The first tick is at once, when a worker may not yet have taken what its backlog holds.
     ticks.tick().await;

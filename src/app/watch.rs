@@ -22,7 +22,7 @@ const QUIET_WAIT_MAX: Duration = Duration::from_secs(2);
 const COMPARE_EVERY: Duration = Duration::from_secs(10);
 
 /// Reloads when the bytes behind `path` change, until the instance drains.
-pub async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) {
+pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: DrainWatch) {
     let changed = Arc::new(Notify::new());
     loop {
         // Made anew each time, for a swapped link leads to another folder.

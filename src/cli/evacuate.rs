@@ -23,7 +23,7 @@ use crate::model::weight::Weight;
 const EXIT_INTERRUPTED: i32 = 130;
 
 #[derive(Debug, Args)]
-pub struct EvacuationArguments {
+pub(super) struct EvacuationArguments {
     /// The peer that is to have the VIP; what moves it still decides [default: any that lives].
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
@@ -39,7 +39,7 @@ pub struct EvacuationArguments {
 }
 
 /// Exit code 0: the host may be switched off, and no flow was reset.
-pub fn run(client: &mut Client, arguments: EvacuationArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn run(client: &mut Client, arguments: EvacuationArguments, output: &Output) -> Result<ExitCode, CliError> {
     let asked = EvacuationRequest {
         to: arguments.to.map(|name| InstanceName(name.into())),
         deadline_ms: u64::try_from(arguments.deadline.as_millis()).unwrap_or(u64::MAX / 1_000_000),

@@ -12,7 +12,7 @@ use crate::model::humane::date_and_time;
 use crate::table::journal::Event;
 
 #[derive(Debug, Args)]
-pub struct EventsArguments {
+pub(super) struct EventsArguments {
     /// Goes on with those to come.
     #[arg(long, short)]
     pub follow: bool,
@@ -24,7 +24,7 @@ pub struct EventsArguments {
     pub since: u64,
 }
 
-pub fn list(client: Client, arguments: &EventsArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn list(client: Client, arguments: &EventsArguments, output: &Output) -> Result<ExitCode, CliError> {
     let mut client = if arguments.follow { client.without_limit()? } else { client };
     let EventsArguments { since, flows, follow } = *arguments;
     let mut written = Ok(());

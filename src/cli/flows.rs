@@ -20,7 +20,7 @@ use crate::table::flows::FlowState;
 const LIMIT: u64 = 100;
 
 #[derive(Debug, Args)]
-pub struct FlowsArguments {
+pub(super) struct FlowsArguments {
     /// Only those of one backend: NAME or FRONTEND/NAME.
     #[arg(long, value_name = "BACKEND")]
     pub backend: Option<String>,
@@ -38,7 +38,7 @@ pub struct FlowsArguments {
     pub limit: Option<u64>,
 }
 
-pub fn list(client: &mut Client, arguments: FlowsArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn list(client: &mut Client, arguments: FlowsArguments, output: &Output) -> Result<ExitCode, CliError> {
     let limit = match arguments.limit {
         Some(0) => None,
         None if !output.json => Some(LIMIT),

@@ -10,7 +10,7 @@ use crate::admin::protocol::Command;
 
 /// Has `command` carried out, with `show` for each word of its progress, which may leave an unfinished line on a terminal.
 /// Returns what came of it.
-pub fn follow<Progress: DeserializeOwned, Outcome: DeserializeOwned>(
+pub(super) fn follow<Progress: DeserializeOwned, Outcome: DeserializeOwned>(
     client: &mut Client,
     command: &Command,
     output: &Output,

@@ -14,7 +14,7 @@ use crate::config::PeerKey;
 use crate::sys::random;
 
 #[derive(Debug, Args)]
-pub struct GenkeyArguments {
+pub(super) struct GenkeyArguments {
     /// Put the new key into this file, and the one that it holds into FILE.previous, both of mode 600. Copy both to all hosts,
     /// then `baton reload` on each
     #[arg(long, value_name = "FILE")]
@@ -33,7 +33,7 @@ enum NextError {
 }
 
 /// Prints a new key, as `peers.key_file` wants it, or puts it into a file.
-pub fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let key = match random::secret() {
         Ok(secret) => PeerKey(secret),
         Err(error) => {

@@ -4,40 +4,40 @@ use super::output::Output;
 use crate::model::weight::Weight;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
+pub(super) enum Align {
     Left,
     Right,
 }
 
 #[derive(Clone, Debug)]
-pub struct Grid {
+pub(super) struct Grid {
     head: Vec<(&'static str, Align)>,
     rows: Vec<Vec<Cell>>,
     indent: &'static str,
 }
 
 #[derive(Clone, Debug)]
-pub struct Cell {
+pub(super) struct Cell {
     text: String,
     weight: Weight,
 }
 
 impl Grid {
-    pub fn new(head: &[(&'static str, Align)]) -> Self {
+    pub(super) fn new(head: &[(&'static str, Align)]) -> Self {
         Self { head: head.to_vec(), rows: Vec::new(), indent: "" }
     }
 
-    pub fn indented(self) -> Self {
+    pub(super) fn indented(self) -> Self {
         Self { indent: "  ", ..self }
     }
 
-    pub fn row<const COLUMNS: usize>(&mut self, cells: [Cell; COLUMNS]) {
+    pub(super) fn row<const COLUMNS: usize>(&mut self, cells: [Cell; COLUMNS]) {
         debug_assert_eq!(COLUMNS, self.head.len());
         self.rows.push(cells.into());
     }
 
     /// The whole table, newline included; the last column is never padded.
-    pub fn render(&self, output: &Output) -> String {
+    pub(super) fn render(&self, output: &Output) -> String {
         let mut widths: Vec<_> = self.head.iter().map(|(title, _)| title.chars().count()).collect();
         for row in &self.rows {
             for (width, cell) in widths.iter_mut().zip(row) {
@@ -75,7 +75,7 @@ impl Grid {
 }
 
 impl Cell {
-    pub fn painted(weight: Weight, text: impl Into<String>) -> Self {
+    pub(super) fn painted(weight: Weight, text: impl Into<String>) -> Self {
         Self { text: text.into(), weight }
     }
 }

@@ -14,7 +14,7 @@ use crate::model::ids::FlowId;
 
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("target").required(true)))]
-pub struct KillArguments {
+pub(super) struct KillArguments {
     /// One flow, by the number that `baton flows` shows.
     #[arg(value_name = "FLOW", group = "target")]
     pub flow: Option<FlowId>,
@@ -32,7 +32,7 @@ pub struct KillArguments {
     pub yes: bool,
 }
 
-pub fn kill(client: &mut Client, arguments: KillArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn kill(client: &mut Client, arguments: KillArguments, output: &Output) -> Result<ExitCode, CliError> {
     let target = match arguments {
         KillArguments { flow: Some(flow), .. } => KillTarget::Flow(flow),
         KillArguments { backend: Some(backend), .. } => KillTarget::Backend(BackendName(backend)),

@@ -3,14 +3,14 @@
 use clap::error::{ContextKind, ContextValue};
 
 #[cfg(feature = "lab")]
-pub use crate::lab::{LabVerb, run};
+pub(super) use crate::lab::{LabVerb, run};
 #[cfg(not(feature = "lab"))]
-pub use absent::{NoLab as LabVerb, run};
+pub(super) use absent::{NoLab as LabVerb, run};
 
 const COMMANDS: [&str; 4] = ["demo", "drill", "kubelet", "stand-in"];
 
 /// What to say if `error` is about a command of the lab, which is unknown only where it was left out.
-pub fn left_out(error: &clap::Error) -> Option<String> {
+pub(super) fn left_out(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let of_lab = COMMANDS.contains(&typed.as_str());
     of_lab.then(|| format!("this binary was built without the lab feature, and so without baton {typed}"))
@@ -22,9 +22,9 @@ mod absent {
 
     /// There are none.
     #[derive(Debug, clap::Subcommand)]
-    pub enum NoLab {}
+    pub(crate) enum NoLab {}
 
-    pub fn run(command: NoLab, _json: bool) -> ExitCode {
+    pub(crate) fn run(command: NoLab, _json: bool) -> ExitCode {
         match command {}
     }
 }

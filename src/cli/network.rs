@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 /// Reads a network, or an address as a network of one; the form that clap takes as a value parser.
-pub fn parse(text: &str) -> Result<IpNet, String> {
+pub(super) fn parse(text: &str) -> Result<IpNet, String> {
     let host = |_| text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or_else(host).map_err(|_| "neither a network such as 10.0.0.0/8 nor an address".to_owned())
 }

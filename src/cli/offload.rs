@@ -14,7 +14,7 @@ use crate::offload::program::{self, ProgramStatus};
 use crate::offload::settings::DIRECTORY_DEFAULT;
 
 #[derive(Debug, Args)]
-pub struct OffloadArguments {
+pub(super) struct OffloadArguments {
     /// Where the program is pinned [default: as -c FILE says, /sys/fs/bpf/baton].
     #[arg(long, global = true, value_name = "PATH")]
     pins: Option<PathBuf>,
@@ -34,7 +34,7 @@ enum OffloadCommand {
     },
 }
 
-pub fn run(arguments: OffloadArguments, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn run(arguments: OffloadArguments, config: Option<&Path>, output: &Output) -> Result<ExitCode, CliError> {
     let pins = match (arguments.pins, config) {
         (Some(pins), _) => pins,
         (None, Some(path)) => pins_of(path)?,

@@ -10,7 +10,12 @@ use crate::admin::status::BackendStatus;
 use crate::model::humane::{duration_ms, plural};
 use crate::sys::clock::now_ns;
 
-pub fn drain(client: &mut Client, backend: BackendName, wait: bool, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn drain(
+    client: &mut Client,
+    backend: BackendName,
+    wait: bool,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
     let ordered: Ordered = client.ask(&Command::Drain { backend: backend.clone() })?;
     if output.json && !wait {
         output.document(&ordered)?;
@@ -24,7 +29,7 @@ pub fn drain(client: &mut Client, backend: BackendName, wait: bool, output: &Out
     if wait { watch_going(client, &ordered, output) } else { Ok(ExitCode::SUCCESS) }
 }
 
-pub fn undrain(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn undrain(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
     let before = look(client, &backend)?;
     let ordered: Ordered = client.ask(&Command::Undrain { backend })?;
     if output.json {
@@ -41,7 +46,7 @@ pub fn undrain(client: &mut Client, backend: BackendName, output: &Output) -> Re
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn eject(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn eject(client: &mut Client, backend: BackendName, output: &Output) -> Result<ExitCode, CliError> {
     // Afterwards some may be gone already.
     let before = look(client, &backend)?.map_or(0, |before| before.flows);
     let ordered: Ordered = client.ask(&Command::Eject { backend })?;

@@ -14,11 +14,11 @@ use crate::config::Diagnostic;
 use crate::model::weight::Weight;
 
 /// The instance cannot be reached: EX_UNAVAILABLE.
-pub const EXIT_UNAVAILABLE: u8 = 69;
+pub(super) const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Why a command failed.
 #[derive(Debug, Error)]
-pub enum CliError {
+pub(super) enum CliError {
     #[error(transparent)]
     Client(ClientError),
     #[error("{path}: {reason}", path = .path.display())]
@@ -40,20 +40,20 @@ pub enum CliError {
 
 impl CliError {
     /// What is pinned at `path` cannot be looked at or taken away.
-    pub fn path(path: &Path, source: io::Error) -> Self {
+    pub(super) fn path(path: &Path, source: io::Error) -> Self {
         Self::Path { path: path.to_path_buf(), source }
     }
 }
 
 /// Whether what is written to `stream` may have colours.
-pub fn colours(stream: &impl IsTerminal) -> bool {
+pub(super) fn colours(stream: &impl IsTerminal) -> bool {
     // https://no-color.org
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Standard output, as the user wants it.
 #[derive(Clone, Copy, Debug)]
-pub struct Output {
+pub(super) struct Output {
     pub json: bool,
     /// Standard output is a terminal.
     pub terminal: bool,
@@ -61,34 +61,34 @@ pub struct Output {
 }
 
 impl Output {
-    pub fn new(json: bool) -> Self {
+    pub(super) fn new(json: bool) -> Self {
         let terminal = io::stdout().is_terminal();
         Self { json, terminal, colour: colours(&io::stdout()) }
     }
 
     /// Writes `text` and a newline.
-    pub fn line(&self, text: impl Display) -> Result<(), CliError> {
+    pub(super) fn line(&self, text: impl Display) -> Result<(), CliError> {
         Ok(writeln!(io::stdout().lock(), "{text}")?)
     }
 
     /// Writes `text` as it is, at once.
-    pub fn text(&self, text: &str) -> Result<(), CliError> {
+    pub(super) fn text(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(text.as_bytes())?;
         Ok(stdout.flush()?)
     }
 
     /// One JSON document over several lines.
-    pub fn document(&self, value: &impl Serialize) -> Result<(), CliError> {
+    pub(super) fn document(&self, value: &impl Serialize) -> Result<(), CliError> {
         self.line(serde_json::to_string_pretty(value).map_err(io::Error::from)?)
     }
 
     /// One JSON document on one line.
-    pub fn json_line(&self, value: &impl Serialize) -> Result<(), CliError> {
+    pub(super) fn json_line(&self, value: &impl Serialize) -> Result<(), CliError> {
         self.line(serde_json::to_string(value).map_err(io::Error::from)?)
     }
 
-    pub fn paint(&self, weight: Weight, text: &str) -> String {
+    pub(super) fn paint(&self, weight: Weight, text: &str) -> String {
         let code = match weight {
             Weight::Good => "32",
             Weight::Plain => return text.to_owned(),
@@ -98,16 +98,16 @@ impl Output {
         self.escape(code, text)
     }
 
-    pub fn bold(&self, text: &str) -> String {
+    pub(super) fn bold(&self, text: &str) -> String {
         self.escape("1", text)
     }
 
-    pub fn faint(&self, text: &str) -> String {
+    pub(super) fn faint(&self, text: &str) -> String {
         self.escape("2", text)
     }
 
     /// Says what went wrong, on standard error, and gives the exit code.
-    pub fn fail(&self, error: &CliError) -> ExitCode {
+    pub(super) fn fail(&self, error: &CliError) -> ExitCode {
         if let CliError::Output(error) = error
             && error.kind() == io::ErrorKind::BrokenPipe
         {

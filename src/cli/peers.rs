@@ -17,13 +17,13 @@ use crate::table::fleet::MemberView;
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct PeersArguments {
+pub(super) struct PeersArguments {
     /// Shows them again every second.
     #[arg(long, short)]
     watch: bool,
 }
 
-pub fn peers(client: &mut Client, arguments: &PeersArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn peers(client: &mut Client, arguments: &PeersArguments, output: &Output) -> Result<ExitCode, CliError> {
     loop {
         let report: PeersReport = client.ask(&Command::Peers {})?;
         match output.json {

@@ -11,7 +11,7 @@ use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::Command;
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct ReadyArguments {
+pub(super) struct ReadyArguments {
     /// An instance that has not answered within this is not ready.
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = crate::model::duration::parse)]
     within: Duration,
@@ -29,7 +29,7 @@ struct ReadySaid {
 }
 
 /// Exit code 0: ready; 1: it says that it is not; 69: nobody answered in time.
-pub fn ready(socket: &Path, arguments: &ReadyArguments, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn ready(socket: &Path, arguments: &ReadyArguments, output: &Output) -> Result<ExitCode, CliError> {
     let asked = Client::connect(socket)
         .and_then(|client| client.with_limit(arguments.within))
         .and_then(|mut client| client.ask::<ReadyAnswer>(&Command::Status {}));

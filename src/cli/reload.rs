@@ -8,7 +8,7 @@ use crate::admin::client::{Client, ClientError};
 use crate::admin::protocol::{About, Command, Rebalance, Reloaded};
 use crate::model::humane::count;
 
-pub fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
     let reloaded: Reloaded = client.ask(&Command::Reload {})?;
     if output.json {
         output.document(&reloaded)?;
@@ -21,7 +21,7 @@ pub fn reload(client: &mut Client, output: &Output) -> Result<ExitCode, CliError
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> Result<ExitCode, CliError> {
     let rebalance: Rebalance = client.ask(&Command::Rebalance { dry_run })?;
     if output.json {
         output.document(&rebalance)?;
@@ -46,7 +46,7 @@ pub fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> Result<
 }
 
 /// Tells the own version also if no instance can be reached.
-pub fn version(client: Result<Client, ClientError>, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn version(client: Result<Client, ClientError>, output: &Output) -> Result<ExitCode, CliError> {
     let own = env!("CARGO_PKG_VERSION");
     let about = client.and_then(|mut client| client.ask::<About>(&Command::Version {}));
     if output.json {

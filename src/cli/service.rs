@@ -19,13 +19,13 @@ const BARRIER_MAX: Duration = Duration::from_secs(1);
 const STORED_AT_ONCE: usize = 64;
 
 #[derive(Debug)]
-pub struct ServiceManager {
+pub(super) struct ServiceManager {
     socket: Option<UnixDatagram>,
 }
 
 impl ServiceManager {
     /// The one that `NOTIFY_SOCKET` names, or none.
-    pub fn find() -> Self {
+    pub(super) fn find() -> Self {
         let connected = std::env::var("NOTIFY_SOCKET").ok().map(|name| {
             let socket = UnixDatagram::unbound()?;
             match name.strip_prefix('@') {
@@ -44,25 +44,25 @@ impl ServiceManager {
         Self { socket }
     }
 
-    pub fn is_there(&self) -> bool {
+    pub(super) fn is_there(&self) -> bool {
         self.socket.is_some()
     }
 
-    pub fn ready(&self) {
+    pub(super) fn ready(&self) {
         self.send("READY=1\n", &[]);
     }
 
     /// The loops turn. What [`watchdog`] says is how often it must hear that.
-    pub fn alive(&self) {
+    pub(super) fn alive(&self) {
         self.send("WATCHDOG=1\n", &[]);
     }
 
-    pub fn stopping(&self) {
+    pub(super) fn stopping(&self) {
         self.send("STOPPING=1\n", &[]);
     }
 
     /// Keeps listening sockets through a crash and a restart. Those that it has already are not kept twice.
-    pub fn store(&self, listeners: &[(VipAddr, OwnedFd)]) {
+    pub(super) fn store(&self, listeners: &[(VipAddr, OwnedFd)]) {
         let mut addresses: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -76,13 +76,13 @@ impl ServiceManager {
     }
 
     /// Keeps the listening sockets of one address no longer.
-    pub fn forget(&self, address: VipAddr) {
+    pub(super) fn forget(&self, address: VipAddr) {
         self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}\n", name(address)), &[]);
     }
 
     /// Process `pid` is the main one from now on. Returns when the manager knows: had this process ended before, it
     /// would take that for the end of the service. Blocks.
-    pub fn evacuate(&self, pid: u32) {
+    pub(super) fn evacuate(&self, pid: u32) {
         if !self.is_there() {
             return;
         }
@@ -104,7 +104,7 @@ impl ServiceManager {
 }
 
 /// Listening sockets that the service manager passed in. Call it before anything else is opened.
-pub fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
+pub(super) fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
     // After an upgrade the variables are the first process's still.
     if number("LISTEN_PID") != Some(std::process::id()) {
@@ -117,7 +117,7 @@ pub fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
 
 /// After which silence the service manager starts the process anew (`WatchdogSec=`, sd_watchdog_enabled(3)). After an upgrade
 /// `WATCHDOG_PID` is the first process's still, but the manager waits for the one that follows it.
-pub fn watchdog() -> Option<Duration> {
+pub(super) fn watchdog() -> Option<Duration> {
     let us = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
     Some(Duration::from_micros(us)).filter(|limit| !limit.is_zero())
 }

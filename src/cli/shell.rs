@@ -7,14 +7,14 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 /// Prints the completions for `shell`.
-pub fn completion<Arguments: CommandFactory>(shell: Shell) -> ExitCode {
+pub(super) fn completion<Arguments: CommandFactory>(shell: Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "baton", &mut script);
     print(&script)
 }
 
 /// Prints the man page in troff.
-pub fn man<Arguments: CommandFactory>() -> ExitCode {
+pub(super) fn man<Arguments: CommandFactory>() -> ExitCode {
     let mut page = Vec::new();
     match clap_mangen::Man::new(Arguments::command()).render(&mut page) {
         Ok(()) => print(&page),

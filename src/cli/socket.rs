@@ -6,7 +6,7 @@ use super::output::CliError;
 
 /// As the configuration file at `config` says, else $BATON_SOCKET, else the default. Only the one key is looked at: an
 /// instance can also be spoken to while its file has errors.
-pub fn find(config: Option<&Path>) -> Result<PathBuf, CliError> {
+pub(super) fn find(config: Option<&Path>) -> Result<PathBuf, CliError> {
     if let Some(path) = config {
         let unusable = |reason: String| CliError::Config { path: path.to_owned(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;

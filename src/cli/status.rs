@@ -17,7 +17,7 @@ use crate::table::fleet::MemberView;
 /// Events at the end of `baton status`.
 const EVENTS: usize = 8;
 
-pub fn status(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn status(client: &mut Client, output: &Output) -> Result<ExitCode, CliError> {
     let status: Status = client.ask(&Command::Status {})?;
     if output.json {
         output.document(&status)?;
@@ -27,7 +27,11 @@ pub fn status(client: &mut Client, output: &Output) -> Result<ExitCode, CliError
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn backends(client: &mut Client, backend: Option<BackendName>, output: &Output) -> Result<ExitCode, CliError> {
+pub(super) fn backends(
+    client: &mut Client,
+    backend: Option<BackendName>,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
     let backends: Vec<BackendStatus> = client.ask(&Command::Backends { backend })?;
     if output.json {
         output.document(&backends)?;

@@ -16,7 +16,7 @@ use crate::offload::program::LAYOUT;
 use crate::upgrade::message::{Hello, ProgramReader};
 
 #[derive(Debug, Args)]
-pub struct UpgradeArguments {
+pub(super) struct UpgradeArguments {
     /// What shall take over [default: the file that the running process was started from, as it is now].
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
@@ -25,7 +25,7 @@ pub struct UpgradeArguments {
     check: bool,
 }
 
-pub fn upgrade(
+pub(super) fn upgrade(
     client: &mut Client,
     arguments: UpgradeArguments,
     config: Option<&Path>,
@@ -43,7 +43,7 @@ pub fn upgrade(
 }
 
 /// What `baton upgrade --check` of another release asks this binary.
-pub fn upgrade_version() -> ExitCode {
+pub(super) fn upgrade_version() -> ExitCode {
     let hello = Hello::here().reading(ProgramReader { layout: LAYOUT, pins: None });
     println!("{}", serde_json::to_string(&hello).expect("it is plain data"));
     ExitCode::SUCCESS

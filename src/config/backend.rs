@@ -9,7 +9,7 @@ use super::section::Section;
 use super::{Backend, Target};
 
 /// Reads all backends of the frontend `section`, without those in which an error was reported.
-pub fn read_all(section: &Section) -> Vec<Backend> {
+pub(super) fn read_all(section: &Section) -> Vec<Backend> {
     let tables = section.tables("backend");
     let mut names = HashMap::new();
     let mut addresses: HashMap<String, (String, u32)> = HashMap::new();
@@ -40,7 +40,7 @@ pub fn read_all(section: &Section) -> Vec<Backend> {
 }
 
 /// An address or name as the file spells it.
-pub fn place(target: &Target) -> String {
+pub(super) fn place(target: &Target) -> String {
     match target {
         Target::Address(address) => address.to_string(),
         Target::Name { host, port } => format!("{host}:{port}"),

@@ -9,7 +9,7 @@ use super::file::FileFault;
 
 /// Why a PEM file is of no use. Never quotes what the file holds: it may be a key.
 #[derive(Debug, thiserror::Error)]
-pub enum PemFault {
+pub(super) enum PemFault {
     #[error(transparent)]
     File(#[from] FileFault),
     #[error("an empty file")]
@@ -29,19 +29,19 @@ pub enum PemFault {
 }
 
 /// All certificates of a file, at least one.
-pub fn certificates(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemFault> {
+pub(super) fn certificates(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemFault> {
     let all = CertificateDer::pem_slice_iter(bytes).collect::<Result<Vec<_>, _>>();
     let all = all.map_err(|error| fault(error, bytes, "CERTIFICATE"))?;
     if all.is_empty() { Err(fault(pem::Error::NoItemsFound, bytes, "CERTIFICATE")) } else { Ok(all) }
 }
 
 /// The first private key of a file: PKCS#8, PKCS#1 or SEC1.
-pub fn private_key(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemFault> {
+pub(super) fn private_key(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemFault> {
     PrivateKeyDer::from_pem_slice(bytes).map_err(|error| fault(error, bytes, "PRIVATE KEY"))
 }
 
 /// The day, as `2031-12-24`, on which a certificate ended before `now`. `None`: it is still good, or cannot be read.
-pub fn expired_on(certificate: &CertificateDer, now: SystemTime) -> Option<String> {
+pub(super) fn expired_on(certificate: &CertificateDer, now: SystemTime) -> Option<String> {
     let end = not_after(certificate.as_ref())?;
     let now_s = now.duration_since(UNIX_EPOCH).ok()?.as_secs() as i64;
     let [year, month, day, hour, minute, second] = end;

@@ -7,7 +7,7 @@ use super::kind::{OneOf, Time, time};
 use super::section::Section;
 use crate::model::duration::display;
 
-pub fn read(section: &Section) -> Cluster {
+pub(super) fn read(section: &Section) -> Cluster {
     let profile = section.read_or("profile", &PROFILE, Cluster::default().node_monitor_grace_period);
     let grace = section.read_or("node_monitor_grace_period", &SECONDS, profile.value);
     let lease_renew = section.read_or("lease_renew", &SECONDS, Cluster::default().lease_renew);

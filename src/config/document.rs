@@ -14,7 +14,7 @@ use super::kind::quote;
 
 /// Where in the file something stands.
 #[derive(Clone, Debug)]
-pub struct Location {
+pub(super) struct Location {
     /// The whole dotted key.
     pub key: String,
     /// In bytes. `None`: it is missing in the whole file.
@@ -23,7 +23,7 @@ pub struct Location {
 
 /// Collects findings. Reading goes on after each, so that one run reports them all.
 #[derive(Debug)]
-pub struct Document<'t> {
+pub(super) struct Document<'t> {
     path: &'t Path,
     text: &'t str,
     /// The offset in bytes at which each line begins.
@@ -35,7 +35,7 @@ pub struct Document<'t> {
 }
 
 impl<'t> Document<'t> {
-    pub fn new(path: &'t Path, text: &'t str) -> Self {
+    pub(super) fn new(path: &'t Path, text: &'t str) -> Self {
         let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let after = newlines.map(|(offset, _)| offset + 1).filter(|offset| *offset < text.len());
         let line_starts = std::iter::once(0).chain(after).collect();
@@ -50,7 +50,7 @@ impl<'t> Document<'t> {
     }
 
     /// The file as TOML. `None` after syntax errors; they are reported, the first of each line.
-    pub fn syntax(&self) -> Option<Spanned<DeTable<'t>>> {
+    pub(super) fn syntax(&self) -> Option<Spanned<DeTable<'t>>> {
         let (table, mut errors) = DeTable::parse_recoverable(self.text);
         errors.sort_by_key(|error| error.span().map(|span| span.start));
         if !errors.is_empty()
@@ -85,35 +85,35 @@ impl<'t> Document<'t> {
     }
 
     /// The line of a byte, from 1. What lies beyond the end counts to the last line.
-    pub fn line(&self, offset: usize) -> u32 {
+    pub(super) fn line(&self, offset: usize) -> u32 {
         self.line_starts.partition_point(|start| *start <= offset).max(1) as u32
     }
 
-    pub fn error(&self, place: &Location, message: impl Into<String>, help: impl Into<String>) {
+    pub(super) fn error(&self, place: &Location, message: impl Into<String>, help: impl Into<String>) {
         self.find(Severity::Error, place, message.into(), help.into());
     }
 
-    pub fn warning(&self, place: &Location, message: impl Into<String>, help: impl Into<String>) {
+    pub(super) fn warning(&self, place: &Location, message: impl Into<String>, help: impl Into<String>) {
         self.find(Severity::Warning, place, message.into(), help.into());
     }
 
     /// A path that the file names: relative ones begin at the file's own directory.
-    pub fn resolve(&self, named: &str) -> PathBuf {
+    pub(super) fn resolve(&self, named: &str) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(named)
     }
 
     /// Notes that `pattern`, a dotted key without indices, is one that a file may hold.
-    pub fn know(&self, pattern: String) {
+    pub(super) fn know(&self, pattern: String) {
         self.known.borrow_mut().insert(pattern);
     }
 
     /// Every dotted key without indices that was asked for.
-    pub fn known(&self) -> BTreeSet<String> {
+    pub(super) fn known(&self) -> BTreeSet<String> {
         self.known.borrow().clone()
     }
 
     /// Errors and warnings, each in the order of their lines.
-    pub fn into_findings(self) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
+    pub(super) fn into_findings(self) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
         for (severity, count) in self.surplus.take() {
             let what = if severity == Severity::Error { "errors" } else { "warnings" };
             let last = self.text.len().checked_sub(1).map(|last| last..last);

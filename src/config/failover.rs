@@ -20,7 +20,7 @@ impl Default for FailoverSettings {
 }
 
 /// Reads `[failover]`; without peers it has no effect.
-pub fn read(section: &Section, has_peers: bool) -> FailoverSettings {
+pub(super) fn read(section: &Section, has_peers: bool) -> FailoverSettings {
     let default = FailoverSettings::default();
     let settings = FailoverSettings {
         challenge: section.read_or("challenge", &Truth, default.challenge).value,

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// No configuration or certificate bundle is near this; what is larger was named by mistake.
-pub const SIZE_MAX_BYTES: u64 = 1024 * 1024;
+pub(super) const SIZE_MAX_BYTES: u64 = 1024 * 1024;
 
 /// Why a file was not read.
 #[derive(Debug, thiserror::Error)]

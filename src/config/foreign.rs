@@ -5,17 +5,17 @@ use std::ops::Range;
 use super::PeerKey;
 
 /// What to do with a configuration of HAProxy.
-pub const ADVICE: &str = "write a [[frontend]] with name and listen for each bind, and a [[frontend.backend]] with name and address for each server";
+pub(super) const ADVICE: &str = "write a [[frontend]] with name and listen for each bind, and a [[frontend.backend]] with name and address for each server";
 
 /// What `text` is if it may be secret, in which case no word of it is repeated: terminals and logs have other readers.
-pub fn secret(text: &str) -> Option<&'static str> {
+pub(super) fn secret(text: &str) -> Option<&'static str> {
     let is_key = PeerKey::parse(text.trim()).is_some();
     if is_key { Some("a key for peers") } else { text.contains("-----BEGIN ").then_some("a PEM file") }
 }
 
 /// Where the first section of an HAProxy configuration (configuration.txt, section 2) stands in `text`, if there is one and
 /// no table of TOML.
-pub fn haproxy_section(text: &str) -> Option<Range<usize>> {
+pub(super) fn haproxy_section(text: &str) -> Option<Range<usize>> {
     if text.lines().any(|line| line.trim_start().starts_with('[')) {
         return None;
     }

@@ -16,13 +16,13 @@ use crate::model::balance::Balance;
 use crate::model::duration::display;
 
 /// A frontend, and where in the file its addresses stand. Its values are meaningless once an error was reported.
-pub struct Read {
+pub(super) struct Read {
     pub frontend: Frontend,
     pub listen: Vec<Element<VipAddr>>,
 }
 
 /// Reads one table `[[frontend]]`. `reset_within` is `[process]`'s.
-pub fn read(section: &Section, reset_within: Duration) -> Read {
+pub(super) fn read(section: &Section, reset_within: Duration) -> Read {
     let name = section.require("name", &Name).unwrap_or_default();
     let listen = listen(section);
     let drain_timeout = section.read_or("drain_timeout", &DRAIN_TIMEOUT, Duration::from_secs(150));

@@ -8,7 +8,7 @@ use super::{Damping, Health, ProbeKind, tls};
 use crate::model::duration::display;
 
 /// Reads the table. The value is meaningless once an error was reported.
-pub fn read(section: &Section, reset_within: Duration) -> Health {
+pub(super) fn read(section: &Section, reset_within: Duration) -> Health {
     let kind = section.read_or("kind", &KIND, ProbeKind::Tcp);
     let path = section.read_or("path", &UrlPath, "/readyz".into());
     let host = section.read("host", &Host);
@@ -98,7 +98,7 @@ fn warn_of_unused(section: &Section, kind: &Field<ProbeKind>, path: bool, host: 
 }
 
 /// The key `kind` as the file spells it.
-pub fn spelled(kind: &Field<ProbeKind>) -> String {
+pub(super) fn spelled(kind: &Field<ProbeKind>) -> String {
     let word = KIND.0.iter().find(|(_, meaning)| *meaning == kind.value).map_or("", |(word, _)| word);
     format!("kind = {word:?}{}", if kind.is_given() { "" } else { " (the default)" })
 }

@@ -2,7 +2,7 @@
 
 mod address;
 
-pub use address::{AddressKind, Host, Listen, Network, ProbePlace, SourcePlace, path_text};
+pub(super) use address::{AddressKind, Host, Listen, Network, ProbePlace, SourcePlace, path_text};
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use crate::model::duration;
 
 /// A kind of value.
-pub trait Kind {
+pub(super) trait Kind {
     type Value;
 
     /// `None`: not of this kind, or out of its range.
@@ -28,11 +28,11 @@ pub trait Kind {
 
 /// `true` or `false`.
 #[derive(Debug)]
-pub struct Truth;
+pub(super) struct Truth;
 
 /// A whole number of a range, both ends included.
 #[derive(Debug)]
-pub struct Whole {
+pub(super) struct Whole {
     pub min: u32,
     pub max: u32,
     /// What 0 means, if it is allowed although `min` is above it.
@@ -41,14 +41,14 @@ pub struct Whole {
 
 /// A number of a range, both ends included.
 #[derive(Debug)]
-pub struct Decimal {
+pub(super) struct Decimal {
     pub min: f64,
     pub max: f64,
 }
 
 /// A duration of a range, both ends included.
 #[derive(Debug)]
-pub struct Time {
+pub(super) struct Time {
     pub min: Duration,
     pub max: Duration,
     /// What zero means, if it is allowed although `min` is above it.
@@ -59,37 +59,37 @@ pub struct Time {
 
 /// A word of a closed list.
 #[derive(Debug)]
-pub struct OneOf<T: 'static>(pub &'static [(&'static str, T)]);
+pub(super) struct OneOf<T: 'static>(pub &'static [(&'static str, T)]);
 
 /// What shows up in commands, logs and metric labels.
 #[derive(Debug)]
-pub struct Name;
+pub(super) struct Name;
 
 /// A string that names a file.
 #[derive(Debug)]
-pub struct FilePath;
+pub(super) struct FilePath;
 
 /// The path of a request.
 #[derive(Debug)]
-pub struct UrlPath;
+pub(super) struct UrlPath;
 
-pub const fn whole(min: u32, max: u32) -> Whole {
+pub(super) const fn whole(min: u32, max: u32) -> Whole {
     Whole { min, max, zero: None }
 }
 
-pub const fn time(min: Duration, max: Duration) -> Time {
+pub(super) const fn time(min: Duration, max: Duration) -> Time {
     Time { min, max, zero: None, whole_seconds: false }
 }
 
 /// `text` as a message shows it: in quotes, escaped, cut to a readable length.
-pub fn quote(text: &str) -> String {
+pub(super) fn quote(text: &str) -> String {
     let head: String = text.chars().take(SHOWN_CHARS_MAX).collect();
     let rest = if head.len() < text.len() { " ..." } else { "" };
     format!("{head:?}{rest}")
 }
 
 /// A value as a message shows it.
-pub fn show(value: &DeValue) -> String {
+pub(super) fn show(value: &DeValue) -> String {
     match value {
         DeValue::String(text) => quote(text),
         DeValue::Integer(number) => shorten(&number.to_string()),

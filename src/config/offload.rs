@@ -25,7 +25,7 @@ impl Default for OffloadSettings {
 }
 
 /// Reads `[offload]`. `max_connections` is `[process]`'s.
-pub fn read(section: &Section, max_connections: Option<u32>) -> OffloadSettings {
+pub(super) fn read(section: &Section, max_connections: Option<u32>) -> OffloadSettings {
     let default = OffloadSettings::default();
     let mode = section.read_or("mode", &MODE, default.mode);
     let max_flows = section.read_or("max_flows", &whole(1, FLOWS_MAX), default.max_flows);
@@ -55,7 +55,12 @@ pub fn read(section: &Section, max_connections: Option<u32>) -> OffloadSettings 
 }
 
 /// What other instances may have been offloaded is held here as well. `instances`: of the fleet, this one among them.
-pub fn warn_of_fleet(section: &Section, settings: &OffloadSettings, max_connections: Option<u32>, instances: usize) {
+pub(super) fn warn_of_fleet(
+    section: &Section,
+    settings: &OffloadSettings,
+    max_connections: Option<u32>,
+    instances: usize,
+) {
     let Some(connections) = max_connections else { return };
     let fleet = u64::from(connections) * instances as u64;
     if settings.mode != OffloadMode::Off && fleet > u64::from(settings.max_flows) {

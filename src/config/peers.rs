@@ -13,7 +13,7 @@ use super::{Instance, Peer, PeerKey, Peers};
 use crate::model::fleet::{InstanceName, SLOTS};
 
 /// Reads both tables. Without `[peers]` there is no fleet.
-pub fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance, Option<Peers>) {
+pub(super) fn read(instance: &Section, section: &Section, is_there: bool) -> (Instance, Option<Peers>) {
     let name = wanted(instance, is_there, "name", &Name).map(named);
     let slot = instance.read("slot", &whole(0, u32::from(SLOTS) - 1)).value.map(|slot| slot as u8);
     let own = Instance { name: name.clone(), slot };

@@ -9,7 +9,7 @@ use super::kind::{Kind, Listen, OneOf, Time, Whole, path_text, time, whole};
 use super::section::Section;
 use super::{Admin, FlowLog, Log, LogFormat, LogLevel, Process};
 
-pub fn admin(section: &Section) -> Admin {
+pub(super) fn admin(section: &Section) -> Admin {
     let http = section.read_or("http", &AdminHttp, Some(ADMIN_HTTP_DEFAULT.into()));
     let socket = section.read_or("socket", &SocketPath, PathBuf::from("/run/baton/admin.sock"));
     if let Some(address) = http.value.filter(|address| http.is_given() && !address.ip().is_loopback()) {
@@ -25,7 +25,7 @@ pub fn admin(section: &Section) -> Admin {
     Admin { http: http.value.filter(|_| !refused), socket: socket.value }
 }
 
-pub fn process(section: &Section) -> Process {
+pub(super) fn process(section: &Section) -> Process {
     let stop_timeout = section.read_or("stop_timeout", &STOP_TIMEOUT, Duration::from_secs(30));
     if stop_timeout.value.is_zero() && stop_timeout.is_given() {
         let message = format!("{} is \"0s\": every stop resets every connection at once", section.name("stop_timeout"));
@@ -41,7 +41,7 @@ pub fn process(section: &Section) -> Process {
     }
 }
 
-pub fn log(section: &Section) -> Log {
+pub(super) fn log(section: &Section) -> Log {
     Log {
         format: section.read_or("format", &FORMAT, LogFormat::Human).value,
         level: section.read_or("level", &LEVEL, LogLevel::Info).value,
@@ -51,7 +51,7 @@ pub fn log(section: &Section) -> Log {
 }
 
 /// A cap on how many: absent or 0 is none.
-pub fn cap(section: &Section, key: &str) -> Option<u32> {
+pub(super) fn cap(section: &Section, key: &str) -> Option<u32> {
     section.read(key, &CAP).value.filter(|cap| *cap > 0)
 }
 

@@ -1,9 +1,9 @@
 //! Keys that have another name now.
 
-pub const KEYS: [(&str, &str); 4] =
+pub(super) const KEYS: [(&str, &str); 4] =
     [("path", "offload"), ("takeover", "failover"), ("offload.graduate", "mode"), ("failover.tickle", "challenge")];
 
 /// The name that `key`, dotted and without indices, has today.
-pub fn renamed(key: &str) -> Option<&'static str> {
+pub(super) fn renamed(key: &str) -> Option<&'static str> {
     KEYS.iter().find(|(old, _)| *old == key).map(|(_, new)| *new)
 }

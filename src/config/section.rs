@@ -12,7 +12,7 @@ use super::unknown;
 
 /// A table of the file, or the place where one could be.
 #[derive(Debug)]
-pub struct Section<'d> {
+pub(super) struct Section<'d> {
     pub document: &'d Document<'d>,
     /// The dotted key of the table, empty for the whole file.
     path: String,
@@ -24,13 +24,13 @@ pub struct Section<'d> {
 
 /// What a key held.
 #[derive(Clone, Copy, Debug)]
-pub struct Field<T> {
+pub(super) struct Field<T> {
     pub value: T,
     pub origin: Origin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub(super) enum Origin {
     /// The key is absent: the value is the default.
     Absent,
     Given,
@@ -39,18 +39,18 @@ pub enum Origin {
 }
 
 impl<T> Field<T> {
-    pub fn is_given(&self) -> bool {
+    pub(super) fn is_given(&self) -> bool {
         self.origin == Origin::Given
     }
 
-    pub fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         self.origin == Origin::Refused
     }
 }
 
 /// One element of a list that can be complained about later.
 #[derive(Clone, Debug)]
-pub struct Element<T> {
+pub(super) struct Element<T> {
     pub value: T,
     pub place: Location,
     /// As a message calls it: `element 2 of "listen" in frontend "apiserver"`.
@@ -58,12 +58,12 @@ pub struct Element<T> {
 }
 
 impl<'d> Section<'d> {
-    pub fn root(document: &'d Document<'d>, table: &'d DeTable<'d>) -> Self {
+    pub(super) fn root(document: &'d Document<'d>, table: &'d DeTable<'d>) -> Self {
         Self { document, path: String::new(), title: Title::root(), table: Some(table), header: None }
     }
 
     /// The value of `key`, or none if it is absent.
-    pub fn read<K: Kind>(&self, key: &str, kind: &K) -> Field<Option<K::Value>> {
+    pub(super) fn read<K: Kind>(&self, key: &str, kind: &K) -> Field<Option<K::Value>> {
         let Some(value) = self.value(key) else {
             return Field { value: None, origin: Origin::Absent };
         };
@@ -76,13 +76,13 @@ impl<'d> Section<'d> {
     }
 
     /// The value of `key`, or `default`.
-    pub fn read_or<K: Kind>(&self, key: &str, kind: &K, default: K::Value) -> Field<K::Value> {
+    pub(super) fn read_or<K: Kind>(&self, key: &str, kind: &K, default: K::Value) -> Field<K::Value> {
         let Field { value, origin } = self.read(key, kind);
         Field { value: value.unwrap_or(default), origin }
     }
 
     /// The value of `key`; its absence is an error. `None` only if an error was reported.
-    pub fn require<K: Kind>(&self, key: &str, kind: &K) -> Option<K::Value> {
+    pub(super) fn require<K: Kind>(&self, key: &str, kind: &K) -> Option<K::Value> {
         let field = self.read(key, kind);
         if field.origin == Origin::Absent {
             self.refuse_missing(key, &kind.allowed());
@@ -91,7 +91,7 @@ impl<'d> Section<'d> {
     }
 
     /// The good elements of the array `key`; none if it is absent.
-    pub fn list<K: Kind>(&self, key: &str, kind: &K) -> Vec<Element<K::Value>> {
+    pub(super) fn list<K: Kind>(&self, key: &str, kind: &K) -> Vec<Element<K::Value>> {
         let Some(value) = self.value(key) else { return Vec::new() };
         let Some(items) = value.get_ref().as_array() else {
             let allowed = format!("an array in [ ], each element {}", kind.allowed());
@@ -111,7 +111,7 @@ impl<'d> Section<'d> {
     }
 
     /// The table `key`; an empty one if it is absent.
-    pub fn table(&self, key: &str) -> Section<'d> {
+    pub(super) fn table(&self, key: &str) -> Section<'d> {
         let value = self.value(key);
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
@@ -123,7 +123,7 @@ impl<'d> Section<'d> {
     }
 
     /// The tables `[[key]]`; at least one unless an error was reported.
-    pub fn tables(&self, key: &str) -> Vec<Section<'d>> {
+    pub(super) fn tables(&self, key: &str) -> Vec<Section<'d>> {
         let header = format!("one or more tables [[{}]]", self.pattern(key));
         let Some(value) = self.value(key) else {
             let missing = if self.title().is_empty() { String::new() } else { format!(" in {}", self.title()) };
@@ -150,42 +150,42 @@ impl<'d> Section<'d> {
     }
 
     /// Reports an error at `key`, or at the table's header if the key is absent.
-    pub fn refuse(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
+    pub(super) fn refuse(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
         self.document.error(&self.place(key), message, help);
     }
 
     /// Reports that the value of `key` is `found` and not what is `allowed`.
-    pub fn refuse_value(&self, key: &str, allowed: &str, found: &str) {
+    pub(super) fn refuse_value(&self, key: &str, allowed: &str, found: &str) {
         self.refuse(key, invalid(&self.name(key)), expected(allowed, found));
     }
 
     /// As [`Self::refuse`], but a warning.
-    pub fn warn(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
+    pub(super) fn warn(&self, key: &str, message: impl Into<String>, help: impl Into<String>) {
         self.document.warning(&self.place(key), message, help);
     }
 
     /// As a message calls the table: `[admin]`, `backend "cp1" of frontend "apiserver"`. Empty: the whole file.
-    pub fn title(&self) -> &str {
+    pub(super) fn title(&self) -> &str {
         self.title.words()
     }
 
     /// As a message calls `key`: `"weight" in backend "cp1" of frontend "apiserver"`.
-    pub fn name(&self, key: &str) -> String {
+    pub(super) fn name(&self, key: &str) -> String {
         self.title.name(key)
     }
 
-    pub fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
     /// Whether `key` is absent or an empty array.
-    pub fn is_absent_or_empty(&self, key: &str) -> bool {
+    pub(super) fn is_absent_or_empty(&self, key: &str) -> bool {
         let value = self.table.and_then(|table| table.get(key));
         value.is_none_or(|value| value.get_ref().as_array().is_some_and(|items| items.is_empty()))
     }
 
     /// The value of `key` if it begins on the line of the key; or the key; or, if it is absent, the table's header.
-    pub fn place(&self, key: &str) -> Location {
+    pub(super) fn place(&self, key: &str) -> Location {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let span = entry.map(|(name, value)| {
             let beside = self.document.line(name.span().start) == self.document.line(value.span().start);
@@ -195,17 +195,17 @@ impl<'d> Section<'d> {
     }
 
     /// The line of [`Self::place`].
-    pub fn line_of(&self, key: &str) -> u32 {
+    pub(super) fn line_of(&self, key: &str) -> u32 {
         self.place(key).span.map_or(1, |span| self.document.line(span.start))
     }
 
     /// The whole dotted key of `key`.
-    pub fn key(&self, key: &str) -> String {
+    pub(super) fn key(&self, key: &str) -> String {
         join(&self.path, key)
     }
 
     /// Reports each key that nobody has asked for. For the root, once all is read.
-    pub fn refuse_unknown_keys(&self) {
+    pub(super) fn refuse_unknown_keys(&self) {
         let known: Vec<String> = self.document.known().into_iter().collect();
         if let Some(table) = self.table {
             unknown::refuse(self.document, &known, table);
@@ -236,7 +236,7 @@ fn expected(allowed: &str, found: &str) -> String {
 }
 
 /// A dotted key.
-pub fn join(path: &str, key: &str) -> String {
+pub(super) fn join(path: &str, key: &str) -> String {
     let plain = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     let key = if plain { key.to_owned() } else { super::kind::quote(key) };
     if path.is_empty() { key } else { format!("{path}.{key}") }

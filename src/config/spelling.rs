@@ -1,7 +1,7 @@
 //! Did you mean ...?
 
 /// The one of `words` closest to `typed`, if it is close enough to be a slip of the finger.
-pub fn closest<'w>(typed: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
+pub(super) fn closest<'w>(typed: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
     if typed.len() > LENGTH_MAX {
         return None;
     }

@@ -5,7 +5,7 @@ use toml::de::{DeTable, DeValue};
 use super::kind::quote;
 
 #[derive(Clone, Debug)]
-pub struct Title {
+pub(super) struct Title {
     /// `[admin]`, `backend "cp1" of frontend "apiserver"`; empty for the whole file.
     words: String,
     /// The element of a list that it is or lies in, such as `frontend "apiserver"`.
@@ -13,12 +13,12 @@ pub struct Title {
 }
 
 impl Title {
-    pub fn root() -> Self {
+    pub(super) fn root() -> Self {
         Self { words: String::new(), owner: None }
     }
 
     /// Of the table `[pattern]` in this one.
-    pub fn table(&self, pattern: &str) -> Self {
+    pub(super) fn table(&self, pattern: &str) -> Self {
         let words = match &self.owner {
             Some(owner) => format!("[{pattern}] of {owner}"),
             None => format!("[{pattern}]"),
@@ -27,7 +27,7 @@ impl Title {
     }
 
     /// Of `table`, the `index`th `[[pattern]]` in this one, from 0.
-    pub fn element(&self, pattern: &str, index: usize, table: &DeTable) -> Self {
+    pub(super) fn element(&self, pattern: &str, index: usize, table: &DeTable) -> Self {
         let kind = pattern.rsplit('.').next().unwrap_or(pattern);
         let name = table.get("name").and_then(|name| DeValue::as_str(name.get_ref())).filter(|name| !name.is_empty());
         let own = match name {
@@ -41,12 +41,12 @@ impl Title {
         Self { owner: Some(words.clone()), words }
     }
 
-    pub fn words(&self) -> &str {
+    pub(super) fn words(&self) -> &str {
         &self.words
     }
 
     /// Of `key` in this table.
-    pub fn name(&self, key: &str) -> String {
+    pub(super) fn name(&self, key: &str) -> String {
         if self.words.is_empty() { quote(key) } else { format!("{} in {}", quote(key), self.words) }
     }
 }

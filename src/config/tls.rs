@@ -17,7 +17,7 @@ use super::section::{Field, Section};
 use super::{ProbeKind, ProbeTls, file};
 
 /// Reads the TLS keys. `None` if `kind` has no TLS, or if an error was reported.
-pub fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTls> {
+pub(super) fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTls> {
     let ca_file = section.read("ca_file", &FilePath);
     let insecure = section.read_or("insecure_skip_verify", &Truth, false);
     let server_name = section.read("server_name", &Host);

@@ -8,7 +8,7 @@ use super::title::Title;
 use super::{renamed, spelling};
 
 /// Reports each key of the file that is not among the `known`, dotted and without indices.
-pub fn refuse(document: &Document, known: &[String], root: &DeTable) {
+pub(super) fn refuse(document: &Document, known: &[String], root: &DeTable) {
     Search { document, known }.walk(root, "", "", &Title::root());
 }
 

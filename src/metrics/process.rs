@@ -12,7 +12,7 @@ use prometheus_client::registry::Unit;
 
 /// Reads /proc/self at each scrape.
 #[derive(Debug)]
-pub struct ProcessCollector {
+pub(super) struct ProcessCollector {
     /// Unix seconds.
     started_at_s: f64,
 }

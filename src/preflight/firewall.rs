@@ -31,7 +31,7 @@ use walk::{Culprit, Packet, Towards, culprit};
 
 const TOPIC: &str = "firewall";
 
-pub fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
+pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let (rules, unread) = read();
     let translated = nat::look(&rules, unread.is_empty(), config, place);
     let mut findings = of_vips(&rules, unread, place);
@@ -59,7 +59,7 @@ fn of_vips(rules: &Ruleset, unread: Vec<Finding>, place: &HostPlace) -> Vec<Find
 }
 
 /// Whether each of `peers` may connect to `listen`, and its beats may come to `beat_port` there.
-pub fn let_in(listen: SocketAddr, beat_port: u16, peers: &[Peer]) -> Vec<Finding> {
+pub(super) fn let_in(listen: SocketAddr, beat_port: u16, peers: &[Peer]) -> Vec<Finding> {
     let (rules, _) = read();
     let beats = SocketAddr::new(listen.ip(), beat_port);
     vec![admits(&rules, Transport::Tcp, listen, peers), admits(&rules, Transport::Udp, beats, peers)]

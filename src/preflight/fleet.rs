@@ -22,7 +22,7 @@ use crate::sys::netlink::{Route, route};
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// Findings, and what sysctl.d is to hold for them. Without `[peers]`: none.
-pub fn look(config: &Config, place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
+pub(super) fn look(config: &Config, place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     let Some(peers) = &config.peers else { return Default::default() };
     let (mut findings, mut settings) = (own_address(peers, place), Vec::new());
     findings.push(key_file(peers));

@@ -20,7 +20,7 @@ const TOPIC: &str = "keepalived";
 
 /// Its file, as far as it could be read.
 #[derive(Debug)]
-pub struct Keepalived {
+pub(super) struct Keepalived {
     path: PathBuf,
     /// Somebody named the file.
     named: bool,
@@ -29,7 +29,7 @@ pub struct Keepalived {
 
 /// Whether a keepalived takes an address away when Baton says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Follows {
+pub(super) enum Follows {
     Yes,
     /// It has the address, and goes by nothing of Baton's.
     Nothing,
@@ -57,7 +57,7 @@ struct Script<'f> {
 }
 
 impl Keepalived {
-    pub fn read(path: Option<&Path>) -> Self {
+    pub(super) fn read(path: Option<&Path>) -> Self {
         let named = path.is_some();
         let path = path.unwrap_or(Path::new(KEEPALIVED_DEFAULT)).to_owned();
         let file = syntax::read(&path);
@@ -65,16 +65,16 @@ impl Keepalived {
     }
 
     /// Every address that it moves.
-    pub fn addresses(&self) -> Vec<IpAddr> {
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
         self.instances().iter().flat_map(VrrpInstance::addresses).collect()
     }
 
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.path.display().to_string()
     }
 
     /// Whether it takes `vip` away from a host that should not have it.
-    pub fn follows(&self, vip: IpAddr, track_file: Option<&Path>) -> Follows {
+    pub(super) fn follows(&self, vip: IpAddr, track_file: Option<&Path>) -> Follows {
         let Ok(file) = &self.file else { return Follows::Unread };
         let scripts = scripts(file);
         let is_tracked = |node: &&Node| {
@@ -97,7 +97,7 @@ impl Keepalived {
         }
     }
 
-    pub fn judge(&self, config: &Config, place: &HostPlace) -> Vec<Finding> {
+    pub(super) fn judge(&self, config: &Config, place: &HostPlace) -> Vec<Finding> {
         match &self.file {
             Ok(file) => judge::all(self, file, config, place),
             Err(error) if self.named => vec![Finding::fault(

@@ -17,7 +17,7 @@ pub struct Setting {
 }
 
 /// Findings, and every setting that this host should have.
-pub fn look(place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
+pub(super) fn look(place: &HostPlace) -> (Vec<Finding>, Vec<Setting>) {
     let mut looked = Looked { findings: Vec::new(), settings: Vec::new(), place };
     if !place.vips.is_empty() {
         looked.arp();
@@ -174,18 +174,18 @@ impl Looked<'_> {
 }
 
 /// The value at `path` below /proc/sys; `None` if there is no such setting.
-pub fn read(path: &str) -> Option<i64> {
+pub(super) fn read(path: &str) -> Option<i64> {
     let text: io::Result<_> = std::fs::read_to_string(Path::new(PROC_SYS).join(path));
     text.ok()?.trim().parse().ok()
 }
 
 /// As sysctl(8) has it: with dots, unless one is in an interface's name.
-pub fn spelled(path: &str) -> String {
+pub(super) fn spelled(path: &str) -> String {
     if path.contains('.') { path.to_owned() } else { path.replace('/', ".") }
 }
 
 /// What sets `path` until the next boot.
-pub fn command(path: &str, value: i64) -> String {
+pub(super) fn command(path: &str, value: i64) -> String {
     commands([(path, value)])
 }
 

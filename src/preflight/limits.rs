@@ -14,7 +14,7 @@ const SPARE_FILES: u64 = 256;
 /// Client's and backend's.
 const FILES_PER_FLOW: u64 = 2;
 
-pub fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
+pub(super) fn look(config: &Config, place: &HostPlace) -> Vec<Finding> {
     let mut findings = vec![files(config)];
     findings.extend(ports(config));
     findings.extend(reserved(place));
@@ -95,14 +95,14 @@ fn low_ports(config: &Config) -> Option<Finding> {
     })
 }
 
-pub fn local_ports() -> Option<RangeInclusive<u16>> {
+pub(super) fn local_ports() -> Option<RangeInclusive<u16>> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let mut ends = text.split_whitespace().map(|end| end.parse::<u16>());
     Some(ends.next()?.ok()?..=ends.next()?.ok()?)
 }
 
 /// `8080,9148-9150` (Documentation/networking/ip-sysctl.rst).
-pub fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
+pub(super) fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
     let parts = text.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)

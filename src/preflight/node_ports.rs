@@ -10,7 +10,7 @@ use crate::model::finding::Finding;
 const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
 /// The widest range without them.
-pub const BEYOND: RangeInclusive<u16> = *NODE_PORTS.end() + 1..=u16::MAX;
+pub(super) const BEYOND: RangeInclusive<u16> = *NODE_PORTS.end() + 1..=u16::MAX;
 
 const RESERVED: &str = "net/ipv4/ip_local_reserved_ports";
 
@@ -18,7 +18,7 @@ const WHY: &str = "an instance's backend legs and connections to a NodePort of t
                    has to ask conntrack whose a packet is, and what translates without conntrack is cut off";
 
 /// Whether one of Baton's connections may get such a port. `suffices`: [`BEYOND`] has enough for all.
-pub fn look(suffices: bool) -> Option<Finding> {
+pub(super) fn look(suffices: bool) -> Option<Finding> {
     let (topic, range) = ("NodePorts", local_ports()?);
     let shown = format!("ip_local_port_range is {}-{}", range.start(), range.end());
     let (first, last) = (NODE_PORTS.start(), NODE_PORTS.end());
@@ -36,7 +36,7 @@ pub fn look(suffices: bool) -> Option<Finding> {
 }
 
 /// What sysctl.d is to hold if `range` is the one of outgoing connections.
-pub fn setting(range: &RangeInclusive<u16>) -> Option<Setting> {
+pub(super) fn setting(range: &RangeInclusive<u16>) -> Option<Setting> {
     let needed = overlaps(range);
     needed.then(|| Setting { path: RESERVED.to_owned(), value: reserved_besides(), why: WHY })
 }

@@ -13,7 +13,7 @@ const LOOPBACK: &str = "lo";
 
 /// What all findings rest on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostPlace {
+pub(super) struct HostPlace {
     /// Addresses and ports where clients connect; a wildcard stands for every VIP of its family.
     pub services: Vec<SocketAddr>,
     /// Addresses that are here now and elsewhere tomorrow, or here and elsewhere at once.
@@ -32,7 +32,7 @@ pub struct HostPlace {
 
 impl HostPlace {
     /// `moved`: addresses that keepalived moves.
-    pub fn find(config: &Config, moved: &[IpAddr]) -> Self {
+    pub(super) fn find(config: &Config, moved: &[IpAddr]) -> Self {
         Self::among(config, moved, netdev::networks().unwrap_or_default(), netdev::source_towards)
     }
 
@@ -91,7 +91,7 @@ impl HostPlace {
         Self { services, vips, kept, interfaces, networks, has_peers, has_backend }
     }
 
-    pub fn holds(&self, ip: IpAddr) -> bool {
+    pub(super) fn holds(&self, ip: IpAddr) -> bool {
         self.networks.iter().any(|(_, network)| network.addr() == ip)
     }
 }

@@ -1,8 +1,8 @@
 //! Listeners, and what becomes of a connection before it is a flow.
 
-pub mod admission;
-pub mod listeners;
-pub mod sources;
+pub(super) mod admission;
+pub(super) mod listeners;
+pub(super) mod sources;
 
 use std::io;
 use std::os::fd::OwnedFd;

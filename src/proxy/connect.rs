@@ -3,9 +3,9 @@
 //! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
 //! nothing but time.
 
-pub mod begin;
-pub mod legs;
-pub mod ports;
+pub(super) mod begin;
+pub(super) mod legs;
+pub(super) mod ports;
 
 use std::io;
 use std::mem;

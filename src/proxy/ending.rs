@@ -1,7 +1,7 @@
 //! How flows end: each with one reason, seen by both sides for what it is.
 
-pub mod closing;
-pub mod unheard;
+pub(super) mod closing;
+pub(super) mod unheard;
 
 use std::time::Duration;
 

@@ -30,7 +30,7 @@ use crate::table::backend::{BackendEntry, ConnectFailure};
 use crate::table::offload::SocketlessHold;
 
 #[derive(Debug)]
-pub struct Flow {
+pub(super) struct Flow {
     pub id: FlowId,
     pub at: FlowRef,
     pub client_addr: ClientAddr,
@@ -47,21 +47,21 @@ pub struct Flow {
 
 /// What counts a flow towards limits.
 #[derive(Debug)]
-pub struct Holds {
+pub(super) struct Holds {
     /// `None`: it does not count any more.
     pub frontend: Option<FrontendHold>,
     pub source: Option<SourceHold>,
 }
 
 impl Holds {
-    pub fn let_go(&mut self) {
+    pub(super) fn let_go(&mut self) {
         (self.frontend, self.source) = (None, None);
     }
 }
 
 /// How a flow shall end when its turn comes.
 #[derive(Clone, Copy, Debug)]
-pub struct PendingEnd {
+pub(super) struct PendingEnd {
     pub reason: EndReason,
     /// Only if no byte moved for this long.
     pub only_idle_for: Option<Duration>,
@@ -69,7 +69,7 @@ pub struct PendingEnd {
 
 /// Each holds the sockets that a flow has then.
 #[derive(Debug)]
-pub enum Phase {
+pub(super) enum Phase {
     /// Waits for the PROXY header on the client's socket.
     Header(OwnedFd),
     Connecting(Box<Connecting>),
@@ -87,7 +87,7 @@ pub enum Phase {
 
 /// A flow between accept and its backend's answer.
 #[derive(Debug)]
-pub struct Connecting {
+pub(super) struct Connecting {
     pub client: OwnedFd,
     pub started_at_ns: u64,
     /// Attempts under way: one, or two while hedging.
@@ -104,7 +104,7 @@ pub struct Connecting {
 
 /// One try to reach one backend. Dropping it gives back its place at the backend.
 #[derive(Debug)]
-pub struct Attempt {
+pub(super) struct Attempt {
     pub number: u8,
     pub socket: OwnedFd,
     pub address: BackendAddr,
@@ -117,7 +117,7 @@ pub struct Attempt {
 
 /// Counts one flow towards its backend for as long as it is held, or until it is told not to.
 #[derive(Debug)]
-pub struct BackendHold(pub Arc<BackendEntry>, ByteCounts);
+pub(super) struct BackendHold(pub Arc<BackendEntry>, ByteCounts);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ByteCounts {
@@ -127,12 +127,12 @@ enum ByteCounts {
 
 impl BackendHold {
     /// Of a flow that has been counted.
-    pub fn new(entry: Arc<BackendEntry>) -> Self {
+    pub(super) fn new(entry: Arc<BackendEntry>) -> Self {
         Self(entry, ByteCounts::Yes)
     }
 
     /// True: it did until now.
-    pub fn count_out(&mut self) -> bool {
+    pub(super) fn count_out(&mut self) -> bool {
         let counted = mem::replace(&mut self.1, ByteCounts::No) == ByteCounts::Yes;
         if counted {
             self.0.release();
@@ -140,7 +140,7 @@ impl BackendHold {
         counted
     }
 
-    pub fn count_again(&mut self) {
+    pub(super) fn count_again(&mut self) {
         if mem::replace(&mut self.1, ByteCounts::Yes) == ByteCounts::No {
             self.0.count_again();
         }
@@ -155,7 +155,7 @@ impl Drop for BackendHold {
 
 /// What a flow that is closing waits for.
 #[derive(Debug)]
-pub struct Closing {
+pub(super) struct Closing {
     pub reason: EndReason,
     pub client_is_over: bool,
     pub backend_is_over: bool,
@@ -165,7 +165,7 @@ pub struct Closing {
 }
 
 impl Closing {
-    pub fn is_over(&self, side: Side) -> bool {
+    pub(super) fn is_over(&self, side: Side) -> bool {
         match side {
             Side::Client => self.client_is_over,
             Side::Backend => self.backend_is_over,
@@ -175,7 +175,7 @@ impl Closing {
 
 /// A flow with both legs established.
 #[derive(Debug)]
-pub struct Relaying {
+pub(super) struct Relaying {
     pub client: OwnedFd,
     pub backend: OwnedFd,
     pub backend_addr: BackendAddr,
@@ -207,7 +207,7 @@ pub struct Relaying {
 
 /// What is left of a flow whose sockets the offload engine has.
 #[derive(Debug)]
-pub struct Lent {
+pub(super) struct Lent {
     pub backend_addr: BackendAddr,
     pub place: BackendHold,
     /// As in [`Relaying`], for when the sockets come back.
@@ -220,7 +220,7 @@ pub struct Lent {
 
 /// The offload engine was asked to end a flow.
 #[derive(Clone, Copy, Debug)]
-pub struct EndAsked {
+pub(super) struct EndAsked {
     pub reason: EndReason,
     /// Unless it moved a byte lately.
     pub only_if_idle: bool,
@@ -228,7 +228,7 @@ pub struct EndAsked {
 
 /// When a flow may be offloaded.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Leaving {
+pub(super) struct Leaving {
     /// Requests of the client's that were answered.
     pub round_trips: u32,
     /// Monotonic ns before which it is not tried; [`Leaving::NEVER`].
@@ -242,17 +242,17 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    pub const NEVER: u64 = u64::MAX;
+    pub(super) const NEVER: u64 = u64::MAX;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(super) enum Side {
     Client,
     Backend,
 }
 
 /// What a flow begins with.
-pub struct Arrival {
+pub(super) struct Arrival {
     pub id: FlowId,
     pub at: FlowRef,
     pub phase: Phase,
@@ -266,7 +266,7 @@ pub struct Arrival {
 
 impl Flow {
     /// A flow in the phase that it arrives in.
-    pub fn new(arrival: Arrival) -> Box<Self> {
+    pub(super) fn new(arrival: Arrival) -> Box<Self> {
         Box::new(Self {
             id: arrival.id,
             at: arrival.at,
@@ -282,7 +282,7 @@ impl Flow {
     }
 
     /// The client's socket, if the flow has it.
-    pub fn client(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn client(&self) -> Option<BorrowedFd<'_>> {
         match &self.phase {
             Phase::Header(client) => Some(client.as_fd()),
             Phase::Connecting(connecting) => Some(connecting.client.as_fd()),
@@ -292,7 +292,7 @@ impl Flow {
     }
 
     /// The backend that has the flow, if one has answered.
-    pub fn backend(&self) -> Option<&Arc<BackendEntry>> {
+    pub(super) fn backend(&self) -> Option<&Arc<BackendEntry>> {
         match &self.phase {
             Phase::Relaying(relaying) => Some(&relaying.place.0),
             Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => Some(&lent.place.0),
@@ -301,7 +301,7 @@ impl Flow {
     }
 
     /// As [`Flow::backend`], unless that has done its part.
-    pub fn backend_used(&self) -> Option<BackendId> {
+    pub(super) fn backend_used(&self) -> Option<BackendId> {
         match &self.phase {
             Phase::Relaying(relaying) => relaying.backend_used(),
             _ => self.backend().map(|backend| backend.id),
@@ -309,7 +309,7 @@ impl Flow {
     }
 
     /// Whether its backend, or one that it tries to reach, is `id`.
-    pub fn uses_backend(&self, id: BackendId) -> bool {
+    pub(super) fn uses_backend(&self, id: BackendId) -> bool {
         match &self.phase {
             Phase::Header(_) | Phase::Between => false,
             Phase::Connecting(connecting) => connecting.attempts.iter().any(|attempt| attempt.place.0.id == id),
@@ -319,31 +319,31 @@ impl Flow {
     }
 
     /// The path has its sockets, or has closed them.
-    pub fn is_lent(&self) -> bool {
+    pub(super) fn is_lent(&self) -> bool {
         matches!(self.phase, Phase::Offloading(_) | Phase::Offloaded { .. })
     }
 
     /// FIN was passed on both ways, and not all is acknowledged.
-    pub fn is_closing(&self) -> bool {
+    pub(super) fn is_closing(&self) -> bool {
         matches!(&self.phase, Phase::Relaying(relaying) if relaying.closing.is_some())
     }
 
     /// Holds bytes that were read and not yet delivered.
-    pub fn holds_bytes(&self) -> bool {
+    pub(super) fn holds_bytes(&self) -> bool {
         matches!(&self.phase, Phase::Relaying(relaying) if relaying.up.is_blocked() || relaying.down.is_blocked())
     }
 }
 
 impl Relaying {
     /// Its backend, unless that has done its part.
-    pub fn backend_used(&self) -> Option<BackendId> {
+    pub(super) fn backend_used(&self) -> Option<BackendId> {
         let is_over = self.closing.as_ref().is_some_and(|closing| closing.is_over(Side::Backend));
         (!is_over).then_some(self.place.0.id)
     }
 }
 
 impl Connecting {
-    pub fn new(client: OwnedFd, now_ns: u64) -> Box<Self> {
+    pub(super) fn new(client: OwnedFd, now_ns: u64) -> Box<Self> {
         Box::new(Self {
             client,
             started_at_ns: now_ns,
@@ -358,6 +358,6 @@ impl Connecting {
 }
 
 /// As long as TCP_USER_TIMEOUT would have it.
-pub fn patience_ns(flow: &Flow) -> u64 {
+pub(super) fn patience_ns(flow: &Flow) -> u64 {
     flow.frontend.settings.keepalive.user_timeout.as_nanos() as u64
 }

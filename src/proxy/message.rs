@@ -8,7 +8,7 @@ use super::upgrade::message::Message as UpgradeMessage;
 
 /// What the control side asks of a worker.
 #[derive(Debug)]
-pub enum Message {
+pub(super) enum Message {
     /// Serve this plane; listen also on these sockets.
     Reconfigure { plane: Arc<Plane>, open: Vec<Listener> },
     /// Take what the listeners hold, then close them.

@@ -14,7 +14,7 @@ const RESERVED_FILES: u64 = 512;
 
 /// All frontends of one configuration, and the limits that hold for all of them.
 #[derive(Debug)]
-pub struct Plane {
+pub(super) struct Plane {
     pub frontends: Vec<Arc<FrontendPlane>>,
     /// Grows with each reconfiguration.
     pub version: u64,
@@ -28,18 +28,18 @@ pub struct Plane {
 
 /// Which flows may leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OffloadPolicy {
+pub(super) struct OffloadPolicy {
     pub round_trips: u32,
     pub after_ns: u64,
 }
 
 impl OffloadPolicy {
-    pub const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
+    pub(super) const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
 }
 
 /// One frontend: what its flows need to know.
 #[derive(Debug)]
-pub struct FrontendPlane {
+pub(super) struct FrontendPlane {
     pub entry: Arc<FrontendEntry>,
     pub settings: Arc<Frontend>,
     pub backends: Vec<Arc<NamedBackend>>,
@@ -48,7 +48,7 @@ pub struct FrontendPlane {
 
 impl Plane {
     /// Joins `config` with the entries of `table`: makes those that are new, and gives all their weights and caps.
-    pub fn new(config: &Config, table: &Table, version: u64) -> Self {
+    pub(super) fn new(config: &Config, table: &Table, version: u64) -> Self {
         let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
         let max_connections = config.process.max_connections.map(|max| max as usize);
         let frontends = config.frontends.iter().map(|settings| {
@@ -77,12 +77,12 @@ impl Plane {
     }
 
     /// The frontend that listens on `address`.
-    pub fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
+    pub(super) fn listening_on(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         self.frontends.iter().find(|frontend| frontend.settings.listen.contains(&address))
     }
 
     /// The frontend whose clients come to `address`, be it by a wildcard.
-    pub fn serving(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
+    pub(super) fn serving(&self, address: VipAddr) -> Option<&Arc<FrontendPlane>> {
         let (ip, port) = (address.ip(), address.port());
         let any = |it: &VipAddr| it.ip().is_unspecified() && it.ip().is_ipv4() == ip.is_ipv4() && it.port() == port;
         let by_wildcard = || self.frontends.iter().find(|frontend| frontend.settings.listen.iter().any(any));
@@ -92,14 +92,14 @@ impl Plane {
 
 impl FrontendPlane {
     /// One that the configuration no longer has: for its last flows.
-    pub fn gone(entry: Arc<FrontendEntry>) -> Self {
+    pub(super) fn gone(entry: Arc<FrontendEntry>) -> Self {
         let settings = Arc::new(config::frontend_by_default(&entry.name));
         Self { entry, timeouts: timeouts(&settings.keepalive), settings, backends: Vec::new() }
     }
 }
 
 /// What tcp(7) options a configuration asks for.
-pub fn timeouts(keepalive: &Keepalive) -> SocketTimeouts {
+pub(super) fn timeouts(keepalive: &Keepalive) -> SocketTimeouts {
     SocketTimeouts {
         keepalive_idle: keepalive.idle,
         keepalive_interval: keepalive.interval,

@@ -8,8 +8,8 @@
 //! the backpressure to the sender. Small messages go through the worker's one buffer; two full buffers in a row mean
 //! bulk, and a borrowed pipe takes over until the source runs dry.
 
-pub mod pipes;
-pub mod serve;
+pub(super) mod pipes;
+pub(super) mod serve;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,21 +31,21 @@ const LARGE: usize = 32 * 1024;
 
 /// Which end of a direction failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub(super) enum End {
     Source,
     Destination,
 }
 
 /// A direction broke: the socket at `end` is of no use any more.
 #[derive(Debug)]
-pub struct Broken {
+pub(super) struct Broken {
     pub end: End,
     pub error: io::Error,
 }
 
 /// What a pump moved, also if it broke in the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pumped {
+pub(super) struct Pumped {
     /// Bytes read from the source.
     pub read: u64,
     /// Bytes that the destination took.
@@ -56,13 +56,13 @@ pub struct Pumped {
 
 /// What a worker lends to whichever direction it pumps.
 #[derive(Debug)]
-pub struct Tools {
+pub(super) struct Tools {
     pub buffer: Box<[u8]>,
     pub pipes: PipePool,
 }
 
 #[derive(Debug)]
-pub struct Direction {
+pub(super) struct Direction {
     stage: RelayStage,
     held: HeldBytes,
     /// The source may have bytes, an EOF or an error.
@@ -95,43 +95,48 @@ impl Default for Direction {
 
 impl Direction {
     /// A direction that must deliver `first` before anything it reads.
-    pub fn beginning_with(first: Vec<u8>) -> Self {
+    pub(super) fn beginning_with(first: Vec<u8>) -> Self {
         Self { held: HeldBytes::Bytes { bytes: first.into_boxed_slice(), written: 0 }, ..Self::default() }
     }
 
     /// An open direction that holds `bytes`, perhaps none. What its sockets are ready for is told by epoll anew.
-    pub fn holding(bytes: Vec<u8>) -> Self {
+    pub(super) fn holding(bytes: Vec<u8>) -> Self {
         if bytes.is_empty() { Self::default() } else { Self::beginning_with(bytes) }
     }
 
     /// The source became readable; `end_behind` if an EOF or error is among what can be read.
-    pub fn source_ready(&mut self, end_behind: bool) {
+    pub(super) fn source_ready(&mut self, end_behind: bool) {
         self.readable = true;
         self.end_behind |= end_behind;
     }
 
     /// Waits for the destination to take what is held.
-    pub fn is_blocked(&self) -> bool {
+    pub(super) fn is_blocked(&self) -> bool {
         !matches!(self.held, HeldBytes::Nothing)
     }
 
     /// Reads its source when that is ready: not while it is blocked, nor after the source's EOF.
-    pub fn reads(&self) -> bool {
+    pub(super) fn reads(&self) -> bool {
         self.stage == RelayStage::Open && !self.is_blocked()
     }
 
     /// Its FIN was passed on.
-    pub fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.stage == RelayStage::Done
     }
 
     /// Has nothing to do: no byte is held, none waits to be read, and its source goes on.
-    pub fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.reads() && !self.readable
     }
 
     /// Reads once and holds what came, so that it can leave with the flow. True: that was all, and no end is behind it.
-    pub fn read_ahead(&mut self, source: impl AsFd, tools: &mut Tools, pumped: &mut Pumped) -> Result<bool, Broken> {
+    pub(super) fn read_ahead(
+        &mut self,
+        source: impl AsFd,
+        tools: &mut Tools,
+        pumped: &mut Pumped,
+    ) -> Result<bool, Broken> {
         let Some(count) = self.read(source.as_fd(), tools)? else { return Ok(false) };
         pumped.read += count as u64;
         self.held = HeldBytes::Bytes { bytes: tools.buffer[..count].into(), written: 0 };
@@ -139,7 +144,7 @@ impl Direction {
     }
 
     /// What it holds, to leave with the flow. Not from a pipe: that is bulk, which does not leave.
-    pub fn take_held(&mut self) -> Vec<u8> {
+    pub(super) fn take_held(&mut self) -> Vec<u8> {
         match std::mem::replace(&mut self.held, HeldBytes::Nothing) {
             HeldBytes::Bytes { bytes, written: 0 } => bytes.into_vec(),
             HeldBytes::Bytes { bytes, written } => bytes[written..].to_vec(),
@@ -152,12 +157,12 @@ impl Direction {
     }
 
     /// Whether a pump could do anything.
-    pub fn wants_pump(&self) -> bool {
+    pub(super) fn wants_pump(&self) -> bool {
         self.readable || self.is_blocked()
     }
 
     /// What another process must know to go on with it. Bytes in a pipe become bytes in memory, here too.
-    pub fn pack(&mut self, tools: &mut Tools) -> io::Result<HalfWay> {
+    pub(super) fn pack(&mut self, tools: &mut Tools) -> io::Result<HalfWay> {
         if let HeldBytes::Pipe(pipe) = &mut self.held {
             let bytes = pipe.read_out()?.into_boxed_slice();
             self.dismantle(tools);
@@ -176,7 +181,7 @@ impl Direction {
     }
 
     /// Goes on where [`Direction::pack`] left off. What the sockets are ready for is told by epoll anew.
-    pub fn unpack(half_way: HalfWay) -> Self {
+    pub(super) fn unpack(half_way: HalfWay) -> Self {
         let stage = match half_way.progress {
             Progress::Open => RelayStage::Open,
             Progress::Ending => RelayStage::Ending,
@@ -190,7 +195,7 @@ impl Direction {
     }
 
     /// Moves what can be moved now, and adds it to `pumped`. The FIN is left to the caller: [`Direction::owes_fin`].
-    pub fn pump(
+    pub(super) fn pump(
         &mut self,
         source: impl AsFd,
         destination: impl AsFd,
@@ -215,19 +220,19 @@ impl Direction {
     }
 
     /// Whether the source's FIN is now to be passed on: all that came before it was delivered.
-    pub fn owes_fin(&self) -> bool {
+    pub(super) fn owes_fin(&self) -> bool {
         self.stage == RelayStage::Ending && !self.is_blocked()
     }
 
     /// Passes the source's FIN on, or says FIN for it.
-    pub fn pass_fin(&mut self, destination: impl AsFd) {
+    pub(super) fn pass_fin(&mut self, destination: impl AsFd) {
         // ENOTCONN: the far side reset meanwhile; its own direction tells that, with the reason.
         let _ = socket::finish_writing(destination);
         self.stage = RelayStage::Done;
     }
 
     /// Gives back what was borrowed. Call it before dropping.
-    pub fn dismantle(&mut self, tools: &mut Tools) {
+    pub(super) fn dismantle(&mut self, tools: &mut Tools) {
         if let HeldBytes::Pipe(pipe) = std::mem::replace(&mut self.held, HeldBytes::Nothing) {
             tools.pipes.give_back(pipe);
         }

@@ -7,7 +7,7 @@ use super::message::Message;
 
 /// What all workers share, besides the table.
 #[derive(Debug)]
-pub struct Shared {
+pub(super) struct Shared {
     pub(super) sources: Sources,
     pub(super) inboxes: Box<[SegQueue<Message>]>,
 }

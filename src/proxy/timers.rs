@@ -8,7 +8,7 @@ use super::token::FlowRef;
 
 /// What a deadline is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Due {
+pub(super) enum Due {
     /// A connecting flow wants a hedged attempt, or an attempt has had its time.
     Connect(FlowRef),
     /// A PROXY header should have come.
@@ -29,23 +29,23 @@ pub enum Due {
 
 /// Deadlines, soonest first.
 #[derive(Debug, Default)]
-pub struct Timers {
+pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, Due)>>,
 }
 
 impl Timers {
     /// Lets `due` fire at `at_ns` on the monotonic clock.
-    pub fn set(&mut self, at_ns: u64, due: Due) {
+    pub(super) fn set(&mut self, at_ns: u64, due: Due) {
         self.heap.push(Reverse((at_ns, due)));
     }
 
     /// The soonest deadline, in monotonic ns.
-    pub fn next_ns(&self) -> Option<u64> {
+    pub(super) fn next_ns(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at_ns, _))| *at_ns)
     }
 
     /// Takes one deadline that has passed.
-    pub fn pop(&mut self, now_ns: u64) -> Option<Due> {
+    pub(super) fn pop(&mut self, now_ns: u64) -> Option<Due> {
         if self.next_ns()? > now_ns {
             return None;
         }

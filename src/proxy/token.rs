@@ -12,7 +12,7 @@ const GENERATION_BITS: u32 = 20;
 
 /// A flow of this worker, valid until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FlowRef {
+pub(super) struct FlowRef {
     pub index: u32,
     /// Low bits only.
     pub generation: u32,
@@ -20,7 +20,7 @@ pub struct FlowRef {
 
 /// The source of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
+pub(super) enum Token {
     Wake,
     Listener(u32),
     Client(FlowRef),
@@ -32,17 +32,17 @@ pub enum Token {
 }
 
 impl FlowRef {
-    pub fn new(key: FlowKey, generation: u32) -> Self {
+    pub(super) fn new(key: FlowKey, generation: u32) -> Self {
         Self { index: key.index(), generation: generation & ((1 << GENERATION_BITS) - 1) }
     }
 
-    pub fn key(self) -> FlowKey {
+    pub(super) fn key(self) -> FlowKey {
         FlowKey::new(self.index)
     }
 }
 
 impl Token {
-    pub fn pack(self) -> u64 {
+    pub(super) fn pack(self) -> u64 {
         let flow_bits = |flow: FlowRef| u64::from(flow.generation) << 32 | u64::from(flow.index);
         match self {
             Self::Wake => 0,
@@ -53,7 +53,7 @@ impl Token {
     }
 
     /// The inverse of [`Token::pack`].
-    pub fn unpack(bits: u64) -> Self {
+    pub(super) fn unpack(bits: u64) -> Self {
         let index = bits as u32;
         let flow = FlowRef { index, generation: (bits >> 32) as u32 & ((1 << GENERATION_BITS) - 1) };
         match bits >> 60 {

@@ -8,11 +8,11 @@
 //! ```
 //! A flow that was taken is in no epoll set; nobody reads or writes its sockets until its moving_flow is given back.
 
-pub mod carried;
-pub mod export;
-pub mod import;
-pub mod message;
-pub mod widen;
+pub(super) mod carried;
+pub(super) mod export;
+pub(super) mod import;
+pub(super) mod message;
+pub(super) mod widen;
 
 use std::io;
 use std::os::fd::OwnedFd;

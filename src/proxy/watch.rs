@@ -1,8 +1,8 @@
 //! Looks at flows that wait for one of their ends: as evidence against a backend, and so that patience ends when it should.
 
-pub mod deliveries;
-pub mod evidence;
-pub mod retime;
+pub(super) mod deliveries;
+pub(super) mod evidence;
+pub(super) mod retime;
 
 use super::flow::{Flow, Phase, patience_ns};
 use super::token::FlowRef;

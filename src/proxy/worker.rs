@@ -53,13 +53,13 @@ const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
 
 /// What becomes of a flow after an event.
 #[derive(Clone, Copy, Debug)]
-pub enum FlowVerdict {
+pub(super) enum FlowVerdict {
     Keep,
     /// With errno of the call that told, or 0.
     End(EndReason, i32),
 }
 
-pub struct Worker {
+pub(super) struct Worker {
     pub(super) number: usize,
     pub(super) table: Arc<Table>,
     pub(super) shared: Arc<Shared>,
@@ -106,7 +106,7 @@ pub struct Worker {
 
 /// Where a flow lives, at the same index as its entry in the table.
 #[derive(Debug, Default)]
-pub struct Place {
+pub(super) struct Place {
     pub generation: u32,
     pub occupied: bool,
     /// `None` while the worker has it in hand.
@@ -114,7 +114,7 @@ pub struct Place {
 }
 
 impl Worker {
-    pub fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
+    pub(super) fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
         let legs = Legs::new(number, table.workers.len(), table.fleet.ports());
@@ -153,7 +153,7 @@ impl Worker {
     }
 
     /// Serves until told to exit.
-    pub fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         let table = self.table.clone();
         let state = &table.workers[self.number];
         state.mark_alive(true);

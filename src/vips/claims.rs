@@ -11,14 +11,14 @@ const CERTAIN_AFTER_NS: u64 = 400_000_000;
 const OVER_AFTER_NS: u64 = 3_500_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimChange {
+pub(super) enum ClaimChange {
     Shared { address: IpAddr, mac: Mac },
     Alone { address: IpAddr },
 }
 
 /// Addresses of this host that others have claimed lately.
 #[derive(Debug, Default)]
-pub struct Claims {
+pub(super) struct Claims {
     heard: BTreeMap<IpAddr, ClaimHeard>,
 }
 
@@ -31,7 +31,7 @@ struct ClaimHeard {
 
 impl Claims {
     /// Another host claimed `address`, which is here.
-    pub fn heard(&mut self, address: IpAddr, mac: Mac, now_ns: u64) -> Option<ClaimChange> {
+    pub(super) fn heard(&mut self, address: IpAddr, mac: Mac, now_ns: u64) -> Option<ClaimChange> {
         let heard = self.heard.entry(address).or_insert(ClaimHeard { first_ns: now_ns, last_ns: now_ns, told: false });
         heard.last_ns = now_ns;
         let certain = now_ns - heard.first_ns >= CERTAIN_AFTER_NS && !heard.told;
@@ -40,7 +40,7 @@ impl Claims {
     }
 
     /// `here`: the addresses of this host now. Those that left it, and those that nobody else claims any more, are forgotten.
-    pub fn pass(&mut self, here: &BTreeSet<IpAddr>, now_ns: u64) -> Vec<ClaimChange> {
+    pub(super) fn pass(&mut self, here: &BTreeSet<IpAddr>, now_ns: u64) -> Vec<ClaimChange> {
         let over = |address: &IpAddr, heard: &ClaimHeard| {
             !here.contains(address) || now_ns.saturating_sub(heard.last_ns) > OVER_AFTER_NS
         };

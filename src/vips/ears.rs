@@ -10,26 +10,26 @@ use crate::sys::ndisc::NdSocket;
 
 /// Sockets for the families that an interface has addresses of.
 #[derive(Debug, Default)]
-pub struct Ears {
+pub(super) struct Ears {
     arp: Option<ArpSocket>,
     discovery: Option<NdSocket>,
 }
 
 impl Ears {
     /// Opens what is missing and closes what is not wanted any more.
-    pub fn listen(&mut self, name: &str, ipv4: bool, ipv6: bool) -> io::Result<()> {
+    pub(super) fn listen(&mut self, name: &str, ipv4: bool, ipv6: bool) -> io::Result<()> {
         want(&mut self.arp, ipv4, || ArpSocket::open(name))?;
         want(&mut self.discovery, ipv6, || NdSocket::open(name))
     }
 
     /// The interface's own Ethernet address.
-    pub fn mac(&self) -> Option<Mac> {
+    pub(super) fn mac(&self) -> Option<Mac> {
         let arp = self.arp.as_ref().map(ArpSocket::mac);
         arp.or_else(|| self.discovery.as_ref().map(NdSocket::mac))
     }
 
     /// Asks who else has `address`, which this interface has.
-    pub fn ask(&self, address: IpAddr) -> io::Result<()> {
+    pub(super) fn ask(&self, address: IpAddr) -> io::Result<()> {
         match (address, &self.arp, &self.discovery) {
             (IpAddr::V4(address), Some(arp), _) => arp.probe(address),
             (IpAddr::V6(address), _, Some(socket)) => socket.send(&neighbour::question(address, socket.mac())),
@@ -38,7 +38,7 @@ impl Ears {
     }
 
     /// Up to `max` claims of each family that have come.
-    pub fn heard(&self, max: usize) -> Vec<Claim> {
+    pub(super) fn heard(&self, max: usize) -> Vec<Claim> {
         let arp = self.arp.iter().flat_map(|arp| std::iter::from_fn(|| arp.heard()).take(max));
         let discovery = self.discovery.iter().flat_map(|it| std::iter::from_fn(|| it.heard()).take(max));
         arp.chain(discovery).collect()

@@ -13,7 +13,7 @@ use crate::admin::protocol::Refusal;
 use crate::admin::session::Replies;
 
 /// Carries it out. An error means that the client is gone; the evacuation goes on without it.
-pub async fn evacuate(
+pub(super) async fn evacuate(
     admin: &Arc<Admin>,
     asked: EvacuationRequest,
     replies: &mut Replies,
@@ -36,7 +36,7 @@ pub async fn evacuate(
 }
 
 /// Calls it off; returns how it stands.
-pub async fn take_back(admin: &Arc<Admin>) -> Result<Value, Refusal> {
+pub(super) async fn take_back(admin: &Arc<Admin>) -> Result<Value, Refusal> {
     let Evacuating { mut report, .. } = admin.control.take_back().map_err(Refusal::Evacuate)?;
     // That it was away before is no answer.
     Ok(json(&over(&mut report, |report| report.outcome != EvacuationOutcome::Away).await))

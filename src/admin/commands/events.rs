@@ -13,7 +13,7 @@ use crate::admin::session::Replies;
 /// The journal wakes nobody, so that recording stays cheap; people do not notice this delay.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-pub async fn list(admin: &Admin, filter: &EventFilter, replies: &mut Replies) -> io::Result<Value> {
+pub(super) async fn list(admin: &Admin, filter: &EventFilter, replies: &mut Replies) -> io::Result<Value> {
     let mut next = filter.since;
     let mut listed = 0;
     loop {

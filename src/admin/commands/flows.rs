@@ -17,9 +17,9 @@ use crate::table::backend::Registry;
 use crate::table::flows::{FlowState, FlowTable, FlowView};
 
 /// Flows that are looked at before others on the control runtime have their turn: well under a millisecond.
-pub const TURN: usize = 2048;
+pub(super) const TURN: usize = 2048;
 
-pub async fn list(
+pub(super) async fn list(
     admin: &Arc<Admin>,
     filter: &FlowFilter,
     replies: &mut Replies,
@@ -52,7 +52,7 @@ pub async fn list(
 
 /// A filter with its names looked up.
 #[derive(Clone, Debug, Default)]
-pub struct Matcher {
+pub(super) struct Matcher {
     pub frontend: Option<FrontendId>,
     /// Any of them.
     pub backends: Option<Vec<BackendId>>,
@@ -72,7 +72,7 @@ impl Matcher {
         })
     }
 
-    pub fn matches(&self, flow: &FlowView) -> bool {
+    pub(super) fn matches(&self, flow: &FlowView) -> bool {
         self.frontend.is_none_or(|frontend| flow.origin.frontend == frontend)
             && self.backends.as_ref().is_none_or(|all| flow.backend.is_some_and(|it| all.contains(&it)))
             && self.client.is_none_or(|network| network.contains(&flow.origin.client.ip()))
@@ -80,7 +80,7 @@ impl Matcher {
     }
 
     /// All flows that match now.
-    pub async fn collect(&self, flows: &FlowTable) -> Vec<FlowView> {
+    pub(super) async fn collect(&self, flows: &FlowTable) -> Vec<FlowView> {
         let mut found = Vec::new();
         for (seen, flow) in flows.iter().enumerate() {
             if self.matches(&flow) {

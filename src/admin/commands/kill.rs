@@ -17,7 +17,7 @@ use crate::table::flows::{FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
 use crate::table::orders::{EndOrder, Pace, Selector};
 
-pub async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
+pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
     let table = &admin.table;
     let process = admin.config.load().process.clone();
     let paced = Pace { within: process.reset_within, per_second: process.reset_rate };

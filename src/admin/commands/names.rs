@@ -6,7 +6,7 @@ use crate::admin::protocol::{BackendName, Refusal};
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 
 /// The one backend that `name` means. A backend's own name may hold a slash, so both readings are tried.
-pub fn backend(registry: &Registry, name: &BackendName) -> Result<Arc<BackendEntry>, Refusal> {
+pub(super) fn backend(registry: &Registry, name: &BackendName) -> Result<Arc<BackendEntry>, Refusal> {
     let all: Vec<_> = registry.backends().into_iter().filter(|it| !it.is_former()).collect();
     let full = |entry: &BackendEntry| format!("{}/{}", entry.frontend.name, entry.name);
     let mut matches: Vec<_> = all.iter().filter(|entry| *entry.name == *name.0 || full(entry) == name.0).collect();
@@ -24,7 +24,7 @@ pub fn backend(registry: &Registry, name: &BackendName) -> Result<Arc<BackendEnt
 }
 
 /// Of whom the flows are that `name` means: of the backend, wherever it was, or of one address that it had, called as it is shown.
-pub fn addresses(registry: &Registry, name: &BackendName) -> Result<Vec<Arc<BackendEntry>>, Refusal> {
+pub(super) fn addresses(registry: &Registry, name: &BackendName) -> Result<Vec<Arc<BackendEntry>>, Refusal> {
     let full = |entry: &BackendEntry| format!("{}/{}", entry.frontend.name, entry.label());
     let shown = |it: &Arc<BackendEntry>| it.is_former() && (it.label() == name.0 || full(it) == name.0);
     let mut shown: Vec<_> = registry.backends().into_iter().filter(shown).collect();
@@ -37,7 +37,7 @@ pub fn addresses(registry: &Registry, name: &BackendName) -> Result<Vec<Arc<Back
     Ok(shown)
 }
 
-pub fn frontend(registry: &Registry, name: &str) -> Result<Arc<FrontendEntry>, Refusal> {
+pub(super) fn frontend(registry: &Registry, name: &str) -> Result<Arc<FrontendEntry>, Refusal> {
     let all = registry.frontends();
     all.iter().find(|entry| *entry.name == *name).cloned().ok_or_else(|| Refusal::UnknownFrontend {
         asked: name.to_owned(),

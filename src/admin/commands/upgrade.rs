@@ -12,7 +12,7 @@ use crate::admin::session::Replies;
 use crate::admin::upgrade::{UpgradeRequest, Upgrading};
 
 /// Carries it out. An error means that the client is gone; the upgrade goes on without it.
-pub async fn upgrade(
+pub(super) async fn upgrade(
     admin: &Arc<Admin>,
     asked: UpgradeRequest,
     replies: &mut Replies,

@@ -116,7 +116,7 @@ pub fn peers_report(admin: &Admin) -> PeersReport {
 }
 
 /// The frontends' addresses that bring packets to this host: all but those that are its own for good.
-pub fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
+pub(super) fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
     let own = config.peers.as_ref().map(|peers| peers.listen.ip());
     let kept = &admin.table.fleet.places().kept;
     let networks = netdev::networks().unwrap_or_default();

@@ -25,13 +25,13 @@ use crate::upgrade::destination::{self, Arrived, NewProcess, Outcome};
 use crate::upgrade::message::{Door, LastWord, Refused, Welcome};
 
 /// How long the old process may be silent. It gives up sooner itself, unless it hangs.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How long after its last word the end of the old process may take to be seen.
 const END_SEEN_MAX: Duration = Duration::from_secs(2);
 
 /// An instance that is about to take over.
-pub struct StartingInstance {
+pub(crate) struct StartingInstance {
     pub core: Arc<Core>,
     pub config: Arc<Config>,
     pub doors: Arc<OpenDoors>,
@@ -48,7 +48,7 @@ pub struct StartingInstance {
 
 impl StartingInstance {
     /// Takes over on a thread of its own; what becomes of it can be watched.
-    pub fn take(mut self, channel: Channel) -> watch::Receiver<Option<Outcome>> {
+    pub(crate) fn take(mut self, channel: Channel) -> watch::Receiver<Option<Outcome>> {
         let (sender, outcome) = watch::channel(None);
         tokio::task::spawn_blocking(move || {
             let outcome = destination::take(&channel, &mut self, PATIENCE);
@@ -163,7 +163,7 @@ impl NewProcess for StartingInstance {
 }
 
 /// Frontends' sockets apart from the admin doors'.
-pub fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<LentListener>) {
+pub(crate) fn sort(doors: Vec<(Door, OwnedFd)>) -> (Vec<(VipAddr, OwnedFd)>, Vec<LentListener>) {
     let (mut listeners, mut lent) = (Vec::new(), Vec::new());
     for (door, fd) in doors {
         match door {

@@ -29,13 +29,13 @@ const BATCH_FLOWS: usize = 64;
 const BATCH_BYTES: usize = 1 << 20;
 
 /// Ids that a process may give that is not heard of any more.
-pub const IDS_KEPT: u64 = 1 << 20;
+pub(super) const IDS_KEPT: u64 = 1 << 20;
 
 /// How often a killed process is looked at, and how many times.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const LOOKS: usize = 1000;
 
-pub struct RunningInstance {
+pub(super) struct RunningInstance {
     pub core: Arc<Core>,
     pub doors: Arc<OpenDoors>,
     pub child: Child,
@@ -46,7 +46,7 @@ pub struct RunningInstance {
 }
 
 /// A moving_flow as the protocol sees it.
-pub struct MovingFlowMessage(MovingFlow);
+pub(super) struct MovingFlowMessage(MovingFlow);
 
 impl Load for MovingFlowMessage {
     fn transfer(&self) -> &FlowTransfer {
@@ -59,7 +59,7 @@ impl Load for MovingFlowMessage {
 }
 
 impl RunningInstance {
-    pub fn new(
+    pub(super) fn new(
         core: Arc<Core>,
         doors: Arc<OpenDoors>,
         child: Child,
@@ -168,7 +168,7 @@ impl OldProcess for RunningInstance {
 }
 
 /// Kills `child` and waits for its end: only then are its descriptors closed.
-pub fn kill(child: &mut Child) {
+pub(super) fn kill(child: &mut Child) {
     let _ = child.kill();
     for _ in 0..LOOKS {
         if !matches!(child.try_wait(), Ok(None)) {

@@ -15,7 +15,7 @@ use crate::preflight::{self, Report, sysctl_file};
 
 /// Writes what was found, a line each, and below it why it matters and what fixes it; whether nothing is left that may leave
 /// clients waiting.
-pub fn report(
+pub(super) fn report(
     config: &Config,
     arguments: &CheckArguments,
     json: bool,

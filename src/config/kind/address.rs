@@ -12,30 +12,30 @@ use crate::config::{Source, Target};
 
 /// An address to listen on. Port 0 lets the kernel choose.
 #[derive(Debug)]
-pub struct Listen;
+pub(crate) struct Listen;
 
 /// A backend's address or DNS name, with its port.
 #[derive(Debug)]
-pub struct AddressKind;
+pub(crate) struct AddressKind;
 
 /// An address that probes go to.
 #[derive(Debug)]
-pub struct ProbePlace;
+pub(crate) struct ProbePlace;
 
 /// Where backend legs come from.
 #[derive(Debug)]
-pub struct SourcePlace;
+pub(crate) struct SourcePlace;
 
 /// A network, or a single address.
 #[derive(Debug)]
-pub struct Network;
+pub(crate) struct Network;
 
 /// A DNS name or an address, without a port.
 #[derive(Debug)]
-pub struct Host;
+pub(crate) struct Host;
 
 /// A string that can be a path: not empty and without NUL.
-pub fn path_text<'v>(value: &'v DeValue) -> Option<&'v str> {
+pub(crate) fn path_text<'v>(value: &'v DeValue) -> Option<&'v str> {
     value.as_str().filter(|text| !text.is_empty() && !text.contains('\0'))
 }
 

@@ -24,7 +24,7 @@ const BACKLOGS_LAST_NS: u64 = 10_000_000_000;
 
 /// What this host has, and what it only keeps.
 #[derive(Debug, Default)]
-pub struct Addresses {
+pub(super) struct Addresses {
     vips: BTreeSet<IpAddr>,
     /// Added to `lo` here, for flows whose address has moved.
     kept: BTreeSet<IpAddr>,
@@ -38,7 +38,7 @@ pub struct Addresses {
 
 /// What a look has shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SeenAddresses {
+pub(super) struct SeenAddresses {
     /// Addresses that are this host's, those left out that are only kept.
     pub all: Vec<IpAddr>,
     /// Kept from now on.
@@ -49,19 +49,19 @@ pub struct SeenAddresses {
 
 impl Addresses {
     /// What the process before this one kept is kept on for the flows that came from it, and else given up.
-    pub fn new(vips: impl Iterator<Item = IpAddr>) -> Self {
+    pub(super) fn new(vips: impl Iterator<Item = IpAddr>) -> Self {
         let vips: BTreeSet<_> = vips.collect();
         let left = netlink::added_to_loopback().unwrap_or_default();
         Self { kept: left.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, ..Self::default() }
     }
 
     /// These are the frontends' from now on. Look again after this.
-    pub fn set_vips(&mut self, vips: impl Iterator<Item = IpAddr>) {
+    pub(super) fn set_vips(&mut self, vips: impl Iterator<Item = IpAddr>) {
         self.vips = vips.collect();
     }
 
     /// Looks at what is there, and keeps what flows need.
-    pub fn look(&mut self, flows: &FlowTable, now_ns: u64) -> io::Result<SeenAddresses> {
+    pub(super) fn look(&mut self, flows: &FlowTable, now_ns: u64) -> io::Result<SeenAddresses> {
         let there = netdev::addresses()?;
         let mut seen = SeenAddresses::default();
         let mut now_on = HashMap::new();
@@ -108,12 +108,12 @@ impl Addresses {
     }
 
     /// Whether addresses are kept before they leave. Look again after this.
-    pub fn keep_ahead(&mut self, ahead: bool) {
+    pub(super) fn keep_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
     }
 
     /// Whether a flow needs an address that has left and is not kept. Look again then.
-    pub fn lacks_one(&self, flows: &FlowTable, now_ns: u64) -> bool {
+    pub(super) fn lacks_one(&self, flows: &FlowTable, now_ns: u64) -> bool {
         let lacks = |(ip, (_, until_ns)): (&IpAddr, &(_, u64))| {
             now_ns < *until_ns && !self.kept.contains(ip) && has_sockets(flows, *ip)
         };
@@ -121,7 +121,7 @@ impl Addresses {
     }
 
     /// Gives up what no flow needs any more; returns that.
-    pub fn tidy(&mut self, flows: &FlowTable, fleet: &Fleet) -> Vec<IpAddr> {
+    pub(super) fn tidy(&mut self, flows: &FlowTable, fleet: &Fleet) -> Vec<IpAddr> {
         if self.ahead || fleet.is_succeeded() {
             return Vec::new();
         }
@@ -134,7 +134,7 @@ impl Addresses {
     }
 
     /// Interfaces that `ip` is on, without `lo`: index, and Ethernet address.
-    pub fn places(ip: IpAddr) -> io::Result<Vec<(u32, [u8; 6])>> {
+    pub(super) fn places(ip: IpAddr) -> io::Result<Vec<(u32, [u8; 6])>> {
         let all = netdev::addresses()?.into_iter();
         let on = all.filter(|(interface, its)| *its == ip && interface != LOOPBACK);
         on.map(|(name, _)| Ok((netdev::interface(&name)?.index, netdev::hardware_address(&name)?))).collect()

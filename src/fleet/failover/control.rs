@@ -31,7 +31,7 @@ const BURST: usize = 512;
 /// Routes change many at a time.
 const ROUTES_SETTLE: Duration = Duration::from_millis(50);
 
-pub struct FailoverControl {
+pub(super) struct FailoverControl {
     table: FailoverParts,
     machine: Failover,
     settings: Settings,
@@ -66,7 +66,7 @@ enum ControlHeard {
 }
 
 impl FailoverControl {
-    pub fn new(
+    pub(super) fn new(
         table: FailoverParts,
         settings: Settings,
         config: watch::Receiver<Arc<Config>>,
@@ -94,7 +94,7 @@ impl FailoverControl {
         })
     }
 
-    pub async fn run(mut self) {
+    pub(super) async fn run(mut self) {
         self.raise_firewall().await;
         self.look_at_addresses();
         let mut remotes = Vec::with_capacity(BURST);

@@ -13,17 +13,17 @@ use crate::addr::VipAddr;
 use crate::model::untracked;
 
 /// Of packets that are sent here and belong to no connection of this host. "baton" on a telephone's keys.
-pub const MARK: u32 = 22866;
+pub(super) const MARK: u32 = 22866;
 
 const TABLE: &str = "baton";
 
 /// Makes the table, or makes it anew.
-pub async fn raise(vips: &[VipAddr], carries: bool) -> io::Result<()> {
+pub(super) async fn raise(vips: &[VipAddr], carries: bool) -> io::Result<()> {
     feed(&rules(vips, carries)).await
 }
 
 /// Takes it away.
-pub async fn lower() -> io::Result<()> {
+pub(super) async fn lower() -> io::Result<()> {
     feed(&format!("table inet {TABLE}\ndelete table inet {TABLE}\n")).await
 }
 

@@ -11,11 +11,11 @@ use crate::table::late_resets::LateResets;
 const AT_ONCE: usize = 200;
 
 #[derive(Debug, Default)]
-pub struct UntoldQueue(Remembered);
+pub(super) struct UntoldQueue(Remembered);
 
 impl UntoldQueue {
     /// Of this instance, for the peers: those of `vips`.
-    pub fn take_own(&mut self, late_resets: &LateResets, vips: &[IpAddr], now_ns: u64) -> Vec<Abandoned> {
+    pub(super) fn take_own(&mut self, late_resets: &LateResets, vips: &[IpAddr], now_ns: u64) -> Vec<Abandoned> {
         let all = std::iter::from_fn(|| late_resets.take_to_share()).take(AT_ONCE);
         let own: Vec<_> = all.filter(|one| vips.contains(&one.from.ip())).collect();
         own.iter().for_each(|one| {
@@ -25,7 +25,7 @@ impl UntoldQueue {
     }
 
     /// Of a peer.
-    pub fn hear(&mut self, late_resets: &LateResets, all: &[Abandoned], now_ns: u64) {
+    pub(super) fn hear(&mut self, late_resets: &LateResets, all: &[Abandoned], now_ns: u64) {
         for one in all {
             // A peer tells of all again when its link is back.
             if self.0.remember(*one, now_ns) && is_here(one.from.ip()) {
@@ -35,7 +35,7 @@ impl UntoldQueue {
     }
 
     /// The address is here now.
-    pub fn came(&mut self, late_resets: &LateResets, vip: IpAddr, now_ns: u64) {
+    pub(super) fn came(&mut self, late_resets: &LateResets, vip: IpAddr, now_ns: u64) {
         self.0.all(now_ns).filter(|one| one.from.ip() == vip).for_each(|one| late_resets.repeat(one));
     }
 }

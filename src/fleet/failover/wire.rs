@@ -21,7 +21,7 @@ use crate::table::fleet::Fleet;
 const STEP: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
-pub struct Wire {
+pub(super) struct Wire {
     /// `None`: this process may not send frames.
     frames: Option<FrameSender>,
     raw: RawSender,
@@ -32,14 +32,19 @@ pub struct Wire {
 
 /// Ends to be challenged one after the other.
 #[derive(Debug)]
-pub struct ChallengeBatch {
+pub(super) struct ChallengeBatch {
     pub round: u64,
     pub ends: Vec<Challenge>,
 }
 
 impl Wire {
     /// `mark`: of each packet, for this host's firewall. Rounds that are done come out of `done`.
-    pub fn open(fleet: Part<Fleet>, per_second: u32, mark: u32, done: mpsc::UnboundedSender<u64>) -> io::Result<Self> {
+    pub(super) fn open(
+        fleet: Part<Fleet>,
+        per_second: u32,
+        mark: u32,
+        done: mpsc::UnboundedSender<u64>,
+    ) -> io::Result<Self> {
         let (batches, waiting) = mpsc::unbounded_channel();
         let sender = RawSender::marked(mark)?;
         tokio::spawn(essential::task("challenges", challenge(fleet, sender, waiting, done)));
@@ -50,7 +55,7 @@ impl Wire {
     }
 
     /// Tells all neighbours that `ip` is here. On `lo` only: nobody asks for it.
-    pub fn announce(&self, ip: IpAddr) {
+    pub(super) fn announce(&self, ip: IpAddr) {
         let Some(frames) = &self.frames else { return };
         let sent = Addresses::places(ip).and_then(|places| {
             places.iter().try_for_each(|(interface, mac)| {
@@ -63,16 +68,16 @@ impl Wire {
     }
 
     /// Answers with RST. False: it could not be sent.
-    pub fn answer(&self, packet: &UnknownPacket) -> bool {
+    pub(super) fn answer(&self, packet: &UnknownPacket) -> bool {
         let reset = packet.reset();
         reset.packet().is_some_and(|packet| self.raw.send(&packet, reset.to.ip()).is_ok())
     }
 
-    pub fn challenge(&self, batch: ChallengeBatch) {
+    pub(super) fn challenge(&self, batch: ChallengeBatch) {
         let _ = self.batches.send((batch, self.per_second));
     }
 
-    pub fn set_pace(&mut self, per_second: u32) {
+    pub(super) fn set_pace(&mut self, per_second: u32) {
         self.per_second = per_second;
     }
 }

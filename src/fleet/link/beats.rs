@@ -18,7 +18,7 @@ use super::wire::SEAL_BYTES;
 use crate::model::fleet::{Beat, BeatKey, BeatTo, HeardOf, InstanceName};
 
 /// Between two tries to get the port: the process before this one may still have it.
-pub const AGAIN_NS: u64 = 250_000_000;
+pub(super) const AGAIN_NS: u64 = 250_000_000;
 
 /// How long beats go to where they went before a reload, unless another one follows: a fleet is reloaded within this.
 const FORMER_NS: u64 = 3600 * 1_000_000_000;
@@ -32,13 +32,13 @@ const TURN_MAX: usize = 128;
 
 /// The socket that beats go out by and come in by.
 #[derive(Debug)]
-pub struct Beats {
+pub(super) struct Beats {
     socket: UdpSocket,
 }
 
 impl Beats {
     /// At every address of this host: a peer finds it by whichever way is left.
-    pub fn open(listen: SocketAddr, port: u16) -> io::Result<Self> {
+    pub(super) fn open(listen: SocketAddr, port: u16) -> io::Result<Self> {
         let any: IpAddr = if listen.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, port))?;
         socket.set_nonblocking(true)?;
@@ -46,7 +46,7 @@ impl Beats {
     }
 
     /// Sends a beat to all its places, at each peer's port. What cannot be sent is lost like any datagram.
-    pub fn send(&self, key: &BeatKey, own: &InstanceName, beat: &BeatTo, ports: &HashMap<InstanceName, u16>) {
+    pub(super) fn send(&self, key: &BeatKey, own: &InstanceName, beat: &BeatTo, ports: &HashMap<InstanceName, u16>) {
         let Some(bytes) = seal(key, own, &beat.beat) else { return };
         let is_ipv4 = self.socket.local_addr().is_ok_and(|local| local.is_ipv4());
         for (name, places) in &beat.to {
@@ -58,7 +58,7 @@ impl Beats {
     }
 
     /// Beats that have come, each with who sealed it. `keys`: who may have.
-    pub fn receive<'a>(
+    pub(super) fn receive<'a>(
         &self,
         keys: impl Iterator<Item = (&'a InstanceName, &'a BeatKey)>,
     ) -> Vec<(InstanceName, Beat)> {
@@ -82,7 +82,7 @@ impl Beats {
 
 /// Where beats came and went before a reload moved them. A peer that has not been reloaded yet knows no other place.
 #[derive(Debug)]
-pub struct FormerBeats {
+pub(super) struct FormerBeats {
     /// Until every peer was heard at the new port. `None`: it has not moved.
     beats: Option<Beats>,
     unheard: HashSet<InstanceName>,
@@ -92,7 +92,7 @@ pub struct FormerBeats {
 
 impl FormerBeats {
     /// `ports`: of the peers whose port is another one now. `peers`: who is to be heard at this instance's new port.
-    pub fn new(
+    pub(super) fn new(
         beats: Option<Beats>,
         ports: HashMap<InstanceName, u16>,
         peers: HashSet<InstanceName>,
@@ -101,12 +101,12 @@ impl FormerBeats {
         Self { beats, unheard: peers, ports, over_ns: now_ns + FORMER_NS }
     }
 
-    pub fn is_over(&self, now_ns: u64) -> bool {
+    pub(super) fn is_over(&self, now_ns: u64) -> bool {
         now_ns >= self.over_ns
     }
 
     /// `peer` was heard at the new port.
-    pub fn handle_moved(&mut self, peer: &InstanceName) {
+    pub(super) fn handle_moved(&mut self, peer: &InstanceName) {
         self.unheard.remove(peer);
         if self.unheard.is_empty() {
             self.beats = None;
@@ -114,7 +114,7 @@ impl FormerBeats {
     }
 
     /// As [`Beats::receive`], at the port before.
-    pub fn receive<'a>(
+    pub(super) fn receive<'a>(
         &self,
         keys: impl Iterator<Item = (&'a InstanceName, &'a BeatKey)>,
     ) -> Vec<(InstanceName, Beat)> {
@@ -122,11 +122,11 @@ impl FormerBeats {
     }
 
     /// Of the port before, until every peer was heard at the new one.
-    pub fn beats(&self) -> Option<&Beats> {
+    pub(super) fn beats(&self) -> Option<&Beats> {
         self.beats.as_ref()
     }
 
-    pub fn ports(&self) -> &HashMap<InstanceName, u16> {
+    pub(super) fn ports(&self) -> &HashMap<InstanceName, u16> {
         &self.ports
     }
 }

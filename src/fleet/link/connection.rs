@@ -34,7 +34,7 @@ const REFUSAL_SHOWN_MAX: usize = 300;
 
 /// What links tell the hub.
 #[derive(Debug)]
-pub enum Input {
+pub(super) enum Input {
     /// Somebody with the key says hello.
     Greeted {
         hello: Hello,
@@ -66,7 +66,7 @@ pub enum Input {
 
 /// A link that counts from now on.
 #[derive(Debug)]
-pub struct Admitted {
+pub(super) struct Admitted {
     pub link: u64,
     /// What is to be sent. When it closes, the link ends once all is sent.
     pub messages: mpsc::Receiver<Message>,
@@ -76,7 +76,7 @@ pub struct Admitted {
 
 /// What every link of an instance needs.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub(super) struct Site {
     /// All that count, the one that is offered first.
     pub keys: Vec<PeerKey>,
     pub hello: Hello,
@@ -87,7 +87,12 @@ pub struct Site {
 
 impl Site {
     /// Connects to `peer`, from the address that it knows this instance by, and stays until the link ends.
-    pub async fn make(&self, own: SocketAddr, peer: &InstanceName, address: SocketAddr) -> Result<(), LinkError> {
+    pub(super) async fn make(
+        &self,
+        own: SocketAddr,
+        peer: &InstanceName,
+        address: SocketAddr,
+    ) -> Result<(), LinkError> {
         let mut made = Err(LinkError::Key);
         for key in &self.keys {
             made = self.make_by(key, own, peer, address).await;
@@ -124,7 +129,7 @@ impl Site {
     }
 
     /// Greets whoever connected, then stays until the link ends. `greeted` is dropped once it has said who it is.
-    pub async fn take(&self, mut stream: TcpStream, greeted: impl Sized) -> Result<(), LinkError> {
+    pub(super) async fn take(&self, mut stream: TcpStream, greeted: impl Sized) -> Result<(), LinkError> {
         let _ = stream.set_nodelay(true);
         let greeting = async {
             let ((mut seals, mut opens), key) = secure::accept(&mut stream, &self.keys).await?;

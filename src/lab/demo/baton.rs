@@ -1,6 +1,6 @@
 //! Baton as the demo's child: started from a generated configuration, watched and steered as a user would do it.
 
-pub mod status;
+pub(super) mod status;
 
 use std::fs::File;
 use std::io;
@@ -37,7 +37,7 @@ pub enum DemoOrderError {
 
 /// Where things are.
 #[derive(Clone, Debug)]
-pub struct DemoPlaces {
+pub(super) struct DemoPlaces {
     /// The `baton` binary.
     pub program: PathBuf,
     pub frontend: VipAddr,
@@ -49,14 +49,14 @@ pub struct DemoPlaces {
 
 /// A running Baton. Dropping it kills it.
 #[derive(Debug)]
-pub struct Baton {
+pub(super) struct Baton {
     child: Reaper,
     places: DemoPlaces,
 }
 
 impl Baton {
     /// Writes the configuration and starts `baton run -c` on it.
-    pub fn start(
+    pub(super) fn start(
         places: DemoPlaces,
         ca: &Path,
         stand_ins: &[StandInProcess],
@@ -81,24 +81,24 @@ impl Baton {
         Ok(Self { child: Reaper(child), places })
     }
 
-    pub fn places(&self) -> &DemoPlaces {
+    pub(super) fn places(&self) -> &DemoPlaces {
         &self.places
     }
 
     /// How it ended, if it has.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.0.try_wait().ok().flatten()
     }
 
     /// The end of its log, for when it fails.
-    pub fn last_words(&self) -> String {
+    pub(super) fn last_words(&self) -> String {
         let log = std::fs::read_to_string(&self.places.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(LAST_WORDS_LINES)..].join("\n")
     }
 
     /// SIGTERM, then up to `limit` for it to end by itself.
-    pub async fn stop(mut self, limit: Duration) {
+    pub(super) async fn stop(mut self, limit: Duration) {
         let _ = kill_process(self.child.pid(), Signal::TERM);
         let ended = async {
             while self.ended().is_none() {
@@ -109,7 +109,7 @@ impl Baton {
     }
 
     /// Runs `baton --socket PATH drain|undrain BACKEND`, as an operator does.
-    pub async fn order(&self, verb: &'static str, backend: &str) -> Result<(), DemoOrderError> {
+    pub(super) async fn order(&self, verb: &'static str, backend: &str) -> Result<(), DemoOrderError> {
         let run = tokio::process::Command::new(&self.places.program)
             .arg("--socket")
             .arg(&self.places.socket)
@@ -170,6 +170,6 @@ ca_file = {ca}
 }
 
 /// The demo's drain timer.
-pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 const LAST_WORDS_LINES: usize = 12;

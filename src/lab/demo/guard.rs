@@ -47,7 +47,7 @@ impl Drop for Guard {
 }
 
 /// Runs `baton demo --guard DIR`: reads process ids, one a line, until the demo is gone; then cleans up after it.
-pub fn run(dir: &Path) -> ExitCode {
+pub(super) fn run(dir: &Path) -> ExitCode {
     // A descriptor and not the number, which another process may bear by then.
     let processes: Vec<OwnedFd> = io::stdin()
         .lock()
@@ -68,4 +68,4 @@ pub fn run(dir: &Path) -> ExitCode {
 }
 
 /// What the name of a demo's directory begins with. No other directory is ever removed.
-pub const DIR_PREFIX: &str = "baton-demo-";
+pub(super) const DIR_PREFIX: &str = "baton-demo-";

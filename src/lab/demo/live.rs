@@ -28,7 +28,7 @@ enum KeyWish {
 }
 
 /// Shows the stage until `q` or Ctrl-C. The terminal is as before afterwards, also after a panic.
-pub async fn run(stage: &mut DemoStage) -> Result<(), LiveError> {
+pub(super) async fn run(stage: &mut DemoStage) -> Result<(), LiveError> {
     // Also installs a panic hook that restores the terminal.
     let mut terminal = ratatui::try_init()?;
     let _restore = Restore;

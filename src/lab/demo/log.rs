@@ -12,7 +12,7 @@ use super::stage::{DemoStage, StageError};
 use super::view::{View, ViewLine, ViewWatcher};
 
 /// Prints what happens until Baton ends, which is an error: the caller decides for how long to poll this.
-pub async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError> {
+pub(super) async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError> {
     let mut watcher = ViewWatcher::default();
     print_head(&watcher.view(stage));
     let mut ticks = interval(PERIOD);
@@ -32,14 +32,14 @@ pub async fn run(stage: &mut DemoStage) -> Result<Infallible, StageError> {
 }
 
 /// Where everything is.
-pub fn print_head(view: &View) {
+pub(super) fn print_head(view: &View) {
     print(&format!("clients connect to {}; apiserver stand-ins behind it:", view.frontend));
     print(&format!("  {}", view.backends.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ")));
     print(&format!("status page: {}", view.page));
     print(&format!("or run: {}", view.command));
 }
 
-pub fn print_lines(lines: &[ViewLine]) {
+pub(super) fn print_lines(lines: &[ViewLine]) {
     for line in lines {
         print(&format!("{:>8}  {:<8} {}", seconds(line.at), line.who, line.text));
     }
@@ -57,7 +57,7 @@ fn summary(view: &View) -> String {
 }
 
 /// Whoever reads may have gone; the demo and its exit code go on.
-pub fn print(line: &str) {
+pub(super) fn print(line: &str) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

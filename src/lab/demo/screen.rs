@@ -15,7 +15,7 @@ use crate::lab::kubelet::Summary;
 use crate::model::health::HealthState;
 
 /// Fills the frame. `selected` is the place of the backend that keys act on.
-pub fn draw(frame: &mut Frame<'_>, view: &View, selected: usize) {
+pub(super) fn draw(frame: &mut Frame<'_>, view: &View, selected: usize) {
     let backend_rows = view.backends.len() as u16 + 3;
     let kubelet_rows = view.kubelets.len() as u16 + 3;
     let [head, backends, kubelets, lines, keys] = Layout::vertical([
@@ -165,7 +165,7 @@ fn gap_style(gap: Duration) -> Style {
 }
 
 /// `12.3 s`.
-pub fn seconds(duration: Duration) -> String {
+pub(super) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 

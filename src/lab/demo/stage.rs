@@ -53,7 +53,7 @@ pub enum ActError {
 
 /// What can be done to a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StandInAction {
+pub(super) enum StandInAction {
     Kill,
     /// SIGTERM, as when it is upgraded.
     Terminate,
@@ -68,14 +68,14 @@ pub enum StandInAction {
 
 /// A client and what it has noticed.
 #[derive(Debug)]
-pub struct DemoClient {
+pub(super) struct DemoClient {
     pub kubelet: Kubelet,
     pub observed: mpsc::UnboundedReceiver<Observed>,
 }
 
 /// All that runs. Dropping it ends it all: fields are dropped in the order in which they stand here.
 #[derive(Debug)]
-pub struct DemoStage {
+pub(super) struct DemoStage {
     pub clients: Vec<DemoClient>,
     pub status: watch::Receiver<DemoStatus>,
     baton: Baton,
@@ -87,7 +87,7 @@ pub struct DemoStage {
 impl DemoStage {
     /// Starts everything and returns once Baton finds all stand-ins ready. The status page is at `http`, or at the
     /// next free port.
-    pub async fn start(http: SocketAddr, kubelets: usize) -> Result<Self, StageError> {
+    pub(super) async fn start(http: SocketAddr, kubelets: usize) -> Result<Self, StageError> {
         let program = std::env::current_exe().map_err(StageError::Program)?;
         let dir = Dir::create().map_err(StageError::Dir)?;
         let mut guard = Guard::start(&program, &dir.0).map_err(StageError::Guard)?;
@@ -131,23 +131,23 @@ impl DemoStage {
         Ok(Self { clients, status, baton, stand_ins, _dir: dir, guard })
     }
 
-    pub fn places(&self) -> &DemoPlaces {
+    pub(super) fn places(&self) -> &DemoPlaces {
         self.baton.places()
     }
 
     /// The figures of all clients.
-    pub fn summaries(&self) -> Vec<Summary> {
+    pub(super) fn summaries(&self) -> Vec<Summary> {
         self.clients.iter().map(|client| client.kubelet.summary()).collect()
     }
 
     /// Why Baton is gone, if it is.
-    pub fn baton_ended(&mut self) -> Option<StageError> {
+    pub(super) fn baton_ended(&mut self) -> Option<StageError> {
         let status = self.baton.ended()?;
         Some(StageError::BatonEnded { status, last_words: self.baton.last_words() })
     }
 
     /// Does `action` to a stand-in and says what was done.
-    pub async fn act(&mut self, target: usize, action: StandInAction) -> Result<String, ActError> {
+    pub(super) async fn act(&mut self, target: usize, action: StandInAction) -> Result<String, ActError> {
         let Self { stand_ins, baton, guard, .. } = self;
         let stand_in = &mut stand_ins[target];
         let name = stand_in.name().to_owned();
@@ -201,7 +201,7 @@ impl DemoStage {
     }
 
     /// Ends everything in good order: clients, then Baton, then the stand-ins.
-    pub async fn stop(mut self) {
+    pub(super) async fn stop(mut self) {
         self.clients.clear();
         self.baton.stop(STOP_TIMEOUT).await;
     }

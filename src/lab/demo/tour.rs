@@ -65,7 +65,7 @@ impl StepOutcome {
 }
 
 /// Plays the tour and prints it. True if no client ever went without a renewal for longer than the budget.
-pub async fn run(stage: &mut DemoStage) -> Result<bool, TourError> {
+pub(super) async fn run(stage: &mut DemoStage) -> Result<bool, TourError> {
     let mut guide = Guide { stage, watcher: ViewWatcher::default() };
     log::print_head(&guide.watcher.view(guide.stage));
     guide.until("all clients renew", "start", Guide::all_served).await?;

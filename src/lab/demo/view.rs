@@ -11,7 +11,7 @@ use crate::sys::clock::now_ns;
 
 /// One picture of everything.
 #[derive(Clone, Debug)]
-pub struct View {
+pub(super) struct View {
     /// Since the demo's start.
     pub elapsed: Duration,
     pub frontend: String,
@@ -26,7 +26,7 @@ pub struct View {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackendRow {
+pub(super) struct BackendRow {
     pub name: String,
     pub condition: Condition,
     /// `None`: Baton has not said.
@@ -40,7 +40,7 @@ pub struct BackendRow {
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ViewLine {
+pub(super) struct ViewLine {
     /// Since the demo's start.
     pub at: Duration,
     /// `you`, `baton` or a node's name.
@@ -49,14 +49,14 @@ pub struct ViewLine {
 }
 
 impl View {
-    pub fn longest_gap(&self) -> Duration {
+    pub(super) fn longest_gap(&self) -> Duration {
         Duration::from_millis(self.kubelets.iter().map(|kubelet| kubelet.longest_gap_ms).max().unwrap_or(0))
     }
 }
 
 /// Keeps the lines of what happened between two views.
 #[derive(Debug)]
-pub struct ViewWatcher {
+pub(super) struct ViewWatcher {
     start_ns: u64,
     next_event: u64,
     /// Clients that have failed since they were last connected: one line is enough for all their attempts.
@@ -71,12 +71,12 @@ impl Default for ViewWatcher {
 }
 
 impl ViewWatcher {
-    pub fn elapsed(&self) -> Duration {
+    pub(super) fn elapsed(&self) -> Duration {
         Duration::from_nanos(now_ns() - self.start_ns)
     }
 
     /// Adds a line.
-    pub fn say(&mut self, who: &str, text: impl Into<String>) -> ViewLine {
+    pub(super) fn say(&mut self, who: &str, text: impl Into<String>) -> ViewLine {
         let line = ViewLine { at: self.elapsed(), who: who.to_owned(), text: text.into() };
         if self.lines.len() == LINES_KEPT {
             self.lines.pop_front();
@@ -86,7 +86,7 @@ impl ViewWatcher {
     }
 
     /// Takes in what Baton and the clients have told since the last call; returns the new lines.
-    pub fn gather(&mut self, stage: &mut DemoStage) -> Vec<ViewLine> {
+    pub(super) fn gather(&mut self, stage: &mut DemoStage) -> Vec<ViewLine> {
         let (events, next) = stage.status.borrow_and_update().events_since(self.next_event);
         self.next_event = next;
         let mut new: Vec<ViewLine> = events.into_iter().map(|event| self.say("baton", event)).collect();
@@ -114,7 +114,7 @@ impl ViewWatcher {
         }
     }
 
-    pub fn view(&self, stage: &DemoStage) -> View {
+    pub(super) fn view(&self, stage: &DemoStage) -> View {
         let status = stage.status.borrow();
         let backends = stage.stand_ins.iter().map(|stand_in| {
             let seen = status.backend(stand_in.name()).cloned().unwrap_or_default();

@@ -15,7 +15,7 @@ const PREFIX_LENGTH_MAX: usize = 240;
 const NAMESPACE_LENGTH_MAX: usize = 63;
 
 /// Names as Kubernetes allows them.
-pub fn parse(text: &str) -> Result<LeaseName, String> {
+pub(super) fn parse(text: &str) -> Result<LeaseName, String> {
     let (namespace, prefix) = text.split_once('/').unwrap_or((text, PREFIX_DEFAULT));
     for (what, name, most) in [("namespace", namespace, NAMESPACE_LENGTH_MAX), ("prefix", prefix, PREFIX_LENGTH_MAX)] {
         let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());

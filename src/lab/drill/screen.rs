@@ -10,7 +10,7 @@ const BAR_CELLS: u64 = 40;
 
 /// One moment of a drill.
 #[derive(Debug)]
-pub struct Moment<'a> {
+pub(super) struct Moment<'a> {
     pub server: &'a str,
     pub elapsed: Duration,
     pub every: Duration,
@@ -21,7 +21,7 @@ pub struct Moment<'a> {
 
 impl Moment<'_> {
     /// The whole picture.
-    pub fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self) -> Vec<String> {
         let bars = self.tally.bars(self.every, self.grace);
         let most = bars.iter().map(|bar| bar.gaps).max().unwrap_or(0).max(1);
         let mut lines = vec![
@@ -71,7 +71,7 @@ impl Moment<'_> {
     }
 
     /// The picture in one line, for output that cannot be drawn over.
-    pub fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         format!(
             "{:>5} s  heartbeats {}  failures {}  late now {}  gaps p50 {} p99 {} longest {}  NotReady {}",
             self.elapsed.as_secs(),
@@ -97,7 +97,7 @@ impl Moment<'_> {
 }
 
 /// `12.3 s`, without the digit where it is 0.
-pub fn seconds(time: Duration) -> String {
+pub(super) fn seconds(time: Duration) -> String {
     let tenths = (time.as_millis() + 50) / 100;
     match tenths % 10 {
         0 => format!("{} s", tenths / 10),

@@ -12,7 +12,7 @@ const GAP_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
 /// Gaps that ended, and what went wrong.
 #[derive(Debug)]
-pub struct GapTally {
+pub(super) struct GapTally {
     gaps_ms: Histogram<u64>,
     pub failures: u64,
     pub disconnections: u64,
@@ -25,7 +25,7 @@ pub struct GapTally {
 
 /// The drill in figures. Times are ms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DrillVerdict {
+pub(super) struct DrillVerdict {
     pub kubelets: usize,
     /// Heartbeats that succeeded.
     pub heartbeats: u64,
@@ -56,7 +56,7 @@ pub struct DrillVerdict {
 
 /// One bar: gaps up to `up_to` (`None`: all above), and how many there were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bar {
+pub(super) struct Bar {
     pub up_to: Option<Duration>,
     pub gaps: u64,
 }
@@ -77,7 +77,7 @@ impl Default for GapTally {
 }
 
 impl GapTally {
-    pub fn note(&mut self, event: &KubeletEvent) {
+    pub(super) fn note(&mut self, event: &KubeletEvent) {
         match event {
             KubeletEvent::Renewed { gap_ms, .. } => self.gaps_ms.saturating_record(*gap_ms),
             KubeletEvent::Failed { error } => {
@@ -100,16 +100,16 @@ impl GapTally {
     }
 
     /// Heartbeats that succeeded.
-    pub fn heartbeats(&self) -> u64 {
+    pub(super) fn heartbeats(&self) -> u64 {
         self.gaps_ms.len()
     }
 
-    pub fn percentile(&self, percent: f64) -> Duration {
+    pub(super) fn percentile(&self, percent: f64) -> Duration {
         Duration::from_millis(self.gaps_ms.value_at_percentile(percent))
     }
 
     /// Gaps by length, between the heartbeat's interval and the grace period.
-    pub fn bars(&self, every: Duration, grace: Duration) -> Vec<Bar> {
+    pub(super) fn bars(&self, every: Duration, grace: Duration) -> Vec<Bar> {
         let mut edges = vec![every.mul_f64(1.1), every.mul_f64(1.5), every * 2, grace.mul_f64(0.75), grace];
         edges.retain(|edge| *edge <= grace);
         edges.sort_unstable();
@@ -126,7 +126,7 @@ impl GapTally {
     }
 
     /// `nodes` as they are now.
-    pub fn verdict(&self, nodes: &[Summary], grace: Duration) -> DrillVerdict {
+    pub(super) fn verdict(&self, nodes: &[Summary], grace: Duration) -> DrillVerdict {
         let grace_ms = grace.as_millis() as u64;
         DrillVerdict {
             kubelets: nodes.len(),
@@ -151,7 +151,7 @@ impl GapTally {
 
 impl DrillVerdict {
     /// Every node had heartbeats, and none waited for too long.
-    pub fn passed(&self) -> bool {
+    pub(super) fn passed(&self) -> bool {
         self.not_ready == 0 && self.never == 0
     }
 }

@@ -13,7 +13,7 @@ use super::{KubeletProgress, KubeletSettings};
 use crate::lab::lease::{Lease, leases_path};
 
 /// Renews it once; the name of the stand-in that answered.
-pub async fn renew(
+pub(super) async fn renew(
     requests: &mut Requests,
     settings: &KubeletSettings,
     namespace: &str,
@@ -55,7 +55,7 @@ pub async fn renew(
 
 /// Removes the leases of these nodes over one connection, within `limit`; how many of them are not there any more, those
 /// included that were never a drill's.
-pub async fn remove(settings: &KubeletSettings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
+pub(super) async fn remove(settings: &KubeletSettings, namespace: &str, nodes: &[String], limit: Duration) -> usize {
     let mut gone = 0;
     let removal = async {
         let Ok(session) = session::connect(settings).await else { return };

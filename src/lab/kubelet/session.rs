@@ -26,7 +26,7 @@ use crate::sys::clock::now_ns;
 
 /// Why no connection came about.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub(super) enum ConnectError {
     #[error("connecting to {server}: {source}")]
     Tcp { server: SocketAddr, source: io::Error },
     /// Names the certificate's fault if that is it.
@@ -40,7 +40,7 @@ pub enum ConnectError {
 
 /// Why one request did not get a good answer.
 #[derive(Debug, thiserror::Error)]
-pub enum RequestError {
+pub(super) enum RequestError {
     #[error("{}", chain(.0))]
     Http(#[from] hyper::Error),
     #[error("the request: {0}")]
@@ -55,11 +55,11 @@ pub enum RequestError {
     TimedOut { after_ms: u128 },
 }
 
-pub type Requests = SendRequest<Full<Bytes>>;
-pub type Driver = http2::Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>, TokioExecutor>;
+pub(super) type Requests = SendRequest<Full<Bytes>>;
+pub(super) type Driver = http2::Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>, TokioExecutor>;
 
 /// A connection that requests can be sent on while [`KubeletSession::run`] runs.
-pub struct KubeletSession {
+pub(super) struct KubeletSession {
     pub requests: Requests,
     pub driver: Driver,
     local: SocketAddr,
@@ -67,7 +67,7 @@ pub struct KubeletSession {
 }
 
 /// Makes a connection.
-pub async fn connect(settings: &KubeletSettings) -> Result<KubeletSession, ConnectError> {
+pub(super) async fn connect(settings: &KubeletSettings) -> Result<KubeletSession, ConnectError> {
     let server = settings.server.socket_addr();
     let after_ms = settings.request_timeout.as_millis();
     timeout(settings.request_timeout, connect_slowly(settings, server))
@@ -105,7 +105,7 @@ async fn connect_tcp(settings: &KubeletSettings, server: SocketAddr) -> io::Resu
 
 impl KubeletSession {
     /// Renews and watches until the connection ends; says how it ended.
-    pub async fn run(self, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
+    pub(super) async fn run(self, settings: &KubeletSettings, progress: &KubeletProgress) -> String {
         let KubeletSession { requests, driver, local, start_ns } = self;
         let hello = Proven { local, start_ns };
         let watching = requests.clone();
@@ -196,7 +196,7 @@ async fn renew_once(
 }
 
 /// The name of the stand-in that answered.
-pub fn name_of(answer: &Response<Incoming>) -> Option<String> {
+pub(super) fn name_of(answer: &Response<Incoming>) -> Option<String> {
     answer.headers().get(NAME_HEADER).and_then(|name| name.to_str().ok()).map(str::to_owned)
 }
 
@@ -249,7 +249,7 @@ async fn watch_once(
     Ok(())
 }
 
-pub async fn send(
+pub(super) async fn send(
     requests: &mut Requests,
     settings: &KubeletSettings,
     method: Method,

@@ -22,7 +22,7 @@ use super::{
 
 /// What a question may take while whoever is asked is heard: a loaded host, or one behind a slow link, answers after
 /// hundreds of milliseconds, and until then nobody is reset.
-pub const ASK_WITHIN_NS: u64 = 1_000_000_000;
+pub(super) const ASK_WITHIN_NS: u64 = 1_000_000_000;
 /// Longer than this between two looks, this instance was away itself.
 const ABSENCE_NS: u64 = 100_000_000;
 /// Questions under way: beyond, nothing is said of a packet.

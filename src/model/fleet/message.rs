@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
 /// Records of one message, so that none holds up a beat for long: about 16 KiB.
-pub const RECORDS_MAX: usize = 64;
+pub(super) const RECORDS_MAX: usize = 64;
 
 /// Clients that are named at once.
-pub const UNTOLD_MAX: usize = 256;
+pub(super) const UNTOLD_MAX: usize = 256;
 
 /// Flows of one claim.
-pub const CLAIM_MAX: usize = 1024;
+pub(super) const CLAIM_MAX: usize = 1024;
 
 /// One message. Variants are only ever added at the end, and only together with a new version of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,10 +20,10 @@ use super::{
 use crate::model::ids::FlowId;
 
 /// Between two beats.
-pub const BEAT_NS: u64 = 50_000_000;
+pub(super) const BEAT_NS: u64 = 50_000_000;
 /// Nothing heard for this long.
-pub const SILENT_NS: u64 = 250_000_000;
-pub const DEAD_NS: u64 = 1_000_000_000;
+pub(super) const SILENT_NS: u64 = 250_000_000;
+pub(super) const DEAD_NS: u64 = 1_000_000_000;
 /// What a successor may take to be heard.
 const SUCCESSION_NS: u64 = 5_000_000_000;
 /// How often a beat asks for an echo.
@@ -37,7 +37,7 @@ const VIPS_MAX: usize = 1024;
 
 /// One peer, linked or not.
 #[derive(Debug)]
-pub struct Session {
+pub(super) struct Session {
     pub name: InstanceName,
     pub address: SocketAddr,
     pub link: Option<Link>,
@@ -69,7 +69,7 @@ pub struct Session {
 
 /// Whether readiness waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerReport {
+pub(super) enum PeerReport {
     Awaited {
         since_ns: u64,
     },
@@ -78,7 +78,7 @@ pub enum PeerReport {
 }
 
 #[derive(Debug)]
-pub struct Link {
+pub(super) struct Link {
     telling: Telling,
     /// Number of the next change to be told.
     next: u64,
@@ -115,7 +115,7 @@ enum Telling {
 
 /// What a peer may not do. Its link ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub(super) enum Fault {
     #[error("it said hello twice")]
     Hello,
     #[error("it refuses: {0}")]
@@ -130,7 +130,7 @@ pub enum Fault {
 
 /// What the exchange must see to.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub(super) enum Heard {
     Nothing,
     Asked { number: u32, packet: Asked },
     Answered { number: u32, known: bool },
@@ -138,7 +138,7 @@ pub enum Heard {
 }
 
 impl Session {
-    pub fn new(name: InstanceName, address: SocketAddr, why_not: &str, health_state: PeerReport) -> Self {
+    pub(super) fn new(name: InstanceName, address: SocketAddr, why_not: &str, health_state: PeerReport) -> Self {
         Self {
             name,
             address,
@@ -165,7 +165,7 @@ impl Session {
     }
 
     /// Its hello was taken. `wait`: this instance is not ready before it is synced again, if it was away.
-    pub fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Liveness> {
+    pub(super) fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Liveness> {
         let returns = !matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
             || self.epoch != hello.epoch;
         if returns && wait && self.health_state == PeerReport::Settled {
@@ -197,13 +197,13 @@ impl Session {
         self.set_liveness(Liveness::Alive)
     }
 
-    pub fn lost(&mut self, why: &str) {
+    pub(super) fn lost(&mut self, why: &str) {
         self.link = None;
         self.why_not = Some(why.to_owned());
     }
 
     /// What is known of its life now; `None`: as before.
-    pub fn liveness_now(&mut self, now_ns: u64) -> Option<Liveness> {
+    pub(super) fn liveness_now(&mut self, now_ns: u64) -> Option<Liveness> {
         let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));
         // Also from before the link ended: moments ago it lived, and its next beat is on its way.
         let is_witnessed = self.witnessed_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < SILENT_NS);
@@ -226,17 +226,17 @@ impl Session {
     }
 
     /// Nothing has come on its link for so long that another is to be made.
-    pub fn is_stale(&self, now_ns: u64) -> bool {
+    pub(super) fn is_stale(&self, now_ns: u64) -> bool {
         self.link.is_some() && self.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
     }
 
     /// What its beats beside the link are sealed with, once it has said so.
-    pub fn beat_key(&self) -> Option<&BeatKey> {
+    pub(super) fn beat_key(&self) -> Option<&BeatKey> {
         self.beat_key.as_ref()
     }
 
     /// Beat `number` has come from it beside the link, and is its own. False: it came before.
-    pub fn beat(&mut self, number: u64, now_ns: u64) -> bool {
+    pub(super) fn beat(&mut self, number: u64, now_ns: u64) -> bool {
         if number <= self.beat_number {
             return false;
         }
@@ -246,22 +246,22 @@ impl Session {
     }
 
     /// It was heard beside the link, by whomever.
-    pub fn witness(&mut self, at_ns: u64) {
+    pub(super) fn witness(&mut self, at_ns: u64) {
         self.witnessed_ns = self.witnessed_ns.max(Some(at_ns));
     }
 
     /// When it was last heard here, not by others.
-    pub fn heard_at_ns(&self) -> Option<u64> {
+    pub(super) fn heard_at_ns(&self) -> Option<u64> {
         self.heard_ns.max(self.beat_ns)
     }
 
     /// Where its beats may be wanted: at all that is known of its host.
-    pub fn places(&self) -> impl Iterator<Item = IpAddr> {
+    pub(super) fn places(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.address.ip()).chain(self.vips.iter().copied())
     }
 
     /// Something came. What comes behind a farewell takes nothing back; only a new link does.
-    pub fn heard(&mut self, now_ns: u64) -> Option<Liveness> {
+    pub(super) fn heard(&mut self, now_ns: u64) -> Option<Liveness> {
         self.heard_ns = Some(now_ns);
         match self.liveness {
             Liveness::Left(_) => None,
@@ -270,7 +270,7 @@ impl Session {
     }
 
     /// What it said in this time has not been taken in yet.
-    pub fn was_not_listened_to(&mut self, absence_ns: u64) {
+    pub(super) fn was_not_listened_to(&mut self, absence_ns: u64) {
         if self.link.is_some() {
             self.heard_ns = self.heard_ns.map(|heard| heard + absence_ns);
         }
@@ -284,7 +284,7 @@ impl Session {
     }
 
     /// Takes in one message.
-    pub fn handle(
+    pub(super) fn handle(
         &mut self,
         message: Message,
         now_ns: u64,
@@ -430,7 +430,7 @@ impl Session {
     }
 
     /// The next thing to say to it. `whole`: the own flows are all in `mirror`.
-    pub fn poll(&mut self, mirror: &Mirror, whole: bool, now_ns: u64) -> Option<Message> {
+    pub(super) fn poll(&mut self, mirror: &Mirror, whole: bool, now_ns: u64) -> Option<Message> {
         let link = self.link.as_mut()?;
         if let Some(message) = link.outbox.pop_front() {
             return Some(message);
@@ -489,7 +489,7 @@ impl Session {
     }
 
     /// Leaves something to be said; false if there is no link, or too much waits already.
-    pub fn say(&mut self, message: Message) -> bool {
+    pub(super) fn say(&mut self, message: Message) -> bool {
         let outbox = self.link.as_mut().map(|link| &mut link.outbox).filter(|outbox| outbox.len() < OUTBOX_MAX);
         outbox.is_some_and(|outbox| {
             outbox.push_back(message);
@@ -498,25 +498,25 @@ impl Session {
     }
 
     /// Tells of clients that may not have heard of their end.
-    pub fn say_untold(&mut self, all: &[Abandoned]) {
+    pub(super) fn say_untold(&mut self, all: &[Abandoned]) {
         all.chunks(UNTOLD_MAX).for_each(|some| {
             self.say(Message::Untold(some.to_vec()));
         });
     }
 
     /// Has it beat, and asks for an answer.
-    pub fn ping(&mut self, now_ns: u64) {
+    pub(super) fn ping(&mut self, now_ns: u64) {
         if let Some(link) = &mut self.link {
             (link.beat_due_ns, link.echo_wanted, link.pinged) = (now_ns, true, true);
         }
     }
 
     /// Whether all that has happened here up to change `end` has come to it.
-    pub fn has_all(&self, end: u64) -> bool {
+    pub(super) fn has_all(&self, end: u64) -> bool {
         self.link.as_ref().is_some_and(|link| link.telling == Telling::Following && link.acked >= Some(end))
     }
 
-    pub fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
+    pub(super) fn view(&self, mirror: &Mirror, now_ns: u64) -> MemberView {
         let (behind, since_ns) = match &self.link {
             None => (0, None),
             Some(Link { telling: Telling::Following, acked: Some(acked), .. }) => {

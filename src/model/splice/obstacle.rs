@@ -49,13 +49,13 @@ pub enum Obstacle {
 }
 
 /// The most that may be in bytes in flight, in bytes of one direction: what a burst through a socket may be.
-pub const IN_FLIGHT_MAX: u32 = 64 * 1024;
+pub(super) const IN_FLIGHT_MAX: u32 = 64 * 1024;
 
 /// The same for a sender that was never given a window beyond 64 KiB. What is in bytes in flight was acknowledged to it, and what
 /// comes back from the other leg acknowledges less until the bytes in flight is there: segments that lie further behind than the
 /// largest window that it was ever given are dropped (RFC 5961 section 5.2; net/ipv4/tcp_input.c, tcp_ack). Half of that
 /// window, for more may come until the entries are there.
-pub const IN_FLIGHT_MAX_UNSCALED: u32 = 32 * 1024;
+pub(super) const IN_FLIGHT_MAX_UNSCALED: u32 = 32 * 1024;
 
 impl Obstacle {
     /// It may be gone the next time; otherwise the flow stays proxied for good.

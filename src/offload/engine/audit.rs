@@ -29,7 +29,7 @@ const LEFTOVER_NS: u64 = 15_000_000_000;
 const LEFTOVERS_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct Audit {
+pub(super) struct Audit {
     /// `None`: between two rounds.
     cursor: Option<Cursor>,
     round: u64,

@@ -12,14 +12,14 @@ use crate::table::Part;
 use crate::table::offload::Offload;
 
 #[derive(Debug)]
-pub struct RcuBarrier {
+pub(super) struct RcuBarrier {
     begin: Sender<()>,
     over: Arc<AtomicBool>,
 }
 
 impl RcuBarrier {
     /// Wakes the engine of `offload` after each wait. Fails where the kernel has no such wait: then nothing may be offloaded.
-    pub fn start(offload: Part<Offload>) -> io::Result<Self> {
+    pub(super) fn start(offload: Part<Offload>) -> io::Result<Self> {
         let barrier = Barrier::open()?;
         let (begin, begins) = channel();
         let over = Arc::new(AtomicBool::new(false));
@@ -39,12 +39,12 @@ impl RcuBarrier {
     }
 
     /// Begins a wait. Not while another is under way.
-    pub fn begin(&self) {
+    pub(super) fn begin(&self) {
         let _ = self.begin.send(());
     }
 
     /// True once after each wait.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.over.swap(false, AcqRel)
     }
 }

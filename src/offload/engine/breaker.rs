@@ -17,7 +17,7 @@ const LOOK_EVERY_NS: u64 = 500_000_000;
 
 /// The breaker, and what it has to know of flows that it holds back.
 #[derive(Debug, Default)]
-pub struct Judge {
+pub(super) struct Judge {
     breaker: Breaker,
     held: HashMap<FlowId, HeldBack>,
     look_at_ns: u64,

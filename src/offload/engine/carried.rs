@@ -25,7 +25,7 @@ use crate::table::offload::{Found, Progress, Record, Sockets, Ticket};
 
 /// A flow whose entries are in the map.
 #[derive(Debug)]
-pub struct Carried {
+pub(super) struct Carried {
     pub id: FlowId,
     /// `None`: it was found, and no worker has claimed it yet.
     pub ticket: Option<Ticket>,
@@ -52,7 +52,7 @@ pub struct Carried {
 }
 
 #[derive(Debug)]
-pub enum Step {
+pub(super) enum Step {
     /// Packets may still be on their way into the sockets.
     Entered(Lent),
     /// No packet can reach the sockets any more, but what went through them has not been acknowledged.
@@ -67,7 +67,7 @@ pub enum Step {
 
 /// Where a flow stood when its entries were made; of client and backend.
 #[derive(Clone, Copy, Debug)]
-pub struct Entered {
+pub(super) struct Entered {
     pub at_ns: u64,
     /// Behind the last byte that each had sent, in the numbers of its own leg.
     pub positions: [u32; 2],
@@ -76,7 +76,7 @@ pub struct Entered {
 
 /// Sockets on their last way.
 #[derive(Debug)]
-pub struct Lent {
+pub(super) struct Lent {
     pub sockets: Sockets,
     pub up: InFlight,
     pub down: InFlight,
@@ -85,7 +85,7 @@ pub struct Lent {
 
 /// What goes through the sockets in one direction while the entries are there already.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct InFlight {
+pub(super) struct InFlight {
     /// Where the receiving leg began.
     pub base: u32,
     pub written: u32,
@@ -107,7 +107,7 @@ pub struct InFlight {
 
 /// What was last seen of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CounterSnapshot {
+pub(super) struct CounterSnapshot {
     pub packets: u64,
     pub bytes: u64,
     pub last_ns: u64,
@@ -125,7 +125,7 @@ pub struct CounterSnapshot {
 
 /// A silence that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unanswered {
+pub(super) struct Unanswered {
     pub by_client: bool,
     pub since_ns: u64,
     /// The silent side's last packet.
@@ -137,7 +137,7 @@ pub struct Unanswered {
 }
 
 impl CounterSnapshot {
-    pub fn at(entry: &Entry) -> Self {
+    pub(super) fn at(entry: &Entry) -> Self {
         let seen = &entry.seen;
         Self {
             packets: seen.packets,
@@ -157,21 +157,21 @@ impl CounterSnapshot {
 
 impl InFlight {
     /// What the receiver must acknowledge before the socket may go.
-    pub fn end(&self) -> u32 {
+    pub(super) fn end(&self) -> u32 {
         self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.written == 0 && !self.fin
     }
 
     /// Whether the receiving leg's socket will soon send something again unless it is told that it has arrived.
-    pub fn is_hasty(&self) -> bool {
+    pub(super) fn is_hasty(&self) -> bool {
         self.segments > 1 && self.told != self.end()
     }
 
     /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.
-    pub fn expected(&self, held: usize) -> u32 {
+    pub(super) fn expected(&self, held: usize) -> u32 {
         let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.at_first);
         self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
     }
@@ -179,23 +179,23 @@ impl InFlight {
 
 impl CounterSnapshot {
     /// Whether its FIN has arrived; `other` is the other direction.
-    pub fn is_finished(&self, other: &Self) -> bool {
+    pub(super) fn is_finished(&self, other: &Self) -> bool {
         self.fin_ns != 0 && other.taken.wrapping_sub(self.sent) < 1 << 31
     }
 }
 
 impl Carried {
     /// Whether less may be known of a direction than has passed: until a segment of it has fitted in.
-    pub fn may_be_old(&self, direction: FlowDirection) -> bool {
+    pub(super) fn may_be_old(&self, direction: FlowDirection) -> bool {
         let look = if direction == FlowDirection::ToBackend { &self.up } else { &self.down };
         self.inherited_ns != 0 && look.last_ns <= self.inherited_ns
     }
 
-    pub fn has_sockets(&self) -> bool {
+    pub(super) fn has_sockets(&self) -> bool {
         matches!(self.step, Step::Entered(_) | Step::Filling(_))
     }
 
-    pub fn progress(&self) -> Option<Progress> {
+    pub(super) fn progress(&self) -> Option<Progress> {
         Some(Progress {
             ticket: self.ticket?,
             bytes_to_backend: self.up.bytes,
@@ -205,7 +205,7 @@ impl Carried {
         })
     }
 
-    pub fn found(&self, record: Record) -> Found {
+    pub(super) fn found(&self, record: Record) -> Found {
         Found {
             id: self.id,
             record,

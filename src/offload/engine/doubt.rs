@@ -41,7 +41,7 @@ const BEHIND_MAX: u32 = (1 << 31) - (1 << 28);
 const TCP_RST: u8 = 4;
 
 #[derive(Debug, Default)]
-pub struct Doubts {
+pub(super) struct Doubts {
     of: HashMap<Key, OpenDoubt>,
     /// Directions that the program is silent of.
     silenced: VecDeque<Key>,

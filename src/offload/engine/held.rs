@@ -40,7 +40,7 @@ pub(super) const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirec
 
 /// What is kept for other instances.
 #[derive(Debug, Default)]
-pub struct Keep {
+pub(super) struct Keep {
     pub held: Holding,
     /// Keys of entries that forward or refuse; true once this process was asked for it.
     diverted: HashMap<Key, bool>,

@@ -10,7 +10,7 @@ use crate::offload::moved::{Mark, Marked};
 
 /// A flow of another instance that has no sockets.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub(super) struct Held {
     pub ends: Ends,
     /// Packets of its client that were seen here.
     pub packets: u64,
@@ -19,14 +19,14 @@ pub struct Held {
 }
 
 #[derive(Debug, Default)]
-pub struct Holding {
+pub(super) struct Holding {
     first: Marked<Held>,
     /// Those whose flow id another had when they came: hardly ever any.
     more: HashMap<FleetId, Held>,
 }
 
 impl Holding {
-    pub fn insert(&mut self, id: FleetId, held: Held) {
+    pub(super) fn insert(&mut self, id: FleetId, held: Held) {
         match self.first.get(&id.flow) {
             Some(other) if FleetId::of(id.flow, &other.ends) != id => drop(self.more.insert(id, held)),
             _ => {
@@ -37,18 +37,18 @@ impl Holding {
         }
     }
 
-    pub fn remove(&mut self, id: FleetId) -> Option<Held> {
+    pub(super) fn remove(&mut self, id: FleetId) -> Option<Held> {
         match self.in_first(id) {
             true => self.first.remove(id.flow),
             false => self.more.remove(&id),
         }
     }
 
-    pub fn get(&self, id: FleetId) -> Option<&Held> {
+    pub(super) fn get(&self, id: FleetId) -> Option<&Held> {
         if self.in_first(id) { self.first.get(&id.flow) } else { self.more.get(&id) }
     }
 
-    pub fn get_mut(&mut self, id: FleetId) -> Option<&mut Held> {
+    pub(super) fn get_mut(&mut self, id: FleetId) -> Option<&mut Held> {
         if self.in_first(id) { self.first.get_mut(&id.flow) } else { self.more.get_mut(&id) }
     }
 
@@ -57,32 +57,32 @@ impl Holding {
     }
 
     /// The flow with this flow id whose packets of one direction show themselves so.
-    pub fn by_packet(&self, flow: FlowId, direction: FlowDirection, key: &Key) -> Option<FleetId> {
+    pub(super) fn by_packet(&self, flow: FlowId, direction: FlowDirection, key: &Key) -> Option<FleetId> {
         self.with(flow).find(|(_, held)| held.ends.key(direction) == *key).map(|(id, _)| id)
     }
 
     /// All with this flow id.
-    pub fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &Held)> {
+    pub(super) fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &Held)> {
         let first = self.first.get(&flow).map(|held| (FleetId::of(flow, &held.ends), held));
         first.into_iter().chain(self.more.iter().map(|(id, held)| (*id, held)).filter(move |(id, _)| id.flow == flow))
     }
 
     /// Flow ids of those that have this mark.
-    pub fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
+    pub(super) fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
         let more = self.more.keys().map(|id| id.flow).filter(move |flow| Mark::of(*flow) == mark);
         self.first.at(mark).chain(more)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (FleetId, &Held)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (FleetId, &Held)> {
         let first = self.first.iter().map(|(flow, held)| (FleetId::of(*flow, &held.ends), held));
         first.chain(self.more.iter().map(|(id, held)| (*id, held)))
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.first.len() + self.more.len()
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }

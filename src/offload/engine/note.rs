@@ -7,7 +7,7 @@ use crate::offload::program::UserNote;
 
 const PORT: usize = 16;
 
-pub fn of(client: ClientAddr) -> UserNote {
+pub(super) fn of(client: ClientAddr) -> UserNote {
     let ip = match client.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
@@ -18,7 +18,7 @@ pub fn of(client: ClientAddr) -> UserNote {
     note
 }
 
-pub fn client(note: &UserNote) -> ClientAddr {
+pub(super) fn client(note: &UserNote) -> ClientAddr {
     let (ip, rest) = note.split_first_chunk::<PORT>().expect("a note is longer");
     let port = u16::from_be_bytes([rest[0], rest[1]]);
     ClientAddr::new(SocketAddr::new(Ipv6Addr::from(*ip).into(), port))

@@ -29,7 +29,7 @@ const SOON_BURST: u32 = 200;
 
 /// While flows are asked sooner than they would be.
 #[derive(Debug)]
-pub struct Soon {
+pub(super) struct Soon {
     until_ns: u64,
     pace: TokenBucket,
 }

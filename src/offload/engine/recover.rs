@@ -22,7 +22,7 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 
 /// Both directions of one flow, as far as they are there.
 #[derive(Debug, Default)]
-pub struct Pair {
+pub(super) struct Pair {
     pub ends: Option<Ends>,
     pub up: Option<Entry>,
     pub down: Option<Entry>,
@@ -191,7 +191,7 @@ impl Engine {
 }
 
 /// As it is found: alone, and nobody's yet.
-pub fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
+pub(super) fn carried(id: FlowId, ends: Ends, pair: &Pair) -> Carried {
     let look = |entry: &Option<Entry>| entry.as_ref().map(CounterSnapshot::at).unwrap_or_default();
     Carried {
         id,

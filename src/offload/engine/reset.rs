@@ -288,7 +288,7 @@ impl Engine {
 
 impl Carried {
     /// Takes note of one direction; true if anything has passed since the last time.
-    pub fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
+    pub(super) fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
         let look = match entry.direction {
             FlowDirection::ToBackend => &mut self.up,
             FlowDirection::ToClient => &mut self.down,

@@ -18,7 +18,7 @@ const SAY_EVERY_NS: u64 = 60_000_000_000;
 
 /// What there is no room for, and flows whose addresses flows of this instance's have.
 #[derive(Debug, Default)]
-pub struct Crowded {
+pub(super) struct Crowded {
     /// Flows that were to be held.
     pub flows: HashMap<FleetId, Box<FlowRecord>>,
     /// Packets that were to be forwarded, where to, and whether they are lent.
@@ -28,7 +28,7 @@ pub struct Crowded {
 
 /// Why a flow of another instance is not held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoStandby {
+pub(super) enum NoStandby {
     NoRoom,
     /// A flow of this instance's has its addresses.
     Taken,

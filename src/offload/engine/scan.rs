@@ -38,7 +38,7 @@ const MANY: usize = 4;
 
 /// How far a round has come.
 #[derive(Debug)]
-pub struct Scan {
+pub(super) struct Scan {
     moved: Moved,
     /// Of the round before: what a CPU was about to write then is there now.
     before: Vec<Mark>,
@@ -55,13 +55,13 @@ enum ScanStage {
 }
 
 impl Scan {
-    pub fn new(moved: Moved) -> Self {
+    pub(super) fn new(moved: Moved) -> Self {
         // Flows are read as they are recovered; what moved before that is known.
         Self { moved, before: Vec::new(), stage: ScanStage::Rest, round_at_ns: 0, step_at_ns: 0 }
     }
 
     /// Another process may have taken marks.
-    pub fn begin_anew(&mut self) {
+    pub(super) fn begin_anew(&mut self) {
         self.stage = ScanStage::Sweep(Cursor::default());
     }
 

@@ -19,12 +19,12 @@ use crate::sys::{silence, socket};
 use crate::table::offload::Answer;
 
 /// How often acknowledgements are looked for.
-pub const RETRY: Duration = Duration::from_millis(5);
+pub(super) const RETRY: Duration = Duration::from_millis(5);
 
 /// The same for what went out in several segments: the kernel sends the last of them again if it is not told of an
 /// acknowledgement within two round trips and two ticks (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe).
 /// After a single one it waits for 200 ms more.
-pub const HASTE: Duration = Duration::from_millis(1);
+pub(super) const HASTE: Duration = Duration::from_millis(1);
 
 /// Bytes that are read from a socket at a time.
 const CHUNK: usize = 4096;
@@ -35,7 +35,7 @@ const ZEROS_AT_ONCE: usize = 1024;
 
 /// A socket failed while its flow was between two steps.
 #[derive(Debug)]
-pub struct BrokenLeg {
+pub(super) struct BrokenLeg {
     pub by_client: bool,
     pub error: io::Error,
 }

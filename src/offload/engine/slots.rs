@@ -6,14 +6,14 @@ use crate::addr::BackendAddr;
 use crate::offload::program::BACKEND_SLOTS;
 
 #[derive(Debug, Default)]
-pub struct Slots {
+pub(super) struct Slots {
     by_backend: HashMap<BackendAddr, u16>,
     taken: HashMap<u16, BackendAddr>,
 }
 
 impl Slots {
     /// The slot of `backend`, and whether it is new. When all are taken, backends share the last one.
-    pub fn of(&mut self, backend: BackendAddr) -> (u16, bool) {
+    pub(super) fn of(&mut self, backend: BackendAddr) -> (u16, bool) {
         if let Some(slot) = self.by_backend.get(&backend) {
             return (*slot, false);
         }
@@ -24,12 +24,12 @@ impl Slots {
     }
 
     /// An earlier process gave `slot` to `backend`.
-    pub fn keep(&mut self, slot: u16, backend: BackendAddr) {
+    pub(super) fn keep(&mut self, slot: u16, backend: BackendAddr) {
         self.by_backend.insert(backend, slot);
         self.taken.insert(slot, backend);
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u16, BackendAddr)> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u16, BackendAddr)> + '_ {
         self.taken.iter().map(|(slot, backend)| (*slot, *backend))
     }
 }

@@ -17,7 +17,7 @@ use crate::sys::netlink;
 use crate::sys::netlink::xfrm::Policies;
 
 #[derive(Debug)]
-pub struct HostSurroundings {
+pub(super) struct HostSurroundings {
     policies: Policies,
     /// Offloaded flows have not been compared with the policies since these changed.
     policies_moved: bool,
@@ -26,17 +26,17 @@ pub struct HostSurroundings {
 }
 
 impl HostSurroundings {
-    pub fn open() -> io::Result<Self> {
+    pub(super) fn open() -> io::Result<Self> {
         Ok(Self { policies: Policies::open()?, policies_moved: false, merging: None })
     }
 
     /// An interface may have another state, or others below it.
-    pub fn links_changed(&mut self) {
+    pub(super) fn links_changed(&mut self) {
         self.merging = None;
     }
 
     /// Whether packets that come by this interface may have been merged by a card.
-    pub fn merges(&mut self, interface: u32) -> bool {
+    pub(super) fn merges(&mut self, interface: u32) -> bool {
         let read = || {
             netlink::merging().unwrap_or_else(|error| {
                 tracing::warn!(%error, "which interfaces merge packets cannot be read");
@@ -47,7 +47,7 @@ impl HostSurroundings {
     }
 
     /// Takes note of policies that came and went.
-    pub fn refresh(&mut self) {
+    pub(super) fn refresh(&mut self) {
         match self.policies.refresh() {
             Ok(changed) => self.policies_moved |= changed,
             Err(error) => tracing::error!(%error, "IPsec policies cannot be read"),
@@ -55,12 +55,12 @@ impl HostSurroundings {
     }
 
     /// Flows have come that no policy was compared with.
-    pub fn compare_again(&mut self) {
+    pub(super) fn compare_again(&mut self) {
         self.policies_moved = true;
     }
 
     /// Whether an IPsec policy covers one of a flow's legs.
-    pub fn are_covered(&self, ends: &Ends) -> bool {
+    pub(super) fn are_covered(&self, ends: &Ends) -> bool {
         let Ends { client, vip, local, backend } = ends;
         self.policies.cover(vip.socket_addr(), client.socket_addr())
             || self.policies.cover(local.socket_addr(), backend.socket_addr())

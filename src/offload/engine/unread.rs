@@ -18,7 +18,7 @@ const RECOVER_TRIES: u32 = 5;
 
 /// What is to be read again.
 #[derive(Debug, Default)]
-pub struct ToReadAgain {
+pub(super) struct ToReadAgain {
     /// Something may have happened to these flows.
     looks: BTreeSet<FlowId>,
     /// Other instances do not know how the packets of these are passed on.
@@ -32,20 +32,20 @@ pub struct ToReadAgain {
 }
 
 impl ToReadAgain {
-    pub fn look_at(&mut self, id: FlowId) {
+    pub(super) fn look_at(&mut self, id: FlowId) {
         self.looks.insert(id);
     }
 
-    pub fn tell(&mut self, id: FlowId) {
+    pub(super) fn tell(&mut self, id: FlowId) {
         self.untold.insert(id);
     }
 
-    pub fn offer(&mut self, id: FlowId, entries: [Option<Entry>; 2]) {
+    pub(super) fn offer(&mut self, id: FlowId, entries: [Option<Entry>; 2]) {
         self.offers.push((id, entries));
     }
 
     /// What an earlier process left could not be read; true the one time when peers have waited for it long enough.
-    pub fn recover_later(&mut self, now_ns: u64) -> bool {
+    pub(super) fn recover_later(&mut self, now_ns: u64) -> bool {
         self.recover_at_ns = Some(now_ns + RECOVER_EVERY.as_nanos() as u64);
         self.recover_failed = self.recover_failed.saturating_add(1);
         self.recover_failed == RECOVER_TRIES

@@ -18,20 +18,20 @@ use crate::table::offload::OffloadCensus;
 
 /// Dropped, it ends what is left to do and goes.
 #[derive(Debug)]
-pub struct Untrack {
+pub(super) struct Untrack {
     flows: Option<Sender<Ends>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Untrack {
-    pub fn start(census: Part<OffloadCensus>) -> io::Result<Self> {
+    pub(super) fn start(census: Part<OffloadCensus>) -> io::Result<Self> {
         let (flows, wanted) = channel();
         let thread = essential::thread("offload-untrack", move || run(&census, &wanted))?;
         Ok(Self { flows: Some(flows), thread: Some(thread) })
     }
 
     /// Both legs, soon: nothing of either must pass through this host's stack any more, or what does begins an entry anew.
-    pub fn forget(&self, ends: &Ends) {
+    pub(super) fn forget(&self, ends: &Ends) {
         if let Some(flows) = &self.flows {
             let _ = flows.send(*ends);
         }

@@ -32,11 +32,11 @@ const ON_ITS_WAY: Duration = Duration::from_millis(10);
 const STALE: Duration = Duration::from_secs(300);
 
 /// How often it is looked for such flows.
-pub const SWEEP_EVERY: Duration = Duration::from_secs(60);
+pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// A flow that is watched.
 #[derive(Debug)]
-pub struct Witness {
+pub(super) struct Witness {
     ends: Ends,
     since_ns: u64,
     /// Segments that the client's and the backend's leg had heard when they were asked, and anything on its way before had

@@ -13,7 +13,7 @@ use crate::sys::{bpf, bpf::TcxLinkInfo};
 
 /// Attaches the pinned program to each interface where it is not, and detaches it from all others. Returns those that
 /// it was newly attached to.
-pub fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, OpenError> {
+pub(super) fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, OpenError> {
     for stale in pins.links()?.iter().filter(|name| !interfaces.contains(name)) {
         std::fs::remove_file(pins.link_path(stale))?;
     }
@@ -37,14 +37,14 @@ pub fn ensure(pins: &Pins, interfaces: &[String]) -> Result<Vec<String>, OpenErr
 }
 
 /// Interfaces that a link is pinned for and that there are still.
-pub fn alive(pins: &Pins) -> io::Result<Vec<String>> {
+pub(super) fn alive(pins: &Pins) -> io::Result<Vec<String>> {
     let mut links = pins.links()?;
     links.retain(|name| netdev::interface(name).is_ok());
     Ok(links)
 }
 
 /// Indices of those of `interfaces` that the program runs on.
-pub fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>> {
+pub(super) fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>> {
     let mut indices = Vec::new();
     for interface in interfaces {
         indices.extend(state(pins, interface)?.map(|link| link.ifindex).filter(|index| *index != 0));
@@ -53,7 +53,7 @@ pub fn indices(pins: &Pins, interfaces: &[String]) -> io::Result<Vec<u32>> {
 }
 
 /// What the kernel says of the link that is pinned for `interface`.
-pub fn state(pins: &Pins, interface: &str) -> io::Result<Option<TcxLinkInfo>> {
+pub(super) fn state(pins: &Pins, interface: &str) -> io::Result<Option<TcxLinkInfo>> {
     match bpf::open_pinned(&pins.link_path(interface)) {
         Ok(link) => bpf::tcx_link_info(link).map(Some),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -75,7 +75,7 @@ fn attach(pins: &Pins, interface: &str) -> Result<(), OpenError> {
 }
 
 /// Makes the link that is pinned for `interface` run `program` from the next packet on.
-pub fn update(pins: &Pins, interface: &str, program: &mut SchedClassifier) -> Result<(), OpenError> {
+pub(super) fn update(pins: &Pins, interface: &str, program: &mut SchedClassifier) -> Result<(), OpenError> {
     if state(pins, interface)?.is_none_or(|link| link.ifindex == 0) {
         return Ok(());
     }

@@ -12,7 +12,7 @@ static PATH_OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/offload.o");
 static TOOLS_OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/tools.o");
 
 /// Tells this program from that of another version.
-pub fn digest() -> u128 {
+pub(super) fn digest() -> u128 {
     // FNV-1a, 128 bits.
     PATH_OBJECT.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |digest, byte| {
         (digest ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
@@ -20,7 +20,7 @@ pub fn digest() -> u128 {
 }
 
 /// Makes the maps and the program and pins them. Whoever dies in the middle leaves no `meta`.
-pub fn fresh(pins: &Pins, flows_max: u32) -> Result<(), OpenError> {
+pub(super) fn fresh(pins: &Pins, flows_max: u32) -> Result<(), OpenError> {
     let mut program = load(pins, Some(flows_max))?;
     classifier(&mut program, "offload")?.pin(pins.path("program")).map_err(OpenError::pin)?;
     let meta = Meta { layout: LAYOUT, services: 0, digest: digest() };
@@ -29,7 +29,7 @@ pub fn fresh(pins: &Pins, flows_max: u32) -> Result<(), OpenError> {
 }
 
 /// Puts this version's program into the place of the pinned one, on each link at once; the maps stay.
-pub fn replace(pins: &Pins, meta: Meta) -> Result<(), OpenError> {
+pub(super) fn replace(pins: &Pins, meta: Meta) -> Result<(), OpenError> {
     let mut program = load(pins, None)?;
     let program = classifier(&mut program, "offload")?;
     let next = pins.path("program-next");
@@ -45,7 +45,7 @@ pub fn replace(pins: &Pins, meta: Meta) -> Result<(), OpenError> {
 }
 
 /// The programs that are run by hand, in this process only: probe and amend.
-pub fn tools(pins: &Pins) -> Result<[OwnedFd; 2], OpenError> {
+pub(super) fn tools(pins: &Pins) -> Result<[OwnedFd; 2], OpenError> {
     let mut loader = EbpfLoader::new();
     for name in MAPS {
         loader.map_pin_path(name, pins.path(name));

@@ -21,7 +21,7 @@ use crate::sys::bpffs;
 pub const LAYOUT: u32 = 5;
 
 /// The maps of `bpf/entry.h`.
-pub const MAPS: [&str; 13] = [
+pub(super) const MAPS: [&str; 13] = [
     "flows",
     "notes",
     "counters",
@@ -44,13 +44,13 @@ const LINK_PREFIX: &str = "link-";
 
 /// The directory.
 #[derive(Clone, Debug)]
-pub struct Pins {
+pub(super) struct Pins {
     directory: PathBuf,
 }
 
 /// Who made what is pinned: `struct meta` of `bpf/entry.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Meta {
+pub(super) struct Meta {
     pub layout: u32,
     /// Entries of the map of services.
     pub services: u32,
@@ -60,16 +60,16 @@ pub struct Meta {
 
 /// Held while something is pinned or taken away.
 #[derive(Debug)]
-pub struct Lock(#[allow(dead_code)] File);
+pub(super) struct Lock(#[allow(dead_code)] File);
 
 impl Pins {
     /// Names a directory without looking at it.
-    pub fn at(directory: &Path) -> Self {
+    pub(super) fn at(directory: &Path) -> Self {
         Self { directory: directory.to_path_buf() }
     }
 
     /// Makes the directory, on a BPF file system that is mounted if need be.
-    pub fn prepare(directory: &Path) -> Result<Self, OpenError> {
+    pub(super) fn prepare(directory: &Path) -> Result<Self, OpenError> {
         let fail = |source| OpenError::Directory { path: directory.to_path_buf(), source };
         if !bpffs::holds(directory).map_err(fail)? && directory.starts_with(bpffs::MOUNT_POINT) {
             bpffs::mount_usual().map_err(OpenError::Mount)?;
@@ -81,27 +81,27 @@ impl Pins {
         Ok(Self::at(directory))
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    pub fn link_path(&self, interface: &str) -> PathBuf {
+    pub(super) fn link_path(&self, interface: &str) -> PathBuf {
         self.path(&format!("{LINK_PREFIX}{interface}"))
     }
 
     /// Waits for other processes that pin or remove here.
-    pub fn lock(&self) -> io::Result<Lock> {
+    pub(super) fn lock(&self) -> io::Result<Lock> {
         let directory = File::open(&self.directory)?;
         flock(&directory, FlockOperation::LockExclusive)?;
         Ok(Lock(directory))
     }
 
-    pub fn map(&self, name: &str) -> io::Result<Map> {
+    pub(super) fn map(&self, name: &str) -> io::Result<Map> {
         Map::open(&self.path(name))
     }
 
     /// Interfaces that a link is pinned for, attached or not.
-    pub fn links(&self) -> io::Result<Vec<String>> {
+    pub(super) fn links(&self) -> io::Result<Vec<String>> {
         let names = bpffs::names(&self.directory)?.into_iter();
         let name = |path: PathBuf| Some(path.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?.to_owned());
         let mut links: Vec<_> = names.filter_map(name).collect();
@@ -110,7 +110,7 @@ impl Pins {
     }
 
     /// `None`: nothing whole is pinned here.
-    pub fn meta(&self) -> io::Result<Option<Meta>> {
+    pub(super) fn meta(&self) -> io::Result<Option<Meta>> {
         match self.map("meta") {
             Ok(map) => Meta::read(&map),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -119,7 +119,7 @@ impl Pins {
     }
 
     /// What is in the directory and is none of Baton's.
-    pub fn strangers(&self) -> io::Result<Vec<PathBuf>> {
+    pub(super) fn strangers(&self) -> io::Result<Vec<PathBuf>> {
         let ours = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             MAPS.contains(&name) || PROGRAMS.contains(&name) || name.starts_with(LINK_PREFIX)
@@ -128,7 +128,7 @@ impl Pins {
     }
 
     /// Takes everything away: the links first, so that no packet meets a program without its maps.
-    pub fn clear(&self) -> io::Result<()> {
+    pub(super) fn clear(&self) -> io::Result<()> {
         let mut paths = bpffs::names(&self.directory)?;
         paths.sort_by_key(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK_PREFIX)));
         paths.iter().try_for_each(std::fs::remove_file)
@@ -140,7 +140,7 @@ impl Meta {
     const MAGIC: u64 = u64::from_be_bytes(*b"baton/p\n");
 
     /// `None`: nobody has written it yet.
-    pub fn read(map: &Map) -> io::Result<Option<Self>> {
+    pub(super) fn read(map: &Map) -> io::Result<Option<Self>> {
         let mut raw = [0; Self::SIZE];
         if map.value_size() != Self::SIZE {
             // Whatever it is, it is not of this layout.
@@ -154,7 +154,7 @@ impl Meta {
         Ok(written.then(|| Self { layout: word(0), services: word(4), digest }))
     }
 
-    pub fn write(&self, map: &Map) -> io::Result<()> {
+    pub(super) fn write(&self, map: &Map) -> io::Result<()> {
         let mut raw = [0; Self::SIZE];
         raw[..8].copy_from_slice(&Self::MAGIC.to_ne_bytes());
         raw[8..12].copy_from_slice(&self.layout.to_ne_bytes());

@@ -7,7 +7,7 @@ use super::rules::{
 };
 
 /// `command`: what changes these rules, `iptables-legacy`, say; that for IPv6 begins with `ip6`.
-pub fn read(text: &str, command: &str) -> Ruleset {
+pub(super) fn read(text: &str, command: &str) -> Ruleset {
     let family = if command.starts_with("ip6") { "ip6" } else { "ip" };
     let mut rules = Ruleset::default();
     let mut table = String::new();

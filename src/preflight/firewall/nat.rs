@@ -38,7 +38,7 @@ struct FirstPacket {
 }
 
 /// `complete`: all rules could be read.
-pub fn look(rules: &Ruleset, complete: bool, config: &Config, place: &HostPlace) -> Vec<Finding> {
+pub(super) fn look(rules: &Ruleset, complete: bool, config: &Config, place: &HostPlace) -> Vec<Finding> {
     if config.offload.mode == OffloadMode::Off {
         return Vec::new();
     }

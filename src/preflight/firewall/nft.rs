@@ -12,7 +12,7 @@ use super::rules::{
 
 /// What was read.
 #[derive(Debug, Default)]
-pub struct RulesRead {
+pub(super) struct RulesRead {
     pub rules: Ruleset,
     /// Tables that iptables made with matches of its own, which this format does not spell out: `ip`, `ip6`.
     pub foreign: Vec<String>,
@@ -37,7 +37,7 @@ impl<'s, 'j> Sets<'s, 'j> {
 }
 
 /// `None`: it is not what nft prints.
-pub fn read(json: &Value) -> Option<RulesRead> {
+pub(super) fn read(json: &Value) -> Option<RulesRead> {
     let items = json["nftables"].as_array()?;
     let mut named = NamedSets::new();
     for item in items {

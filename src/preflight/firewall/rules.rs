@@ -8,12 +8,12 @@ use ipnet::IpNet;
 
 /// Every chain that packets of this host's own connections may pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ruleset {
+pub(super) struct Ruleset {
     pub chains: Vec<Chain>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chain {
+pub(super) struct Chain {
     /// `inet filter`: chains call only those of their own table.
     pub table: String,
     pub name: String,
@@ -24,14 +24,14 @@ pub struct Chain {
 
 /// Where the kernel enters a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Base {
+pub(super) struct Base {
     pub hook: Hook,
     pub priority: i32,
     pub drops: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
+pub(super) enum Hook {
     Prerouting,
     Input,
     Output,
@@ -39,7 +39,7 @@ pub enum Hook {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub(super) struct Rule {
     /// All must hold.
     pub tests: Vec<Test>,
     pub act: Act,
@@ -50,19 +50,19 @@ pub struct Rule {
 
 /// By which program a rule can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleWay {
+pub(super) enum RuleWay {
     Nft,
     Iptables,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Test {
+pub(super) struct Test {
     pub of: Matched,
     pub negated: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Matched {
+pub(super) enum Matched {
     /// Any of these states of conntrack.
     State(Vec<String>),
     /// A port at either end, in any of these; of this protocol only, or of any.
@@ -84,20 +84,20 @@ pub enum Matched {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(super) enum Side {
     Source,
     Destination,
 }
 
 /// What has ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub(super) enum Transport {
     Tcp,
     Udp,
 }
 
 impl Transport {
-    pub fn named(name: &str) -> Option<Self> {
+    pub(super) fn named(name: &str) -> Option<Self> {
         match name {
             "tcp" => Some(Self::Tcp),
             "udp" => Some(Self::Udp),
@@ -105,7 +105,7 @@ impl Transport {
         }
     }
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
@@ -113,14 +113,14 @@ impl Transport {
     }
 
     /// Whether a rule that names a protocol so, or by its number, means it.
-    pub fn is_called(self, name: &str) -> bool {
+    pub(super) fn is_called(self, name: &str) -> bool {
         let number = if self == Self::Tcp { "6" } else { "17" };
         name == self.name() || name == number || name == "all"
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
+pub(super) enum Act {
     Accept,
     Drop,
     /// Drops it, and says so to the sender.
@@ -136,7 +136,7 @@ pub enum Act {
 
 /// Other addresses or ports for the ones that a packet has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Translation {
+pub(super) struct Translation {
     /// Whose.
     pub side: Side,
     pub to: RuleTarget,
@@ -146,7 +146,7 @@ pub struct Translation {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleTarget {
+pub(super) enum RuleTarget {
     Address(IpAddr),
     /// One of this host's that the kernel chooses.
     Own,
@@ -155,18 +155,18 @@ pub enum RuleTarget {
 }
 
 impl Test {
-    pub fn new(of: Matched) -> Self {
+    pub(super) fn new(of: Matched) -> Self {
         Self { of, negated: false }
     }
 
-    pub fn other(text: impl Into<String>) -> Self {
+    pub(super) fn other(text: impl Into<String>) -> Self {
         Self::new(Matched::Other(text.into()))
     }
 }
 
 impl Ruleset {
     /// The base chains at `hook` in the order in which packets pass them.
-    pub fn at(&self, hook: Hook) -> Vec<(&Chain, Base)> {
+    pub(super) fn at(&self, hook: Hook) -> Vec<(&Chain, Base)> {
         let bases = self.chains.iter().filter_map(|chain| Some((chain, chain.base?)));
         let mut at: Vec<_> = bases.filter(|(_, base)| base.hook == hook).collect();
         at.sort_by_key(|(_, base)| base.priority);
@@ -175,7 +175,7 @@ impl Ruleset {
 }
 
 impl Hook {
-    pub fn named(name: &str) -> Option<Self> {
+    pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name.to_ascii_lowercase().as_str() {
             "prerouting" => Self::Prerouting,
             "input" => Self::Input,
@@ -252,6 +252,6 @@ fn joined<T>(items: &[T], show: impl Fn(&T) -> String) -> String {
 }
 
 /// An address or a network.
-pub fn network(text: &str) -> Option<IpNet> {
+pub(super) fn network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }

@@ -6,7 +6,7 @@ use super::rules::{Act, Base, Chain, Hook, Matched, Rule, RuleWay, Ruleset, Side
 
 /// A segment of a connection with a VIP, or of a peer's, or a peer's datagram.
 #[derive(Clone, Copy, Debug)]
-pub struct Packet {
+pub(super) struct Packet {
     pub transport: Transport,
     pub service: SocketAddr,
     pub towards: Towards,
@@ -17,14 +17,14 @@ pub struct Packet {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Towards {
+pub(super) enum Towards {
     Service,
     Client,
 }
 
 /// What drops it, if anything does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Culprit {
+pub(super) struct Culprit {
     pub table: String,
     /// The base chain, where a rule that lets it through would have to stand.
     pub chain: String,
@@ -42,7 +42,7 @@ const CONNTRACK: i32 = -200;
 const DEPTH_MAX: u32 = 16;
 
 /// What would drop `packet`; the certain before the possible.
-pub fn culprit(rules: &Ruleset, packet: Packet) -> Option<Culprit> {
+pub(super) fn culprit(rules: &Ruleset, packet: Packet) -> Option<Culprit> {
     let hooks = match packet.towards {
         Towards::Service => [Hook::Prerouting, Hook::Input],
         Towards::Client => [Hook::Output, Hook::Postrouting],

@@ -14,7 +14,7 @@ use crate::sys::process;
 /// Adverts this far apart or more leave clients without a VIP for seconds.
 const ADVERT_SLOW: Duration = Duration::from_secs(1);
 
-pub fn all(keepalived: &Keepalived, file: &File, config: &Config, place: &HostPlace) -> Vec<Finding> {
+pub(super) fn all(keepalived: &Keepalived, file: &File, config: &Config, place: &HostPlace) -> Vec<Finding> {
     let instances = keepalived.instances();
     let scripts = scripts(file);
     let mut judged = Judged { path: keepalived.path.display().to_string(), findings: Vec::new() };

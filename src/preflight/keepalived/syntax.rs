@@ -9,20 +9,20 @@ const DEPTH_MAX: u32 = 8;
 
 /// A line, and the block behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub(super) struct Node {
     pub words: Vec<String>,
     pub block: Vec<Node>,
 }
 
 /// A whole file, and the files that it includes and that were not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct File {
+pub(super) struct File {
     pub nodes: Vec<Node>,
     pub unread: Vec<String>,
 }
 
 /// Reads `path` and what it includes.
-pub fn read(path: &Path) -> io::Result<File> {
+pub(super) fn read(path: &Path) -> io::Result<File> {
     let mut unread = Vec::new();
     let lines = gather(path, &mut unread, 0)?;
     Ok(File { nodes: parse(&lines), unread })
@@ -48,7 +48,7 @@ fn gather(path: &Path, unread: &mut Vec<String>, depth: u32) -> io::Result<Vec<V
 }
 
 /// A line's words. Braces are words of their own; quotes hold blanks together; `#` and `!` begin comments.
-pub fn words(line: &str) -> Vec<String> {
+pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut quoted = false;
@@ -78,7 +78,7 @@ pub fn words(line: &str) -> Vec<String> {
 }
 
 /// Lines of words as a tree. Words in front of a brace belong to its block; a brace too many is passed over.
-pub fn parse(lines: &[Vec<String>]) -> Vec<Node> {
+pub(super) fn parse(lines: &[Vec<String>]) -> Vec<Node> {
     let mut variables = HashMap::new();
     let mut open: Vec<Node> = vec![Node::default()];
     for line in lines {
@@ -149,27 +149,27 @@ fn substituted(word: &str, variables: &HashMap<String, String>) -> String {
 }
 
 impl Node {
-    pub fn keyword(&self) -> &str {
+    pub(super) fn keyword(&self) -> &str {
         self.words.first().map_or("", String::as_str)
     }
 
     /// The word behind the keyword.
-    pub fn argument(&self) -> Option<&str> {
+    pub(super) fn argument(&self) -> Option<&str> {
         self.words.get(1).map(String::as_str)
     }
 
     /// The last line of the block that begins with `keyword`.
-    pub fn find(&self, keyword: &str) -> Option<&Node> {
+    pub(super) fn find(&self, keyword: &str) -> Option<&Node> {
         self.block.iter().rev().find(|node| node.keyword() == keyword)
     }
 
     /// The argument of that line.
-    pub fn value(&self, keyword: &str) -> Option<&str> {
+    pub(super) fn value(&self, keyword: &str) -> Option<&str> {
         self.find(keyword)?.argument()
     }
 
     /// Whether there is such a line that does not say that it is off.
-    pub fn is_on(&self, keyword: &str) -> bool {
+    pub(super) fn is_on(&self, keyword: &str) -> bool {
         let off = |argument: &str| ["false", "no", "off"].contains(&argument);
         self.find(keyword).is_some_and(|node| !node.argument().is_some_and(off))
     }

@@ -13,18 +13,18 @@ use crate::table::backend::FrontendEntry;
 
 /// Counts one flow towards its frontend's cap for as long as it is held.
 #[derive(Debug)]
-pub struct FrontendHold(Arc<FrontendEntry>);
+pub(crate) struct FrontendHold(Arc<FrontendEntry>);
 
 impl FrontendHold {
     /// Counts a flow that was admitted by another process.
-    pub fn count_in(frontend: &FrontendPlane) -> Self {
+    pub(crate) fn count_in(frontend: &FrontendPlane) -> Self {
         let hold = Self::count_again(frontend);
         frontend.entry.elsewhere.arrive();
         hold
     }
 
     /// Counts a flow that was counted out before its end; never refuses it.
-    pub fn count_again(frontend: &FrontendPlane) -> Self {
+    pub(crate) fn count_again(frontend: &FrontendPlane) -> Self {
         frontend.entry.active.fetch_add(1, Relaxed);
         Self(frontend.entry.clone())
     }
@@ -37,7 +37,7 @@ impl Drop for FrontendHold {
 }
 
 /// Counts a flow in for the process and its frontend.
-pub fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
+pub(crate) fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
     let elsewhere = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum::<u32>() as usize;
     let too_many = plane.max_connections.is_some_and(|max| table.flows.len() + elsewhere >= max);
     if too_many || table.flows_with_sockets() + elsewhere >= plane.carried {
@@ -52,7 +52,7 @@ pub fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<F
 }
 
 /// Checks where a client comes from. `None`: the frontend does not count its sources.
-pub fn admit_source(
+pub(crate) fn admit_source(
     frontend: &FrontendPlane,
     sources: &Sources,
     client: ClientAddr,
@@ -79,7 +79,7 @@ fn counted_network(limits: &Limits, client: ClientAddr) -> Option<SourceNetwork>
 }
 
 /// Counts a flow that was admitted by another process; never refuses it.
-pub fn count_source(
+pub(crate) fn count_source(
     frontend: &FrontendPlane,
     sources: &Sources,
     client: ClientAddr,
@@ -90,7 +90,7 @@ pub fn count_source(
 }
 
 /// As [`FrontendHold::count_again`].
-pub fn count_source_again(
+pub(crate) fn count_source_again(
     frontend: &FrontendPlane,
     sources: &Sources,
     client: ClientAddr,
@@ -101,7 +101,7 @@ pub fn count_source_again(
 }
 
 /// Counts a flow that lives already as the frontend's settings now have it, if they had it otherwise before.
-pub fn recount_source(
+pub(crate) fn recount_source(
     before: &Frontend,
     frontend: &FrontendPlane,
     sources: &Sources,
@@ -116,7 +116,7 @@ pub fn recount_source(
 }
 
 /// Whether the client must begin with a PROXY header.
-pub fn sends_header(settings: &Frontend, client: ClientAddr) -> bool {
+pub(crate) fn sends_header(settings: &Frontend, client: ClientAddr) -> bool {
     settings.proxy_protocol.accept_from.iter().any(|network| network.contains(&client.ip()))
 }
 

@@ -10,7 +10,7 @@ use crate::sys::eventfd::EventFd;
 
 /// One worker's socket for one address.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     pub socket: OwnedFd,
     pub address: VipAddr,
     pub frontend: Arc<FrontendPlane>,
@@ -18,7 +18,7 @@ pub struct Listener {
 
 /// All listeners of a worker. An index stays with its listener; closed ones leave a gap.
 #[derive(Debug)]
-pub struct Listeners {
+pub(crate) struct Listeners {
     pub(in crate::proxy) all: Vec<Option<Listener>>,
     /// Monotonic ns since when accepting is paused.
     pub(super) paused_since_ns: Option<u64>,
@@ -31,7 +31,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { all: Vec::new(), paused_since_ns: None, closed: false, parked: false, spare: Some(EventFd::new()?) })
     }
 }

@@ -18,7 +18,7 @@ const SWEPT: u32 = u32::MAX;
 
 /// How a frontend's sources fare.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub(crate) struct Sources {
     map: HashMap<(FrontendId, SourceNetwork), Arc<SourceCounts>>,
 }
 
@@ -31,18 +31,18 @@ struct SourceCounts {
 
 /// Counts one flow for as long as it is held.
 #[derive(Debug)]
-pub struct SourceHold(Arc<SourceCounts>);
+pub(crate) struct SourceHold(Arc<SourceCounts>);
 
 /// Which cap a source reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SourceRefusal {
+pub(crate) enum SourceRefusal {
     Connections,
     Rate,
 }
 
 impl Sources {
     /// Counts a flow of `source` in, or says which cap it has reached. `rate` is in accepts a second.
-    pub fn admit(
+    pub(crate) fn admit(
         &self,
         frontend: FrontendId,
         source: SourceNetwork,
@@ -71,20 +71,20 @@ impl Sources {
     }
 
     /// Counts a flow in that comes from another process; never refuses it.
-    pub fn count_in(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
+    pub(crate) fn count_in(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
         let hold = self.count_again(frontend, source, now_ns);
         hold.0.elsewhere.arrive();
         hold
     }
 
     /// Counts a flow in that is here already, and was not counted so far; never refuses it.
-    pub fn count_again(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
+    pub(crate) fn count_again(&self, frontend: FrontendId, source: SourceNetwork, now_ns: u64) -> SourceHold {
         self.admit(frontend, source, None, None, now_ns).expect("without a cap nothing is refused")
     }
 
     /// What is known of the sources, for another process: of the `most` that are nearest to their limits. `name` tells a
     /// frontend's. Returns also how many are left out.
-    pub fn save(
+    pub(crate) fn save(
         &self,
         name: impl Fn(FrontendId) -> Option<String>,
         most: usize,
@@ -113,7 +113,7 @@ impl Sources {
     }
 
     /// Goes on with what another process knew of a source. Told twice, the lower bucket counts.
-    pub fn recall(&self, frontend: FrontendId, source: SourceNetwork, bucket: TokenBucket, now_ns: u64) {
+    pub(crate) fn recall(&self, frontend: FrontendId, source: SourceNetwork, bucket: TokenBucket, now_ns: u64) {
         self.source(frontend, source).bucket(|here| match here {
             Some(here) => here.lower_to(&bucket, now_ns),
             None => *here = Some(bucket),
@@ -121,17 +121,17 @@ impl Sources {
     }
 
     /// Another process has so many flows of a source, and gives them to this one.
-    pub fn expect(&self, frontend: FrontendId, source: SourceNetwork, flows: u32) {
+    pub(crate) fn expect(&self, frontend: FrontendId, source: SourceNetwork, flows: u32) {
         self.source(frontend, source).elsewhere.expect(flows);
     }
 
     /// No flow of another process counts here any more.
-    pub fn forget_other_process(&self) {
+    pub(crate) fn forget_other_process(&self) {
         self.map.pin().values().for_each(|source| source.elsewhere.forget());
     }
 
     /// Forgets sources without flows whose bucket is full again, and returns how many remain.
-    pub fn sweep(&self, now_ns: u64) -> usize {
+    pub(crate) fn sweep(&self, now_ns: u64) -> usize {
         let map = self.map.pin();
         map.retain(|_, source| {
             let full = source.bucket(|bucket| bucket.is_none_or(|bucket| bucket.is_full(now_ns)));
@@ -153,7 +153,7 @@ impl Sources {
 
 impl SourceHold {
     /// The flow is another process's now, and counts still.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.0.elsewhere.leave();
     }
 }

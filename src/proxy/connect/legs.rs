@@ -16,7 +16,7 @@ use crate::table::offload::Offload;
 
 /// A connection that was begun.
 #[derive(Debug)]
-pub struct Leg {
+pub(crate) struct Leg {
     pub socket: OwnedFd,
     /// 0: the kernel chose it.
     pub source_port: u16,
@@ -24,7 +24,7 @@ pub struct Leg {
 
 /// One worker's ports, and how far it has come with each backend.
 #[derive(Debug, Default)]
-pub struct Legs {
+pub(crate) struct Legs {
     /// For as long as the kernel chooses the others.
     pub waiting: Ports,
     pub(super) own: Vec<u16>,
@@ -35,14 +35,14 @@ pub struct Legs {
 
 impl Legs {
     /// The ports of worker `number` of `workers`, out of those that are this instance's among its peers'.
-    pub fn new(number: usize, workers: usize, port_range: Option<PortRange>) -> Self {
+    pub(crate) fn new(number: usize, workers: usize, port_range: Option<PortRange>) -> Self {
         let ours = |port: &u16| port_range.is_none_or(|port_range| port_range.contains(*port));
         let own = source::local_ports().into_iter().filter(ours).skip(number).step_by(workers).collect();
         Self { own, ..Self::default() }
     }
 
     /// Forgets backends that `keep` does not want.
-    pub fn retain(&mut self, keep: impl Fn(BackendAddr) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(BackendAddr) -> bool) {
         self.waiting.retain(&keep);
         self.cursors.retain(|(_, backend), _| keep(*backend));
         self.routes.retain(|backend, _| keep(*backend));

@@ -14,7 +14,7 @@ use crate::table::late_resets::{Abandoned, LateResets};
 
 /// Clients that were reset in this turn.
 #[derive(Debug, Default)]
-pub struct Unheard(Vec<(Abandoned, Otherwise)>);
+pub(crate) struct Unheard(Vec<(Abandoned, Otherwise)>);
 
 /// What is done if the address is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ const KEEP: usize = 32;
 
 /// One worker's pipes.
 #[derive(Debug)]
-pub struct PipePool {
+pub(crate) struct PipePool {
     idle: Vec<Pipe>,
     lent: usize,
     most: usize,
@@ -15,12 +15,12 @@ pub struct PipePool {
 
 impl PipePool {
     /// Lends at most `most` pipes at a time; each takes two descriptors away from new flows.
-    pub fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self { idle: Vec::new(), lent: 0, most }
     }
 
     /// A pipe, or `None` when none may or can be had; copying then serves.
-    pub fn lend(&mut self) -> Option<Pipe> {
+    pub(crate) fn lend(&mut self) -> Option<Pipe> {
         if self.lent >= self.most {
             return None;
         }
@@ -30,7 +30,7 @@ impl PipePool {
     }
 
     /// Takes a pipe back. One that still holds bytes of a dead flow is closed.
-    pub fn give_back(&mut self, pipe: Pipe) {
+    pub(crate) fn give_back(&mut self, pipe: Pipe) {
         self.lent -= 1;
         if pipe.held() == 0 && self.idle.len() < KEEP {
             self.idle.push(pipe);
@@ -38,12 +38,12 @@ impl PipePool {
     }
 
     /// Pipes in use.
-    pub fn lent(&self) -> usize {
+    pub(crate) fn lent(&self) -> usize {
         self.lent
     }
 
     /// Closes the idle pipes: descriptors are scarce.
-    pub fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         self.idle.clear();
     }
 }

@@ -58,7 +58,7 @@ pub enum ImportError {
 pub struct StuckWorker(pub usize);
 
 #[derive(Debug)]
-pub enum Message {
+pub(crate) enum Message {
     Take { flows_max: usize, bytes_max: usize, answer: Sender<Departure> },
     PutBack(Vec<MovingFlow>),
     LetGo(Vec<MovingFlow>),

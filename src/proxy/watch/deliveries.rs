@@ -30,7 +30,7 @@ const MARGIN_MIN_NS: u64 = 500_000_000;
 
 /// Flows with bytes under way, or with FIN.
 #[derive(Debug, Default)]
-pub struct Deliveries {
+pub(crate) struct Deliveries {
     /// Those that are looked at equally often, soonest first. As many as there are settings of TCP_USER_TIMEOUT.
     lines: Vec<DeliveryLine>,
 }
@@ -75,7 +75,7 @@ enum TimeoutAct {
 
 impl Deliveries {
     /// When the next flow is to be looked at, in monotonic ns.
-    pub fn next_ns(&self) -> Option<u64> {
+    pub(crate) fn next_ns(&self) -> Option<u64> {
         self.lines.iter().filter_map(|line| line.flows.front()).map(|next| next.due_ns).min()
     }
 

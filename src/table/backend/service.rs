@@ -37,7 +37,7 @@ impl Service {
 
 /// The last that was seen, and since when (monotonic ns).
 #[derive(Debug, Default)]
-pub struct ServiceMemory(Mutex<Option<(Service, u64)>>);
+pub(super) struct ServiceMemory(Mutex<Option<(Service, u64)>>);
 
 impl Registry {
     /// What new connections of `frontend` meet at `now_ns`, and the monotonic ns since when: as near as whoever asks comes, and

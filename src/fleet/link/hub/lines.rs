@@ -27,18 +27,18 @@ const STRANGERS_MAX: usize = 4;
 
 /// The tasks behind all links. Dropping it ends them, but for links that were admitted: those are the hub's to end.
 #[derive(Debug)]
-pub struct Lines {
+pub(super) struct Lines {
     tasks: JoinSet<()>,
 }
 
 impl Lines {
     /// Connects to those of `settings` that are this instance's to connect to, and listens.
-    pub fn open(site: &Site, settings: &config::Peers) -> Self {
+    pub(super) fn open(site: &Site, settings: &config::Peers) -> Self {
         Self::open_after(JoinSet::new(), site, settings)
     }
 
     /// As [`Lines::open`], in the place of these.
-    pub fn open_anew(&mut self, site: &Site, settings: &config::Peers) {
+    pub(super) fn open_anew(&mut self, site: &Site, settings: &config::Peers) {
         self.shut();
         *self = Self::open_after(std::mem::take(&mut self.tasks), site, settings);
     }
@@ -53,7 +53,7 @@ impl Lines {
     }
 
     /// Neither connects nor listens any more.
-    pub fn shut(&mut self) {
+    pub(super) fn shut(&mut self) {
         self.tasks.abort_all();
     }
 }

@@ -21,7 +21,7 @@ use crate::table::journal::Event;
 /// also runs before another version of Baton.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct DemoStatus {
+pub(crate) struct DemoStatus {
     pub instance: DemoInstance,
     pub frontends: Vec<DemoFrontend>,
     /// Oldest first. An event of a kind that is not known here does not spoil the rest.
@@ -30,19 +30,19 @@ pub struct DemoStatus {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct DemoInstance {
+pub(crate) struct DemoInstance {
     pub phase: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct DemoFrontend {
+pub(crate) struct DemoFrontend {
     pub backends: Vec<DemoBackend>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct DemoBackend {
+pub(crate) struct DemoBackend {
     pub name: String,
     pub health_state: Option<HealthState>,
     /// Why it has this health state, in words.
@@ -53,7 +53,7 @@ pub struct DemoBackend {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StatusError {
+pub(crate) enum StatusError {
     #[error("connecting: {0}")]
     Connect(#[from] io::Error),
     #[error("HTTP: {0}")]
@@ -71,12 +71,12 @@ pub enum StatusError {
 }
 
 impl DemoStatus {
-    pub fn backend(&self, name: &str) -> Option<&DemoBackend> {
+    pub(crate) fn backend(&self, name: &str) -> Option<&DemoBackend> {
         self.frontends.iter().flat_map(|frontend| &frontend.backends).find(|backend| backend.name == name)
     }
 
     /// Whether it serves and all of its backends are ready.
-    pub fn all_ready(&self) -> bool {
+    pub(crate) fn all_ready(&self) -> bool {
         let mut backends = self.frontends.iter().flat_map(|frontend| &frontend.backends).peekable();
         self.instance.phase == "serving"
             && backends.peek().is_some()
@@ -84,7 +84,7 @@ impl DemoStatus {
     }
 
     /// The events with a number of at least `since`, in words, and the number from which to ask next.
-    pub fn events_since(&self, since: u64) -> (Vec<String>, u64) {
+    pub(crate) fn events_since(&self, since: u64) -> (Vec<String>, u64) {
         let events: Vec<Event> = self.events.iter().filter_map(|event| Event::deserialize(event).ok()).collect();
         let next = events.iter().map(|event| event.number + 1).max().unwrap_or(since).max(since);
         let new = events.iter().filter(|event| event.number >= since);
@@ -93,12 +93,12 @@ impl DemoStatus {
 }
 
 /// Asks once.
-pub async fn fetch(http: SocketAddr) -> Result<DemoStatus, StatusError> {
+pub(crate) async fn fetch(http: SocketAddr) -> Result<DemoStatus, StatusError> {
     tokio::time::timeout(TIMEOUT, fetch_slowly(http)).await.unwrap_or(Err(StatusError::TimedOut))
 }
 
 /// Asks again and again for as long as anyone looks. What is seen is the last good answer.
-pub fn follow(http: SocketAddr) -> watch::Receiver<DemoStatus> {
+pub(crate) fn follow(http: SocketAddr) -> watch::Receiver<DemoStatus> {
     let (sender, receiver) = watch::channel(DemoStatus::default());
     tokio::spawn(async move {
         while !sender.is_closed() {

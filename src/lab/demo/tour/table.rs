@@ -6,7 +6,7 @@ use super::{BUDGET, StepOutcome};
 use crate::lab::demo::screen::seconds;
 
 /// `longest`: of all clients over the whole tour.
-pub fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> {
+pub(super) fn lines(outcomes: &[StepOutcome], longest: Duration) -> Vec<String> {
     let rows = outcomes.iter().map(|outcome| {
         [
             outcome.title.to_owned(),

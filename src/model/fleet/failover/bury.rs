@@ -26,7 +26,7 @@ pub struct Wake {
 
 /// Flows of one dead owner that are being told.
 #[derive(Debug)]
-pub struct Round {
+pub(super) struct Round {
     pub from: InstanceName,
     flows: Vec<(FleetId, Ends)>,
     second: bool,

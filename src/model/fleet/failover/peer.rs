@@ -9,7 +9,7 @@ use crate::model::fleet::{
 };
 
 #[derive(Debug)]
-pub struct PeerState {
+pub(super) struct PeerState {
     /// Where its link is.
     pub link: IpAddr,
     pub liveness: Liveness,
@@ -41,7 +41,7 @@ pub struct PeerState {
 }
 
 impl PeerState {
-    pub fn new(link: IpAddr) -> Self {
+    pub(super) fn new(link: IpAddr) -> Self {
         Self {
             link,
             liveness: Liveness::Unheard,
@@ -63,12 +63,12 @@ impl PeerState {
     }
 
     /// It may still say something.
-    pub fn can_be_asked(&self) -> bool {
+    pub(super) fn can_be_asked(&self) -> bool {
         !self.is_dead && matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
     }
 
     /// What it has is known here, or it has nothing.
-    pub fn has_told(&self) -> bool {
+    pub(super) fn has_told(&self) -> bool {
         match self.liveness {
             _ if self.is_dead => true,
             Liveness::Alive => self.synced,

@@ -7,7 +7,7 @@ use crate::model::ends::{Ends, Key};
 use crate::model::fleet::FleetId;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Timer {
+pub(super) enum Timer {
     /// Owners have had their time to answer.
     Ping,
     /// Packets of this flow, which is over, are nobody's from now on.
@@ -33,22 +33,22 @@ pub enum Timer {
 
 /// In the order of time, and of setting.
 #[derive(Debug, Default)]
-pub struct FailoverTimers {
+pub(super) struct FailoverTimers {
     set: BTreeMap<(u64, u64), Timer>,
     next: u64,
 }
 
 impl FailoverTimers {
-    pub fn set(&mut self, at_ns: u64, timer: Timer) {
+    pub(super) fn set(&mut self, at_ns: u64, timer: Timer) {
         self.set.insert((at_ns, self.next), timer);
         self.next += 1;
     }
 
-    pub fn next_ns(&self) -> Option<u64> {
+    pub(super) fn next_ns(&self) -> Option<u64> {
         self.set.keys().next().map(|(at_ns, _)| *at_ns)
     }
 
-    pub fn take_due(&mut self, now_ns: u64) -> Option<Timer> {
+    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<Timer> {
         let first = self.set.first_entry().filter(|first| first.key().0 <= now_ns)?;
         Some(first.remove())
     }

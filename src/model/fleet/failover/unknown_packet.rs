@@ -10,7 +10,7 @@ use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
+pub(super) struct Waiting {
     packet: UnknownPacket,
     since_ns: u64,
     asked: bool,
@@ -18,7 +18,7 @@ pub struct Waiting {
 
 /// Where packets without a record are sent.
 #[derive(Clone, Debug)]
-pub struct LentPackets {
+pub(super) struct LentPackets {
     since_ns: u64,
     to: IpAddr,
     /// From there they came back.

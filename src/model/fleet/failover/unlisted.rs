@@ -17,7 +17,7 @@ const GONE_NS: u64 = 3600 * 1_000_000_000;
 
 /// Unlisted flows and keys, when that was first said and when last.
 #[derive(Debug, Default)]
-pub struct Unlisted {
+pub(super) struct Unlisted {
     flows: HashMap<FleetId, UnlistedFor>,
     keys: HashMap<Key, UnlistedFor>,
 }

@@ -10,7 +10,7 @@ const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 
 /// One of them.
 #[derive(Clone, Debug)]
-pub struct Untold {
+pub(super) struct Untold {
     pub(super) from: InstanceName,
     ends: Ends,
 }

@@ -15,7 +15,7 @@ const PORTS: u64 = 1000;
 
 /// What is under way between a client and its backend. Whoever is named sends it again until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub(super) enum Stage {
     /// The backend answers the SYN of the instance that has accepted the flow.
     Connecting,
     Idle,
@@ -29,7 +29,7 @@ pub enum Stage {
 
 /// A flow as its two ends see it.
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     pub number: u64,
     pub vip: usize,
     pub record: FlowRecord,
@@ -49,20 +49,20 @@ pub struct Client {
 }
 
 #[derive(Debug)]
-pub struct Orphaned {
+pub(super) struct Orphaned {
     /// Who knew of it, and is to tell the client. Empty: nobody can.
     pub known_by: BTreeSet<usize>,
 }
 
 impl Client {
     /// Somebody knows of it who is to tell it, should its flow be nobody's.
-    pub fn can_be_told(&self) -> bool {
+    pub(super) fn can_be_told(&self) -> bool {
         self.orphaned.as_ref().is_none_or(|orphaned| !orphaned.known_by.is_empty())
     }
 }
 
 impl World {
-    pub fn bear(&mut self) {
+    pub(super) fn bear(&mut self) {
         let vip_number = self.dice.roll(self.net.holders.len() as u64) as usize;
         let client = self.born + 1;
         let Some(node) = self.place(client, vip_number, FlowDirection::ToBackend) else { return };
@@ -109,24 +109,24 @@ impl World {
         self.send(client);
     }
 
-    pub fn some_client(&mut self) -> Option<u64> {
+    pub(super) fn some_client(&mut self) -> Option<u64> {
         let pick = self.dice.roll(self.clients.len() as u64) as usize;
         self.clients.keys().nth(pick).copied()
     }
 
     /// Who has its sockets.
-    pub fn owner_of(&self, client: &Client) -> Option<usize> {
+    pub(super) fn owner_of(&self, client: &Client) -> Option<usize> {
         self.running().into_iter().find(|node| self.nodes[*node].has_sockets(&client.record))
     }
 
-    pub fn offload(&mut self) {
+    pub(super) fn offload(&mut self) {
         if let Some(client) = self.some_client() {
             self.offload_this(client, false);
         }
     }
 
     /// At a quiet moment, and where both directions' packets come, unless `anywhere`.
-    pub fn offload_this(&mut self, number: u64, anywhere: bool) {
+    pub(super) fn offload_this(&mut self, number: u64, anywhere: bool) {
         let client = &self.clients[&number];
         let Some(node) = self.owner_of(client).filter(|_| client.stage == Stage::Idle) else { return };
         let sees = self.has_vip(node, client.vip) && (self.net.shared || self.sees_all_of(node, number, client.vip));
@@ -153,7 +153,7 @@ impl World {
     }
 
     /// Both ends close.
-    pub fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         let Some(number) = self.some_client() else { return };
         let client = &self.clients[&number];
         let listed = self.running().into_iter().find(|node| self.nodes[*node].lists(&client.record));
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Both ends know that it is over; whoever still has something of it finds out by itself.
-    pub fn is_over(&mut self, number: u64) {
+    pub(super) fn is_over(&mut self, number: u64) {
         let Some(client) = self.clients.remove(&number) else { return };
         self.everywhere.remove(&number);
         for node in 0..self.nodes.len() {
@@ -178,7 +178,7 @@ impl World {
     }
 
     /// An instance that goes on with a flow whose ends have left it asks them after a while.
-    pub fn find_out(&mut self) {
+    pub(super) fn find_out(&mut self) {
         if !self.dice.one_in(10) {
             return;
         }
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    pub fn close_sockets(&mut self, node: usize, record: &FlowRecord) {
+    pub(super) fn close_sockets(&mut self, node: usize, record: &FlowRecord) {
         let Some(process) = &mut self.nodes[node].process else { return };
         let mut closed = process.connecting.remove(&record.id).is_some();
         if process.sockets.remove(&record.id).is_some() {
@@ -205,7 +205,7 @@ impl World {
     }
 
     /// Clients and backends send now and then, and again what was not answered.
-    pub fn clients_send(&mut self, all: bool) {
+    pub(super) fn clients_send(&mut self, all: bool) {
         for number in self.clients.keys().copied().collect::<Vec<_>>() {
             let stage = self.clients[&number].stage;
             let waits = stage != Stage::Idle;
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    pub fn enter(&mut self, number: u64, stage: Stage) {
+    pub(super) fn enter(&mut self, number: u64, stage: Stage) {
         let now_ns = self.now_ns;
         if let Some(client) = self.clients.get_mut(&number) {
             if client.stage == Stage::Idle {
@@ -231,7 +231,7 @@ impl World {
     }
 
     /// Whoever is to say something says it.
-    pub fn send(&mut self, number: u64) {
+    pub(super) fn send(&mut self, number: u64) {
         let Some(client) = self.clients.get(&number) else { return };
         match client.stage {
             Stage::Idle => {}

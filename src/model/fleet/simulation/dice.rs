@@ -1,9 +1,9 @@
 //! Chance, the same for the same seed, and what may befall a world.
 
 /// Numbers that look random (splitmix64).
-pub struct Dice(pub u64);
+pub(super) struct Dice(pub u64);
 
-pub fn mix(word: u64) -> u64 {
+pub(super) fn mix(word: u64) -> u64 {
     let mut word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -11,24 +11,24 @@ pub fn mix(word: u64) -> u64 {
 }
 
 impl Dice {
-    pub fn roll(&mut self, sides: u64) -> u64 {
+    pub(super) fn roll(&mut self, sides: u64) -> u64 {
         let word = mix(self.0);
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         word % sides.max(1)
     }
 
-    pub fn one_in(&mut self, sides: u64) -> bool {
+    pub(super) fn one_in(&mut self, sides: u64) -> bool {
         self.roll(sides) == 0
     }
 
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         from.get(self.roll(from.len() as u64) as usize).copied()
     }
 }
 
 /// What may befall a world, beside births, offloads and ends of flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     /// A host loses power; it comes back with an empty map.
     Die,
     /// A process is killed; another one begins with what is pinned.
@@ -62,7 +62,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 15] = [
         Self::Die,
         Self::Kill,
         Self::Move,

@@ -14,7 +14,7 @@ const BOOT_NS: u64 = 1500 * MS;
 
 impl World {
     /// One of the things that happen.
-    pub fn mishap(&mut self) {
+    pub(super) fn mishap(&mut self) {
         match self.dice.roll(20) {
             0..=6 => return self.bear(),
             7..=10 => return self.offload(),
@@ -81,7 +81,7 @@ impl World {
     }
 
     /// What had only just happened there may be known to some, and not to others.
-    pub fn falls_silent(&mut self, node: usize) {
+    pub(super) fn falls_silent(&mut self, node: usize) {
         let now_ns = self.now_ns;
         for client in self.clients.values_mut() {
             let young = client.changed_ns + TOLD_NS > now_ns;
@@ -126,7 +126,7 @@ impl World {
     }
 
     /// Who has the VIP now cannot tell those of whom it has not heard, nor do others tell them.
-    pub fn see_who_cannot_tell(&mut self, vip: usize) {
+    pub(super) fn see_who_cannot_tell(&mut self, vip: usize) {
         let holders = self.net.holders[vip].clone();
         for client in self.clients.values_mut().filter(|client| client.vip == vip) {
             if let Some(orphaned) = &mut client.orphaned
@@ -138,7 +138,7 @@ impl World {
     }
 
     /// Its host is gone, and says nothing any more.
-    pub fn die(&mut self, node: usize) {
+    pub(super) fn die(&mut self, node: usize) {
         self.note(|| format!("{} dies", NAMES[node]));
         self.falls_silent(node);
         self.orphan(node, true, false);
@@ -151,13 +151,13 @@ impl World {
         self.disturb();
     }
 
-    pub fn boot(&mut self, node: usize) {
+    pub(super) fn boot(&mut self, node: usize) {
         self.note(|| format!("{} comes back with nothing", NAMES[node]));
         self.nodes[node].up = true;
         self.begin(node);
     }
 
-    pub fn begin(&mut self, node: usize) {
+    pub(super) fn begin(&mut self, node: usize) {
         if self.net.shared {
             // The others may leave it to this one to go on with flows of the dead, of which it knows nothing.
             let orphaned = self.clients.values_mut().filter_map(|client| client.orphaned.as_mut());
@@ -171,7 +171,7 @@ impl World {
     }
 
     /// Its process is killed, and another one starts: sockets die, what is pinned stays.
-    pub fn kill(&mut self, node: usize) {
+    pub(super) fn kill(&mut self, node: usize) {
         self.note(|| format!("{} is killed and starts again", NAMES[node]));
         self.falls_silent(node);
         self.lose_sockets(node);
@@ -194,7 +194,7 @@ impl World {
         self.orphan(node, false, true);
     }
 
-    pub fn stop(&mut self, node: usize) {
+    pub(super) fn stop(&mut self, node: usize) {
         self.note(|| format!("{} stops", NAMES[node]));
         self.falls_silent(node);
         self.say_goodbye(node, Farewell::Stopped);
@@ -206,7 +206,7 @@ impl World {
     }
 
     /// Last words go before the end of each link.
-    pub fn say_goodbye(&mut self, node: usize, farewell: Farewell) {
+    pub(super) fn say_goodbye(&mut self, node: usize, farewell: Farewell) {
         let Some(process) = &mut self.nodes[node].process else { return };
         process.exchange.farewell(farewell);
         let now_ns = self.now_ns;
@@ -227,7 +227,7 @@ impl World {
     }
 
     /// What is broken is repaired.
-    pub fn fix(&mut self) {
+    pub(super) fn fix(&mut self) {
         self.net.cut.clear();
         self.net.stalled.clear();
         self.net.split = false;
@@ -239,7 +239,7 @@ impl World {
     }
 
     /// Hosts and processes come back by themselves.
-    pub fn come_back(&mut self, now: bool) {
+    pub(super) fn come_back(&mut self, now: bool) {
         for (node, name) in NAMES.iter().enumerate().take(self.nodes.len()) {
             let it = &self.nodes[node];
             if !it.belongs || it.process.is_some() {
@@ -263,7 +263,7 @@ impl World {
     }
 
     /// Links that carry everything again.
-    pub fn see_links(&mut self) {
+    pub(super) fn see_links(&mut self) {
         for (one, other) in self.net.wires.keys().copied().collect::<Vec<_>>() {
             let both = self.net.wires.contains_key(&(other, one));
             if one < other && both && self.carries_both_ways(one, other) {

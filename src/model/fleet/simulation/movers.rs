@@ -5,7 +5,7 @@ use super::{FlowDirection, World};
 
 impl World {
     /// Whether whoever moves VIPs would give it this one.
-    pub fn is_fit(&self, node: usize, vip: usize) -> bool {
+    pub(super) fn is_fit(&self, node: usize, vip: usize) -> bool {
         let it = &self.nodes[node];
         let process = it.process.as_ref().filter(|_| it.up && it.belongs && vip < it.config.vips);
         process.is_some_and(|process| process.exchange.is_ready() && !process.let_go)
@@ -16,7 +16,7 @@ impl World {
     }
 
     /// After a while they notice.
-    pub fn move_what_must(&mut self) {
+    pub(super) fn move_what_must(&mut self) {
         if self.net.shared {
             let wrong = |node: &usize| !self.is_fit(*node, 0) || self.nodes[*node].isolated;
             if (self.net.routed.is_empty() || self.net.routed.iter().any(wrong)) && self.dice.one_in(15) {
@@ -43,7 +43,7 @@ impl World {
     }
 
     /// Routers choose among others.
-    pub fn reroute(&mut self) {
+    pub(super) fn reroute(&mut self) {
         let fit = self.fit_within_reach(0);
         let some: Vec<_> = fit.iter().copied().filter(|_| self.dice.one_in(2)).collect();
         self.net.salt = self.dice.roll(100);
@@ -53,7 +53,7 @@ impl World {
         self.note(|| format!("routers choose among {names:?}"));
     }
 
-    pub fn move_vip(&mut self, vip: usize, to: usize) {
+    pub(super) fn move_vip(&mut self, vip: usize, to: usize) {
         if self.net.holders[vip].contains(&to) {
             return;
         }
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    pub fn give_vip(&mut self, vip: usize, to: usize) {
+    pub(super) fn give_vip(&mut self, vip: usize, to: usize) {
         self.note(|| format!("VIP {vip} comes to {}", NAMES[to]));
         self.net.holders[vip].insert(to);
         self.disturb();
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// Both directions' packets come to this one.
-    pub fn sees_all_of(&self, node: usize, client: u64, vip: usize) -> bool {
+    pub(super) fn sees_all_of(&self, node: usize, client: u64, vip: usize) -> bool {
         [FlowDirection::ToBackend, FlowDirection::ToClient]
             .iter()
             .all(|direction| self.place(client, vip, *direction) == Some(node))

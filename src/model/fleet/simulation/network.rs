@@ -7,14 +7,14 @@ use super::node::{NAMES, at, host, name, vip};
 use super::{FlowDirection, HEARD_NS, MS, Message, World};
 
 /// What is on its way from one instance to another.
-pub enum Piece {
+pub(super) enum Piece {
     Says(Message),
     /// Nothing follows.
     Ends(&'static str),
 }
 
 #[derive(Default)]
-pub struct Net {
+pub(super) struct Net {
     /// All instances have all VIPs, and routers choose among `routed`.
     pub shared: bool,
     /// Who has each VIP otherwise.
@@ -40,16 +40,16 @@ pub struct Net {
 /// What a link takes before it is read.
 const WIRE_MAX: usize = 12;
 
-pub fn pair(one: usize, other: usize) -> (usize, usize) {
+pub(super) fn pair(one: usize, other: usize) -> (usize, usize) {
     (one.min(other), one.max(other))
 }
 
 impl World {
-    pub fn is_up(&self, node: usize) -> bool {
+    pub(super) fn is_up(&self, node: usize) -> bool {
         self.nodes[node].up && self.nodes[node].process.is_some()
     }
 
-    pub fn running(&self) -> Vec<usize> {
+    pub(super) fn running(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|node| self.is_up(*node)).collect()
     }
 
@@ -60,26 +60,26 @@ impl World {
     }
 
     /// Whether frames from one host come to another.
-    pub fn reaches(&self, from: usize, to: usize) -> bool {
+    pub(super) fn reaches(&self, from: usize, to: usize) -> bool {
         [from, to].iter().all(|node| self.nodes[*node].up && !self.nodes[*node].isolated)
     }
 
     /// Whether all that one says has come to the other for a while.
-    pub fn in_touch(&self, one: usize, other: usize) -> bool {
+    pub(super) fn in_touch(&self, one: usize, other: usize) -> bool {
         one == other || self.net.linked.get(&pair(one, other)).is_some_and(|at_ns| self.now_ns - at_ns > HEARD_NS)
     }
 
-    pub fn disturb(&mut self) {
+    pub(super) fn disturb(&mut self) {
         self.net.changed_ns = self.now_ns;
     }
 
     /// Their link carries nothing, or not everything, from now on.
-    pub fn out_of_touch(&mut self, one: usize, other: usize) {
+    pub(super) fn out_of_touch(&mut self, one: usize, other: usize) {
         self.net.linked.remove(&pair(one, other));
     }
 
     /// `node` ends its link to `other`, who hears of it if anything comes there.
-    pub fn hang_up(&mut self, node: usize, other: usize, why: &'static str) {
+    pub(super) fn hang_up(&mut self, node: usize, other: usize, why: &'static str) {
         self.net.wires.remove(&(other, node));
         let now_ns = self.now_ns;
         if let Some(wire) = self.net.wires.get_mut(&(node, other)) {
@@ -93,12 +93,12 @@ impl World {
     }
 
     /// The host is gone, and whatever was on its way there.
-    pub fn forget_wires(&mut self, node: usize) {
+    pub(super) fn forget_wires(&mut self, node: usize) {
         self.net.wires.retain(|(from, to), _| *from != node && *to != node);
         self.net.linked.retain(|(one, other), _| *one != node && *other != node);
     }
 
-    pub fn link_up(&mut self) {
+    pub(super) fn link_up(&mut self) {
         let running = self.running();
         for (at, one) in running.iter().copied().enumerate() {
             for other in running[at + 1..].iter().copied() {
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    pub fn deliver(&mut self) {
+    pub(super) fn deliver(&mut self) {
         let now_ns = self.now_ns;
         for (from, to) in self.net.wires.keys().copied().collect::<Vec<_>>() {
             if !self.link_carries(from, to) {
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// What `node` has to say goes on its way.
-    pub fn speak(&mut self, node: usize) {
+    pub(super) fn speak(&mut self, node: usize) {
         let now_ns = self.now_ns;
         for other in 0..self.nodes.len() {
             let Some(wire) = self.net.wires.get_mut(&(node, other)) else { continue };
@@ -174,7 +174,7 @@ impl World {
     }
 
     /// What `node` says beside its links: to each address that is known of a peer, in datagrams of which some are lost.
-    pub fn beat(&mut self, node: usize) {
+    pub(super) fn beat(&mut self, node: usize) {
         let now_ns = self.now_ns;
         let Some(process) = &mut self.nodes[node].process else { return };
         let Some(wanted) = process.exchange.poll_beat(now_ns) else { return };
@@ -197,7 +197,7 @@ impl World {
     }
 
     /// Whether `one` knows what this process of `other` seals its beats with.
-    pub fn can_open(&self, one: usize, other: usize) -> bool {
+    pub(super) fn can_open(&self, one: usize, other: usize) -> bool {
         let [Some(process), Some(sender)] = [one, other].map(|node| self.nodes[node].process.as_ref()) else {
             return false;
         };
@@ -206,7 +206,7 @@ impl World {
     }
 
     /// Where packets of this flow's direction come to.
-    pub fn place(&self, client: u64, vip: usize, direction: FlowDirection) -> Option<usize> {
+    pub(super) fn place(&self, client: u64, vip: usize, direction: FlowDirection) -> Option<usize> {
         let word = mix((client * 2 + u64::from(direction == FlowDirection::ToClient)) ^ (self.net.salt << 32)) as usize;
         if self.net.shared {
             let node = self.net.routed.get(word % self.net.routed.len().max(1)).copied();
@@ -218,11 +218,11 @@ impl World {
     }
 
     /// Whether the node has the VIP.
-    pub fn has_vip(&self, node: usize, vip: usize) -> bool {
+    pub(super) fn has_vip(&self, node: usize, vip: usize) -> bool {
         self.net.shared || self.net.holders[vip].contains(&node)
     }
 
-    pub fn tell_addresses(&mut self, node: usize) {
+    pub(super) fn tell_addresses(&mut self, node: usize) {
         let vips = (0..self.net.holders.len()).filter(|number| self.has_vip(node, *number));
         let mut addresses: Vec<_> = vips.map(|number| vip(number).ip()).collect();
         addresses.insert(0, host(node));
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    pub fn carries_both_ways(&self, one: usize, other: usize) -> bool {
+    pub(super) fn carries_both_ways(&self, one: usize, other: usize) -> bool {
         self.link_carries(one, other) && self.link_carries(other, one)
     }
 }

@@ -10,39 +10,39 @@ use super::{
     Member, Own, SECOND_NS, Settings, VipAddr, Wake,
 };
 
-pub const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+pub(super) const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-pub fn name(node: usize) -> InstanceName {
+pub(super) fn name(node: usize) -> InstanceName {
     static NAMED: OnceLock<Vec<InstanceName>> = OnceLock::new();
     NAMED.get_or_init(|| NAMES.iter().map(|name| InstanceName((*name).into())).collect())[node].clone()
 }
 
-pub fn number(name: &InstanceName) -> usize {
+pub(super) fn number(name: &InstanceName) -> usize {
     usize::from(name.0.as_bytes()[0] - b'a')
 }
 
-pub fn host(node: usize) -> IpAddr {
+pub(super) fn host(node: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, 21 + node as u8])
 }
 
 /// Whose address this is.
-pub fn at(ip: IpAddr) -> usize {
+pub(super) fn at(ip: IpAddr) -> usize {
     let IpAddr::V4(ip) = ip else { unreachable!("all are IPv4") };
     usize::from(ip.octets()[3] - 21)
 }
 
-pub fn vip(number: usize) -> VipAddr {
+pub(super) fn vip(number: usize) -> VipAddr {
     VipAddr::new((IpAddr::from([10, 0, 0, 100 + number as u8]), 6443).into())
 }
 
 /// What its configuration file says.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub(super) struct Config {
     pub peers: BTreeSet<usize>,
     pub vips: usize,
 }
 
-pub struct Node {
+pub(super) struct Node {
     pub number: usize,
     pub config: Config,
     /// Its host runs.
@@ -61,7 +61,7 @@ pub struct Node {
     pub belongs: bool,
 }
 
-pub struct Process {
+pub(super) struct Process {
     pub exchange: Exchange,
     pub failover: Failover,
     pub started_ns: u64,
@@ -88,11 +88,11 @@ pub struct Process {
 }
 
 impl Node {
-    pub fn members(&self) -> Vec<Member> {
+    pub(super) fn members(&self) -> Vec<Member> {
         self.config.peers.iter().map(|peer| Member { name: name(*peer), address: (host(*peer), 9471).into() }).collect()
     }
 
-    pub fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> Settings {
         Settings {
             me: name(self.number),
             slot: self.number as u8,
@@ -107,7 +107,7 @@ impl Node {
     }
 
     /// Another process begins, with what is pinned.
-    pub fn begin(&mut self, now_ns: u64, log_max: Option<usize>, faults: Faults) {
+    pub(super) fn begin(&mut self, now_ns: u64, log_max: Option<usize>, faults: Faults) {
         let mut secret = [self.number as u8; 32];
         secret[..8].copy_from_slice(&now_ns.to_be_bytes());
         let own = Own {
@@ -151,13 +151,13 @@ impl Node {
     }
 
     /// Whether it lists the flow with these ends, in sockets or without.
-    pub fn lists(&self, record: &FlowRecord) -> bool {
+    pub(super) fn lists(&self, record: &FlowRecord) -> bool {
         let Some(process) = &self.process else { return false };
         let mut all = process.sockets.values().chain(self.path.flows.values());
         all.any(|other| other.ends == record.ends)
     }
 
-    pub fn has_sockets(&self, record: &FlowRecord) -> bool {
+    pub(super) fn has_sockets(&self, record: &FlowRecord) -> bool {
         let sockets = self.process.as_ref().and_then(|process| process.sockets.get(&record.id));
         sockets.is_some_and(|other| other.ends == record.ends)
     }
@@ -165,7 +165,7 @@ impl Node {
 
 impl Process {
     /// Notes what the peer link says of others' flows.
-    pub fn note_told(&mut self, remote: &super::Remote) {
+    pub(super) fn note_told(&mut self, remote: &super::Remote) {
         use super::Remote::{Begin, Ended, Flow, Moved, Synced};
         match remote {
             Begin { owner, .. } => {
@@ -186,13 +186,13 @@ impl Process {
         }
     }
 
-    pub fn bind(&mut self, record: &FlowRecord) {
+    pub(super) fn bind(&mut self, record: &FlowRecord) {
         for direction in [super::FlowDirection::ToBackend, super::FlowDirection::ToClient] {
             self.taken.insert(record.ends.key(direction), record.id);
         }
     }
 
-    pub fn unbind(&mut self, record: &FlowRecord) {
+    pub(super) fn unbind(&mut self, record: &FlowRecord) {
         for direction in [super::FlowDirection::ToBackend, super::FlowDirection::ToClient] {
             self.taken.remove(&record.ends.key(direction));
         }

@@ -6,7 +6,7 @@ use super::{Evacuation, Farewell, FlowDirection, MS, Stage, World};
 
 impl World {
     /// Another process takes all over.
-    pub fn upgrade(&mut self, node: usize) {
+    pub(super) fn upgrade(&mut self, node: usize) {
         let Some(process) = &self.nodes[node].process else { return };
         if process.evacuation.is_some() {
             return;
@@ -26,7 +26,7 @@ impl World {
         }
     }
 
-    pub fn change_members(&mut self) {
+    pub(super) fn change_members(&mut self) {
         let (inside, outside): (Vec<_>, Vec<_>) = (0..self.nodes.len()).partition(|node| self.nodes[*node].belongs);
         if let Some(node) = self.dice.pick(&outside)
             && self.nodes[node].process.is_none()
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    pub fn add_frontend(&mut self) {
+    pub(super) fn add_frontend(&mut self) {
         if self.vips_now < self.net.holders.len() {
             self.vips_now += 1;
             self.note(|| format!("there are to be {} frontends", self.vips_now));
@@ -76,7 +76,7 @@ impl World {
     }
 
     /// Reloads and removals whose time has come.
-    pub fn operate(&mut self) {
+    pub(super) fn operate(&mut self) {
         let due = |list: &mut Vec<(u64, usize)>, now_ns| -> Vec<usize> {
             let (due, later) = list.drain(..).partition(|(at_ns, _)| *at_ns <= now_ns);
             *list = later;
@@ -138,7 +138,7 @@ impl World {
         Some(act(process, &Situation { now_ns, peers: &peers, places: &places, proxied, accepted }))
     }
 
-    pub fn begin_evacuation(&mut self, node: usize) {
+    pub(super) fn begin_evacuation(&mut self, node: usize) {
         if self.nodes[node].process.as_ref().is_none_or(|process| process.evacuation.is_some()) {
             return;
         }

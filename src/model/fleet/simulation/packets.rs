@@ -6,7 +6,7 @@ use super::path::Entry;
 use super::{FlowDirection, FlowRecord, Key, Local, StandbyAnswer, Then, UnknownPacket, VipAddr, World};
 
 /// One packet of a client or a backend.
-pub struct Packet {
+pub(super) struct Packet {
     client: u64,
     vip: usize,
     direction: FlowDirection,
@@ -19,7 +19,7 @@ pub struct Packet {
 
 /// Where it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub(super) enum Fate {
     /// A socket there takes it.
     Taken(usize),
     /// An entry there passes it on to the other end.
@@ -34,22 +34,22 @@ pub enum Fate {
 const HOPS_MAX: u32 = 4;
 
 impl Packet {
-    pub fn data(client: &Client, direction: FlowDirection) -> Self {
+    pub(super) fn data(client: &Client, direction: FlowDirection) -> Self {
         let (key, record) = (client.record.ends.key(direction), client.record.clone());
         Self { client: client.number, vip: client.vip, direction, key, record, is_rst: false, is_probe: false }
     }
 
-    pub fn rst(client: &Client, direction: FlowDirection) -> Self {
+    pub(super) fn rst(client: &Client, direction: FlowDirection) -> Self {
         Self { is_rst: true, ..Self::data(client, direction) }
     }
 
-    pub fn probe(client: &Client, direction: FlowDirection) -> Self {
+    pub(super) fn probe(client: &Client, direction: FlowDirection) -> Self {
         Self { is_probe: true, ..Self::data(client, direction) }
     }
 }
 
 impl World {
-    pub fn packet(&mut self, packet: &Packet) {
+    pub(super) fn packet(&mut self, packet: &Packet) {
         let number = packet.client;
         let fate = match self.place(number, packet.vip, packet.direction) {
             Some(node) => self.arrive(node, packet, None, 0),
@@ -170,7 +170,7 @@ impl World {
     }
 
     /// An end of the flow has been told by `by` that there is no such connection.
-    pub fn is_reset(&mut self, by: usize, packet: &Packet, direction: FlowDirection) {
+    pub(super) fn is_reset(&mut self, by: usize, packet: &Packet, direction: FlowDirection) {
         let number = packet.client;
         self.note(|| format!("client {number}: {direction:?} is reset by {}", NAMES[by]));
         self.judge_reset(by, number);

@@ -13,7 +13,7 @@ const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToCli
 
 /// What stands in the map for packets with one key.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Entry {
+pub(super) enum Entry {
     /// Passes them on.
     Splice {
         id: FlowId,
@@ -26,14 +26,14 @@ pub enum Entry {
 }
 
 #[derive(Debug)]
-pub struct Held {
+pub(super) struct Held {
     pub record: FlowRecord,
     touched: bool,
     confirmed: bool,
 }
 
 #[derive(Debug, Default)]
-pub struct Path {
+pub(super) struct Path {
     pub carries: bool,
     /// Entries that the map can hold.
     pub room: usize,
@@ -73,7 +73,7 @@ impl Path {
     }
 
     /// Another process begins: what is pinned is all that it knows.
-    pub fn recall(&mut self) {
+    pub(super) fn recall(&mut self) {
         self.held.values_mut().for_each(|held| held.confirmed = false);
         self.diverted.values_mut().for_each(|asked| *asked = false);
         self.answers.clear();
@@ -91,12 +91,12 @@ impl Path {
         self.locals.extend([Local::Established(Box::new(record)), Local::Offloaded { id, passage }]);
     }
 
-    pub fn has_room(&self, entries: usize) -> bool {
+    pub(super) fn has_room(&self, entries: usize) -> bool {
         self.entries.len() + entries <= self.room
     }
 
     /// Of a flow of this instance that has no sockets any more. False: the map is full.
-    pub fn enter_own(&mut self, record: FlowRecord) -> bool {
+    pub(super) fn enter_own(&mut self, record: FlowRecord) -> bool {
         let fresh = BOTH.iter().filter(|direction| !self.entries.contains_key(&record.ends.key(**direction))).count();
         if !self.has_room(fresh) {
             return false;
@@ -109,7 +109,7 @@ impl Path {
         true
     }
 
-    pub fn end_own(&mut self, id: FlowId) {
+    pub(super) fn end_own(&mut self, id: FlowId) {
         if let Some(record) = self.flows.remove(&id) {
             self.entries.retain(|key, _| !BOTH.map(|direction| record.ends.key(direction)).contains(key));
             self.locals.push(Local::Ended(id));
@@ -117,12 +117,12 @@ impl Path {
     }
 
     /// Whether packets with this key pass on.
-    pub fn carries_key(&self, key: &Key) -> bool {
+    pub(super) fn carries_key(&self, key: &Key) -> bool {
         matches!(self.entries.get(key), Some(Entry::Splice { .. }))
     }
 
     /// A packet has come that is passed on.
-    pub fn touch(&mut self, key: &Key, direction: FlowDirection) {
+    pub(super) fn touch(&mut self, key: &Key, direction: FlowDirection) {
         if direction == FlowDirection::ToBackend
             && let Some((_, held)) = self.held.iter_mut().find(|(_, held)| held.record.ends.key(direction) == *key)
         {
@@ -131,7 +131,7 @@ impl Path {
         }
     }
 
-    pub fn carry_out(&mut self, request: StandbyRequest, is_here: bool) {
+    pub(super) fn carry_out(&mut self, request: StandbyRequest, is_here: bool) {
         match request {
             StandbyRequest::Hold(record) => {
                 let id = record.fleet_id();
@@ -166,7 +166,7 @@ impl Path {
     }
 
     /// What there is room for by now.
-    pub fn use_room(&mut self) {
+    pub(super) fn use_room(&mut self) {
         for (id, record) in std::mem::take(&mut self.crowded_flows) {
             match self.hold(record.clone(), true) {
                 true => self.answers.push(StandbyAnswer::Held(vec![id])),
@@ -315,7 +315,7 @@ impl Path {
     }
 
     /// Flows that stand in the map, whoever lists them.
-    pub fn ids(&self) -> BTreeSet<FlowId> {
+    pub(super) fn ids(&self) -> BTreeSet<FlowId> {
         self.flows.keys().copied().chain(self.held.keys().map(|id| id.flow)).collect()
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 
 /// What the world of a seed is like.
 impl World {
-    pub fn new(seed: u64, allowed: &[Kind], faults: Faults) -> Self {
+    pub(super) fn new(seed: u64, allowed: &[Kind], faults: Faults) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9));
         // Half of what is allowed, so that simple worlds are among them.
         let kinds: Vec<_> = allowed.iter().copied().filter(|_| dice.one_in(2)).collect();
@@ -81,7 +81,7 @@ impl World {
     }
 
     /// Whoever is at this address answers, and that goes the way of all its packets.
-    pub fn challenge(&mut self, node: usize, from: std::net::SocketAddr, to: std::net::SocketAddr) {
+    pub(super) fn challenge(&mut self, node: usize, from: std::net::SocketAddr, to: std::net::SocketAddr) {
         let by_client = |client: &&Client| client.record.ends.client.socket_addr() == to;
         let found = self.clients.values().find(|client| client.record.ends.client.socket_addr() == to);
         if let Some((number, vip)) = found.map(|client| (client.number, client.vip))
@@ -105,7 +105,7 @@ impl World {
     }
 
     /// As `late_resets` has it: those whose address is here.
-    pub fn wake_late(&mut self, node: usize) {
+    pub(super) fn wake_late(&mut self, node: usize) {
         let now_ns = self.now_ns;
         let holders = &self.net.holders;
         let mine = (0..holders.len()).filter(|vip| self.has_vip(node, *vip));
@@ -122,7 +122,7 @@ impl World {
     }
 
     /// Whether somebody goes on waking the client.
-    pub fn is_woken(&self, client: &Client) -> bool {
+    pub(super) fn is_woken(&self, client: &Client) -> bool {
         let to = client.record.ends.client.socket_addr();
         let wakes = |node: &usize| {
             let process = self.nodes[*node].process.as_ref().filter(|_| self.has_vip(*node, client.vip));
@@ -131,7 +131,7 @@ impl World {
         self.running().iter().any(wakes)
     }
 
-    pub fn answer(&mut self, node: usize, packet: &UnknownPacket) {
+    pub(super) fn answer(&mut self, node: usize, packet: &UnknownPacket) {
         if self.nodes[node].isolated {
             return;
         }
@@ -145,7 +145,7 @@ impl World {
 }
 
 /// The first thing that does not hold, and how it came to that.
-pub fn play(seed: u64, allowed: &[Kind], faults: Faults) -> Result<(), (String, String)> {
+pub(super) fn play(seed: u64, allowed: &[Kind], faults: Faults) -> Result<(), (String, String)> {
     let mut world = World::new(seed, allowed, faults);
     world.schedule();
     let fault = world.fault.borrow().clone();

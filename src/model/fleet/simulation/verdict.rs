@@ -7,7 +7,7 @@ use super::{Evacuation, FlowDirection, InstanceName, Keeping, WAIT_MAX_NS, World
 
 impl World {
     /// Notes the first thing that does not hold.
-    pub fn demand(&self, holds: bool, what: impl FnOnce() -> String) {
+    pub(super) fn demand(&self, holds: bool, what: impl FnOnce() -> String) {
         if !holds && self.fault.borrow().is_none() {
             let what = what();
             self.note(|| format!("FAULT: {what}"));
@@ -16,7 +16,7 @@ impl World {
     }
 
     /// Nothing of the network has changed for so long.
-    pub fn is_steady(&self, for_ns: u64) -> bool {
+    pub(super) fn is_steady(&self, for_ns: u64) -> bool {
         let all = self.running();
         let met = |one: &usize, other: &usize| one == other || self.net.met.contains(&pair(*one, *other));
         let all_met = all.iter().all(|one| all.iter().all(|other| met(one, other)));
@@ -33,13 +33,13 @@ impl World {
     }
 
     /// It has run for long enough to have heard of the others' flows.
-    pub fn is_ripe(&self, node: usize) -> bool {
+    pub(super) fn is_ripe(&self, node: usize) -> bool {
         let process = self.nodes[node].process.as_ref();
         process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS)
     }
 
     /// `by` has answered RST for a client's flow.
-    pub fn judge_reset(&self, by: usize, client: u64) {
+    pub(super) fn judge_reset(&self, by: usize, client: u64) {
         let client = &self.clients[&client];
         let path = &self.nodes[by].path;
         if client.may_be_lost || !path.carries || path.was_crowded || !path.has_room(2) || !self.is_up(by) {
@@ -59,7 +59,7 @@ impl World {
     }
 
     /// `node` takes over what `from` has.
-    pub fn judge_burial(&self, node: usize, from: &InstanceName) {
+    pub(super) fn judge_burial(&self, node: usize, from: &InstanceName) {
         let from = number(from);
         let process = self.nodes[from].process.as_ref().filter(|_| self.is_up(from));
         let serves = process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS);
@@ -69,7 +69,7 @@ impl World {
         self.demand(!lives, || format!("{} buries {}, which lives", NAMES[node], NAMES[from]));
     }
 
-    pub fn what_all_have_they_keep(&mut self) {
+    pub(super) fn what_all_have_they_keep(&mut self) {
         let all: Vec<_> = (0..self.nodes.len()).filter(|node| self.nodes[*node].belongs).collect();
         let fine =
             |node: &usize| self.is_up(*node) && self.nodes[*node].path.carries && self.nodes[*node].path.has_room(0);
@@ -90,7 +90,7 @@ impl World {
     }
 
     /// Whatever waits is answered in time, if it comes to anybody.
-    pub fn nobody_waits(&self) {
+    pub(super) fn nobody_waits(&self) {
         for client in self.clients.values().filter(|client| client.stage != Stage::Idle) {
             let since_ns = client.since_ns.max(self.net.changed_ns);
             // Without offload the kernel there answers, whatever others have.
@@ -118,7 +118,7 @@ impl World {
     }
 
     /// Nothing happens any more: all must come right.
-    pub fn come_to_rest(&mut self) {
+    pub(super) fn come_to_rest(&mut self) {
         self.kinds.clear();
         self.fix();
         self.steps(40, false);

@@ -7,7 +7,7 @@ use crate::preflight::firewall::rules::{Act, Chain, Hook, Matched, Rule, Ruleset
 const DEPTH_MAX: u32 = 16;
 
 /// What would translate `side` of `packet` at `hook`: the first that certainly does, or that says its address or port.
-pub fn hit<'r>(rules: &'r Ruleset, hook: Hook, packet: &FirstPacket, side: Side) -> Option<Hit<'r>> {
+pub(super) fn hit<'r>(rules: &'r Ruleset, hook: Hook, packet: &FirstPacket, side: Side) -> Option<Hit<'r>> {
     for (base, _) in rules.at(hook) {
         let mut walk = NatWalk { rules, packet, side, base, hits: Vec::new() };
         walk.chain(base, 0, Met { certain: true, named: false });

@@ -273,7 +273,7 @@ class Run:
         for wait, limit in broken[:20]:
             near = [it.name for it in self.happenings if it.began <= wait["until"] and it.ended + TAIL_S >= wait["from"]]
             lines.append(f"\nTOO LONG: at {wait['from'] - self.began:.1f} s {wait['wait']} {wait['port']} of {wait['at']} waited {wait['until'] - wait['from']:.1f} s for "
-                         f"{wait['for']} ({wait['ended']}), allowed {limit:.1f} s; faults: {', '.join(near) or 'none'}")
+                         f"{wait['for']} ({wait['ended']}; {wait['age']:.1f} s old when it began), allowed {limit:.1f} s; faults: {', '.join(near) or 'none'}")
         for said in wrong[:20]:
             lines.append(f"\nWRONG: at {said['when'] - self.began:.1f} s {said['wrong']} {said['port']} of {said['at']}: {said['what']}")
         lines += [f"\nFAILED: {failure}" for failure in self.failures]

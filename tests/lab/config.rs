@@ -29,8 +29,8 @@ impl Config {
             admin: Table::new(),
             process: Table::new(),
             log: Table::new(),
-            // Proxied, unless a test says otherwise.
-            path: with(Table::new(), "mode", "off"),
+            // Proxied, unless a test says otherwise; what another program has pinned on this machine is none of the test's.
+            path: with(with(Table::new(), "mode", "off"), "pins", "/sys/fs/bpf/baton-of-no-test"),
             instance: Table::new(),
             peers: Table::new(),
             failover: Table::new(),

@@ -292,7 +292,7 @@ pub fn text_of(
         .map(|(number, address)| format!("\n[[frontend.backend]]\nname = \"b{number}\"\naddress = \"{address}\"\n"))
         .collect();
     format!(
-        "[offload]\nmode = \"off\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
+        "[offload]\nmode = \"off\"\npins = \"/sys/fs/bpf/baton-of-no-test\"\n[admin]\nhttp = \"\"\nsocket = \"{}/admin.sock\"\n[process]\nworkers = {workers}\n\
          [log]\nflows = \"errors\"\n[[frontend]]\nname = \"api\"\nlisten = [\"{frontend}\"]\n\
          {settings}\n\
          [frontend.health]\nkind = \"tcp\"\n{backends}",

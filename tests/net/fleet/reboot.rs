@@ -70,6 +70,8 @@ fn a_host_that_reboots_with_an_empty_map_gives_no_id_again_and_every_flow_is_lis
     conns.append(&mut new);
     each_is_listed_once(&fleet, &conns);
     conns.iter_mut().for_each(|conn| conn.echo(9, 1000));
+    // On their way from one to the other they are listed by neither for a moment.
+    eventually(LONG, "all are the owner's", || fleet.owner().baton.flow_count() == 2 * EACH);
     each_is_listed_once(&fleet, &conns);
 
     // Whoever is listed is watched over: row 4 for all of them.

@@ -165,40 +165,13 @@ const SAY_EVERY_NS: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Mutex;
-
     use super::*;
     use crate::addr::{ClientAddr, VipAddr};
     use crate::config::{LogFormat, LogLevel};
     use crate::model::ids::{BackendId, FlowId};
     use crate::table::Table;
     use crate::table::flows::FlowOrigin;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    /// The JSON lines that `work` logs.
-    fn logged(work: impl FnOnce()) -> Vec<serde_json::Value> {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber =
-            tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
-        tracing::subscriber::with_default(subscriber, work);
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
+    use crate::table::journal::testing::logged;
 
     fn log(flows: FlowLog, flows_per_second: u32) -> Log {
         Log { format: LogFormat::Json, level: LogLevel::Info, flows, flows_per_second }

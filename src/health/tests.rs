@@ -266,14 +266,19 @@ async fn the_flows_of_a_backend_that_refuses_are_reset_also_those_that_come_late
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);
 }
 
-#[tokio::test]
-async fn a_silent_backend_is_reset_unless_its_flows_move() {
+/// A backend that answers its probes, which wait for 60 ms, and has a flow.
+async fn with_a_flow() -> (Stub, Bench) {
     let stub = Stub::start(Mode::Answers(200)).await;
-    let mut health = quick();
-    health.timeout = Duration::from_millis(60);
+    let health = Health { timeout: Duration::from_millis(60), ..quick() };
     let mut bench = Bench::start(&config(vec![one(&stub, health)]));
     bench.checker.first_round().await;
     bench.flow("cp1");
+    (stub, bench)
+}
+
+#[tokio::test]
+async fn a_silent_backend_is_reset_unless_its_flows_move() {
+    let (stub, bench) = with_a_flow().await;
     bench.entry("cp1").spoke_ns.store(u64::MAX, Relaxed);
     stub.becomes(Mode::Silent);
     assert_eq!(bench.until_health("cp1", HealthState::Draining).await, Cause::Slow);
@@ -288,12 +293,7 @@ async fn a_silent_backend_is_reset_unless_its_flows_move() {
 
 #[tokio::test]
 async fn a_silent_backend_that_speaks_but_takes_nothing_is_reset() {
-    let stub = Stub::start(Mode::Answers(200)).await;
-    let mut health = quick();
-    health.timeout = Duration::from_millis(60);
-    let mut bench = Bench::start(&config(vec![one(&stub, health)]));
-    bench.checker.first_round().await;
-    bench.flow("cp1");
+    let (stub, bench) = with_a_flow().await;
     let entry = bench.entry("cp1");
     [&entry.spoke_ns, &entry.untaken_ns, &entry.taken_ns].into_iter().for_each(|at_ns| at_ns.store(u64::MAX, Relaxed));
     stub.becomes(Mode::Silent);

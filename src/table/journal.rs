@@ -1,6 +1,8 @@
 //! The last events, for `baton events` and the status page. Recording one writes its log line, in the same words.
 
 mod sentences;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};

@@ -350,9 +350,6 @@ fn in_words(liveness: Liveness) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
-
     use serde_json::Value;
 
     use super::*;
@@ -361,31 +358,12 @@ mod tests {
     use crate::model::health::{Cause, HealthState};
     use crate::model::ids::FlowId;
     use crate::table::journal::Journal;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::table::journal::testing::logged;
 
     /// The lines of a log in JSON that recording `events` writes.
-    fn logged(events: &[What]) -> Vec<Value> {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber =
-            tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
+    fn recorded(events: &[What]) -> Vec<Value> {
         let journal = Journal::default();
-        tracing::subscriber::with_default(subscriber, || events.iter().for_each(|event| journal.record(event.clone())));
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        logged(|| events.iter().for_each(|event| journal.record(event.clone())))
     }
 
     fn ended() -> What {
@@ -425,7 +403,7 @@ mod tests {
             What::Evacuated { flows_reset: 0, took_ms: 900 },
             What::OffloadResumed {},
         ];
-        let lines = logged(&events);
+        let lines = recorded(&events);
         assert_eq!(lines.len(), events.len(), "{lines:?}");
         for (event, line) in events.iter().zip(&lines) {
             assert_eq!(line["message"], event.sentence());
@@ -447,7 +425,7 @@ mod tests {
 
     #[test]
     fn flows_that_have_ended_are_logged_by_whoever_records_them_if_at_all() {
-        assert_eq!(logged(&[ended()]), [Value::Null; 0]);
+        assert_eq!(recorded(&[ended()]), [Value::Null; 0]);
         let words = "flow 7 192.0.2.7:1234 → apiserver/cp1: backend_reset after 5 ms, 10 B up, 2.0 kB down, connected in \
                      300 µs (reset)";
         assert_eq!(ended().sentence(), words);

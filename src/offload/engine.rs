@@ -19,6 +19,7 @@ mod enter;
 mod held;
 mod holding;
 mod note;
+mod ports;
 mod quiet;
 mod recover;
 mod requests;

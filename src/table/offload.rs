@@ -191,6 +191,9 @@ pub struct Offload {
     retry_wanted: AtomicBool,
     /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
     reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
+    /// As `reserved`, of flows that began here and are, or were until a moment ago, another instance's: its entries would take the answers to a
+    /// new connection.
+    reserved_elsewhere: papaya::HashSet<(LocalAddr, BackendAddr)>,
     /// Flows whose sockets the offload engine has.
     in_flight: AtomicU32,
     /// Flows without sockets now.
@@ -212,6 +215,7 @@ impl Offload {
             stopped: AtomicBool::new(false),
             retry_wanted: AtomicBool::new(false),
             reserved: papaya::HashSet::default(),
+            reserved_elsewhere: papaya::HashSet::default(),
             in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
             census: OffloadCensus::default(),
@@ -315,13 +319,23 @@ impl Offload {
         self.reserved.pin().remove(&(local, backend));
     }
 
+    /// As [`Offload::reserve`], for a flow of another instance that has a port of this one's.
+    pub fn reserve_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
+        self.reserved_elsewhere.pin().insert((local, backend));
+    }
+
+    pub fn release_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
+        self.reserved_elsewhere.pin().remove(&(local, backend));
+    }
+
     pub fn is_reserved(&self, local: LocalAddr, backend: BackendAddr) -> bool {
-        self.reserved.pin().contains(&(local, backend))
+        let leg = (local, backend);
+        self.reserved.pin().contains(&leg) || self.reserved_elsewhere.pin().contains(&leg)
     }
 
     /// Whether the kernel must not choose source ports.
     pub fn keeps_ports(&self) -> bool {
-        self.is_open() || !self.reserved.is_empty()
+        self.is_open() || !self.reserved.is_empty() || !self.reserved_elsewhere.is_empty()
     }
 
     /// The path has given a flow's sockets back, or closed them.

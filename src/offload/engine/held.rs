@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use super::carried::{Carried, Step};
 use super::holding::{Held, Holding};
+use super::ports::PortsElsewhere;
 use super::recover::{Pair, carried};
 use super::retold::{entry, way};
 use super::room::{Crowded, NoStandby};
@@ -43,7 +44,8 @@ pub(super) const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirec
 pub(super) struct Keep {
     pub held: Holding,
     /// Keys of entries that forward or refuse; true once this process was asked for it.
-    diverted: HashMap<Key, bool>,
+    pub(super) diverted: HashMap<Key, bool>,
+    pub(super) ports_elsewhere: PortsElsewhere,
     /// Where packets to an address leave.
     routes: HashMap<IpAddr, Egress>,
     owners: HashMap<IpAddr, Owner>,
@@ -64,13 +66,14 @@ impl Engine {
             let ends = entry.ends(key);
             let id = FleetId::of(entry.id, &ends);
             if self.keep.held.get(id).is_none() {
-                self.keep.held.insert(id, Held { ends, packets: 0, confirmed: false });
+                self.insert_held(id, Held { ends, packets: 0, confirmed: false });
             }
             if let Some(held) = self.keep.held.get_mut(id) {
                 held.packets = held.packets.max(packets);
             }
         } else {
-            self.keep.diverted.entry(key).or_insert(false);
+            let said = self.keep.diverted.get(&key).copied().unwrap_or_default();
+            self.insert_diverted(key, said);
         }
     }
 
@@ -163,7 +166,7 @@ impl Engine {
                 self.unhold(id, &ends)?;
                 return Err(NoStandby::NoRoom);
             }
-            self.keep.diverted.remove(&key);
+            self.remove_diverted(key);
         }
         if record.client != ends.client
             && !self.is_named_twice(id)
@@ -171,7 +174,7 @@ impl Engine {
         {
             tracing::warn!(flow = %id, %error, "whom a flow's header named is not kept");
         }
-        self.keep.held.insert(id, Held { ends, packets: 0, confirmed: true });
+        self.insert_held(id, Held { ends, packets: 0, confirmed: true });
         self.keep.crowded.flows.remove(&id);
         Ok(())
     }
@@ -193,7 +196,7 @@ impl Engine {
     /// Half of it is worth nothing, nor is what was forwarded while it had sockets.
     fn unhold(&mut self, id: FleetId, ends: &Ends) -> Result<(), Unread> {
         self.take_out_standby(id, ends)?;
-        self.keep.held.remove(id);
+        self.remove_held(id);
         BOTH.map(|direction| ends.key(direction)).into_iter().try_for_each(|key| self.forget(key))
     }
 
@@ -201,7 +204,7 @@ impl Engine {
         self.keep.crowded.flows.remove(&id);
         if let Some(ends) = self.keep.held.get(id).map(|held| held.ends) {
             self.take_out_standby(id, &ends)?;
-            self.keep.held.remove(id);
+            self.remove_held(id);
             if !self.is_named_twice(id) {
                 let _ = self.program.drop_note(id.flow);
             }
@@ -289,7 +292,7 @@ impl Engine {
         let keys = BOTH.map(|direction| ends.key(direction));
         // Without them it would be reset.
         let mut entries = self.program.entries(keys)?;
-        self.keep.held.remove(held);
+        self.remove_held(held);
         self.keep.crowded.flows.remove(&held);
         let is_taken = self.flows.contains_key(&held.flow);
         let id = if is_taken { self.rename(held, &keys, &mut entries) } else { held.flow };
@@ -341,7 +344,7 @@ impl Engine {
         if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
             tracing::error!(%error, "the entries of a flow cannot be changed");
         }
-        self.keep.held.insert(released, Held { ends, packets: flow.up.packets, confirmed: true });
+        self.insert_held(released, Held { ends, packets: flow.up.packets, confirmed: true });
         Ok(())
     }
 
@@ -404,7 +407,7 @@ impl Engine {
     fn divert(&mut self, key: Key, enter: impl FnOnce(&Self) -> Result<(), InstallError>) -> Result<bool, Unread> {
         match enter(self) {
             Ok(()) => {
-                self.keep.diverted.insert(key, true);
+                self.insert_diverted(key, true);
                 Ok(true)
             }
             Err(InstallError::Unread(unread)) => Err(unread),
@@ -421,7 +424,7 @@ impl Engine {
             if !self.is_ours(&key)? {
                 self.program.take_out(&key)?;
             }
-            self.keep.diverted.remove(&key);
+            self.remove_diverted(key);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Key;
 use crate::model::fleet::testing::{passage, record};
-use crate::model::fleet::{FlowRecord, Keeping, StandbyAnswer, StandbyRequest};
+use crate::model::fleet::{FlowRecord, Keeping, PortRange, StandbyAnswer, StandbyRequest};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry, Seen};
 use crate::offload::program;
@@ -190,4 +190,25 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     assert!(matches!(scene.answer(), Some(Answer::Found(_))));
     scene.engine.take_standby_requests();
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
+}
+
+/// Found as connections that had no answer for up to half a minute: their backends' packets went by the entry of a flow that another
+/// instance had taken over with its source port.
+#[test]
+fn a_port_is_not_used_again_for_as_long_as_something_is_kept_for_a_flow_that_has_gone_with_it() {
+    let Some(mut scene) = Scene::open("ports") else { return };
+    let flow = offloaded(1);
+    scene.engine.table.fleet.set_ports(PortRange { first: 1, last: u16::MAX });
+    let reserved = |scene: &Scene| scene.engine.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
+    scene.own(&flow);
+    assert!(reserved(&scene));
+    scene.serve(StandbyRequest::Release(vec![flow.fleet_id()]));
+    assert!(scene.engine.flows.is_empty() && reserved(&scene), "another instance has it");
+    let down = flow.ends.key(FlowDirection::ToClient);
+    scene.serve(StandbyRequest::Drop(vec![flow.fleet_id()]));
+    assert!(!reserved(&scene));
+    scene.serve(StandbyRequest::Refuse(vec![down]));
+    assert!(reserved(&scene), "its last packets are another's");
+    scene.serve(StandbyRequest::Forget(vec![down]));
+    assert!(!reserved(&scene) && !scene.engine.table.offload.keeps_ports());
 }

@@ -134,7 +134,7 @@ pub struct Failover {
     by_ends: HashMap<u64, FleetId>,
     /// Of packets of flows that are forwarded or refused.
     by_key: HashMap<Key, FleetId>,
-    /// Flows that were other instances' and are this one's, or that another says are its own.
+    /// Flows that were other instances' and are this one's, or that another says are its own, until they are over.
     mine: HashMap<FleetId, Mine>,
     /// Flows of this instance of which another says the same.
     contested: HashSet<FleetId>,
@@ -290,6 +290,7 @@ impl Failover {
             StandbyAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
             StandbyAnswer::NoStandby(flows) => self.no_standby(flows),
             StandbyAnswer::Held(flows) => self.held_after_all(flows),
+            StandbyAnswer::Over(flows) => self.over(&flows),
             StandbyAnswer::UnknownPackets(packets) => {
                 packets.into_iter().for_each(|packet| self.packet(now_ns, packet))
             }
@@ -299,6 +300,11 @@ impl Failover {
         }
         self.renew_rules(now_ns);
         self.check();
+    }
+
+    #[cfg(test)]
+    pub(super) fn taken_over(&self) -> impl Iterator<Item = FleetId> {
+        self.mine.keys().copied()
     }
 
     /// All addresses of this host.

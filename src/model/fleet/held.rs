@@ -63,6 +63,8 @@ pub enum StandbyAnswer {
     NoStandby(Vec<FleetId>),
     /// There is room again: these, of which that was said, are held.
     Held(Vec<FleetId>),
+    /// These were inherited or claimed, and there is nothing of them here any more.
+    Over(Vec<FleetId>),
     UnknownPackets(Vec<UnknownPacket>),
     Unanswered(Vec<Key>),
     Reached(u64),

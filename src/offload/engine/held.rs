@@ -286,6 +286,8 @@ impl Engine {
         let Some(ends) = self.keep.held.get(held).map(|held| held.ends) else {
             if self.keep.crowded.flows.contains_key(&held) {
                 self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
+            } else if !self.flows.contains_key(&held.flow) {
+                self.table.offload.held.answer(StandbyAnswer::Over(vec![held]));
             }
             return Ok(());
         };

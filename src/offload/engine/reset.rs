@@ -12,6 +12,7 @@ use super::Engine;
 use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
+use crate::model::fleet::{FleetId, StandbyAnswer};
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::FlowDirection;
@@ -245,7 +246,9 @@ impl Engine {
             self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
             return false;
         }
-        self.flows.remove(id);
+        if self.flows.remove(id).is_some_and(|flow| flow.inherited_ns != 0) {
+            self.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
+        }
         if let Err(error) = self.program.drop_note(id) {
             tracing::error!(%error, "the note of a flow cannot be removed");
         }

@@ -164,6 +164,7 @@ fn a_flow_that_is_over_keeps_its_entries_and_its_port_until_they_can_be_read() {
     scene.engine.do_what_is_due();
     assert!(scene.engine.flows.is_empty() && !reserved(&scene));
     assert_eq!(scene.entry(up(&flow)), None);
+    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Over(vec![flow.fleet_id()])), "it was another instance's");
 }
 
 #[test]

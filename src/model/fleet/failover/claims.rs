@@ -162,6 +162,17 @@ impl Failover {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
             let claim = |owner| Action::Send(PeerCommand::Claim { owner, flows: vec![id] });
             self.actions.extend([owner].into_iter().chain(also).map(claim));
+            // It may have ended meanwhile, which is said then.
+            if self.settings.carries {
+                self.actions.push_back(Action::Path(StandbyRequest::Inherit(vec![id])));
+            }
+        }
+    }
+
+    /// Nobody else's word about them is to be contradicted any more.
+    pub(super) fn over(&mut self, flows: &[FleetId]) {
+        for id in flows {
+            self.mine.remove(id);
         }
     }
 

@@ -113,6 +113,7 @@ impl Path {
         if let Some(record) = self.flows.remove(&id) {
             self.entries.retain(|key, _| !BOTH.map(|direction| record.ends.key(direction)).contains(key));
             self.locals.push(Local::Ended(id));
+            self.answers.push(StandbyAnswer::Over(vec![record.fleet_id()]));
         }
     }
 
@@ -243,6 +244,8 @@ impl Path {
         let Some(Held { mut record, .. }) = self.held.remove(&self.name(id)) else {
             if self.crowded_flows.contains_key(&id) {
                 self.answers.push(StandbyAnswer::NoStandby(vec![id]));
+            } else if !self.flows.contains_key(&id.flow) {
+                self.answers.push(StandbyAnswer::Over(vec![id]));
             }
             return;
         };

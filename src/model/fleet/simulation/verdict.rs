@@ -241,6 +241,8 @@ impl World {
                 self.running().iter().filter(|other| **other != node).map(|other| self.lists_in_all(*other)).sum();
             let known = process.failover.known();
             self.demand(known == others, || format!("{} knows {known} flows of {others}", name(node)));
+            let over: Vec<_> = process.failover.taken_over().filter(|id| !path.flows.contains_key(&id.flow)).collect();
+            self.demand(over.is_empty(), || format!("{} remembers for ever that it took over {over:?}", name(node)));
         }
     }
 

@@ -77,7 +77,7 @@ impl Told {
             }),
             StandbyRequest::Inherit(flows) => {
                 for id in flows {
-                    assert!(self.held.remove(&id), "{id} is inherited and was not held");
+                    assert!(self.held.remove(&id) || self.own.contains(&id), "{id} is inherited and was not held");
                     self.own.insert(id);
                 }
             }

@@ -28,7 +28,7 @@ pub use beat::{Beat, BeatKey, Heard as HeardOf, Wanted as BeatTo};
 pub use events::{Asked, Local, MemberView, PeerCommand, Remote, Said};
 pub use exchange::{Exchange, KnowsQuery, Member, Notice, Own};
 pub use fleet_id::FleetId;
-pub use held::{PeerPortRange, StandbyAnswer, StandbyRequest};
+pub use held::{AcceptedFlow, PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use message::{Change, Hello, Message};
 pub use port_range::{PortRange, port_range};
 pub use record::{FlowRecord, Keeping, Passage, RewriteState};

@@ -188,6 +188,8 @@ struct Mine {
 struct Known {
     owner: InstanceName,
     ends: Ends,
+    /// As in its record; 0: nobody has told of it yet.
+    accepted_unix_ms: u64,
     state: KnownState,
     /// Others that say the same of it, for a moment: it goes from one to another.
     also: Vec<InstanceName>,

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use super::{FleetId, FlowRecord, PortRange, Unknown, UnknownPacket};
 use crate::addr::VipAddr;
-use crate::model::ends::Key;
+use crate::model::ends::{Ends, Key};
+use crate::model::splice::FlowDirection;
 
 /// What the failover asks of the offload engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,9 +22,9 @@ pub enum StandbyRequest {
     /// All that is held, forwarded or refused has been said again since this process began: what an earlier one left
     /// besides is over, or (`claim`) this instance's.
     Settle { claim: bool },
-    /// Send such packets to the instance that has their flow. `to` is its address on a link that this host is on, too.
-    Forward { keys: Vec<Key>, to: IpAddr },
-    /// As `Forward`, though nobody has told of a flow there, or it is over. A SYN begins a connection here.
+    /// Send these flows' packets to the instance that has them. `to` is its address on a link that this host is on, too.
+    Forward { flows: Vec<AcceptedFlow>, to: IpAddr },
+    /// Send such packets there, though nobody has told of a flow, or it is over. A SYN begins a connection here.
     Lend { keys: Vec<Key>, to: IpAddr },
     /// Answer such packets with RST.
     Refuse(Vec<Key>),
@@ -42,6 +43,20 @@ pub enum StandbyRequest {
     AskEnds,
     /// Routes or interfaces have changed.
     RoutesMoved,
+}
+
+/// A flow of another instance, and when that accepted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcceptedFlow {
+    pub ends: Ends,
+    /// As in its record.
+    pub accepted_unix_ms: u64,
+}
+
+impl AcceptedFlow {
+    pub fn keys(&self) -> [Key; 2] {
+        [self.ends.key(FlowDirection::ToBackend), self.ends.key(FlowDirection::ToClient)]
+    }
 }
 
 /// Source ports of an instance.

@@ -115,6 +115,14 @@ struct bpf_sock {
 	__s32 rx_queue_mapping;
 };
 
+struct bpf_tcp_sock {
+	__u32 snd_cwnd;
+	__u32 srtt_us;
+	__u32 rtt_min;
+	__u32 snd_ssthresh;
+	__u32 rcv_nxt;
+};
+
 struct bpf_sock_tuple {
 	union {
 		struct {
@@ -152,6 +160,7 @@ static long (*bpf_skb_change_tail)(struct __sk_buff *, __u32 len, __u64 flags) =
 static long (*bpf_skb_pull_data)(struct __sk_buff *, __u32 len) = (void *)39;
 static __s64 (*bpf_csum_update)(struct __sk_buff *, __u32 csum) = (void *)40;
 static long (*bpf_sk_release)(void *sk) = (void *)86;
+static struct bpf_tcp_sock *(*bpf_tcp_sock)(struct bpf_sock *sk) = (void *)96;
 static struct bpf_sock *(*bpf_skc_lookup_tcp)(void *ctx, struct bpf_sock_tuple *, __u32 size, __u64 netns,
 					      __u64 flags) = (void *)99;
 static long (*bpf_tcp_check_syncookie)(void *sk, void *ip, __u32 ip_len, void *tcp, __u32 tcp_len) = (void *)100;

@@ -46,29 +46,35 @@ enum known {
 	KNOWN_LIVES,
 };
 
-/* What sockets of this host know of the connection: one of its own, or a listener the cookie that it gave for a SYN. */
-__function int known(struct __sk_buff *skb, const struct packet *packet)
+/* The socket of this host that the packet would come to, which is to be released. */
+__inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_sock_tuple tuple = {};
-	__u32 at = packet->tcp, length;
-	struct bpf_sock *sk;
-	int known = KNOWN_LIVES;
-	void *data, *end;
-	struct tcp *tcp;
 
 	if (packet->key.family == 4) {
 		tuple.ipv4.saddr = packet->key.src.word[3];
 		tuple.ipv4.daddr = packet->key.dst.word[3];
 		tuple.ipv4.sport = packet->key.sport;
 		tuple.ipv4.dport = packet->key.dport;
-		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, &packet->key.src, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, &packet->key.dst, 16);
-		tuple.ipv6.sport = packet->key.sport;
-		tuple.ipv6.dport = packet->key.dport;
-		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+		return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 	}
+	__builtin_memcpy(tuple.ipv6.saddr, &packet->key.src, 16);
+	__builtin_memcpy(tuple.ipv6.daddr, &packet->key.dst, 16);
+	tuple.ipv6.sport = packet->key.sport;
+	tuple.ipv6.dport = packet->key.dport;
+	return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* What sockets of this host know of the connection: one of its own, or a listener the cookie that it gave for a SYN. */
+__function int known(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u32 at = packet->tcp, length;
+	struct bpf_sock *sk;
+	int known = KNOWN_LIVES;
+	void *data, *end;
+	struct tcp *tcp;
+
+	sk = socket_of(skb, packet);
 	if (!sk)
 		return KNOWN_NOT;
 	/* FIN_WAIT2 that no process has any more, too. */

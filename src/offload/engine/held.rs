@@ -18,13 +18,13 @@ use super::{Engine, note};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FleetId, FlowRecord, Keeping, Passage, PortRange, Then, Unknown};
+use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, Keeping, Passage, PortRange, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
-use crate::offload::entry::{Action, Egress, Entry, Windows};
+use crate::offload::entry::{Action, Egress, Entry, Share, Windows};
 use crate::offload::probe::EntryChange;
 use crate::offload::program::{InstallError, Owner, Unread};
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{self, now_ns};
 use crate::sys::netlink;
 use crate::table::fleet::Local;
 use crate::table::offload::{PeerPortRange, StandbyAnswer, StandbyRequest};
@@ -139,7 +139,7 @@ impl Engine {
             }
         }
         for key in BOTH.map(|direction| ends.key(direction)) {
-            self.give_way(&key, Some(id), ends.vip.ip())?;
+            self.give_way(&key, Some(id), AcceptedFlow { ends, accepted_unix_ms: record.accepted_unix_ms })?;
         }
         let slot = self.slots.of(ends.backend).0;
         let [up, down] = [(FlowDirection::ToBackend, &passage.up), (FlowDirection::ToClient, &passage.down)].map(
@@ -229,8 +229,9 @@ impl Engine {
     }
 
     /// Takes out what an earlier flow left at `key`: a client has begun another one by the same port, elsewhere. What this
-    /// instance has at the address of a VIP that is here is no such thing.
-    fn give_way(&mut self, key: &Key, to: Option<FleetId>, vip: IpAddr) -> Result<(), Unread> {
+    /// instance has at the address of a VIP that is here is an earlier one if it was accepted before: nobody can have two connections by one
+    /// port, so the end of the first was not heard here.
+    fn give_way(&mut self, key: &Key, to: Option<FleetId>, other: AcceptedFlow) -> Result<(), Unread> {
         let entry = self.program.entry(key)?;
         let Some(entry) = entry.filter(|entry| matches!(entry.action, Action::Splice | Action::Witness)) else {
             return Ok(());
@@ -246,11 +247,22 @@ impl Engine {
         if entry.held {
             return self.drop_standby(id);
         }
-        let is_here = netlink::route(vip).is_ok_and(|route| route.is_local);
         let id = id.flow;
         let own = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)).map(|flow| flow.ends);
-        if !is_here && let Some(ends) = own {
-            let [up, down] = BOTH.map(|direction| ends.key(direction));
+        let Some(ends) = own else { return Ok(()) };
+        let [up, down] = BOTH.map(|direction| ends.key(direction));
+        let began = self.program.entry(&up)?.map(|entry| entry.share);
+        let is_before = |accepted_at_ns| clock::unix_ms_of(accepted_at_ns) < other.accepted_unix_ms;
+        // With the same ends it is the same flow, under another id.
+        let is_earlier =
+            ends != other.ends && matches!(began, Some(Share::Up { accepted_at_ns, .. }) if is_before(accepted_at_ns));
+        let is_here = netlink::route(other.ends.vip.ip()).is_ok_and(|route| route.is_local);
+        if is_earlier || !is_here {
+            if is_here {
+                // Its backend has not heard of its end either.
+                let _ = self.look(id);
+                self.reset_backend(id);
+            }
             // This one last: what cannot be taken out is found by it again.
             self.take_out(id, if up == *key { &down } else { &up })?;
             self.take_out(id, key)?;
@@ -364,6 +376,23 @@ impl Engine {
         old.into_iter().try_for_each(|key| self.forget(key))
     }
 
+    pub(super) fn forward_flows(&mut self, flows: &[AcceptedFlow], to: IpAddr) -> Result<(), Unread> {
+        if self.owner_at(to).is_ok() {
+            for flow in flows {
+                let [up, down] = flow.keys();
+                let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
+                let [at_up, at_down] = self.program.entries([up, down])?;
+                // Entries of one flow at both: it has no sockets, see `is_carried`.
+                if at_up.map(|entry| named(entry, &up)) != at_down.map(|entry| named(entry, &down)) {
+                    self.give_way(&up, None, *flow)?;
+                    self.give_way(&down, None, *flow)?;
+                }
+            }
+        }
+        let keys: Vec<_> = flows.iter().flat_map(AcceptedFlow::keys).collect();
+        self.forward(&keys, to, false)
+    }
+
     /// `lent`: nobody has told of a flow there, or it is over.
     pub(super) fn forward(&mut self, keys: &[Key], to: IpAddr, lent: bool) -> Result<(), Unread> {
         let owner = match self.owner_at(to) {
@@ -373,17 +402,6 @@ impl Engine {
                 return Ok(());
             }
         };
-        // What is lent is no flow that another would give way to, and need not come in pairs.
-        let pairs = if lent { &[] } else { keys.as_chunks().0 };
-        for [up, down] in pairs {
-            let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
-            let [at_up, at_down] = self.program.entries([*up, *down])?;
-            // Entries of one flow at both: it has no sockets, see `is_carried`.
-            if at_up.map(|entry| named(entry, up)) != at_down.map(|entry| named(entry, down)) {
-                self.give_way(up, None, up.to.ip())?;
-                self.give_way(down, None, up.to.ip())?;
-            }
-        }
         for key in keys.iter().copied() {
             if self.is_carried(&key)? {
                 self.keep.crowded.packets.remove(&key);

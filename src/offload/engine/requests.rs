@@ -54,8 +54,8 @@ impl Engine {
             StandbyRequest::Settle { claim } => {
                 self.settle_standby(claim).map_err(|_| StandbyRequest::Settle { claim })?;
             }
-            StandbyRequest::Forward { keys, to } => {
-                self.forward(&keys, to, false).map_err(|_| StandbyRequest::Forward { keys, to })?;
+            StandbyRequest::Forward { flows, to } => {
+                self.forward_flows(&flows, to).map_err(|_| StandbyRequest::Forward { flows, to })?;
             }
             StandbyRequest::Lend { keys, to } => {
                 self.forward(&keys, to, true).map_err(|_| StandbyRequest::Lend { keys, to })?;

@@ -204,6 +204,14 @@ impl Engine {
         self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
+    /// Its client has another connection by now.
+    pub(super) fn reset_backend(&self, id: FlowId) {
+        if let Some(Carried { ends, down, .. }) = self.flows.get(&id) {
+            self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), down);
+            self.untrack.forget(ends);
+        }
+    }
+
     /// Makes some clients show that they hear this host.
     pub(super) fn ask_clients(&self) {
         let after = fastrand::usize(..self.flows.len().max(1));

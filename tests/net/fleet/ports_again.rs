@@ -110,3 +110,86 @@ fn a_connection_begins_where_the_address_is_though_the_one_before_has_just_ended
     fleet.route(&[1]);
     connect(&fleet).expect("it is let in").echo(2, 100);
 }
+
+/// Found as a connection that waited for its hedge: its backend took its SYN for one of a flow that began here by the same port and goes on
+/// elsewhere.
+#[test]
+fn connections_do_not_begin_from_source_ports_of_flows_that_another_instance_has_taken_over() {
+    let test = "connections_do_not_begin_from_source_ports_of_flows_that_another_instance";
+    let Some(scene) = Scene::new(test, 2) else { return };
+    let hosts = [0, 1].map(|number| scene.host(number).clone());
+    // Sixteen for each instance, which are used again at once.
+    let with_few_ports = |number: usize, config| {
+        hosts[number].sysctl("net/ipv4/ip_local_port_range", "40000 40127");
+        config
+    };
+    let fleet = Fleet::within(scene, VIP, test, 2, Flows::Offload, with_few_ports).map(Fleet::spread);
+    let Some(fleet) = fleet else { return };
+    let mut conns = fleet.offloaded_clients(6);
+    fleet.route(&[1]);
+    fleet.serve_at(fleet.heir(), &mut conns, 200);
+    super::parted::route(&fleet, 0, 1);
+    let count = |metric| fleet.owner().baton.metric(metric, &[]);
+    let attempts = || [count("baton_connect_failures_total"), count("baton_connects_hedged_total")];
+    let before = attempts();
+    for seed in 0..40 {
+        let watch = Stopwatch::start();
+        fleet.scene.lab.client.connect(fleet.vip).echo(seed, 1000);
+        assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
+    }
+    assert_eq!(attempts(), before, "no attempt met a flow that goes on, and was helped by a hedge");
+    conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
+}
+
+/// While two instances take each other for dead, a client's connection is offloaded at the second one and ends unheard, and its next one by
+/// the same port begins at the first one and stays in its sockets. Then they hear each other again.
+fn begun_again_elsewhere(test: &str) -> Option<(Fleet, Conn)> {
+    let config = |config: Config| config.offload("after_round_trips", 4).offload("after", "1h");
+    let fleet = Fleet::new(test, 2, Flows::Offload, config).map(Fleet::spread)?;
+    let (owner, heir) = (fleet.owner(), fleet.heir());
+    for (at, from) in [(owner, heir), (heir, owner)] {
+        at.host.drop_packets("input", &format!("ip saddr {}", from.host.v4));
+    }
+    owner.wait_sees("lb-b", "liveness", "dead");
+    heir.wait_sees("lb-a", "liveness", "dead");
+    fleet.route(&[1]);
+    let mut before = connect(&fleet).unwrap();
+    (0..5).for_each(|round| before.echo(round, 200));
+    heir.baton.wait_offloaded(1);
+    let client = &fleet.scene.lab.client;
+    client.drop_packets("output", "tcp flags & rst == rst");
+    before.reset();
+    client.nft_clear();
+    fleet.route(&[0]);
+    let mut conn = connect(&fleet).unwrap();
+    conn.echo(7, 100);
+    [owner, heir].iter().for_each(|it| it.host.nft_clear());
+    owner.wait_synced("lb-b");
+    heir.wait_synced("lb-a");
+    Some((fleet, conn))
+}
+
+#[track_caller]
+fn goes_on(conn: &mut Conn, seed: u64) {
+    let watch = Stopwatch::start();
+    conn.try_echo(seed, 1000).expect("it goes on");
+    assert!(watch.elapsed() < HANG, "{:?}", watch.elapsed());
+}
+
+/// Found as a request that was answered after half a minute: its packets went to the backend of the connection before.
+#[test]
+fn a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told_of() {
+    let test = "a_connection_goes_on_where_it_began_though_the_one_before_by_its_port_is_told";
+    let Some((_fleet, mut conn)) = begun_again_elsewhere(test) else { return };
+    goes_on(&mut conn, 8);
+}
+
+#[test]
+fn a_connection_goes_on_through_an_instance_that_carries_the_one_before_by_its_client_s_port() {
+    let test = "a_connection_goes_on_through_an_instance_that_carries_the_one_before_by_its";
+    let Some((fleet, mut conn)) = begun_again_elsewhere(test) else { return };
+    fleet.route(&[1]);
+    goes_on(&mut conn, 8);
+    fleet.route(&[0]);
+    goes_on(&mut conn, 9);
+}

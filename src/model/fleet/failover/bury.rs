@@ -115,7 +115,8 @@ impl Failover {
             peer.flows.insert(id);
         }
         self.index(id, &ends);
-        self.enter(id, Known { owner, ends, state: KnownState::Refused, also: Vec::new(), told: true });
+        let (state, also) = (KnownState::Refused, Vec::new());
+        self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
     }
 
     pub(super) fn bury_flows(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool) {

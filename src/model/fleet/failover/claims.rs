@@ -114,7 +114,8 @@ impl Failover {
         if let Some(peer) = self.peers.get_mut(owner) {
             peer.flows.insert(id);
             let state = KnownState::Held;
-            self.enter(id, Known { owner: owner.clone(), ends, state, also: Vec::new(), told: true });
+            let (owner, also) = (owner.clone(), Vec::new());
+            self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
         }
     }
 

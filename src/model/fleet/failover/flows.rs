@@ -2,14 +2,14 @@
 
 use super::{Action, Failover, Known, KnownState, TOUCHED_NS, Timer, both};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{FleetId, FlowRecord, InstanceName, Keeping, PeerCommand, StandbyRequest};
+use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, PeerCommand, StandbyRequest};
 
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
 
 impl Failover {
     pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
-        let (id, ends) = (record.fleet_id(), record.ends);
+        let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
         if let Some(mine) = self.mine.get(&id) {
             let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
             let vip = ends.vip.ip();
@@ -67,7 +67,7 @@ impl Failover {
                 self.actions.push_back(Action::Path(StandbyRequest::Refuse(both(&ends).to_vec())));
                 KnownState::Refused
             }
-            Keeping::Sockets => self.forward(&owner, &ends),
+            Keeping::Sockets => self.forward(&owner, AcceptedFlow { ends, accepted_unix_ms }),
             Keeping::Passage(_) => {
                 self.unindex(id, &ends);
                 if self.settings.carries {
@@ -82,7 +82,7 @@ impl Failover {
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
         }
-        self.enter(id, Known { owner, ends, state, also, told: true });
+        self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true });
     }
 
     pub(super) fn enter(&mut self, id: FleetId, known: Known) {
@@ -93,14 +93,13 @@ impl Failover {
     }
 
     /// Has both directions' packets sent to the owner.
-    pub(super) fn forward(&mut self, owner: &InstanceName, ends: &Ends) -> KnownState {
-        let Some(hop) = self.hop(owner, ends.vip.ip()).filter(|_| self.settings.carries) else {
+    pub(super) fn forward(&mut self, owner: &InstanceName, flow: AcceptedFlow) -> KnownState {
+        let Some(hop) = self.hop(owner, flow.ends.vip.ip()).filter(|_| self.settings.carries) else {
             return KnownState::Noted;
         };
-        let keys = both(ends);
         match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Forward { keys: more, to })) if *to == hop => more.extend(keys),
-            _ => self.actions.push_back(Action::Path(StandbyRequest::Forward { keys: keys.to_vec(), to: hop })),
+            Some(Action::Path(StandbyRequest::Forward { flows: more, to })) if *to == hop => more.push(flow),
+            _ => self.actions.push_back(Action::Path(StandbyRequest::Forward { flows: vec![flow], to: hop })),
         }
         KnownState::Forwarded
     }

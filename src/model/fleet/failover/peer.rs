@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use super::{Action, Failover, Known, KnownState};
 use crate::model::fleet::{
-    Epoch, Farewell, FleetId, InstanceName, Liveness, PeerPortRange, PortRange, SLOTS, StandbyRequest, port_range,
+    AcceptedFlow, Epoch, Farewell, FleetId, InstanceName, Liveness, PeerPortRange, PortRange, SLOTS, StandbyRequest,
+    port_range,
 };
 
 #[derive(Debug)]
@@ -195,8 +196,10 @@ impl Failover {
         let Some(peer) = self.peers.get(owner) else { return };
         for id in peer.flows.iter().copied().collect::<Vec<_>>() {
             let again = |known: &&Known| which(known.state) && !self.is_stuck(&known.ends);
-            let Some(ends) = self.flows.get(&id).filter(again).map(|known| known.ends) else { continue };
-            let state = self.forward(owner, &ends);
+            let known = self.flows.get(&id).filter(again);
+            let flow = known.map(|&Known { ends, accepted_unix_ms, .. }| AcceptedFlow { ends, accepted_unix_ms });
+            let Some(flow) = flow else { continue };
+            let state = self.forward(owner, flow);
             if let Some(known) = self.flows.get_mut(&id) {
                 known.state = state;
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
-use crate::model::fleet::{Epoch, Farewell, FlowRecord, Keeping, Said};
+use crate::model::fleet::{AcceptedFlow, Epoch, Farewell, FlowRecord, Keeping, Said};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 
@@ -32,6 +32,10 @@ fn settings(me: &str) -> Settings {
         priority: vec!["10.0.0.0/28".parse().unwrap()],
         ports: 32768..=60999,
     }
+}
+
+fn forwarded(record: &FlowRecord) -> AcceptedFlow {
+    AcceptedFlow { ends: record.ends, accepted_unix_ms: record.accepted_unix_ms }
 }
 
 fn record(number: u64, client: &str, offloaded: bool) -> FlowRecord {
@@ -201,7 +205,7 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     let (proxied, mut later) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
     scene.told(&proxied);
     let to = ip("10.0.0.21");
-    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Forward { keys: both(&proxied.ends).to_vec(), to })]);
+    assert_eq!(scene.take(), [Action::Path(StandbyRequest::Forward { flows: vec![forwarded(&proxied)], to })]);
     scene.told(&proxied);
     assert_eq!(scene.take(), [], "it is known");
     scene.told(&later);
@@ -386,7 +390,7 @@ fn an_owner_that_lives_after_all_has_its_packets_forwarded_again() {
     scene.take();
     scene.liveness(Liveness::Alive);
     let to = ip("10.0.0.21");
-    let again = Action::Path(StandbyRequest::Forward { keys: both(&flow.ends).to_vec(), to });
+    let again = Action::Path(StandbyRequest::Forward { flows: vec![forwarded(&flow)], to });
     place(&scene.take(), |action| *action == again);
 }
 

@@ -8,6 +8,7 @@ use super::{
     FleetId, FlowDirection, FlowId, FlowRecord, Keeping, Key, Local, PeerPortRange, StandbyAnswer, StandbyRequest,
     Unknown, VipAddr,
 };
+use crate::model::fleet::AcceptedFlow;
 
 const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
@@ -148,7 +149,10 @@ impl Path {
             StandbyRequest::Inherit(flows) => flows.into_iter().for_each(|id| self.inherit(id)),
             StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             StandbyRequest::Settle { claim } => self.settle(claim),
-            StandbyRequest::Forward { keys, to } | StandbyRequest::Lend { keys, to } => self.forward(keys, to),
+            StandbyRequest::Forward { flows, to } => {
+                self.forward(flows.iter().flat_map(AcceptedFlow::keys).collect(), to);
+            }
+            StandbyRequest::Lend { keys, to } => self.forward(keys, to),
             StandbyRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
             StandbyRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
             StandbyRequest::FindUnanswered(keys) => {

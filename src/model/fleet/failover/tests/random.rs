@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::fleet::Farewell;
+use crate::model::fleet::{AcceptedFlow, Farewell};
 
 /// One thing that may happen.
 #[derive(Clone, Debug)]
@@ -86,9 +86,10 @@ impl Told {
                     self.held.insert(id);
                 });
             }
-            StandbyRequest::Forward { keys, .. } | StandbyRequest::Lend { keys, .. } => {
-                self.diverted.extend(keys.into_iter().map(|key| (key, true)));
+            StandbyRequest::Forward { flows, .. } => {
+                self.diverted.extend(flows.iter().flat_map(AcceptedFlow::keys).map(|key| (key, true)));
             }
+            StandbyRequest::Lend { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
             StandbyRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
             StandbyRequest::Forget(keys) => self.diverted.retain(|key, _| !keys.contains(key)),
             _ => {}

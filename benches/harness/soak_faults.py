@@ -141,7 +141,7 @@ class Run:
     def look(self, name):
         instance = self.fleet.instances[name]
         pid = instance.pid()
-        found = {"pid": pid or 0, "rss_mb": 0.0, "descriptors": 0, "flows": 0, "offloaded": 0, "tracked": 0}
+        found = {"pid": pid or 0, "rss_mb": 0.0, "descriptors": 0, "tracked": 0}
         try:
             status = pathlib.Path(f"/proc/{pid}/status").read_text()
             found["rss_mb"] = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024

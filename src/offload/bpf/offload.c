@@ -39,7 +39,7 @@ __function int to_owner(struct __sk_buff *skb, const struct packet *packet, cons
 		return unknown(skb, packet);
 	}
 	/* Its ends may have begun another connection with this host, before its owner's word came. */
-	if (known(skb, packet) > before_others(entry))
+	if (knows_better(skb, packet, before_others(entry)))
 		return NEXT;
 	/* Its owner challenges a SYN. Where nobody has said that it is there, nobody may be, and what begins, begins here. */
 	if (entry->flags & FLAG_LENT && is_syn(skb, packet))
@@ -74,38 +74,21 @@ __function int begins_after(struct __sk_buff *skb, const struct packet *packet, 
 	return 1;
 }
 
-__inline __u32 distance(__u32 a, __u32 b)
-{
-	return (__s32)(a - b) < 0 ? b - a : a - b;
-}
-
 /*
  * Whether the packet is of a connection that an end has begun with this host by the same port, while another instance still tells of the
- * one before: a socket knows it, and what that expects next is nearer. Where the same kernel chose both connections' first numbers, they
+ * one before, or its end was heard only now: a socket knows it, and what that expects next is nearer. Where the same kernel chose both connections' first numbers, they
  * lie 16 MB apart for each second between them (net/core/secure_seq.c), so that the one may fit the windows of the other.
  */
 __function int is_for_socket(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
 {
-	__u32 seq, nearer = 0;
-	struct bpf_tcp_sock *expects;
-	struct bpf_sock *sk;
 	struct tcp tcp;
 
 	if (packet->tcp > TCP_AT_MAX || bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)))
 		return 0;
 	if (known(skb, packet) != KNOWN_LIVES)
 		return 0;
-	seq = ntohl(tcp.seq);
-	if (tcp.flags & TCP_SYN)
-		return 1;
-	sk = socket_of(skb, packet);
-	if (!sk)
-		return 0;
-	/* None: its handshake goes on. */
-	expects = bpf_tcp_sock(sk);
-	nearer = expects ? distance(seq, expects->rcv_nxt) < distance(seq, (__u32)entry->sent) : seq != (__u32)entry->sent;
-	bpf_sk_release(sk);
-	return nearer;
+	return tcp.flags & TCP_SYN ||
+	       beyond_expected(skb, packet, ntohl(tcp.seq)) < distance(ntohl(tcp.seq), (__u32)entry->sent);
 }
 
 __separate int handle(struct __sk_buff *skb, const struct packet *packet)
@@ -119,7 +102,7 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 	if (!entry)
 		return unknown(skb, packet);
 	if (likely(entry->action == ACTION_SPLICE)) {
-		if (unlikely(entry->flags & FLAG_STANDBY) && is_for_socket(skb, packet, entry))
+		if (unlikely(entry->flags & FLAG_STANDBY || entry->rst_ns) && is_for_socket(skb, packet, entry))
 			return NEXT;
 		verdict = splice(skb, packet, entry);
 		return unlikely(verdict == TOO_LARGE) ? end_both(skb, packet, entry) : verdict;
@@ -134,6 +117,8 @@ __separate int handle(struct __sk_buff *skb, const struct packet *packet)
 			count(REUSED);
 			return NEXT;
 		}
+		if (entry->flags & FLAG_STANDBY && knows_better(skb, packet, KNOWN_OVER))
+			return NEXT;
 		entry->last_ns = bpf_ktime_get_coarse_ns();
 		return refuse(skb, packet, entry);
 	case ACTION_WITNESS:

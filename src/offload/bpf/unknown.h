@@ -40,6 +40,9 @@ __inline struct service *service_at(const struct packet *packet, __u16 port)
 	return bpf_map_lookup_elem(&services, &place);
 }
 
+/* Receive windows are smaller, but for those of hosts that were tuned for one fast and far link. */
+#define BEYOND_WINDOWS (1U << 24)
+
 enum known {
 	KNOWN_NOT,
 	KNOWN_OVER, /* it has ended here; its ends may have begun another one elsewhere */
@@ -102,6 +105,28 @@ release:
 	return known;
 }
 
+__inline __u32 distance(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) < 0 ? b - a : a - b;
+}
+
+/* How far the number lies from what the connection's socket on this host expects next. 0, too, while its handshake goes on. */
+__function __u32 beyond_expected(struct __sk_buff *skb, const struct packet *packet, __u32 seq)
+{
+	struct bpf_tcp_sock *expects;
+	struct bpf_sock *sk;
+	__u32 beyond = 0;
+
+	sk = socket_of(skb, packet);
+	if (!sk)
+		return 0;
+	expects = bpf_tcp_sock(sk);
+	if (expects)
+		beyond = distance(seq, expects->rcv_nxt);
+	bpf_sk_release(sk);
+	return beyond;
+}
+
 /*
  * What a socket of this host knows goes before an entry that forwards if it is more than this. What is lent was known to no
  * socket here, so what is over began since; where it is what comes last of a flow, either may answer.
@@ -109,6 +134,22 @@ release:
 __inline int before_others(const struct entry *entry)
 {
 	return entry->flags & FLAG_LENT ? KNOWN_NOT : KNOWN_OVER;
+}
+
+/*
+ * Whether a socket of this host knows more of the connection than `than`, and the packet is for it: one that lies far outside any window is
+ * of a later connection by the same port, and the end of the one that the socket has was not heard here.
+ */
+__function int knows_better(struct __sk_buff *skb, const struct packet *packet, int than)
+{
+	int here = known(skb, packet);
+	struct tcp tcp;
+
+	if (here <= than)
+		return 0;
+	if (here != KNOWN_LIVES || packet->tcp > TCP_AT_MAX || bpf_skb_load_bytes(skb, packet->tcp, &tcp, sizeof(tcp)))
+		return 1;
+	return tcp.flags & TCP_SYN || beyond_expected(skb, packet, ntohl(tcp.seq)) <= BEYOND_WINDOWS;
 }
 
 /* Two instances that each hold the other for the owner would send a packet to and fro. */

@@ -261,7 +261,7 @@ impl Engine {
             if is_here {
                 // Its backend has not heard of its end either.
                 let _ = self.look(id);
-                self.reset_backend(id);
+                self.reset_backend_soon(id);
             }
             // This one last: what cannot be taken out is found by it again.
             self.take_out(id, if up == *key { &down } else { &up })?;

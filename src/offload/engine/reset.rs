@@ -155,10 +155,7 @@ impl Engine {
                 (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
             ];
             for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
-                // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
-                let under_way = other.sent.wrapping_sub(look.taken);
-                let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
-                self.table.late_resets.tell(Abandoned { from, to, seqs: [look.acked, last], ack: look.sent });
+                self.table.late_resets.tell(abandoned(from, to, &look, &other));
             }
             return;
         }
@@ -204,11 +201,12 @@ impl Engine {
         self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
-    /// Its client has another connection by now.
-    pub(super) fn reset_backend(&self, id: FlowId) {
-        if let Some(Carried { ends, down, .. }) = self.flows.get(&id) {
-            self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), down);
-            self.untrack.forget(ends);
+    /// Its client has another connection by now. Not at once: what the backend answers may come to an instance that still holds the flow,
+    /// and would take it for its own.
+    pub(super) fn reset_backend_soon(&self, id: FlowId) {
+        if let Some(Carried { ends, up, down, .. }) = self.flows.get(&id) {
+            let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
+            self.table.late_resets.repeat(backend);
         }
     }
 
@@ -295,6 +293,14 @@ impl Engine {
         let own = seen.iter().flatten().filter(|entry| entry.id == id);
         Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))
     }
+}
+
+/// `look` is at what `to` has sent.
+fn abandoned(from: SocketAddr, to: SocketAddr, look: &CounterSnapshot, other: &CounterSnapshot) -> Abandoned {
+    // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
+    let under_way = other.sent.wrapping_sub(look.taken);
+    let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
+    Abandoned { from, to, seqs: [look.acked, last], ack: look.sent }
 }
 
 impl Carried {

@@ -401,7 +401,7 @@ impl Core {
             beats: table.part(),
         };
         if let Err(error) = failover::start(parts, self.latest.subscribe(), links) {
-            tracing::error!(%error, "flows of instances that die will not be taken over");
+            tracing::error!(%error, "cannot start failover: this instance will not carry on or reset the flows of a peer that dies");
         }
     }
 }

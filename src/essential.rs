@@ -35,7 +35,7 @@ pub fn thread<T: Send + 'static>(
 
 /// The hook has said what panicked, and where.
 fn give_up(name: &str) -> ! {
-    tracing::error!(name, "an essential part panicked; giving up, the supervisor should start Baton anew");
+    tracing::error!(name, "an essential task panicked; the process aborts, and the supervisor should restart it");
     std::process::abort()
 }
 

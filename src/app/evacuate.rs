@@ -70,10 +70,10 @@ pub(super) fn begin_anew(config: &Config) {
     if left {
         match write(path, false) {
             Ok(()) => {
-                tracing::info!(path = %path.display(), "an earlier process had let the VIP go; this one may have it")
+                tracing::info!(path = %path.display(), "an earlier process gave up the VIP; this process wrote 0 to track_file, so this host may have it again")
             }
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "an earlier process has let the VIP go, and this one cannot take that back");
+                tracing::error!(path = %path.display(), %error, "an earlier process gave up the VIP, and this process cannot write 0 to track_file: this host does not get the VIP");
             }
         }
     }
@@ -317,7 +317,7 @@ impl Run {
                     let (selector, reason) = (Selector::WithSockets, EndReason::EvacuationDeadline);
                     tracing::warn!(
                         flows = table.flows_with_sockets(),
-                        "the deadline of the evacuation has passed: resetting"
+                        "the deadline of the evacuation has passed: Baton resets the remaining proxied flows"
                     );
                     table.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }
@@ -326,7 +326,7 @@ impl Run {
                     if let Some(path) = &self.track_file
                         && let Err(error) = write(path, false)
                     {
-                        tracing::error!(path = %path.display(), %error, "the VIP cannot come back: write 0 there");
+                        tracing::error!(path = %path.display(), %error, "cannot write 0 to track_file, so this host does not get the VIP back: write 0 to that file");
                     }
                     proxy.hurry(false);
                     table.fleet.set_keeping(false);

@@ -31,7 +31,8 @@ impl PeerLinks {
         match port_range(source::local_port_range(), peers.slot) {
             Some(ports) => fleet.set_ports(ports),
             None => tracing::warn!(
-                "net.ipv4.ip_local_port_range is too small to be shared; legs of several instances may clash"
+                "net.ipv4.ip_local_port_range is too small to give each instance its own eighth; connections of two instances to a \
+                 backend may use the same source port"
             ),
         }
     }

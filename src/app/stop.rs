@@ -26,7 +26,7 @@ pub(super) async fn run(core: &Core) {
     core.drain.advance(LifePhase::Leaving);
     tokio::select! {
         () = tokio::time::sleep(process.shutdown_delay) => {}
-        () = core.hasten.notified() => tracing::info!("hastened: closing the listeners now"),
+        () = core.hasten.notified() => tracing::info!("second signal: Baton closes its listeners now"),
     }
 
     core.drain.advance(LifePhase::Draining);
@@ -38,13 +38,13 @@ pub(super) async fn run(core: &Core) {
     tokio::select! {
         () = gone(core) => {}
         () = sleep_until(deadline) => {}
-        () = core.hasten.notified() => tracing::info!("hastened: resetting what is left"),
+        () = core.hasten.notified() => tracing::info!("second signal: Baton resets the remaining proxied flows now"),
     }
 
     core.drain.advance(LifePhase::Forced);
     let left = core.table.flows_with_sockets();
     if left > 0 {
-        tracing::warn!(flows = left, "resetting the flows that are left");
+        tracing::warn!(flows = left, "Baton resets the remaining proxied flows");
         let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
         let order =
             EndOrder { selector: Selector::WithSockets, reason: EndReason::Shutdown, pace, only_idle_for: None };

@@ -204,7 +204,7 @@ impl Upgrader {
             not_moved = upgraded.not_moved.len(),
             longest_pause_us = upgraded.longest_pause_us,
             took_us = upgraded.took_us,
-            "handed over; the new process serves"
+            "upgrade done: the new process serves all flows"
         );
         let (tell, told) = oneshot::channel();
         self.core.succession.send_replace(Succession::Done { pid });
@@ -255,10 +255,17 @@ fn attend(channel: Channel, mut child: Child, other: Other) {
     let attend = move || {
         let pid = child.id();
         match if other == Other::Silent { source::farewell(&channel, FAREWELL_MAX) } else { other } {
-            Other::Serves(flows) => tracing::warn!(pid, flows, "the new process goes on with its flows, then exits"),
+            Other::Serves(flows) => tracing::warn!(
+                pid,
+                flows,
+                "the upgrade failed; the new process serves the flows that it has, then exits"
+            ),
             Other::Dead => {}
             Other::Silent => {
-                tracing::error!(pid, "the new process does not answer: killed, so that no client waits for it");
+                tracing::error!(
+                    pid,
+                    "the new process does not answer: this process kills it, so that no client waits for it"
+                );
                 kill(&mut child);
             }
         }
@@ -267,7 +274,7 @@ fn attend(channel: Channel, mut child: Child, other: Other) {
     };
     let spawned = std::thread::Builder::new().name("upgrade-attend".to_owned()).spawn(attend);
     if let Err(error) = spawned {
-        tracing::error!(%error, "cannot watch over the new process");
+        tracing::error!(%error, "cannot start the thread that waits for the new process to exit");
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: Drain
         let _watch = match watch_folders(&path, changed.clone()) {
             Ok(watcher) => Some(watcher),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot watch the configuration; it is compared instead");
+                tracing::warn!(path = %path.display(), %error, "cannot watch the configuration file with inotify; Baton compares its contents at intervals instead");
                 None
             }
         };
@@ -41,7 +41,7 @@ pub(super) async fn run(reloader: Arc<Reloader>, path: PathBuf, mut phase: Drain
         let quiet = async { while tokio::time::timeout(QUIET, changed.notified()).await.is_ok() {} };
         let _ = tokio::time::timeout(QUIET_WAIT_MAX, quiet).await;
         if reloader.file_differs().await {
-            tracing::info!(path = %path.display(), "the configuration file has changed");
+            tracing::info!(path = %path.display(), "the configuration file has changed; Baton reloads it");
             // The outcome is logged and kept by the reloader.
             let _ = reloader.reload().await;
         }

@@ -64,16 +64,18 @@ impl StartingInstance {
     /// Workers that share a listening socket get one of their own, once nobody can claim the old ones back.
     fn widen(&mut self) {
         if !self.other_has_ended() {
-            return tracing::warn!("the old process stays; workers go on sharing its listening sockets");
+            return tracing::warn!(
+                "the old process has not exited; several workers of this process share its listening sockets"
+            );
         }
         match self.core.proxy.widen_listeners(&self.config) {
             Ok(0) => {}
             Ok(sockets) => {
-                tracing::info!(sockets, "workers that shared a listening socket have their own");
+                tracing::info!(sockets, "each worker has its own listening sockets again");
                 // Whoever keeps the listening sockets looks at them again.
                 self.core.latest.send_modify(|_| {});
             }
-            Err(error) => tracing::warn!(%error, "workers go on sharing listening sockets"),
+            Err(error) => tracing::warn!(%error, "cannot open more listening sockets; several workers share one"),
         }
     }
 
@@ -133,7 +135,9 @@ impl NewProcess for StartingInstance {
         if let Some(waiting) = self.waiting.take() {
             match Doors::serve(self.admin.clone(), waiting) {
                 Ok(doors) => self.doors.set(doors),
-                Err(error) => tracing::error!(%error, "the admin doors stay shut"),
+                Err(error) => {
+                    tracing::error!(%error, "cannot open the admin socket and the HTTP server after the upgrade")
+                }
             }
         }
         self.tell(last);

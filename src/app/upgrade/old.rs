@@ -148,7 +148,7 @@ impl OldProcess for RunningInstance {
     fn shut_doors(&mut self, shut: bool) {
         let _runtime = self.runtime.enter();
         if let Err(error) = self.doors.set_shut(shut) {
-            tracing::error!(%error, "an admin door cannot be opened again after a failed upgrade");
+            tracing::error!(%error, "cannot reopen the admin socket or the HTTP server after a failed upgrade");
         }
     }
 
@@ -176,7 +176,7 @@ pub(super) fn kill(child: &mut Child) {
         }
         std::thread::sleep(LOOK_EVERY);
     }
-    tracing::error!(pid = child.id(), "a killed process does not end");
+    tracing::error!(pid = child.id(), "the new process has not exited after SIGKILL");
 }
 
 fn bare(moving: Vec<MovingFlowMessage>) -> Vec<MovingFlow> {

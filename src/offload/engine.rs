@@ -238,7 +238,7 @@ impl Engine {
             beat.turn();
             let wait = self.time_to_wait();
             if let Err(error) = self.wait(wait) {
-                tracing::error!(%error, "the offload engine cannot wait for requests");
+                tracing::error!(%error, "the offload engine's wait for requests failed; it tries again");
                 std::thread::sleep(TICK);
             }
             self.table.offload.clear_wake();

@@ -84,7 +84,7 @@ impl LateResets {
     /// They cannot be told, for this reason: says so once.
     pub fn complain(&self, error: &io::Error) {
         if !self.complained.swap(true, Relaxed) {
-            tracing::warn!(%error, "far ends that a reset does not reach are not told again: it takes CAP_NET_ADMIN and CAP_NET_RAW");
+            tracing::warn!(%error, "Baton cannot repeat resets to hosts that were cut off; that needs CAP_NET_ADMIN and CAP_NET_RAW");
         }
     }
 

@@ -116,7 +116,7 @@ impl Engine {
         let Entry { id, action, held, direction, committed, .. } = entry;
         tracing::error!(
             flow = %id, ?action, held, ?direction, committed, from = %key.from, to = %key.to,
-            "an entry that nobody knows is taken out of the map of flows; this is a bug"
+            "the BPF map has an entry of no known flow; Baton removes it. This is a bug, please report it"
         );
         // What cannot be read is met again.
         let _ = self.program.take_out(key);

@@ -27,7 +27,7 @@ impl RcuBarrier {
         let wait = move || {
             while begins.recv().is_ok() {
                 while let Err(error) = barrier.wait() {
-                    tracing::error!(%error, "cannot wait for all CPUs");
+                    tracing::error!(%error, "the RCU barrier failed; Baton tries again");
                     std::thread::sleep(std::time::Duration::from_millis(100));
                 }
                 done.store(true, Release);

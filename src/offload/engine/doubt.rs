@@ -116,7 +116,7 @@ impl Engine {
         if !heard.is_empty()
             && let Err(error) = self.program.change(&heard, EntryChange::Hear)
         {
-            tracing::error!(%error, "the entries of flows cannot be changed");
+            tracing::error!(%error, "cannot make the BPF program report segments of these flows again");
         }
     }
 

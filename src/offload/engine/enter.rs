@@ -233,10 +233,14 @@ impl Engine {
                 return Err(Stays::Interface);
             }
             if let Err(error) = self.program.attach(comes_by) {
-                tracing::warn!(interface = comes_by, %error, "flows that use it stay proxied");
+                tracing::warn!(
+                    interface = comes_by,
+                    %error,
+                    "cannot attach the BPF program; flows with packets that arrive by this interface stay proxied"
+                );
                 return Err(Stays::Interface);
             }
-            tracing::info!(interface = netdev::name(comes_by).ok(), "the BPF program is attached to an interface");
+            tracing::info!(interface = netdev::name(comes_by).ok(), "attached the BPF program to an interface");
             self.show();
         }
         Ok(Egress::Interface(leaves_by))
@@ -253,7 +257,7 @@ impl Engine {
     }
 
     fn fail(&mut self, candidate: Candidate, error: &dyn Error) {
-        tracing::warn!(flow = candidate.ticket.id.0, %error, "a flow could not be offloaded");
+        tracing::warn!(flow = candidate.ticket.id.0, %error, "cannot offload a flow; it stays proxied");
         self.give_back(candidate, Stays::Failed);
     }
 }

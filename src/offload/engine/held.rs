@@ -172,7 +172,7 @@ impl Engine {
             && !self.is_named_twice(id)
             && let Err(error) = self.program.keep_note(id.flow, &note::of(record.client))
         {
-            tracing::warn!(flow = %id, %error, "whom a flow's header named is not kept");
+            tracing::warn!(flow = %id, %error, "cannot store the client address that a PROXY header gave for a peer's flow");
         }
         self.insert_held(id, Held { ends, packets: 0, confirmed: true });
         self.keep.crowded.flows.remove(&id);
@@ -266,7 +266,7 @@ impl Engine {
             // This one last: what cannot be taken out is found by it again.
             self.take_out(id, if up == *key { &down } else { &up })?;
             self.take_out(id, key)?;
-            tracing::info!(flow = %id, "its client has begun another flow at another instance; it is over");
+            tracing::info!(flow = %id, "the client reused its port for a new connection at another instance; the old entries are dropped");
             self.over(id, EndReason::ClientReset);
             self.waiting.remove(&id);
             if let Some(flow) = self.flows.get_mut(&id) {
@@ -312,7 +312,7 @@ impl Engine {
         let id = if is_taken { self.rename(held, &keys, &mut entries) } else { held.flow };
         let [up, down] = entries;
         if let Err(error) = self.program.change(&keys, EntryChange::Own) {
-            tracing::error!(%error, "the entries of a flow cannot be changed");
+            tracing::error!(%error, "cannot make this instance the owner of a dead peer's flow in the BPF map");
         }
         if let Some(entry) = &up {
             self.slots.keep(entry.backend_slot, ends.backend);
@@ -334,12 +334,12 @@ impl Engine {
     /// What one instance looks after has ids of its own: another flow has this one's.
     fn rename(&self, held: FleetId, keys: &[Key; 2], entries: &mut [Option<Entry>; 2]) -> FlowId {
         let id = self.table.flows.single_id();
-        tracing::info!(flow = %held, to = %id, "a flow that comes from another instance has the id of one of this instance's");
+        tracing::info!(flow = %held, to = %id, "an inherited flow has the id of one of this instance's own flows; Baton gives it a new id");
         for (key, entry) in keys.iter().zip(entries) {
             let Some(entry) = entry else { continue };
             entry.id = id;
             if let Err(error) = self.program.hold(key, entry) {
-                tracing::error!(%error, "the entries of a flow cannot be changed");
+                tracing::error!(%error, "cannot give a peer's flow its new id in the BPF map");
             }
         }
         id
@@ -356,7 +356,7 @@ impl Engine {
         self.waiting.remove(&id);
         self.table.offload.release(ends.local, ends.backend);
         if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
-            tracing::error!(%error, "the entries of a flow cannot be changed");
+            tracing::error!(%error, "cannot turn the entries of a flow that a peer now owns into standby entries");
         }
         self.insert_held(released, Held { ends, packets: flow.up.packets, confirmed: true });
         Ok(())
@@ -398,7 +398,7 @@ impl Engine {
         let owner = match self.owner_at(to) {
             Ok(owner) => owner,
             Err(error) => {
-                tracing::warn!(%to, %error, "flows of an instance that cannot be reached are not forwarded");
+                tracing::warn!(%to, %error, "cannot find the hardware address of a peer; this host does not forward packets of its flows");
                 return Ok(());
             }
         };
@@ -468,7 +468,7 @@ impl Engine {
             None => drop(self.keep.asks.remove(&vip)),
         }
         if let Err(error) = self.program.set_unknown(vip, unknown) {
-            tracing::error!(%vip, %error, "what becomes of unknown packets cannot be set");
+            tracing::error!(%vip, %error, "cannot write the action for unknown packets to the BPF map");
         }
     }
 
@@ -477,7 +477,7 @@ impl Engine {
     pub(super) fn is_foreign(&self, key: &Key) -> bool {
         let is_foreign = netlink::is_translated(key.from, key.to).unwrap_or(false);
         if is_foreign && let Err(error) = self.program.leave_alone(key, now_ns() + FOREIGN_NS) {
-            tracing::error!(%error, "what belongs to somebody else cannot be left alone");
+            tracing::error!(%error, "cannot exempt a connection that this host translates (NAT); Baton asks conntrack again about it");
         }
         is_foreign
     }
@@ -493,7 +493,7 @@ impl Engine {
             })
             .collect();
         if let Err(error) = self.program.set_port_ranges(&port_ranges) {
-            tracing::error!(%error, "whose ports are whose cannot be set");
+            tracing::error!(%error, "cannot write the peers' port ranges to the BPF map; replies to peers' new connections may be reset");
         }
     }
 
@@ -532,7 +532,11 @@ impl Engine {
         }
         match self.program.attach(index) {
             Ok(()) => self.show(),
-            Err(error) => tracing::warn!(interface = index, %error, "flows that come by it cannot be carried here"),
+            Err(error) => tracing::warn!(
+                interface = index,
+                %error,
+                "cannot attach the BPF program; this host cannot carry peers' flows that arrive by this interface"
+            ),
         }
     }
 
@@ -558,7 +562,7 @@ impl Engine {
                     None => continue,
                 };
                 if let Err(error) = self.program.change(&[ends.key(direction)], change) {
-                    tracing::error!(%error, "the entries of a flow cannot be changed");
+                    tracing::error!(%error, "cannot change the outgoing interface of a standby entry; the flow's packets may leave by the old route");
                 }
             }
         }

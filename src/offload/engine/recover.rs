@@ -58,7 +58,7 @@ impl Engine {
             Err(error) => {
                 if self.unread.recover_later(now_ns()) {
                     self.table.fleet.set_whole();
-                    tracing::error!(%error, "the flows of an earlier process cannot be read");
+                    tracing::error!(%error, "cannot read the flows of an earlier process from the BPF map; Baton tries again");
                 }
                 return;
             }
@@ -134,13 +134,13 @@ impl Engine {
 
     pub(super) fn refuse(&mut self, id: FlowId, why: &str) {
         self.count_claimed(1);
-        tracing::warn!(flow = id.0, "a flow of an earlier process is reset: {why}");
+        tracing::warn!(flow = id.0, "Baton resets a flow of an earlier process: {why}");
         self.reset(id);
     }
 
     pub(super) fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
         let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
-            return self.refuse(id, "its entries do not say whose it is");
+            return self.refuse(id, "its two map entries are not of one flow");
         };
         let Some(flow) = self.flows.get(&id) else { return };
         let Ok(note) = self.program.note(id) else {

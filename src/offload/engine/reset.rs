@@ -76,7 +76,7 @@ impl Engine {
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         // First the entries: what the ends answer to the segments below must find them.
         if let Err(error) = self.program.change(&keys, EntryChange::Reset) {
-            tracing::error!(%error, "the entries of a flow cannot be changed");
+            tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
         }
         if let Step::Entered(lent) | Step::Filling(lent) = before {
             socket::reset(lent.sockets.client);
@@ -256,7 +256,7 @@ impl Engine {
             self.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
         }
         if let Err(error) = self.program.drop_note(id) {
-            tracing::error!(%error, "the note of a flow cannot be removed");
+            tracing::error!(%error, "cannot remove the stored client address of an ended flow from the BPF map");
         }
         self.table.offload.release(ends.local, ends.backend);
         true

@@ -37,7 +37,7 @@ impl Engine {
         }
         for (interface, keys) in moved {
             if let Err(error) = self.program.change(&keys, EntryChange::Interface(interface)) {
-                tracing::error!(%error, "flows cannot follow their routes");
+                tracing::error!(%error, "cannot move offloaded flows to the interface of their new route");
             }
         }
     }
@@ -59,7 +59,11 @@ impl Engine {
                 continue;
             }
             if let Err(error) = self.program.attach(index) {
-                tracing::error!(interface = netdev::name(index).ok(), %error, "the BPF program cannot be attached to an interface");
+                tracing::error!(
+                    interface = netdev::name(index).ok(),
+                    %error,
+                    "cannot attach the BPF program; the kernel resets offloaded flows that arrive by this interface"
+                );
             }
             self.show();
         }

@@ -97,7 +97,7 @@ impl Engine {
             if position != in_flight.shown.wrapping_add(in_flight.passed_by) {
                 let change = if in_flight.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
                 if let Err(error) = self.program.change(&[flow.ends.key(direction)], change) {
-                    tracing::error!(%error, "the entries of a flow cannot be changed");
+                    tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
                 }
                 in_flight.shown = position.wrapping_sub(in_flight.passed_by);
             }
@@ -183,7 +183,7 @@ impl Engine {
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         for socket in [lent.sockets.client, lent.sockets.backend] {
             if let Err((socket, error)) = silence::close_silently(socket) {
-                tracing::error!(%error, "a socket cannot be closed in silence");
+                tracing::error!(%error, "cannot close an offloaded flow's socket without FIN or RST; Baton resets the connection");
                 socket::reset(socket);
             }
         }
@@ -191,7 +191,11 @@ impl Engine {
         match self.program.change(&keys, EntryChange::Commit) {
             Ok(2) => self.untrack.forget(&flow.ends),
             found => {
-                tracing::error!(flow = id.0, ?found, "the entries of a flow cannot be marked");
+                tracing::error!(
+                    flow = id.0,
+                    ?found,
+                    "cannot mark the entries of a flow as offloaded; Baton resets the flow"
+                );
                 self.over(id, EndReason::Internal);
                 return self.reset(id);
             }
@@ -221,7 +225,7 @@ impl Engine {
     }
 
     fn lost(&mut self, id: FlowId) {
-        tracing::error!(flow = id.0, "the entries of a flow are gone");
+        tracing::error!(flow = id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
         self.over(id, EndReason::Internal);
         self.reset(id);
     }

@@ -39,7 +39,7 @@ impl HostSurroundings {
     pub(super) fn merges(&mut self, interface: u32) -> bool {
         let read = || {
             netlink::merging().unwrap_or_else(|error| {
-                tracing::warn!(%error, "which interfaces merge packets cannot be read");
+                tracing::warn!(%error, "cannot read which interfaces merge packets (LRO); Baton assumes that none does");
                 HashSet::new()
             })
         };
@@ -50,7 +50,7 @@ impl HostSurroundings {
     pub(super) fn refresh(&mut self) {
         match self.policies.refresh() {
             Ok(changed) => self.policies_moved |= changed,
-            Err(error) => tracing::error!(%error, "IPsec policies cannot be read"),
+            Err(error) => tracing::error!(%error, "cannot read the IPsec policies of this host"),
         }
     }
 

@@ -62,7 +62,7 @@ impl Engine {
         if !self.unread.said_ns.is_some_and(is_said) {
             self.unread.said_ns = Some(now_ns);
             let times = census.unread.value();
-            tracing::error!(%error, times, "entries of offloaded flows cannot be read: their flows stay as they are until they can");
+            tracing::error!(%error, times, "cannot read entries of the BPF map; Baton leaves their flows as they are and tries again");
         }
     }
 

@@ -71,8 +71,11 @@ fn run(census: &OffloadCensus, wanted: &Receiver<Ends>) {
             census.still_tracked.add(legs.len() as u64);
             // Once for each reason: it would be said with every flow.
             if told.replace(error.kind()) != Some(error.kind()) {
-                tracing::error!(%error, "connection tracking keeps flows that have been offloaded, and its table fills; \
-                    is nf_conntrack_netlink there?");
+                tracing::error!(
+                    %error,
+                    "cannot remove conntrack entries of offloaded flows, so the conntrack table fills up; check that the kernel \
+                     module nf_conntrack_netlink is available"
+                );
             }
         }
     }

@@ -283,7 +283,7 @@ impl Engine {
                 self.table.offload.census.reattached.add(1);
                 self.table.journal.record(What::ProgramReattached { interfaces });
             }
-            Err(error) => tracing::error!(%error, "the BPF program cannot be attached again"),
+            Err(error) => tracing::error!(%error, "cannot attach the BPF program again"),
         }
     }
 

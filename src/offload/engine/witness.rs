@@ -147,6 +147,6 @@ const WINDOW: u16 = 512;
 const WINDOW_UNSCALED: u16 = 32 * 1024;
 
 fn failed(id: FlowId, error: &dyn Error) -> Stays {
-    tracing::warn!(flow = id.0, %error, "a flow could not be offloaded");
+    tracing::warn!(flow = id.0, %error, "cannot offload a flow; it stays proxied");
     Stays::Failed
 }

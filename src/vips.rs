@@ -151,7 +151,7 @@ impl Keeper {
             let listening = self.ears.entry(name.clone()).or_default().listen(name, ipv4, ipv6);
             if listening.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied) && !self.refused {
                 self.refused = true;
-                tracing::info!("an address that two hosts have is not noticed: that takes CAP_NET_RAW");
+                tracing::info!("Baton cannot detect another host with the same VIP: that needs CAP_NET_RAW");
             }
         }
     }

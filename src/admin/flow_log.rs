@@ -134,7 +134,7 @@ impl FlowLogWriter {
             tracing::warn!(
                 lines,
                 per_second = self.per_second,
-                "lines for ended flows were left out: more came than log.flows_per_second"
+                "Baton left out log lines of ended flows: there were more than log.flows_per_second"
             );
         }
     }

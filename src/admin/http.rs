@@ -86,7 +86,7 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits)
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the HTTP door cannot accept");
+                tracing::warn!(%error, "the HTTP server cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -39,7 +39,7 @@ pub async fn serve(admin: Arc<Admin>, listener: UnixListener, limits: SessionLim
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "the admin socket cannot accept");
+                tracing::warn!(%error, "the admin socket cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }

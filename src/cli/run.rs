@@ -79,7 +79,10 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
         && !listeners.is_empty()
     {
         let listeners = listeners.len();
-        tracing::warn!(listeners, "going on with the listeners of a process that has ended, and its flows with it");
+        tracing::warn!(
+            listeners,
+            "the previous process has ended, and its proxied flows with it; this process uses its listening sockets"
+        );
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
@@ -185,7 +188,7 @@ async fn leave(bound: Bound, replacement: Replacement, manager: Arc<ServiceManag
 async fn serve_what_is_left(bound: &Bound) {
     bound.dismissed().await;
     bound.gone().await;
-    tracing::info!("the last flow has ended");
+    tracing::info!("the last flow of this process has ended");
 }
 
 struct Stops {
@@ -251,7 +254,7 @@ async fn keep_listeners(
         });
         match stored.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok(now) => kept = now,
-            Err(error) => tracing::warn!(%error, "the listeners cannot be given to the service manager"),
+            Err(error) => tracing::warn!(%error, "cannot give the listening sockets to the service manager"),
         }
         if config.changed().await.is_err() {
             return;
@@ -277,7 +280,10 @@ async fn keep_alive(complaints: impl Fn() -> Vec<String>, limit: Duration, manag
         match complaints.is_empty() {
             true => manager.alive(),
             false if !complained => {
-                tracing::error!("the service manager is not told that this process lives: {}", complaints.join("; "));
+                tracing::error!(
+                    "Baton stops its keepalive to the service manager's watchdog: {}",
+                    complaints.join("; ")
+                );
             }
             false => {}
         }

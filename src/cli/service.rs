@@ -37,7 +37,7 @@ impl ServiceManager {
         let socket = connected.and_then(|connected| match connected {
             Ok(socket) => Some(socket),
             Err(error) => {
-                tracing::warn!(%error, "the service manager cannot be reached");
+                tracing::warn!(%error, "cannot connect to the service manager");
                 None
             }
         });
@@ -91,14 +91,14 @@ impl ServiceManager {
         self.send("BARRIER=1\n", &[write_end.as_fd()]);
         drop(write_end);
         if !fd_passing::wait_readable(&read_end, BARRIER_MAX).unwrap_or(false) {
-            tracing::warn!("the service manager does not answer");
+            tracing::warn!("the service manager has not confirmed the new main PID");
         }
     }
 
     fn send(&self, text: &str, fds: &[BorrowedFd<'_>]) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = fd_passing::send(socket, text.as_bytes(), fds) {
-            tracing::warn!(%error, text = text.trim_end(), "the service manager cannot be told");
+            tracing::warn!(%error, text = text.trim_end(), "cannot send a message to the service manager");
         }
     }
 }

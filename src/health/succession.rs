@@ -152,7 +152,7 @@ impl SharedHealth {
         tracing::info!(
             frontend = &*entry.frontend.name,
             backend = &*label,
-            "flows at an address that is not configured"
+            "an earlier process left flows at an address that is not in the file; Baton drains them"
         );
         // Taken for alive until its first probe: that comes at once, and drains at least.
         let beginning =

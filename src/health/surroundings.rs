@@ -64,12 +64,16 @@ impl Watcher {
             let backend = &*self.entry.name;
             tracing::warn!(
                 backend,
-                "nobody is heard, so its silence may be this host's fault: its flows are left alone"
+                "this host hears no other backend, peer or client, so its own network may be down: Baton does not reset the \
+                 backend's flows"
             );
         }
         if silence == Silence::Nothing {
             let backend = &*self.entry.name;
-            tracing::info!(backend, "this host's network was away a moment ago: silence does not count yet");
+            tracing::info!(
+                backend,
+                "this host's network was down a moment ago: Baton does not count this failed probe"
+            );
         }
         silence
     }
@@ -84,7 +88,10 @@ impl Watcher {
         self.look_at_ns = now + LOOK_EVERY_NS;
         let route = self.look_at_wire();
         if self.doubt.look(self.surroundings(route)) {
-            tracing::info!(backend = &*self.entry.name, "others are heard: counting begins anew");
+            tracing::info!(
+                backend = &*self.entry.name,
+                "this host hears others again: Baton counts failed probes from zero"
+            );
             self.begin_anew();
         }
     }

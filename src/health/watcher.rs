@@ -369,7 +369,11 @@ impl Watcher {
         self.last_probe = Some(report.outcome.to_string());
         self.last_probe_us = report.took.as_micros() as u64;
         if let ProbeOutcome::Inconclusive { error } = &report.outcome {
-            tracing::warn!(backend = labels.backend, error, "this host cannot probe");
+            tracing::warn!(
+                backend = labels.backend,
+                error,
+                "this host cannot send a probe; it does not count as failed"
+            );
         }
         match self.hear(&report.outcome, report.flows_moved, report.began_ns) {
             Silence::Anew => self.begin_anew(),

@@ -171,7 +171,7 @@ impl Worker {
         }
         let Some(listener) = &self.listeners.all[index] else { return };
         if let Err(error) = self.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
-            tracing::error!(address = %listener.address, %error, "cannot watch a listener");
+            tracing::error!(address = %listener.address, %error, "cannot add a listening socket to epoll; this worker accepts no connection there");
         }
     }
 

@@ -160,11 +160,16 @@ impl Worker {
         for panics in 1.. {
             match catch_unwind(AssertUnwindSafe(|| self.serve(state))) {
                 Ok(Ok(())) => break,
-                Ok(Err(error)) => tracing::error!(worker = self.number, %error, "the event loop failed"),
-                Err(_) => tracing::error!(worker = self.number, "a worker panicked; its flows are reset"),
+                Ok(Err(error)) => {
+                    tracing::error!(worker = self.number, %error, "a worker's event loop failed; Baton resets the worker's flows")
+                }
+                Err(_) => tracing::error!(worker = self.number, "a worker panicked; Baton resets the worker's flows"),
             }
             if panics == PANICS_MAX {
-                tracing::error!(worker = self.number, "giving up; the supervisor should start Baton anew");
+                tracing::error!(
+                    worker = self.number,
+                    "a worker failed too often; the process aborts, and the supervisor should restart it"
+                );
                 std::process::abort();
             }
             self.end_all(EndReason::Internal);

@@ -457,7 +457,7 @@ impl<G: OldProcess> Source<'_, G> {
         if self.parked
             && let Err(error) = self.old_process.park(false)
         {
-            tracing::error!(%error, "a worker does not accept again after a failed upgrade");
+            tracing::error!(%error, "a worker cannot resume accepting after a failed upgrade");
         }
         if self.shut {
             self.old_process.shut_doors(false);

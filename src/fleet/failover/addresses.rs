@@ -153,13 +153,13 @@ fn keep(ip: IpAddr, interface: &str) -> bool {
     if ip.is_ipv4()
         && let Err(error) = silence_arp(interface)
     {
-        tracing::error!(%ip, %error, "an address that left cannot be kept for its flows: net.ipv4.conf.all.arp_ignore is 0");
+        tracing::error!(%ip, %error, "cannot keep the address on lo for its flows: net.ipv4.conf.all.arp_ignore is 0");
         return false;
     }
     match netlink::add_to_loopback(ip) {
         Ok(_) => true,
         Err(error) => {
-            tracing::error!(%ip, %error, "an address that left cannot be kept for its flows");
+            tracing::error!(%ip, %error, "cannot keep the address on lo for its flows");
             false
         }
     }
@@ -175,7 +175,7 @@ fn silence_arp(interface: &str) -> io::Result<()> {
             std::fs::write(path(interface), least.to_string())?;
             tracing::warn!(
                 interface,
-                "{name} was {now} and is {least} now: an address is kept on lo while its flows live"
+                "Baton has set {name} from {now} to {least}, because it keeps an address on lo while its flows live"
             );
         }
     }

@@ -139,7 +139,7 @@ impl FailoverControl {
 
     async fn raise_firewall(&self) {
         if let Err(error) = firewall::raise(&self.settings.vips, self.settings.carries).await {
-            tracing::info!(%error, "no table of nftables; a firewall that drops what it has not tracked would stop resets");
+            tracing::info!(%error, "cannot add the nftables table \"inet baton\"; a firewall that drops untracked packets would stop resets");
         }
     }
 
@@ -206,7 +206,7 @@ impl FailoverControl {
             self.look_at_addresses();
         }
         for ip in self.addresses.tidy(&self.table.flows, &self.table.fleet) {
-            tracing::info!(%ip, "no flow needs the address any more that moved away; it is not kept any longer");
+            tracing::info!(%ip, "removed the address from lo: no flow needs it here any more");
         }
     }
 
@@ -220,7 +220,7 @@ impl FailoverControl {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
-                    tracing::error!(%error, "changes of addresses cannot be read");
+                    tracing::error!(%error, "cannot read changes of this host's addresses from the kernel");
                     break;
                 }
             }
@@ -236,13 +236,13 @@ impl FailoverControl {
         match looked {
             Ok(seen) => {
                 for ip in &seen.newly_kept {
-                    tracing::info!(%ip, "an address has left, or is about to; it is kept on lo for the flows that it still has");
+                    tracing::info!(%ip, "the address leaves this host; Baton keeps it on lo until its flows have ended");
                 }
                 self.table.fleet.show_places(seen.places);
                 self.machine.handle_addresses(now_ns(), &seen.all);
             }
             Err(_) if failed_before => {}
-            Err(error) => tracing::error!(%error, "the addresses of this host cannot be read; tried again"),
+            Err(error) => tracing::error!(%error, "cannot read this host's addresses; Baton tries again"),
         }
     }
 

@@ -49,7 +49,7 @@ impl Wire {
         let sender = RawSender::marked(mark)?;
         tokio::spawn(essential::task("challenges", challenge(fleet, sender, waiting, done)));
         let frames = FrameSender::open().inspect_err(|error| {
-            tracing::warn!(%error, "neighbours will not be told of an address that comes; keepalived has to");
+            tracing::warn!(%error, "cannot announce addresses to neighbours (gratuitous ARP, neighbour advertisements); keepalived has to do it");
         });
         Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches, per_second })
     }
@@ -63,7 +63,7 @@ impl Wire {
             })
         });
         if let Err(error) = sent {
-            tracing::warn!(%ip, %error, "neighbours could not be told of an address that came");
+            tracing::warn!(%ip, %error, "cannot announce the address to neighbours");
         }
     }
 

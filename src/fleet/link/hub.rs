@@ -305,7 +305,7 @@ impl Hub {
                 if self.beats_refused == BEATS_REFUSED_MAX {
                     tracing::warn!(
                         port,
-                        "no port for beats: {error}; a peer whose link is cut may take this host for dead"
+                        "no port for beats: {error}; if the link to a peer is cut, the peer may consider this host dead"
                     );
                 }
             }

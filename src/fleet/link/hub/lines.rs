@@ -88,7 +88,7 @@ async fn listen(mut before: JoinSet<()>, site: Site, settings: config::Peers) {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "the peer link cannot accept");
+                tracing::warn!(%error, "cannot accept a connection on the peer link");
                 sleep(LISTEN_AGAIN).await;
                 continue;
             }

@@ -122,17 +122,17 @@ fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Fin
 
 const FAULT: &str = "when the VIP comes here, clients of connections that began elsewhere get no answer, not even a reset: \
                      they wait until TCP gives up, a quarter of an hour";
-const PERHAPS: &str = "for some clients, or in circumstances that the rules do not tell, connections that began elsewhere get \
-                       no answer when the VIP comes here";
+const PERHAPS: &str = "for some clients, or in cases that the rules do not show, this host does not answer connections that began on \
+                       another host when the VIP comes here";
 const PEERS: &str =
-    "that peer does not hear of this host's flows: when one of the two dies, the other cannot tell its clients";
-const PEERS_PERHAPS: &str = "in circumstances that the rules do not tell, that peer does not hear of this host's flows";
+    "the peer does not receive this host's flows: when one of the two dies, the other cannot reset its clients";
+const PEERS_PERHAPS: &str = "in cases that the rules do not show, the peer does not receive this host's flows";
 const BEATS: &str =
-    "should the link between the two be cut, each takes the other for dead though it lives, and resets its flows";
-const BEATS_PERHAPS: &str = "in circumstances that the rules do not tell, that peer is not heard beside the link, and is taken for \
-                             dead when that is cut";
-const LOOSE: &str = "nf_conntrack_tcp_loose lets most packets of connections that began elsewhere pass for new ones, but what \
-                     is out of a window is dropped without an answer";
+    "if the link between the two is cut, each considers the other dead though it lives, and resets its flows";
+const BEATS_PERHAPS: &str = "in cases that the rules do not show, this host receives no beats of the peer, and considers it dead when \
+                             the link is cut";
+const LOOSE: &str = "with nf_conntrack_tcp_loose most packets of connections that began on another host count as new, but the rule \
+                     drops segments outside a window without an answer";
 
 impl Culprit {
     /// A rule before all others of its chain that lets the service's packets in.
@@ -186,7 +186,7 @@ fn read() -> (Ruleset, Vec<Finding>) {
     match run("nft", &["-j", "list", "ruleset"]) {
         Ok(text) => match serde_json::from_str(&text).ok().as_ref().and_then(nft::read) {
             Some(read) => (rules, foreign) = (read.rules, read.foreign),
-            None => findings.push(unread("nftables", "what nft prints is not understood")),
+            None => findings.push(unread("nftables", "Baton does not understand the output of nft")),
         },
         Err(error) => findings.push(unread("nftables", error)),
     }
@@ -226,7 +226,7 @@ fn unread(what: &str, why: impl std::fmt::Display) -> Finding {
     Finding::advice(
         TOPIC,
         format!("{what} cannot be read: {why}"),
-        "a rule that drops what it has not tracked would leave clients waiting when the VIP comes here",
+        "a rule that drops untracked packets would leave clients waiting when the VIP comes here",
         "run this as root, with nft (Debian: nftables) or iptables-save installed",
     )
 }

@@ -217,15 +217,17 @@ const RANGE: &str = "net/ipv4/ip_local_port_range";
 /// All but the ports of well-known services.
 const WIDE: RangeInclusive<u16> = 10240..=65535;
 
-const LISTEN_VIP: &str =
-    "the VIP moves, and with it whom the peers find there: they lose this instance in the moment in which they need it";
+const LISTEN_VIP: &str = "the VIP moves to another host: the peers then reach that host instead of this instance, just when they need this one";
 const LISTEN_ELSEWHERE: &str = "the peers cannot reach this instance: they know none of its flows when its host dies";
-const KEY: &str = "whoever has the key can speak for any instance, and have flows reset or sent elsewhere";
-const ROUTED: &str = "what comes here for its flows is sent to it as the next hop, unchanged, and a router in between sends it back here: after a move of the VIP its clients wait";
+const KEY: &str = "any user who can read the key can act as any instance, and reset or redirect flows";
+const ROUTED: &str = "this host forwards packets of the peer's flows unchanged to the peer as next hop, and a router in between \
+                      sends them back: after a move of the VIP the clients of these flows wait";
 const UNREACHABLE: &str =
-    "the two do not know each other's flows: when one host dies, the other cannot tell its clients";
+    "the two instances do not know each other's flows: when one host dies, the other cannot reset its clients";
 const FAMILY: &str =
     "the peers have no next hop for packets of this host's flows: after a move of the VIP those clients wait";
-const DOWN: &str = "until it runs, this instance waits for it at each start, as long as sync_deadline says";
-const PORT_RANGES: &str = "each instance takes an eighth of the range for its connections to backends, and tells by the port whose a packet is: the range must be the same on all hosts";
-const NFT: &str = "flows are kept proxied here, and a firewall that drops what it has not tracked would then drop the packets of clients that are to be reset";
+const DOWN: &str = "until the peer runs, this instance waits for it at each start, for sync_deadline at most";
+const PORT_RANGES: &str = "each instance uses an eighth of the range for its connections to backends, and finds the owner of a packet by \
+                           its port: the range must be the same on all hosts";
+const NFT: &str = "this instance does not offload, so it needs nftables to exempt the VIP from connection tracking: a firewall \
+                   that drops untracked packets would keep it from resetting clients";

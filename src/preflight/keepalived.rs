@@ -103,7 +103,7 @@ impl Keepalived {
             Err(error) if self.named => vec![Finding::fault(
                 TOPIC,
                 format!("{}: {error}", self.path.display()),
-                "what moves the VIP is not known",
+                "Baton does not know how the VIP moves",
                 "name keepalived's file with --keepalived",
             )],
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips.is_empty() => {
@@ -116,7 +116,7 @@ impl Keepalived {
             Err(error) => vec![Finding::advice(
                 TOPIC,
                 format!("{}: {error}", self.path.display()),
-                "a frontend is at a VIP, and what moves it is not known",
+                "a frontend listens on a VIP, and Baton does not know how the VIP moves",
                 "name keepalived's file with --keepalived, or begin with deploy/keepalived/keepalived.conf",
             )],
         }

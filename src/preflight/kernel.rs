@@ -229,20 +229,20 @@ const ARP_ANNOUNCE: &str = "with less than 2 this host asks ARP questions in the
 const ARP_IGNORE_LATER: &str = "a VIP that leaves stays on lo while flows of peers' clients still need it, and must not answer ARP \
                                 there; Baton sets this itself if it may write below /proc/sys, which the unit in deploy/ does \
                                 not allow, and else those flows have no address any more";
-const ARP_ANNOUNCE_LATER: &str = "a VIP that leaves stays on lo while flows still need it; with less than 2 this host asks ARP \
-                                  questions in its name, and whoever hears them sends the VIP's packets here";
-const REDIRECTS: &str = "this host forwards, and tells clients by ICMP of a shorter way when a VIP's packets still come to it: \
-                         they then go round the balancer";
-const RP_FILTER: &str = "clients' packets to a VIP on lo may come by another interface than the answer leaves by, and the \
-                         strict check drops them in silence";
-const RP_FILTER_PEERS: &str = "packets that a peer forwards come by the link to it, with a client's address: where the way to \
-                               the client is by another interface, the strict check drops them in silence";
-const LOOSE_WHY: &str = "connections that began before this host had the VIP are invalid to its firewall: what drops those \
-                         leaves their clients waiting";
-const LIBERAL_WHY: &str = "conntrack does not see the packets of offloaded flows, so what it then sees of one is out of its \
-                           window and invalid";
-const RETRIES_WHY: &str = "a control-plane component or kubelet on this host hangs that long on an apiserver that went \
-                           silent, where it has no timeout of its own";
+const ARP_ANNOUNCE_LATER: &str = "a VIP that leaves stays on lo while flows need it; with less than 2 this host sends ARP requests \
+                                  from the VIP, and neighbours then send the VIP's packets here";
+const REDIRECTS: &str = "this host forwards packets, and sends clients ICMP redirects when a VIP's packets still come to it: \
+                         the clients then bypass the load balancer";
+const RP_FILTER: &str = "clients' packets to a VIP on lo may arrive by another interface than the reply leaves by, and the \
+                         strict check drops them without an answer";
+const RP_FILTER_PEERS: &str = "packets that a peer forwards arrive by the link to the peer, with a client's address: if the route to \
+                               the client uses another interface, the strict check drops them without an answer";
+const LOOSE_WHY: &str = "the firewall considers connections invalid that began before this host had the VIP: a rule that drops \
+                         invalid packets leaves their clients waiting";
+const LIBERAL_WHY: &str = "conntrack does not see the packets of offloaded flows, so it considers the next packet that it sees of such a \
+                           flow out of window and invalid";
+const RETRIES_WHY: &str = "a control-plane component or kubelet on this host without its own timeout waits that long for a silent \
+                           apiserver";
 
 #[cfg(test)]
 mod tests {

@@ -24,7 +24,7 @@ pub enum Written {
 
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    #[error("{path} was written by somebody else; name another file with --fix=FILE", path = .0.display())]
+    #[error("{path} was not written by Baton; name another file with --fix=FILE", path = .0.display())]
     Foreign(PathBuf),
     #[error("{path}: {source}; run this as root, or name another file with --fix=FILE", path = .path.display())]
     Denied { path: PathBuf, source: io::Error },

@@ -19,7 +19,7 @@ pub(super) fn all(keepalived: &Keepalived, file: &File, config: &Config, place: 
     let scripts = scripts(file);
     let mut judged = Judged { path: keepalived.path.display().to_string(), findings: Vec::new() };
     for missing in &file.unread {
-        let why = "what stands there is not looked at";
+        let why = "Baton cannot check the included files";
         judged.advice(format!("include {missing}"), why, "name a file that includes none by a pattern");
     }
     if instances.is_empty() {
@@ -122,7 +122,7 @@ impl Judged {
         if peers.is_empty() {
             self.fault(
                 format!("{name}: unicast_peer is empty"),
-                "nobody hears its adverts",
+                "the other host receives no adverts, and takes the VIP too",
                 "name the other host there",
             );
         }
@@ -174,7 +174,7 @@ impl Judged {
         let Some(script) = scripts.iter().find(|script| tracked.contains(&script.name)) else {
             self.fault(
                 format!("{name}: no track_script runs `baton ready`"),
-                "the VIP stays on a host whose Baton is dead or hangs: nobody serves it, though the other host could",
+                "the VIP stays on a host on which Baton is dead or hangs, though the other host could serve it",
                 format!(
                     "vrrp_script baton {{ script \"/usr/bin/baton ready --within 500ms\" interval 0.5 timeout 1 fall 2 rise 2 }}, \
                      and in {name}: track_script {{ baton }}"
@@ -206,7 +206,7 @@ impl Judged {
     fn interface(&mut self, VrrpInstance { node, name }: VrrpInstance, place: &HostPlace) {
         let interface = node.value("interface").unwrap_or_default();
         if !place.networks.iter().any(|(known, _)| known == interface) {
-            let why = "keepalived does not start, or waits for it with the VIP nowhere";
+            let why = "keepalived does not start, or waits for the interface while no host has the VIP";
             self.fault(
                 format!("{name}: interface {interface:?} has no address here"),
                 why,
@@ -222,14 +222,14 @@ impl Judged {
             let name = instance.name;
             for vip in instance.addresses() {
                 if let Some(other) = vips.insert(vip, name) {
-                    let why = "they take it from one another, and either may give it up while the other serves by it";
+                    let why = "the two instances take the VIP from each other, and one may remove it while the other serves it";
                     self.fault(format!("{vip} is in {other} and in {name}"), why, "one instance for each VIP");
                 }
             }
             let id = (instance.node.value("virtual_router_id"), instance.node.value("interface"));
             if let Some(other) = ids.insert(id, name).filter(|_| id.0.is_some()) {
                 let shown = id.0.unwrap_or_default();
-                let why = "each takes the other's adverts for its own peer's";
+                let why = "each instance treats the other's adverts as adverts of its own peer";
                 self.fault(
                     format!("{other} and {name} both have virtual_router_id {shown}"),
                     why,
@@ -248,14 +248,14 @@ impl Judged {
         for vip in moved.iter().filter(|vip| !served(**vip)) {
             self.advice(
                 format!("{vip} is a VIP and no frontend's address"),
-                "nothing of Baton's listens there",
+                "Baton does not listen on it",
                 format!("take it out, or in Baton's file: listen = [\"{vip}:6443\"]"),
             );
         }
         for vip in place.vips.iter().filter(|vip| !moved.contains(vip) && !place.kept.contains(vip)) {
             self.fault(
                 format!("{vip} is a frontend's address, and neither this host's nor a VIP of any instance"),
-                "it never comes here",
+                "keepalived never brings it to this host",
                 format!("put it into virtual_ipaddress: {vip}/{}", if vip.is_ipv6() { 128 } else { 32 }),
             );
         }
@@ -270,7 +270,7 @@ impl Judged {
             self.findings.push(Finding::fault(
                 TOPIC,
                 format!("{vip} is on {name}, and keepalived does not run here"),
-                "the other host has taken it too: both answer ARP for it, and clients reach either by chance",
+                "the other host has taken the VIP too: both answer ARP for it, and clients reach one of them at random",
                 format!("systemctl start keepalived, or give it up: ip address delete {network} dev {name}"),
             ));
         }

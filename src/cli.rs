@@ -46,10 +46,10 @@ pub const EXIT_USAGE: u8 = 64;
 #[derive(Debug, Parser)]
 #[command(name = "baton", version, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 struct Arguments {
-    /// The configuration file. Commands to a running instance take the admin socket's place from it.
+    /// The configuration file. Commands to a running instance read the admin socket's path from it.
     #[arg(short, long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The admin socket of the instance [default: as -c FILE says, $BATON_SOCKET, /run/baton/admin.sock].
+    /// The admin socket of the instance [default: the path in -c FILE, $BATON_SOCKET, /run/baton/admin.sock].
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Prints JSON: one document, or one a line for flows and events.
@@ -63,17 +63,17 @@ struct Arguments {
 enum Verb {
     /// Runs an instance in the foreground.
     Run {
-        /// Takes over from the process at the other end of standard input, which started this one.
+        /// Upgrades from the process at the other end of standard input, which started this one.
         #[arg(long, hide = true)]
         upgrade: bool,
     },
-    /// Says everything that is wrong with a configuration file.
+    /// Checks a configuration file and prints every error in it.
     Check(check::CheckArguments),
     #[command(flatten)]
     Lab(Box<lab::LabVerb>),
-    /// How the instance, its frontends and its backends are.
+    /// Shows the instance, its frontends, backends and peers, and the last events.
     Status,
-    /// Whether this host should have the VIP: exit code 0 if the instance serves. For scripts that move a VIP.
+    /// Says whether this host should have the VIP, for scripts that move it: exit code 0 if the instance serves.
     Ready(ready::ReadyArguments),
     /// Lists flows.
     Flows(flows::FlowsArguments),
@@ -82,52 +82,52 @@ enum Verb {
         /// Only this one: NAME or FRONTEND/NAME.
         backend: Option<String>,
     },
-    /// The other instances: whether they are heard, and how much of each other's flows they know.
+    /// Lists the other instances of the fleet, the links to them and how many flows they share.
     Peers(peers::PeersArguments),
-    /// Lists what happened.
+    /// Lists events.
     Events(events::EventsArguments),
-    /// Sends a backend no new flows; those it has may go on until drain_timeout.
+    /// Sends a backend no new flows; its existing flows go on until drain_timeout.
     Drain {
         /// NAME or FRONTEND/NAME.
         backend: String,
-        /// Shows its flows going, until none is left.
+        /// Waits until the backend has no flow left, and shows how many are left.
         #[arg(long)]
         wait: bool,
     },
-    /// Takes back drain or eject: the probes decide again.
+    /// Takes back a drain or eject order: the probes decide about the backend again.
     Undrain {
         /// NAME or FRONTEND/NAME.
         backend: String,
     },
-    /// Sends a backend no new flows and resets those it has.
+    /// Sends a backend no new flows and resets its existing flows.
     Eject {
         /// NAME or FRONTEND/NAME.
         backend: String,
     },
     /// Resets flows.
     Kill(kill::KillArguments),
-    /// Reads the configuration again and takes it over if it is valid.
+    /// Reads the configuration file again and applies it if it is valid.
     Reload,
-    /// Replaces the process, by another version of it if you like, without a flow noticing. -c FILE: with that file.
+    /// Replaces the process with the binary now at its path and keeps every flow. -c FILE: with that file.
     Upgrade(upgrade::UpgradeArguments),
-    /// Empties this host before it is switched off: another instance gets the VIP, and no client notices.
+    /// Empties this host before you switch it off: another instance gets the VIP and the flows.
     Evacuate(evacuate::EvacuationArguments),
     /// Moves idle flows from backends that have more than their share.
     Rebalance {
-        /// Only says what would be moved.
+        /// Only lists the flows to move.
         #[arg(long)]
         dry_run: bool,
     },
-    /// What is pinned in the kernel for offloaded flows; needs no running instance.
+    /// Shows or removes the BPF program and its flows in the kernel; needs no running instance.
     Offload(offload::OffloadArguments),
     /// Prints a new secret for the instances of a fleet: baton genkey > peers.key, mode 600, the same on each.
     Genkey(genkey::GenkeyArguments),
-    /// The versions of this command and of the instance.
+    /// Prints the versions of this command and of the instance.
     Version,
     /// Which versions of the upgrade this binary speaks.
     #[command(hide = true)]
     UpgradeVersion,
-    /// Prints completions for a shell: source them, or put them where the shell looks for them.
+    /// Prints completions for a shell: source them, or save them in the shell's completion directory.
     Completion { shell: clap_complete::Shell },
     /// Prints the man page.
     #[command(hide = true)]

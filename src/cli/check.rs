@@ -14,13 +14,13 @@ use crate::preflight::sysctl_file;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckArguments {
-    /// Says as well whether this host can carry offloaded flows and a VIP, and what to fix.
+    /// Also checks whether this host can offload flows and have a VIP, and prints a fix for each fault.
     #[arg(long)]
     host: bool,
     /// keepalived's configuration [default: /etc/keepalived/keepalived.conf, if it is there].
     #[arg(long, value_name = "FILE", requires = "host")]
     keepalived: Option<PathBuf>,
-    /// Writes the kernel settings that this host should have to a file for sysctl.d, and says how to apply it.
+    /// Writes the kernel settings for this host to a file for sysctl.d, and prints how to apply it.
     #[arg(long, value_name = "FILE", requires = "host", num_args = 0..=1, require_equals = true,
           default_missing_value = sysctl_file::DEFAULT)]
     fix: Option<PathBuf>,
@@ -99,7 +99,7 @@ fn budget(config: &Config) -> String {
         let title = if config.frontends.len() > 1 { &*frontend.name } else { "" };
         for fault in BudgetFault::ALL {
             let (gap, verdict) = match longest_gap(fault, &timers) {
-                None => ("?".to_owned(), "depends on what moves the VIP: set cluster.vrrp_advert_interval"),
+                None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval"),
                 Some(gap) if gap <= grace => (seconds(gap), "ok"),
                 Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
                     (seconds(gap), "NotReady: kind = \"tcp\" asks the kernel only; kind = \"https\" sees it")

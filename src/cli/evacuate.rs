@@ -24,16 +24,16 @@ const EXIT_INTERRUPTED: i32 = 130;
 
 #[derive(Debug, Args)]
 pub(super) struct EvacuationArguments {
-    /// The peer that is to have the VIP; what moves it still decides [default: any that lives].
+    /// The peer to get the VIP; keepalived or the router still decides [default: any live peer].
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
-    /// Flows that are still here after this are reset.
+    /// Proxied flows that are still here after this time are reset.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::model::duration::parse)]
     deadline: Duration,
-    /// Only says what would happen.
+    /// Only says whether this host can be emptied, and what prevents it.
     #[arg(long, conflicts_with = "cancel")]
     check: bool,
-    /// Lets this host have the VIP again; ends an evacuation that is under way.
+    /// Takes the evacuation back: this host may have the VIP again.
     #[arg(long, visible_alias = "back", conflicts_with_all = ["to", "deadline"])]
     cancel: bool,
 }
@@ -115,7 +115,7 @@ fn place(VipPlace { address, here, at }: &VipPlace) -> String {
     match (here, at.is_empty()) {
         (true, true) => format!("{address} is here"),
         (true, false) => format!("{address} is here and at {}", at.join(", ")),
-        (false, true) => format!("{address} is at no instance that is heard here"),
+        (false, true) => format!("{address} is at no instance that this one hears"),
         (false, false) => format!("{address} is at {}", at.join(", ")),
     }
 }
@@ -162,7 +162,7 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
     let EvacuationCheck { obstacles, unmoved, vips, offloaded, proxied, stays } = check;
     let (weight, verdict) = match (obstacles.is_empty(), unmoved.is_empty()) {
         (true, true) => (Weight::Good, "this host can be emptied:"),
-        (true, false) => (Weight::Bad, "this host cannot be emptied before something moves the VIP:"),
+        (true, false) => (Weight::Bad, "this host cannot be emptied, because nothing would move the VIP:"),
         (false, _) => (Weight::Bad, "this host cannot be emptied:"),
     };
     output.line(output.paint(weight, verdict))?;

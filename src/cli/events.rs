@@ -13,13 +13,13 @@ use crate::table::journal::Event;
 
 #[derive(Debug, Args)]
 pub(super) struct EventsArguments {
-    /// Goes on with those to come.
+    /// Prints new events as they come.
     #[arg(long, short)]
     pub follow: bool,
-    /// Ended flows too.
+    /// Lists the end of each flow, too.
     #[arg(long)]
     pub flows: bool,
-    /// Only those with this number or a higher one.
+    /// Only events with this number or a higher one.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub since: u64,
 }

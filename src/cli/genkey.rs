@@ -15,8 +15,8 @@ use crate::sys::random;
 
 #[derive(Debug, Args)]
 pub(super) struct GenkeyArguments {
-    /// Put the new key into this file, and the one that it holds into FILE.previous, both of mode 600. Copy both to all hosts,
-    /// then `baton reload` on each
+    /// Writes a new key to this file and moves its old key to FILE.previous, both with mode 600. Copy both files to all
+    /// hosts, then run `baton reload` on each
     #[arg(long, value_name = "FILE")]
     next: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ enum NextError {
     File { path: PathBuf, source: io::Error },
     #[error("{} holds no key: `baton genkey > FILE` makes the first one", .0.display())]
     NoKey(PathBuf),
-    #[error("{} is there: remove it, and reload, once all instances have the key after it", .0.display())]
+    #[error("{} exists: once all instances have the key after it, remove it and run `baton reload`", .0.display())]
     Unfinished(PathBuf),
 }
 
@@ -37,7 +37,7 @@ pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<Exi
     let key = match random::secret() {
         Ok(secret) => PeerKey(secret),
         Err(error) => {
-            eprintln!("the kernel gives no random numbers: {error}");
+            eprintln!("cannot read random bytes from the kernel: {error}");
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -48,7 +48,7 @@ pub(super) fn genkey(arguments: &GenkeyArguments, output: &Output) -> Result<Exi
                 match output.json {
                     true => output.document(&serde_json::json!({ "key_file": file, "key_file_previous": previous }))?,
                     false => output.line(format!(
-                        "{file} holds the new key, {previous} the one before; copy both to all hosts, then `baton reload` on each"
+                        "{file} has the new key, {previous} the old one; copy both to all hosts, then run `baton reload` on each"
                     ))?,
                 }
                 Ok(ExitCode::SUCCESS)

@@ -27,7 +27,7 @@ pub(super) struct KillArguments {
     /// Every flow of the instance; needs --yes.
     #[arg(long, requires = "yes", group = "target")]
     pub all: bool,
-    /// Yes, every flow.
+    /// Confirms --all.
     #[arg(long)]
     pub yes: bool,
 }

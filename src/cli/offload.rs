@@ -15,7 +15,7 @@ use crate::offload::settings::DIRECTORY_DEFAULT;
 
 #[derive(Debug, Args)]
 pub(super) struct OffloadArguments {
-    /// Where the program is pinned [default: as -c FILE says, /sys/fs/bpf/baton].
+    /// Directory in which the program is pinned [default: the path in -c FILE, /sys/fs/bpf/baton].
     #[arg(long, global = true, value_name = "PATH")]
     pins: Option<PathBuf>,
     #[command(subcommand)]
@@ -24,11 +24,11 @@ pub(super) struct OffloadArguments {
 
 #[derive(Debug, Subcommand)]
 enum OffloadCommand {
-    /// The program, its interfaces, its flows and what it did with packets.
+    /// Shows the program, its interfaces, its flows and its counters of packets.
     Status,
-    /// Takes the program and its maps out of the kernel. The flows in them are reset first, on both sides.
+    /// Resets the offloaded flows on both sides, then removes the program and its maps from the kernel.
     Remove {
-        /// Yes, although there are flows in it.
+        /// Confirms that the flows in it are reset.
         #[arg(long)]
         yes: bool,
     },

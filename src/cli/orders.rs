@@ -36,12 +36,12 @@ pub(super) fn undrain(client: &mut Client, backend: BackendName, output: &Output
         output.document(&ordered)?;
     } else if before.is_some_and(|before| before.order.is_none()) {
         output.line(format!(
-            "{} was under no order: it is {}",
+            "{} had no order to take back: it is {}",
             full(&ordered),
             ordered.backend.health_state.label()
         ))?;
     } else {
-        output.line(format!("{} is in the hands of its probes again", full(&ordered)))?;
+        output.line(format!("{}: the order is taken back, and the probes decide again", full(&ordered)))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -28,13 +28,13 @@ pub(super) enum CliError {
     Output(#[from] io::Error),
     #[error("{path}: {source}", path = .path.display())]
     Path { path: PathBuf, source: io::Error },
-    #[error("{0} would be reset at the next packet; repeat it with --yes")]
+    #[error("{0} would be reset at the next packet; repeat the command with --yes")]
     FlowsInPath(String),
-    #[error("{path}: {source}; flows that may be in it would be reset at the next packet; repeat it with --yes", path = .path.display())]
+    #[error("{path}: {source}; flows in it would be reset at the next packet; repeat the command with --yes", path = .path.display())]
     Unread { path: PathBuf, source: io::Error },
     #[error("flow {0} was ordered to end but is still there")]
     StillThere(crate::model::ids::FlowId),
-    #[error("{0} is no longer draining: somebody took the order back")]
+    #[error("{0} is no longer draining: an operator took the order back")]
     OrderGone(String),
 }
 

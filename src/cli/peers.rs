@@ -18,7 +18,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct PeersArguments {
-    /// Shows them again every second.
+    /// Shows the list again every second.
     #[arg(long, short)]
     watch: bool,
 }

@@ -12,7 +12,7 @@ use crate::admin::protocol::Command;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct ReadyArguments {
-    /// An instance that has not answered within this is not ready.
+    /// An instance that has not answered within this time is not ready.
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = crate::model::duration::parse)]
     within: Duration,
 }

@@ -17,10 +17,10 @@ use crate::upgrade::message::{Hello, ProgramReader};
 
 #[derive(Debug, Args)]
 pub(super) struct UpgradeArguments {
-    /// What shall take over [default: the file that the running process was started from, as it is now].
+    /// The binary to upgrade to [default: the file now at the path from which the running process was started].
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
-    /// Only says whether it could.
+    /// Only says whether the binary can take over.
     #[arg(long)]
     check: bool,
 }

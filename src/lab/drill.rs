@@ -39,19 +39,19 @@ const LINES_EVERY: u32 = 5;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct DrillArgs {
-    /// What kubelets would connect to: the control plane's endpoint, HOST:PORT.
+    /// The address that kubelets connect to: the control plane's endpoint, HOST:PORT.
     #[arg(value_name = "SERVER")]
     pub server: String,
     /// Certificates to trust, PEM.
     #[arg(long, value_name = "FILE", default_value = "/etc/kubernetes/pki/ca.crt")]
     pub ca: PathBuf,
-    /// The name its certificate must have, instead of the host of SERVER.
+    /// The name to verify in the server's certificate, instead of the host of SERVER.
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// How many kubelets there are, each with one connection.
+    /// Number of kubelets, each with one connection.
     #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub kubelets: u16,
-    /// The heartbeat: a GET of this path, which changes nothing.
+    /// Path of the heartbeat, a GET, which changes nothing.
     #[arg(long, value_name = "PATH", default_value = "/readyz")]
     pub path: String,
     /// The heartbeat is a PUT instead, as a kubelet's: of a Lease for each kubelet, PREFIX-1, PREFIX-2 ... in this
@@ -62,7 +62,7 @@ pub struct DrillArgs {
     /// Holds watches of this path on each connection [default with --watches: /api/v1/nodes?watch=true&...].
     #[arg(long, value_name = "PATH")]
     pub watch: Option<String>,
-    /// So many watches on each connection [default with --watch: 1].
+    /// Number of watches on each connection [default with --watch: 1].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=100))]
     pub watches: Option<u16>,
     /// A bearer token, for paths that need one.
@@ -77,19 +77,19 @@ pub struct DrillArgs {
     /// Time between heartbeats: the kubelet's nodeLeaseDurationSeconds / 4.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub every: Duration,
-    /// For one heartbeat.
+    /// Timeout of one heartbeat.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub timeout: Duration,
-    /// An HTTP/2 ping is sent after this long without a frame; 0: never.
+    /// Sends an HTTP/2 ping after this time without a frame; 0: never.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     pub ping_after: Duration,
-    /// A ping unanswered for this long ends the connection.
+    /// Closes a connection on which a ping is unanswered for this time.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
     pub ping_timeout: Duration,
     /// The controller-manager's --node-monitor-grace-period: 40s up to Kubernetes 1.31, 50s from 1.32.
     #[arg(long, value_name = "DURATION", default_value = "40s", value_parser = duration::parse)]
     pub grace: Duration,
-    /// Ends after this long; otherwise on SIGINT or SIGTERM.
+    /// Ends after this time; without it on SIGINT or SIGTERM.
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
     pub run_for: Option<Duration>,
 }

@@ -17,19 +17,19 @@ use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct DemoArgs {
-    /// Ends after this long, such as 90s; otherwise with q, SIGINT or SIGTERM.
+    /// Ends after this time, such as 90s; without it with q, SIGINT or SIGTERM.
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
     pub run_for: Option<Duration>,
     /// Prints lines instead of drawing, as it does when the output is not a terminal.
     #[arg(long)]
     pub no_tui: bool,
-    /// Plays every fault by itself, ends with a table, and exits with 1 if a client waited too long.
+    /// Causes every fault by itself, prints a table at the end, and exits with 1 if a client waited too long.
     #[arg(long, visible_alias = "script")]
     pub tour: bool,
-    /// Where the status page is served; if the port is taken, on the next free one.
+    /// Address of the status page; if its port is in use, the next free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9470")]
     pub http: SocketAddr,
-    /// How many kubelet-like clients there are.
+    /// Number of kubelet-like clients.
     #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub kubelets: u16,
     /// Cleans up after a demo.

@@ -87,7 +87,7 @@ impl What {
                 say!(Plain, { frontend, backend, %address }, "{frontend}/{backend}: resolves to {address}")
             }
             Self::BackendResolved { frontend, backend, address: None, error: None } => {
-                say!(Plain, { frontend, backend }, "{frontend}/{backend}: resolves to nothing")
+                say!(Plain, { frontend, backend }, "{frontend}/{backend}: resolves to no address")
             }
             Self::Reloaded { changes } if changes.is_empty() => {
                 say!(Plain, {}, "configuration reloaded: nothing changed")
@@ -95,7 +95,7 @@ impl What {
             Self::Reloaded { changes } => say!(Plain, {}, "configuration reloaded: {}", changes.join("; ")),
             Self::ReloadRefused { errors } => {
                 // There is a semicolon within each.
-                say!(Bad, {}, "configuration refused, the old one stays: {}", errors.join(" | "))
+                say!(Bad, {}, "configuration refused, the running one stays: {}", errors.join(" | "))
             }
             Self::AcceptPaused { worker, error } => {
                 say!(Bad, { worker, error }, "worker {worker} pauses accepting: {error}")
@@ -110,15 +110,15 @@ impl What {
             }
             Self::WorkerMoves { worker } => say!(Good, { worker }, "worker {worker} moves again"),
             Self::VipShared { address, by } => {
-                say!(Bad, { %address, by }, "another host ({by}) has {address} too: clients reach either by chance")
+                say!(Bad, { %address, by }, "another host ({by}) has {address} too: clients reach one of the two at random")
             }
             Self::VipAlone { address } => say!(Good, { %address }, "no other host has {address} any more"),
             Self::VipLeftBehind { address } => {
                 say!(
                     Bad,
                     { %address },
-                    "keepalived is gone and has left {address} behind, which another host takes too: start it, or take the \
-                     address away"
+                    "keepalived has ended and left {address} on this host, and another host takes it too: start keepalived, or \
+                     remove the address"
                 )
             }
             Self::Started { version } => say!(Plain, { version }, "Baton {version} starts"),
@@ -128,7 +128,7 @@ impl What {
             }
             Self::RebalancePlanned { frontend, moves } => {
                 let flows = plural(*moves as u64, "flow");
-                say!(Plain, { frontend, moves }, "{frontend}: {flows} to be moved to backends with fewer")
+                say!(Plain, { frontend, moves }, "{frontend}: Baton moves {flows} to backends with fewer flows")
             }
             Self::UpgradeBegun { binary, config } => {
                 say!(Plain, { binary, config }, "upgrade to {binary} with {config} begun")
@@ -166,11 +166,11 @@ impl What {
             }
             Self::Inherited { from_pid, flows } => {
                 let number = plural(*flows, "flow");
-                say!(Bad, { from_pid, flows }, "process {from_pid} died while it handed over; {number} had come")
+                say!(Bad, { from_pid, flows }, "process {from_pid} died during the upgrade; this process has {number} of it")
             }
-            Self::OffloadOpened { interfaces } if interfaces.is_empty() => say!(Good, {}, "flows may be offloaded"),
+            Self::OffloadOpened { interfaces } if interfaces.is_empty() => say!(Good, {}, "Baton offloads flows"),
             Self::OffloadOpened { interfaces } => {
-                say!(Good, { ?interfaces }, "flows may be offloaded, by {}", interfaces.join(", "))
+                say!(Good, { ?interfaces }, "Baton offloads flows on {}", interfaces.join(", "))
             }
             Self::OffloadShut { why, unwatched } => {
                 let weight = match unwatched {
@@ -201,7 +201,9 @@ impl What {
                      proxied were not"
                 )
             }
-            Self::OffloadResumed {} => say!(Good, {}, "offloaded flows live: Baton may offload all again"),
+            Self::OffloadResumed {} => {
+                say!(Good, {}, "the offloaded flow was not reset: Baton offloads all flows again")
+            }
             Self::ProgramReattached { interfaces } => {
                 let from = interfaces.join(", ");
                 say!(
@@ -214,10 +216,14 @@ impl What {
             Self::PeerLost { peer, why } => say!(Notice, { peer }, "the link to {peer} is lost: {why}"),
             Self::PeerUnreachable { peer, why } => say!(Notice, { peer }, "no link to {peer}: {why}"),
             Self::PeerSynced { peer, flows } => {
-                say!(Good, { peer, flows }, "all of {peer} is known: {}", plural(*flows, "flow"))
+                say!(Good, { peer, flows }, "this instance knows all flows of {peer}: {}", plural(*flows, "flow"))
             }
             Self::PeerGap { peer } => {
-                say!(Notice, { peer }, "a change of {peer}'s flows is missing; it tells all of them again")
+                say!(
+                    Notice,
+                    { peer },
+                    "this instance missed a change of {peer}'s flows; {peer} sends all of them again"
+                )
             }
             Self::PeerLiveness { peer, liveness } => {
                 let (weight, label) = (Weight::of_liveness(*liveness), liveness.label());
@@ -228,7 +234,7 @@ impl What {
                 say!(
                     Bad,
                     { %instance, inherited, reset },
-                    "{instance} is dead: {flows} of it without sockets go on here, {reset} others are reset"
+                    "{instance} is dead: this instance carries on {flows} of it and resets {reset} others"
                 )
             }
             Self::ClientsTold { instance, answered, silent } => {
@@ -236,7 +242,7 @@ impl What {
                 say!(
                     Plain,
                     { %instance, answered, silent },
-                    "{clients} of {instance} answered to their reset, {silent} did not show themselves"
+                    "{clients} of {instance} answered the challenge and got RST, {silent} did not answer"
                 )
             }
             Self::FlowsStuck { instance, flows } => {
@@ -244,7 +250,7 @@ impl What {
                 say!(
                     Notice,
                     { %instance, flows },
-                    "{number} of {instance} to a backend on this host are reset: the address that they come from is here now"
+                    "Baton resets {number} of {instance} to a backend on this host: their source address is on this host now"
                 )
             }
             Self::FlowsClaimed { instance, flows } => {
@@ -261,14 +267,14 @@ impl What {
                 let number = plural(*flows as u64, "flow");
                 let whom = to.as_ref().map_or("another instance", |to| &to.0);
                 let to = to.as_ref().map(tracing::field::display);
-                say!(Plain, { to, flows }, "emptying this host: its VIP goes to {whom}, and {number} live here")
+                say!(Plain, { to, flows }, "evacuation begun: the VIP goes to {whom}, and this host has {number}")
             }
             Self::Evacuated { flows_reset: 0, took_ms } => {
                 let took = duration_ms(*took_ms);
                 say!(
                     Good,
                     { flows_reset = 0, took_ms },
-                    "emptied in {took}; no flow was reset: this host may be switched off"
+                    "emptied in {took}, no flow was reset: this host may be switched off"
                 )
             }
             Self::Evacuated { flows_reset, took_ms } => {
@@ -276,7 +282,7 @@ impl What {
                 say!(
                     Notice,
                     { flows_reset, took_ms },
-                    "emptied in {took}; {flows} had to be reset: this host may be switched off"
+                    "emptied in {took}, Baton had to reset {flows}: this host may be switched off"
                 )
             }
             Self::EvacuationTakenBack { why: None } => {
@@ -340,9 +346,9 @@ fn in_words(liveness: Liveness) -> &'static str {
     match liveness {
         Liveness::Unheard => "not heard of yet",
         Liveness::Alive => "alive",
-        Liveness::Unlinked => "alive, but not on the link: what it does with its flows is not known here",
+        Liveness::Unlinked => "alive, but the link to it is down: this instance does not learn of its new flows",
         Liveness::Silent => "silent",
-        Liveness::Dead => "taken for dead: nothing was heard of it for a second",
+        Liveness::Dead => "considered dead: this instance has not heard of it for a second",
         Liveness::Left(Farewell::Succeeded) => "being replaced by another process",
         Liveness::Left(Farewell::Stopped) => "stopped",
     }

@@ -32,22 +32,22 @@ macro_rules! reasons {
 }
 
 reasons! {
-    Busy "busy" false "Bytes were under way at every moment that was tried.";
+    Busy "busy" false "Bytes were in flight at every moment that Baton tried.";
     Timestamps "timestamps" true "Only one of its ends uses TCP timestamps.";
     Sack "sack" true "Only one of its ends uses SACK.";
-    Mss "mss" true "One end may send segments that are too large for the other, or for the way there.";
+    Mss "mss" true "One end may send segments that are too large for the other, or for the path there.";
     Ecn "ecn" true "One of its ends uses accurate ECN.";
     Families "families" true "One leg is IPv4 and the other IPv6.";
     HalfClosed "half_closed" true "One of its ends has closed already.";
     Local "local" true "Its client or its backend is on this host.";
-    Interface "interface" true "Its packets come in by an interface that is not in path.interfaces.";
-    Lro "lro" true "Its packets come in by a card that merges them (large receive offload), or by what stands on one.";
+    Interface "interface" true "Its packets come in by an interface that is not in offload.interfaces.";
+    Lro "lro" true "Its packets come in by a network card that merges them (large receive offload), or by an interface on top of one.";
     Ipsec "ipsec" true "An IPsec policy covers one of its legs.";
-    Nat "nat" true "Its addresses or numbers are others on the wire than in its sockets: this host translates them.";
-    Unseen "unseen" false "No packet of one of its ends has shown yet what it looks like on the wire.";
-    Resets "resets" false "Flows were reset right after they had been offloaded: none is until it is known that this is over.";
+    Nat "nat" true "Its packets have other addresses or sequence numbers on the wire than in its sockets: this host translates them.";
+    Unseen "unseen" false "Baton has not yet seen a packet of one of its ends on the wire.";
+    Resets "resets" false "Flows were reset right after their offload: Baton offloads none until this has stopped.";
     MapFull "map_full" false "The map of offloaded flows is full.";
-    AddressInUse "address_in_use" false "An earlier flow between the same addresses is still remembered.";
+    AddressInUse "address_in_use" false "The BPF map still has an earlier flow between the same addresses.";
     Failed "failed" false "The kernel refused a call that offload needs; the log has the error.";
 }
 

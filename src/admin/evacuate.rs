@@ -122,7 +122,7 @@ pub struct EvacuationCheck {
 
 /// Nothing has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
-#[error("nothing is handed over: {why}")]
+#[error("the evacuation has not begun: {why}")]
 pub struct EvacuationFailed {
     pub why: String,
 }

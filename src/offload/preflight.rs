@@ -30,7 +30,7 @@ pub fn look(
         findings.push(Finding::advice(
             "interfaces",
             "none holds a frontend's address or leads to a backend",
-            "a VIP may come later; what comes by an interface where the program is not attached is not carried",
+            "a VIP may come later; flows that arrive by an interface without the BPF program stay proxied",
             "run this again on the host that has the VIP",
         ));
     }
@@ -54,13 +54,13 @@ fn kernel_of(release: &str, knows_tcx: io::Result<bool>) -> Finding {
         Ok(false) => Finding::hindrance(
             "kernel",
             format!("Linux {release} has no TCX links"),
-            "the program is attached by them; Linux 6.6 brought them",
+            "Baton attaches the BPF program with TCX links, which Linux has since 6.6",
             "boot a kernel of 6.6 or later (Debian: apt-get install -t bookworm-backports linux-image-amd64)",
         ),
         Err(error) => Finding::advice(
             "kernel",
-            format!("Linux {release}; whether it has TCX links cannot be asked: {error}"),
-            "the program is attached by them; Linux 6.6 brought them, and some distributions to older numbers",
+            format!("Linux {release}; cannot find out whether it has TCX links: {error}"),
+            "Baton attaches the BPF program with TCX links, which Linux has since 6.6, and some distributions in older kernels",
             "run this as root",
         ),
     }
@@ -76,7 +76,7 @@ fn barrier() -> Finding {
         Err(error) => Finding::hindrance(
             topic,
             error,
-            "a flow's sockets may close only when no packet is on its way into them any more, and this kernel has no wait for that",
+            "Baton may close a flow's sockets only once no packet is on its way into them, and this kernel offers no way to wait for that",
             "boot without nohz_full, or give Baton CAP_BPF",
         ),
     }
@@ -89,7 +89,7 @@ fn btf() -> Finding {
         false => Finding::hindrance(
             "type information",
             format!("{path} is not there"),
-            "where a socket keeps its numbers differs from kernel to kernel, and only this tells",
+            "the place of a socket's sequence numbers differs from kernel to kernel, and only this file tells it",
             "boot a kernel that was built with CONFIG_DEBUG_INFO_BTF=y, as those of distributions are",
         ),
     }
@@ -106,7 +106,7 @@ fn capabilities() -> Finding {
         false => Finding::hindrance(
             "capabilities",
             format!("{} is missing", missing.join(", ")),
-            "loading a program, attaching it and closing a socket in silence are privileges",
+            "Baton needs them to load and attach the BPF program and to close sockets without FIN or RST",
             "run Baton as root, or with the AmbientCapabilities of deploy/baton.service in its unit",
         ),
     }
@@ -119,7 +119,7 @@ fn lockdown() -> Finding {
         true => Finding::hindrance(
             "lockdown",
             text.trim(),
-            "the kernel shows its sockets' numbers to no program in this mode",
+            "in this mode the kernel lets no BPF program read sequence numbers of sockets",
             "boot with lockdown=integrity",
         ),
     }
@@ -131,10 +131,10 @@ fn jit() -> Finding {
         "0" => Finding::advice(
             "compiler",
             format!("{path} is 0"),
-            "each packet is interpreted, which costs several times as much",
+            "the kernel interprets the BPF program for each packet, which costs several times as much CPU",
             "sysctl -w net.core.bpf_jit_enable=1",
         ),
-        _ => Finding::good("compiler", "packets run compiled code"),
+        _ => Finding::good("compiler", "the kernel compiles BPF programs"),
     }
 }
 
@@ -144,13 +144,13 @@ fn file_system(directory: &Path) -> Finding {
         Ok(false) if directory.starts_with(bpffs::MOUNT_POINT) => Finding::advice(
             "file system",
             format!("no BPF file system at {}", bpffs::MOUNT_POINT),
-            "flows outlive the process there; Baton mounts it when it starts, if it may",
+            "flows outlive the process only on a BPF file system; Baton mounts one when it starts, if it has the right",
             "mount -t bpf bpf /sys/fs/bpf",
         ),
         Ok(false) | Err(_) => Finding::hindrance(
             "file system",
             format!("{} is not on a BPF file system", directory.display()),
-            "flows outlive the process there, and nowhere else",
+            "flows outlive the process only on a BPF file system",
             format!("mount -t bpf bpf {}", directory.display()),
         ),
     }
@@ -167,13 +167,13 @@ fn pinned(directory: &Path) -> Finding {
         Ok(Some(status)) => Finding::hindrance(
             "pinned",
             format!("a program of another version (layout {})", status.layout),
-            "its flows cannot be read, and replacing it would reset them",
+            "Baton cannot read its flows, and would reset them if it replaced the program",
             fix,
         ),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Finding::advice("pinned", error, "only root may look", "run this as root")
+            Finding::advice("pinned", error, "only root may read it", "run this as root")
         }
-        Err(error) => Finding::hindrance("pinned", error, "what is pinned cannot be read", fix),
+        Err(error) => Finding::hindrance("pinned", error, "Baton cannot read the pinned program and its flows", fix),
     }
 }
 
@@ -182,7 +182,7 @@ fn ipsec() -> Option<Finding> {
     Some(Finding::advice(
         "IPsec",
         format!("{} policies", policies.len()),
-        "the program sends past them, so flows that one covers stay proxied",
+        "offloaded packets bypass IPsec, so flows that a policy covers stay proxied",
         "ip xfrm policy, then decide whether it has to cover clients or backends",
     ))
 }
@@ -205,7 +205,7 @@ fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMa
             findings.push(Finding::hindrance(
                 name,
                 error,
-                "the program cannot be attached to it",
+                "Baton cannot attach the BPF program to it",
                 "name an interface of this host in [offload] interfaces",
             ));
             return;
@@ -226,8 +226,8 @@ fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMa
         findings.push(Finding::hindrance(
             name,
             "large receive offload is on, here or at a card below",
-            "what a card has merged not every card can send on: flows that come in by it stay proxied",
-            format!("ethtool -K {name} lro off (of a bond, VLAN or bridge: of the cards below)"),
+            "not every network card can send merged packets: flows that arrive by it stay proxied",
+            format!("ethtool -K {name} lro off (for a bond, VLAN or bridge: of the cards below it)"),
         ));
     }
     let others = others(name, interface.index);
@@ -236,9 +236,9 @@ fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMa
         false => Finding::advice(
             name,
             others.join("; "),
-            "XDP programs see a packet before Baton's does and may take it; Baton's comes before all other classifiers, \
-             so those (Cilium, Calico) see no packet of an offloaded flow, neither for policy nor for counting",
-            format!("bpftool net show dev {name}, then decide whether its policy may be passed by for these flows"),
+            "XDP programs see a packet before Baton's program and may take it; Baton's program runs before all other classifiers, \
+             so these (Cilium, Calico) see no packet of an offloaded flow, neither for policy nor for counting",
+            format!("bpftool net show dev {name}, then decide whether these flows may bypass its policy"),
         ),
     });
 }
@@ -265,7 +265,7 @@ fn mtu(mtus: &BTreeMap<String, u32>) -> Option<Finding> {
         Finding::advice(
             "MTU",
             format!("{} has {}, {} has {}", narrow.0, narrow.1, wide.0, wide.1),
-            "nobody cuts a packet of an offloaded flow in pieces: flows whose segments would not fit stay proxied",
+            "the kernel does not fragment packets of an offloaded flow: flows with segments that would not fit stay proxied",
             format!("ip link set {} mtu {}", wide.0, narrow.1),
         )
     })

@@ -51,7 +51,10 @@ fn of_vips(rules: &Ruleset, unread: Vec<Finding>, place: &HostPlace) -> Vec<Find
         Some(finding) => findings.push(finding),
         None if findings.is_empty() => {
             let number: usize = rules.chains.iter().map(|chain| chain.rules.len()).sum();
-            findings.push(Finding::good(TOPIC, format!("{number} rules, none of which drops what began elsewhere")));
+            findings.push(Finding::good(
+                TOPIC,
+                format!("{number} rules; none drops connections that began on another host"),
+            ));
         }
         None => {}
     }
@@ -76,7 +79,7 @@ fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer])
         let ip = peer.address.ip();
         let packet = Packet { transport, service: at, towards: Towards::Service, state: "new", other: Some(ip) };
         let Some(culprit) = culprit(rules, packet) else { continue };
-        let read = format!("{culprit} drops what {} ({ip}) sends to {what} {at}", peer.name);
+        let read = format!("{culprit} drops packets of {} ({ip}) to {what} {at}", peer.name);
         let fix = culprit.accept(rules, transport, at, Some(ip));
         return match (transport, culprit.perhaps) {
             (Transport::Tcp, false) => Finding::fault(topic, read, why, fix),
@@ -85,7 +88,7 @@ fn admits(rules: &Ruleset, transport: Transport, at: SocketAddr, peers: &[Peer])
             (_, true) => Finding::advice(topic, read, perhaps, fix),
         };
     }
-    Finding::good(topic, format!("no rule drops what peers send to {what} {at}"))
+    Finding::good(topic, format!("no rule drops packets of peers to {what} {at}"))
 }
 
 /// What is wrong with `rules` for clients of `service`. `loose`: nf_conntrack_tcp_loose, if connections are tracked.
@@ -225,7 +228,7 @@ fn read() -> (Ruleset, Vec<Finding>) {
 fn unread(what: &str, why: impl std::fmt::Display) -> Finding {
     Finding::advice(
         TOPIC,
-        format!("{what} cannot be read: {why}"),
+        format!("cannot read {what}: {why}"),
         "a rule that drops untracked packets would leave clients waiting when the VIP comes here",
         "run this as root, with nft (Debian: nftables) or iptables-save installed",
     )

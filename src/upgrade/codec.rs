@@ -49,7 +49,7 @@ pub enum DecodeError {
     Length { expected: usize, got: usize },
     #[error("its checksum is wrong")]
     Checksum,
-    #[error("its body is not what its kind demands: {0}")]
+    #[error("its body does not fit its kind: {0}")]
     Body(String),
 }
 

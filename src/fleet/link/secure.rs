@@ -27,7 +27,7 @@ pub enum LinkError {
     Closed,
     #[error("it is silent")]
     TimedOut,
-    #[error("what answers there is no Baton")]
+    #[error("the program at that address is not Baton")]
     NotAPeer,
     #[error(
         "it speaks {theirs} of the peer protocol, this instance {VERSIONS}; bring both to releases that have one in common"
@@ -37,11 +37,11 @@ pub enum LinkError {
     Key,
     #[error("a frame does not open: it was altered on the way")]
     Seal,
-    #[error("a message cannot be read: {0}")]
+    #[error("cannot read a message: {0}")]
     Decode(#[from] FrameError),
     #[error(transparent)]
     FrameTooLong(#[from] FrameTooLong),
-    #[error("it said something before its hello")]
+    #[error("it sent a message before its hello")]
     NoHello,
     #[error("{0} answers there")]
     Name(String),
@@ -50,7 +50,7 @@ pub enum LinkError {
     Refused(String),
     #[error("it refuses: {0}")]
     RefusedByIt(String),
-    #[error("the link was given up")]
+    #[error("this instance closed the link")]
     Dropped,
 }
 

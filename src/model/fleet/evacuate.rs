@@ -85,7 +85,7 @@ pub enum EvacuateStep {
 pub enum Failure {
     #[error("there is no peer {asked}; there is {}", .known.join(", "))]
     Unknown { asked: InstanceName, known: Vec<String> },
-    #[error("{peer} is {}, so nothing can be handed to it", .liveness.label())]
+    #[error("{peer} is {}, so it cannot get the VIP", .liveness.label())]
     NotAlive { peer: InstanceName, liveness: Liveness },
     #[error("no peer is alive: {}", .0.join(", "))]
     NobodyAlive(Vec<String>),
@@ -93,7 +93,7 @@ pub enum Failure {
         "{peer} does not know all flows of this instance: {behind} changes are not acknowledged after {waited_ms} ms"
     )]
     NotTold { peer: InstanceName, behind: usize, waited_ms: u64 },
-    #[error("{0} cannot be kept on lo for the flows that are in sockets; the log says why")]
+    #[error("cannot keep {0} on lo for proxied flows; the log has the error")]
     NotKept(IpAddr),
     #[error("{vip} is still on this host after {waited_ms} ms: nothing takes it away while `baton ready` fails")]
     NotLeft { vip: IpAddr, waited_ms: u64 },
@@ -105,7 +105,7 @@ pub enum Failure {
     NotWithdrawn { vip: IpAddr, waited_ms: u64 },
     #[error("no live peer has {0} any more")]
     HeirLost(IpAddr),
-    #[error("failover.track_file {path} cannot be written: {error}")]
+    #[error("cannot write failover.track_file {path}: {error}")]
     TrackFile { path: String, error: String },
 }
 

@@ -122,9 +122,9 @@ pub(super) enum Fault {
     Refused(String),
     #[error("it tells of more than {FLOWS_MAX} flows")]
     TooMany,
-    #[error("it acknowledges what it was not told")]
+    #[error("it acknowledges changes that this instance has not sent")]
     Ack,
-    #[error("one of its messages is longer than any may be")]
+    #[error("one of its messages is longer than allowed")]
     TooLong,
 }
 

@@ -44,9 +44,9 @@ pub enum OpenError {
     Hardware { interface: String, hardware: u16 },
     #[error("attaching to {interface}: {source}; TCX takes Linux 6.6 and CAP_NET_ADMIN")]
     Attach { interface: String, source: Box<dyn Error + Send + Sync> },
-    #[error("the thread that offloads flows cannot begin: {0}")]
+    #[error("cannot start the offload engine's thread: {0}")]
     Begin(io::Error),
-    #[error("what is pinned cannot be read: {0}; `baton offload remove` takes it away and resets the flows in it")]
+    #[error("cannot read the pinned program: {0}; `baton offload remove` removes it and resets its flows")]
     Pinned(#[from] io::Error),
 }
 

@@ -47,7 +47,7 @@ pub(super) fn look(rules: &Ruleset, complete: bool, config: &Config, place: &Hos
     let legs: Vec<_> = config.frontends.iter().flat_map(|frontend| legs(frontend, place)).collect();
     let mut findings = judge(rules, &services, &legs);
     if findings.is_empty() && complete {
-        findings.push(Finding::good(TOPIC, "no rule translates what goes to a frontend or a backend"));
+        findings.push(Finding::good(TOPIC, "no rule translates packets to a frontend or a backend"));
     }
     findings
 }
@@ -99,7 +99,7 @@ fn judge(rules: &Ruleset, services: &[SocketAddr], legs: &[FirstPacket]) -> Vec<
     }
     for (hit, to) in of_rules.into_values() {
         let names: Vec<_> = to.iter().map(ToString::to_string).collect();
-        findings.push(hit.finding(&format!("what goes to {}", names.join(", ")), &to));
+        findings.push(hit.finding(&format!("packets to {}", names.join(", ")), &to));
     }
     findings
 }

@@ -59,7 +59,7 @@ fn what_is_masqueraded_on_the_way_to_a_backend_is_named_once_with_what_exempts_i
         r#"{"match": {"op": "==", "left": {"meta": {"key": "oifname"}}, "right": {"set": ["eth0", "eth1"]}}}, {"masquerade": null}"#,
     );
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].1, "inet n c: interface eth0,eth1 masquerade translates what goes to 10.0.0.11:6443");
+    assert_eq!(found[0].1, "inet n c: interface eth0,eth1 masquerade translates packets to 10.0.0.11:6443");
     assert_eq!(found[0].2, "nft insert rule inet n c ip daddr 10.0.0.11 tcp dport 6443 accept");
 }
 

@@ -160,6 +160,36 @@ fn a_firewall_that_drops_what_is_invalid_is_found_before_it_leaves_a_client_wait
     });
 }
 
+/// `...` in the page stands for what differs between hosts, and for lines that are left out.
+#[test]
+fn docs_check_shows_what_is_said_of_a_firewall() {
+    let Some(lab) = Lab::new("preflight page") else { return };
+    let path = lab.directory().join("check.toml");
+    let file = lab.config().frontend("listen", vec!["10.0.0.100:6443".to_owned()]);
+    std::fs::write(&path, file.text(&lab.directory().join("admin.sock"))).unwrap();
+    lab.lb.nft("table inet f { chain in { type filter hook input priority 0; ct state invalid drop; }; }");
+    lab.lb.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0");
+    let said = lab.lb.enter(|| {
+        std::process::Command::new(BINARY).args(["check", "--host", "-c"]).arg(&path).output().unwrap().stdout
+    });
+    let said = String::from_utf8(said).unwrap();
+    let page = include_str!("../../docs/check.md");
+    let shown =
+        page.split("$ baton check -c /etc/baton/baton.toml --host\n").nth(1).unwrap().split("```").next().unwrap();
+    let mut shown: Vec<_> = shown.lines().filter(|line| *line != "...").collect();
+    assert!(shown.len() >= 3, "{shown:?}");
+    let is_it = |line: &str, shown: &str| match shown.split_once("...") {
+        Some((begins, ends)) => line.starts_with(begins) && line.ends_with(ends),
+        None => line == shown,
+    };
+    for line in said.lines() {
+        if shown.first().is_some_and(|first| is_it(line, first)) {
+            shown.remove(0);
+        }
+    }
+    assert_eq!(shown, Vec::<&str>::new(), "not said, or not in this order:\n{said}");
+}
+
 #[test]
 fn a_firewall_that_lets_in_only_new_and_established_ones_is_found_as_well() {
     let Some(lab) = Lab::new("preflight policy") else { return };

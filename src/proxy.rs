@@ -17,6 +17,7 @@ mod tell;
 mod timers;
 mod token;
 mod upgrade;
+mod verdict;
 mod watch;
 mod worker;
 mod workers;

@@ -16,7 +16,8 @@ use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relayi
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
-use super::worker::{FlowVerdict, Worker};
+use super::verdict::FlowVerdict;
+use super::worker::Worker;
 use crate::addr::VipAddr;
 use crate::model::balance::{self, Balance, Draw, NoPick, PickCandidate, Preference, Turns};
 use crate::model::end_reason::EndReason;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::flow::{Connecting, Flow, PendingEnd, Phase, Side};
 use super::timers::Due;
-use super::worker::{FlowVerdict, Worker};
+use super::verdict::FlowVerdict;
+use super::worker::Worker;
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::sequence::sequence_numbers;
 use crate::sys::{netlink, socket, tcp_info};

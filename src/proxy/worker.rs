@@ -22,6 +22,7 @@ use super::relay::pipes::PipePool;
 use super::shared::Shared;
 use super::timers::{Due, Timers};
 use super::token::{FlowRef, Token};
+use super::verdict::FlowVerdict;
 use super::watch::deliveries::Deliveries;
 use crate::model::balance::{PickCandidate, Turns};
 use crate::model::end_reason::EndReason;
@@ -50,14 +51,6 @@ const PANICS_MAX: u32 = 5;
 const IDLE_WALKS: u32 = 8;
 const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
 const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
-
-/// What becomes of a flow after an event.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum FlowVerdict {
-    Keep,
-    /// With errno of the call that told, or 0.
-    End(EndReason, i32),
-}
 
 pub(super) struct Worker {
     pub(super) number: usize,

@@ -19,8 +19,8 @@ use std::os::fd::OwnedFd;
 use crate::model::end_reason::EndReason;
 use crate::proxy::accept::admission::{FrontendHold, count_source_again};
 use crate::proxy::flow::{Closing, Flow, Phase, Relaying, Side};
-use crate::proxy::relay::serve::{ended_by, errno, is_silence};
-use crate::proxy::worker::{FlowVerdict, Worker};
+use crate::proxy::verdict::{FlowVerdict, ended_by, errno, is_silence};
+use crate::proxy::worker::Worker;
 use crate::sys::{silence, socket, tcp_info};
 use crate::table::flows::{Field, FlowState, pack_place};
 

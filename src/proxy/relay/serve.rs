@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::{Broken, End, Pumped};
 use crate::model::end_reason::EndReason;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
-use crate::proxy::worker::{FlowVerdict, Worker};
+use crate::proxy::verdict::{FlowVerdict, ended_by, errno};
+use crate::proxy::worker::Worker;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::sys::tcp_info::{fin_came, peer_signs};
@@ -231,53 +232,5 @@ fn note_speech(relaying: &Relaying, given_ns: u64, now_ns: u64) {
     entry.spoke_ns.fetch_max(now_ns.saturating_sub(signs.since_data.as_nanos() as u64), Relaxed);
     if signs.unacked == 0 {
         entry.taken_ns.fetch_max(given_ns, Relaxed);
-    }
-}
-
-/// The reason for an error on one side's socket.
-pub(in crate::proxy) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
-    let reason = match errno {
-        libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0 => match side {
-            Side::Client => EndReason::ClientReset,
-            Side::Backend => EndReason::BackendReset,
-        },
-        errno if is_silence(errno) => match side {
-            Side::Client => EndReason::ClientTimedOut,
-            Side::Backend => EndReason::BackendTimedOut,
-        },
-        _ => EndReason::Internal,
-    };
-    FlowVerdict::End(reason, errno)
-}
-
-/// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
-/// instead of acknowledgements, what the last of those meant (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
-/// icmpv6_err_convert): a firewall that rejects with its default makes that ECONNREFUSED.
-pub(in crate::proxy) fn is_silence(errno: i32) -> bool {
-    let routes = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENONET, libc::ENETDOWN];
-    let refusals = [libc::ECONNREFUSED, libc::EACCES, libc::ENOPROTOOPT, libc::EPROTO, libc::EOPNOTSUPP];
-    errno == libc::ETIMEDOUT || routes.contains(&errno) || refusals.contains(&errno)
-}
-
-pub(in crate::proxy) fn errno(error: Option<&io::Error>) -> i32 {
-    error.and_then(io::Error::raw_os_error).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// iptables -j REJECT at the client: its flow ended as internal.
-    #[test]
-    fn a_firewall_that_rejects_is_a_host_that_does_not_answer() {
-        for errno in [libc::ETIMEDOUT, libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EACCES, libc::ENOPROTOOPT] {
-            assert!(matches!(ended_by(Side::Client, errno), FlowVerdict::End(EndReason::ClientTimedOut, _)), "{errno}");
-            assert!(
-                matches!(ended_by(Side::Backend, errno), FlowVerdict::End(EndReason::BackendTimedOut, _)),
-                "{errno}"
-            );
-        }
-        assert!(matches!(ended_by(Side::Client, libc::EPIPE), FlowVerdict::End(EndReason::ClientReset, _)));
-        assert!(matches!(ended_by(Side::Backend, libc::ECONNRESET), FlowVerdict::End(EndReason::BackendReset, _)));
     }
 }

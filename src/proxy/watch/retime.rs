@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::proxy::flow::{Flow, Phase, patience_ns};
 use crate::proxy::timers::Due;
-use crate::proxy::worker::{FlowVerdict, Worker};
+use crate::proxy::verdict::FlowVerdict;
+use crate::proxy::worker::Worker;
 use crate::sys::socket::{self, SocketTimeouts};
 use crate::table::offload::Request;
 

@@ -1,0 +1,62 @@
+//! What becomes of a flow after an event, and what an error on one of its sockets means.
+
+use std::io;
+
+use super::flow::Side;
+use crate::model::end_reason::EndReason;
+
+/// What becomes of a flow after an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FlowVerdict {
+    Keep,
+    /// With errno of the call that told, or 0.
+    End(EndReason, i32),
+}
+
+/// The reason for an error on one side's socket.
+pub(super) fn ended_by(side: Side, errno: i32) -> FlowVerdict {
+    let reason = match errno {
+        libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED | 0 => match side {
+            Side::Client => EndReason::ClientReset,
+            Side::Backend => EndReason::BackendReset,
+        },
+        errno if is_silence(errno) => match side {
+            Side::Client => EndReason::ClientTimedOut,
+            Side::Backend => EndReason::BackendTimedOut,
+        },
+        _ => EndReason::Internal,
+    };
+    FlowVerdict::End(reason, errno)
+}
+
+/// Whether keepalive or TCP_USER_TIMEOUT gave a connection up. The kernel then says ETIMEDOUT, or, if ICMP errors came
+/// instead of acknowledgements, what the last of those meant (tcp_write_err; icmp_err_convert in net/ipv4/icmp.c,
+/// icmpv6_err_convert): a firewall that rejects with its default makes that ECONNREFUSED.
+pub(super) fn is_silence(errno: i32) -> bool {
+    let routes = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENONET, libc::ENETDOWN];
+    let refusals = [libc::ECONNREFUSED, libc::EACCES, libc::ENOPROTOOPT, libc::EPROTO, libc::EOPNOTSUPP];
+    errno == libc::ETIMEDOUT || routes.contains(&errno) || refusals.contains(&errno)
+}
+
+pub(super) fn errno(error: Option<&io::Error>) -> i32 {
+    error.and_then(io::Error::raw_os_error).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// iptables -j REJECT at the client: its flow ended as internal.
+    #[test]
+    fn a_firewall_that_rejects_is_a_host_that_does_not_answer() {
+        for errno in [libc::ETIMEDOUT, libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EACCES, libc::ENOPROTOOPT] {
+            assert!(matches!(ended_by(Side::Client, errno), FlowVerdict::End(EndReason::ClientTimedOut, _)), "{errno}");
+            assert!(
+                matches!(ended_by(Side::Backend, errno), FlowVerdict::End(EndReason::BackendTimedOut, _)),
+                "{errno}"
+            );
+        }
+        assert!(matches!(ended_by(Side::Client, libc::EPIPE), FlowVerdict::End(EndReason::ClientReset, _)));
+        assert!(matches!(ended_by(Side::Backend, libc::ECONNRESET), FlowVerdict::End(EndReason::BackendReset, _)));
+    }
+}

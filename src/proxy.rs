@@ -5,6 +5,7 @@
 
 mod accept;
 mod connect;
+mod context;
 mod ending;
 mod flow;
 mod message;

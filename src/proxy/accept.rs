@@ -12,16 +12,16 @@ use std::time::Duration;
 use super::flow::{Arrival, Flow, Phase};
 use super::plane::FrontendPlane;
 use super::timers::Due;
-use super::token::{FlowRef, Token};
+use super::token::Token;
 use super::verdict::FlowVerdict;
-use super::worker::{Place, Worker};
+use super::worker::Worker;
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol::{self, Parse};
 use crate::sys::epoll::Ready;
 use crate::sys::eventfd::EventFd;
 use crate::sys::socket;
-use crate::table::flows::{FlowKey, FlowOrigin};
+use crate::table::flows::FlowOrigin;
 use crate::table::journal::What;
 use crate::table::worker::EndedFlow;
 use listeners::Listener;
@@ -52,7 +52,7 @@ impl Worker {
 
     /// Recovers `open`, gives the others their new settings, closes those that the plane no longer has.
     pub(super) fn update_listeners(&mut self, open: Vec<Listener>) {
-        let plane = self.plane.clone();
+        let plane = self.cx.plane.clone();
         for listener in self.listeners.all.iter_mut().flatten() {
             if let Some(frontend) = plane.listening_on(listener.address) {
                 if frontend.timeouts != listener.frontend.timeouts {
@@ -94,7 +94,7 @@ impl Worker {
                 self.watch_listener(index);
             } else if let Some(listener) = &self.listeners.all[index] {
                 // It may have been forgotten already, while accepting is paused.
-                let _ = self.epoll.forget(&listener.socket);
+                let _ = self.cx.epoll.forget(&listener.socket);
                 self.accept_up_to(index, LAST_ONES);
             }
         }
@@ -113,15 +113,15 @@ impl Worker {
             self.accept_up_to(index, BURST);
             if self.listeners.paused_since_ns.is_some() {
                 self.listeners.paused_since_ns = Some(since_ns);
-                if self.now_ns.saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
+                if self.cx.now_ns.saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
                     self.shed();
                 }
                 return;
             }
         }
-        self.state().accept_paused.store(false, Relaxed);
-        let paused_ms = self.now_ns.saturating_sub(since_ns) / 1_000_000;
-        self.table.journal.record(What::AcceptResumed { worker: self.number, paused_ms });
+        self.cx.state().accept_paused.store(false, Relaxed);
+        let paused_ms = self.cx.now_ns.saturating_sub(since_ns) / 1_000_000;
+        self.cx.table.journal.record(What::AcceptResumed { worker: self.cx.number, paused_ms });
         for index in 0..self.listeners.all.len() {
             self.watch_listener(index);
         }
@@ -145,11 +145,11 @@ impl Worker {
                 if let Some((client, vip)) = source {
                     flow.client_addr = client;
                     flow.vip = vip;
-                    self.writer.rename(&self.table.flows, flow.at.key(), flow.id, &flow_origin(flow));
+                    self.cx.rename(flow);
                 }
             }
         }
-        match admission::admit_source(&flow.frontend, &self.shared.sources, flow.client_addr, self.now_ns) {
+        match admission::admit_source(&flow.frontend, &self.cx.shared.sources, flow.client_addr, self.cx.now_ns) {
             Ok(hold) => flow.holds.source = hold,
             Err(reason) => return FlowVerdict::End(reason, 0),
         }
@@ -171,7 +171,7 @@ impl Worker {
             return;
         }
         let Some(listener) = &self.listeners.all[index] else { return };
-        if let Err(error) = self.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
+        if let Err(error) = self.cx.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
             tracing::error!(address = %listener.address, %error, "cannot add a listening socket to epoll; this worker accepts no connection there");
         }
     }
@@ -189,7 +189,7 @@ impl Worker {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if out_of_files(&error) => return self.pause_accepting(&error),
                 // The connection died in the backlog, or its network is down (accept(2)); the next may live.
-                Err(_) => self.state().accept_errors.add(1),
+                Err(_) => self.cx.state().accept_errors.add(1),
             }
         }
     }
@@ -198,17 +198,18 @@ impl Worker {
     fn welcome(&mut self, listener: usize, client: OwnedFd, client_addr: ClientAddr) {
         let Some(listener) = &self.listeners.all[listener] else { return };
         let (frontend, vip) = (listener.frontend.clone(), listener.address);
-        self.state().accepted.add(1);
-        frontend.entry.lanes[self.number].accepted.add(1);
-        let origin = FlowOrigin { accepted_at_ns: self.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        self.cx.state().accepted.add(1);
+        frontend.entry.lanes[self.cx.number].accepted.add(1);
+        let origin =
+            FlowOrigin { accepted_at_ns: self.cx.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
         if self.listeners.closed {
             return self.turn_away(client, &frontend, origin, EndReason::Shutdown);
         }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
-        let admitted = admission::admit(&self.plane, &frontend, &self.table).and_then(|frontend_hold| {
+        let admitted = admission::admit(&self.cx.plane, &frontend, &self.cx.table).and_then(|frontend_hold| {
             let source_hold = match wants_header {
                 true => None,
-                false => admission::admit_source(&frontend, &self.shared.sources, client_addr, self.now_ns)?,
+                false => admission::admit_source(&frontend, &self.cx.shared.sources, client_addr, self.cx.now_ns)?,
             };
             Ok((frontend_hold, source_hold))
         });
@@ -216,68 +217,56 @@ impl Worker {
             Ok(holds) => holds,
             Err(reason) => return self.turn_away(client, &frontend, origin, reason),
         };
-        let Some((id, key)) = self.writer.insert(&self.table.flows, &origin) else {
+        let Some((id, at)) = self.flows.enter(&mut self.cx, &origin) else {
             return self.turn_away(client, &frontend, origin, EndReason::LimitTotal);
         };
-        let index = key.index() as usize;
-        let at = self.occupy_place(key);
-        let watched = self.epoll.watch_flow(&client, Token::Client(at).pack());
-        let now_ns = self.now_ns;
+        let watched = self.cx.epoll.watch_flow(&client, Token::Client(at).pack());
+        let now_ns = self.cx.now_ns;
         let phase = Phase::Header(client);
         let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
-        self.places[index].flow = Some(Flow::new(arrival));
+        self.flows.put(Flow::new(arrival));
         self.with_flow(at, |worker, flow| match watched {
             Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
             Ok(()) if wants_header => {
-                worker.expect_header(flow, worker.now_ns);
+                worker.expect_header(flow, worker.cx.now_ns);
                 FlowVerdict::Keep
             }
             Ok(()) => worker.begin_connect(flow, None),
         });
     }
 
-    /// Makes a place for a flow that was just entered in the table.
-    pub(super) fn occupy_place(&mut self, key: FlowKey) -> FlowRef {
-        let index = key.index() as usize;
-        if self.places.len() <= index {
-            self.places.resize_with(index + 1, Place::default);
-        }
-        self.places[index].occupied = true;
-        FlowRef::new(key, self.places[index].generation)
-    }
-
     /// Has the client's PROXY header come in time.
     pub(super) fn expect_header(&mut self, flow: &Flow, since_ns: u64) {
         let limit = flow.frontend.settings.proxy_protocol.header_timeout;
-        self.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));
+        self.cx.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));
     }
 
     /// Resets a connection that may not have a flow.
     fn turn_away(&mut self, client: OwnedFd, frontend: &FrontendPlane, origin: FlowOrigin, reason: EndReason) {
-        self.unheard.note_refused(&client, origin.vip, origin.client);
+        self.cx.unheard.note_refused(&client, origin.vip, origin.client);
         socket::reset(client);
-        frontend.entry.lanes[self.number].ended[reason as usize].add(1);
-        let id = self.writer.take_id(&self.table.flows);
-        self.state().report_ended(EndedFlow::unserved(id, origin, reason));
+        frontend.entry.lanes[self.cx.number].ended[reason as usize].add(1);
+        let id = self.cx.take_id();
+        self.cx.state().report_ended(EndedFlow::unserved(id, origin, reason));
     }
 
     /// Leaves connections in the backlog until a descriptor may be free.
     pub(super) fn pause_accepting(&mut self, error: &io::Error) {
-        self.state().accept_errors.add(1);
-        self.tools.pipes.shrink();
+        self.cx.state().accept_errors.add(1);
+        self.cx.tools.pipes.shrink();
         // A retry of a connecting flow may come here during a pause: that is no reason to begin it anew.
         if self.listeners.paused_since_ns.is_some() {
             return;
         }
-        self.listeners.paused_since_ns = Some(self.now_ns);
-        self.timers.set(self.now_ns + RETRY.as_nanos() as u64, Due::Accept);
-        if self.state().accept_paused.load(Relaxed) {
+        self.listeners.paused_since_ns = Some(self.cx.now_ns);
+        self.cx.timers.set(self.cx.now_ns + RETRY.as_nanos() as u64, Due::Accept);
+        if self.cx.state().accept_paused.load(Relaxed) {
             return;
         }
-        self.state().accept_paused.store(true, Relaxed);
-        self.table.journal.record(What::AcceptPaused { worker: self.number, error: error.to_string() });
+        self.cx.state().accept_paused.store(true, Relaxed);
+        self.cx.table.journal.record(What::AcceptPaused { worker: self.cx.number, error: error.to_string() });
         for listener in self.listeners.all.iter().flatten() {
-            let _ = self.epoll.forget(&listener.socket);
+            let _ = self.cx.epoll.forget(&listener.socket);
         }
     }
 
@@ -288,7 +277,7 @@ impl Worker {
         for listener in self.listeners.all.iter().flatten() {
             for _ in 0..SHED_BURST {
                 let Ok((client, client_addr)) = socket::accept(&listener.socket) else { break };
-                self.unheard.note_refused(&client, listener.address, client_addr);
+                self.cx.unheard.note_refused(&client, listener.address, client_addr);
                 socket::reset(client);
                 shed.push((listener.frontend.clone(), client_addr, listener.address));
             }
@@ -297,24 +286,14 @@ impl Worker {
         self.tell_unheard();
         self.listeners.spare = EventFd::new().ok();
         for (frontend, client, vip) in shed {
-            self.state().accept_shed.add(1);
-            let lane = &frontend.entry.lanes[self.number];
+            self.cx.state().accept_shed.add(1);
+            let lane = &frontend.entry.lanes[self.cx.number];
             lane.accepted.add(1);
             lane.ended[EndReason::OutOfFiles as usize].add(1);
-            let origin = FlowOrigin { accepted_at_ns: self.now_ns, client, vip, frontend: frontend.entry.id };
-            let id = self.writer.take_id(&self.table.flows);
-            self.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
+            let origin = FlowOrigin { accepted_at_ns: self.cx.now_ns, client, vip, frontend: frontend.entry.id };
+            let id = self.cx.take_id();
+            self.cx.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
         }
-    }
-}
-
-/// The table's view of where a flow comes from.
-pub(super) fn flow_origin(flow: &Flow) -> FlowOrigin {
-    FlowOrigin {
-        accepted_at_ns: flow.accepted_at_ns,
-        client: flow.client_addr,
-        vip: flow.vip,
-        frontend: flow.frontend.entry.id,
     }
 }
 

@@ -43,7 +43,7 @@ impl Worker {
                 return FlowVerdict::Keep;
             }
         };
-        let mut connecting = Connecting::new(client, self.now_ns);
+        let mut connecting = Connecting::new(client, self.cx.now_ns);
         connecting.client_readable = ready.is_some_and(Ready::readable);
         connecting.client_ends = ready.is_some_and(Ready::ends);
         flow.phase = Phase::Connecting(connecting);
@@ -80,21 +80,21 @@ impl Worker {
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
             let started = self.open_leg(flow, address).and_then(|leg| {
-                self.epoll.watch_flow(&leg.socket, token)?;
+                self.cx.epoll.watch_flow(&leg.socket, token)?;
                 Ok(leg)
             });
             match started {
                 Ok(Leg { socket, source_port }) => {
-                    let deadline_ns = self.now_ns + nanos(settings.connect_timeout);
-                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.now_ns + nanos(after));
-                    self.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
+                    let deadline_ns = self.cx.now_ns + nanos(settings.connect_timeout);
+                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.cx.now_ns + nanos(after));
+                    self.cx.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
-                    let started_at_ns = self.now_ns;
+                    let started_at_ns = self.cx.now_ns;
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
-                    self.slot(flow.at.key()).set(Field::Place as usize, word);
+                    self.cx.slot(flow.at.key()).set(Field::Place as usize, word);
                     return FlowVerdict::Keep;
                 }
                 Err(error) => {
@@ -143,7 +143,7 @@ impl Worker {
     /// A deadline of a connecting flow has come: give up slow attempts, hedge the only one left.
     pub(super) fn connect_due(&mut self, flow: &mut Flow) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        let now_ns = self.now_ns;
+        let now_ns = self.cx.now_ns;
         if let Some(index) = connecting.attempts.iter().position(|attempt| attempt.deadline_ns <= now_ns) {
             let attempt = connecting.attempts.swap_remove(index);
             let verdict = self.attempt_failed(flow, attempt, ConnectFailure::TimedOut, libc::ETIMEDOUT);
@@ -162,12 +162,12 @@ impl Worker {
                 && connecting.begun > begun
                 && let Some(hedge) = connecting.attempts.last()
             {
-                hedge.place.0.lanes[self.number].hedged.add(1);
+                hedge.place.0.lanes[self.cx.number].hedged.add(1);
             }
         }
         let Phase::Connecting(connecting) = &flow.phase else { return FlowVerdict::Keep };
         if let Some(next) = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min() {
-            self.timers.set(next, Due::Connect(flow.at));
+            self.cx.timers.set(next, Due::Connect(flow.at));
         }
         FlowVerdict::Keep
     }
@@ -184,7 +184,7 @@ impl Worker {
 
     /// Has [`Worker::settle`] called when the flow's backend leg has lived for a while.
     pub(super) fn settle_later(&mut self, at: FlowRef) {
-        self.settling.push_back((self.now_ns + nanos(SETTLE_AFTER), at));
+        self.settling.push_back((self.cx.now_ns + nanos(SETTLE_AFTER), at));
     }
 
     /// Sets the options that only a flow of some age is worth, and shows its source port.
@@ -193,7 +193,7 @@ impl Worker {
             let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
             let _ = set(&relaying.backend, &self.timeouts(flow));
             if let Ok(local) = socket::local_addr(&relaying.backend) {
-                self.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
+                self.cx.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
             }
         }
         FlowVerdict::Keep
@@ -216,7 +216,7 @@ impl Worker {
     }
 
     fn account_failure(&self, backend: &BackendEntry, failure: ConnectFailure) {
-        backend.lanes[self.number].failures[failure as usize].add(1);
+        backend.lanes[self.cx.number].failures[failure as usize].add(1);
         if failure.blames_backend() {
             backend.suspicion.raise(Suspicion::CONNECT_FAILED);
         }
@@ -228,11 +228,11 @@ impl Worker {
         for loser in connecting.attempts.drain(..) {
             socket::reset(loser.socket);
         }
-        let connect = Duration::from_nanos(self.now_ns.saturating_sub(connecting.started_at_ns));
-        let lane = &winner.place.0.lanes[self.number];
+        let connect = Duration::from_nanos(self.cx.now_ns.saturating_sub(connecting.started_at_ns));
+        let lane = &winner.place.0.lanes[self.cx.number];
         lane.connected.add(1);
-        lane.connect.record(Duration::from_nanos(self.now_ns.saturating_sub(winner.started_at_ns)));
-        let slot = self.slot(flow.at.key());
+        lane.connect.record(Duration::from_nanos(self.cx.now_ns.saturating_sub(winner.started_at_ns)));
+        let slot = self.cx.slot(flow.at.key());
         slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(winner.place.0.id)));
         slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
         let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
@@ -287,7 +287,7 @@ impl Worker {
 
     fn pick(&mut self, flow: &Flow) -> Result<usize, NoPick> {
         let Phase::Connecting(connecting) = &flow.phase else { return Err(NoPick::None) };
-        let now_ns = self.now_ns;
+        let now_ns = self.cx.now_ns;
         self.candidates.clear();
         self.candidates.extend(flow.frontend.backends.iter().map(|named| {
             let entry = named.current();
@@ -302,7 +302,7 @@ impl Worker {
             }
         }));
         let policy = flow.frontend.settings.balance;
-        let draw = Draw { random: self.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
+        let draw = Draw { random: self.cx.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
         let mut none = Turns::default();
         let turns = match policy {
             Balance::RoundRobin => self.turns.entry(flow.frontend.entry.id).or_default(),

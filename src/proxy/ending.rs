@@ -23,29 +23,23 @@ impl Worker {
     /// Has those told, at the end of a turn, whom a reset of it did not reach.
     pub(super) fn tell_unheard(&mut self) {
         let is_here = |ip| netlink::route(ip).is_ok_and(|route| route.is_local);
-        self.unheard.tell(&self.table.late_resets, is_here);
+        self.cx.unheard.tell(&self.cx.table.late_resets, is_here);
     }
 
     /// Gives each selected flow its turn within the order's pace.
     pub(super) fn carry_out(&mut self, order: EndOrder) {
         if let Selector::Flow { key, .. } = order.selector {
-            let chosen = self.places.get(key.index() as usize).and_then(|place| place.flow.as_deref());
+            let chosen = self.flows.at_key(key);
             if let Some(at) = chosen.filter(|flow| selects(&order, flow)).map(|flow| flow.at) {
                 self.set_pending(at, order);
                 self.with_flow(at, Self::end_due);
             }
             return;
         }
-        let mut chosen: Vec<_> = self
-            .places
-            .iter()
-            .filter_map(|place| place.flow.as_deref())
-            .filter(|flow| selects(&order, flow))
-            .map(|flow| flow.at)
-            .collect();
+        let mut chosen: Vec<_> = self.flows.iter().filter(|flow| selects(&order, flow)).map(|flow| flow.at).collect();
         // In random order, so that clients that came together do not all come back together.
-        self.random.shuffle(&mut chosen);
-        let step_ns = step_ns(order.pace, chosen.len(), self.table.workers.len());
+        self.cx.random.shuffle(&mut chosen);
+        let step_ns = step_ns(order.pace, chosen.len(), self.cx.table.workers.len());
         for (turn, at) in chosen.into_iter().enumerate() {
             if let Selector::Backend(backend) | Selector::SocketsOf(backend) = order.selector
                 && self.is_connecting(at)
@@ -54,8 +48,8 @@ impl Worker {
                 continue;
             }
             self.set_pending(at, order);
-            let jitter_ns = self.random.u64(0..=step_ns / 2);
-            self.timers.set(self.now_ns + turn as u64 * step_ns + jitter_ns, Due::End(at));
+            let jitter_ns = self.cx.random.u64(0..=step_ns / 2);
+            self.cx.timers.set(self.cx.now_ns + turn as u64 * step_ns + jitter_ns, Due::End(at));
         }
     }
 
@@ -63,10 +57,10 @@ impl Worker {
     pub(super) fn end_due(&mut self, flow: &mut Flow) -> FlowVerdict {
         let Some(pending) = flow.pending_end else { return FlowVerdict::Keep };
         if let Some(idle) = pending.only_idle_for {
-            let quiet_ns = self.now_ns.saturating_sub(self.last_byte_ns(flow));
+            let quiet_ns = self.cx.now_ns.saturating_sub(self.cx.last_byte_ns(flow));
             if flow.holds_bytes() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
                 flow.pending_end = None;
-                self.show_state(flow);
+                self.cx.show_state(flow);
                 return FlowVerdict::Keep;
             }
         }
@@ -82,18 +76,18 @@ impl Worker {
         self.tell_ended(&flow, reason);
         self.forget_announced(&flow, reason);
         let key = flow.at.key();
-        let slot = self.slot(key);
+        let slot = self.cx.slot(key);
         let word = |field: Field| slot.word(field as usize);
         let mut ended = EndedFlow {
             id: flow.id,
-            origin: super::accept::flow_origin(&flow),
+            origin: flow.origin(),
             backend: flow.backend().map(|backend| backend.id),
             backend_addr: None,
             reason,
             bytes_to_backend: word(Field::BytesToBackend),
             bytes_to_client: word(Field::BytesToClient),
             connect_us: word(Field::ConnectUs),
-            ended_at_ns: self.now_ns,
+            ended_at_ns: self.cx.now_ns,
             errno,
         };
         let all_told = self.tell_late(&flow, reason);
@@ -115,14 +109,14 @@ impl Worker {
             }
             Phase::Relaying(mut relaying) => {
                 ended.backend_addr = Some(relaying.backend_addr.socket_addr());
-                relaying.up.dismantle(&mut self.tools);
-                relaying.down.dismantle(&mut self.tools);
+                relaying.up.dismantle(&mut self.cx.tools);
+                relaying.down.dismantle(&mut self.cx.tools);
                 match closes_cleanly(reason) || left_to_kernel {
                     true => {
                         drop(relaying.backend);
                         let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
-                        if waits && !self.table.offload.keeps_ports() {
-                            self.legs.waiting.give(relaying.backend_addr, relaying.source_port, self.now_ns);
+                        if waits && !self.cx.table.offload.keeps_ports() {
+                            self.legs.waiting.give(relaying.backend_addr, relaying.source_port, self.cx.now_ns);
                         }
                     }
                     false => socket::reset(relaying.backend),
@@ -139,9 +133,9 @@ impl Worker {
             ClientSaw::Rst if !left_to_kernel => client.into_iter().for_each(socket::reset),
             ClientSaw::Rst | ClientSaw::Fin | ClientSaw::Nothing => drop(client),
         }
-        flow.frontend.entry.lanes[self.number].ended[reason as usize].add(1);
-        self.vacate(key);
-        self.state().report_ended(ended);
+        flow.frontend.entry.lanes[self.cx.number].ended[reason as usize].add(1);
+        self.flows.vacate(&mut self.cx, key);
+        self.cx.state().report_ended(ended);
     }
 
     /// Has each end told that is to learn of the end by RST: one alone may be lost, and of what the kernel has given up in
@@ -151,11 +145,11 @@ impl Worker {
             Phase::Relaying(relaying) => relaying,
             _ => {
                 let client = flow.client().filter(|_| reason.client_saw() == ClientSaw::Rst);
-                client.into_iter().for_each(|client| self.unheard.note_unserved(client));
+                client.into_iter().for_each(|client| self.cx.unheard.note_unserved(client));
                 return true;
             }
         };
-        let port = self.slot(flow.at.key()).word(Field::LocalPort as usize) as u16;
+        let port = self.cx.slot(flow.at.key()).word(Field::LocalPort as usize) as u16;
         let client_hears = reason.client_saw() == ClientSaw::Rst || reason == EndReason::ClientTimedOut;
         let legs = [
             (Side::Client, client_hears, EndReason::ClientTimedOut, &relaying.client, flow.vip.port()),
@@ -179,15 +173,15 @@ impl Worker {
                         abandoned.from.set_port(port);
                     }
                     match side {
-                        _ if is_closed || relaying.closing.is_some() => self.table.late_resets.tell(abandoned),
-                        Side::Client => self.unheard.note(abandoned, Otherwise::Repeat),
-                        Side::Backend => self.table.late_resets.repeat(abandoned),
+                        _ if is_closed || relaying.closing.is_some() => self.cx.table.late_resets.tell(abandoned),
+                        Side::Client => self.cx.unheard.note(abandoned, Otherwise::Repeat),
+                        Side::Backend => self.cx.table.late_resets.repeat(abandoned),
                     }
                 }
                 // It has just been reset, too.
                 Err(_) if reason != silent && tcp_info::is_closed(leg).unwrap_or(true) => {}
                 Err(error) => {
-                    self.table.late_resets.complain(&error);
+                    self.cx.table.late_resets.complain(&error);
                     return false;
                 }
             }
@@ -195,47 +189,27 @@ impl Worker {
         true
     }
 
-    /// Frees a flow's place, in the worker and in the table.
-    pub(super) fn vacate(&mut self, key: FlowKey) {
-        let place = &mut self.places[key.index() as usize];
-        place.generation = place.generation.wrapping_add(1);
-        place.occupied = false;
-        self.writer.remove(&self.table.flows, key);
-    }
-
     /// Frees the place of a flow that was lost with a panic. If the offload engine has it, it is to be reset there.
     pub(super) fn give_up(&mut self, key: FlowKey) {
-        if let Some(id) = self.table.flows.id_at(&self.writer, key) {
+        if let Some(id) = self.cx.id_at(key) {
             self.tell_lost(id);
-            let ticket = Ticket { worker: self.number, key, id };
-            self.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None });
+            let ticket = Ticket { worker: self.cx.number, key, id };
+            self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None });
         }
-        self.vacate(key);
+        self.flows.vacate(&mut self.cx, key);
     }
 
     fn set_pending(&mut self, at: super::token::FlowRef, order: EndOrder) {
         self.with_flow(at, |worker, flow| {
             flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
             let backend = flow.backend_used();
-            worker.slot(at.key()).set(Field::Place as usize, pack_place(FlowState::Ending, backend));
+            worker.cx.slot(at.key()).set(Field::Place as usize, pack_place(FlowState::Ending, backend));
             FlowVerdict::Keep
         });
     }
 
-    /// Shows again what a flow is doing after its end was called off.
-    pub(super) fn show_state(&self, flow: &Flow) {
-        let (state, backend) = match &flow.phase {
-            Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
-            Phase::Connecting(_) => (FlowState::Connecting, None),
-            Phase::Relaying(relaying) => (FlowState::Proxied, relaying.backend_used()),
-            Phase::Offloading(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
-            Phase::Offloaded { lent, .. } => (FlowState::Offloaded, Some(lent.place.0.id)),
-        };
-        self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
-    }
-
     fn is_connecting(&self, at: super::token::FlowRef) -> bool {
-        let flow = self.places[at.index as usize].flow.as_deref();
+        let flow = self.flows.at_key(at.key());
         flow.is_some_and(|flow| matches!(flow.phase, Phase::Connecting(_)))
     }
 }

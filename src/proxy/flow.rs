@@ -27,6 +27,7 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::table::backend::{BackendEntry, ConnectFailure};
+use crate::table::flows::FlowOrigin;
 use crate::table::offload::SocketlessHold;
 
 #[derive(Debug)]
@@ -279,6 +280,16 @@ impl Flow {
             holds: Holds { frontend: Some(arrival.frontend_hold), source: arrival.source_hold },
             shared: false,
         })
+    }
+
+    /// The table's view of where it comes from.
+    pub(super) fn origin(&self) -> FlowOrigin {
+        FlowOrigin {
+            accepted_at_ns: self.accepted_at_ns,
+            client: self.client_addr,
+            vip: self.vip,
+            frontend: self.frontend.entry.id,
+        }
     }
 
     /// The client's socket, if the flow has it.

@@ -36,7 +36,7 @@ impl Worker {
     /// Has the flow looked at when it is old enough to leave.
     pub(super) fn ripen_later(&mut self, flow: &Flow) {
         if let Some(policy) = self.policy() {
-            let at_ns = flow.accepted_at_ns.max(self.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
+            let at_ns = flow.accepted_at_ns.max(self.cx.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
             self.ripening.push_back((at_ns, flow.at));
         }
     }
@@ -46,7 +46,7 @@ impl Worker {
         if self.policy().is_none() || flow.pending_end.is_some() {
             return FlowVerdict::Keep;
         }
-        let now_ns = self.now_ns;
+        let now_ns = self.cx.now_ns;
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
         if now_ns < relaying.leaving.not_before_ns || closes {
@@ -62,7 +62,7 @@ impl Worker {
     /// Reads what the client sent, and lends the flow if this is the moment. What was read is held otherwise.
     pub(super) fn read_and_leave(&mut self, flow: &mut Flow, moved: &mut Pumped) -> Result<bool, super::relay::Broken> {
         let Some(policy) = self.policy() else { return Ok(false) };
-        let (now_ns, age_ns) = (self.now_ns, self.now_ns.saturating_sub(flow.accepted_at_ns));
+        let (now_ns, age_ns) = (self.cx.now_ns, self.cx.now_ns.saturating_sub(flow.accepted_at_ns));
         let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
         let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
         let leaving = &relaying.leaving;
@@ -72,7 +72,7 @@ impl Worker {
         if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
             return Ok(false);
         }
-        if !relaying.up.read_ahead(&relaying.client, &mut self.tools, moved)? {
+        if !relaying.up.read_ahead(&relaying.client, &mut self.cx.tools, moved)? {
             return Ok(false);
         }
         if !relaying.all_is_acknowledged() {
@@ -80,14 +80,14 @@ impl Worker {
             return Ok(false);
         }
         // Its own account follows only when bytes are written.
-        self.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
+        self.cx.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
         self.lend(flow);
         Ok(true)
     }
 
     /// What the offload engine says.
     pub(super) fn take_answers(&mut self) {
-        while let Some(answer) = self.table.offload.next_answer(self.number) {
+        while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
             match answer {
                 Answer::Offloaded(ticket) => self.offloaded(ticket),
                 Answer::Stays { ticket, sockets, why } => self.stays(ticket, sockets, why),
@@ -104,7 +104,7 @@ impl Worker {
     /// packets are like: those until then show it, and no request need wait for that.
     pub(super) fn announce_if_near(&mut self, flow: &mut Flow) {
         let Some(policy) = self.policy() else { return };
-        let age_ns = self.now_ns.saturating_sub(flow.accepted_at_ns);
+        let age_ns = self.cx.now_ns.saturating_sub(flow.accepted_at_ns);
         let Phase::Relaying(relaying) = &mut flow.phase else { return };
         let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
         let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
@@ -113,51 +113,47 @@ impl Worker {
         }
         relaying.leaving.announced = true;
         if let Some(ends) = self.ends_of(flow) {
-            self.table.offload.ask(Request::Witness { id: flow.id, ends });
+            self.cx.table.offload.ask(Request::Witness { id: flow.id, ends });
         }
     }
 
     /// The flow ends in its sockets, and the offload engine need not look at it any more.
     pub(super) fn forget_announced(&self, flow: &Flow, reason: EndReason) {
         if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
-            let slot = self.slot(flow.at.key());
+            let slot = self.cx.slot(flow.at.key());
             let bytes = [Field::BytesToBackend, Field::BytesToClient].map(|field| slot.word(field as usize));
-            self.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
+            self.cx.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
         }
     }
 
     /// Asks the offload engine to end a flow that has no sockets here.
     pub(super) fn end_lent(&mut self, flow: &mut Flow, reason: EndReason) {
-        let ticket = self.ticket(flow);
+        let ticket = self.cx.ticket(flow);
         let idle = flow.pending_end.take().and_then(|pending| pending.only_idle_for);
         let idle = match reason {
             EndReason::IdleTimeout => flow.frontend.settings.idle_timeout,
             _ => idle,
         };
-        let unless_moved_since_ns = idle.map(|idle| self.now_ns.saturating_sub(idle.as_nanos() as u64));
+        let unless_moved_since_ns = idle.map(|idle| self.cx.now_ns.saturating_sub(idle.as_nanos() as u64));
         let asks = EndAsked { reason, only_if_idle: idle.is_some() };
         let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
         // Once is enough, but what may spare the flow does not stand in for what may not.
         if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
             lent.ending = Some(asks);
-            self.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
+            self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
         }
-    }
-
-    pub(super) fn ticket(&self, flow: &Flow) -> Ticket {
-        Ticket { worker: self.number, key: flow.at.key(), id: flow.id }
     }
 
     /// Whether flows may leave now.
     fn policy(&self) -> Option<OffloadPolicy> {
-        let policy = self.plane.leave.filter(|_| self.table.offload.is_open())?;
-        Some(if self.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })
+        let policy = self.cx.plane.leave.filter(|_| self.cx.table.offload.is_open())?;
+        Some(if self.cx.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })
     }
 
     /// Tries all flows again that may leave now.
     pub(super) fn try_all_again(&mut self) {
-        let now_ns = self.now_ns;
-        for flow in self.places.iter_mut().filter_map(|place| place.flow.as_deref_mut()) {
+        let now_ns = self.cx.now_ns;
+        for flow in self.flows.iter_mut() {
             let Phase::Relaying(relaying) = &mut flow.phase else { continue };
             if relaying.leaving.not_before_ns != Leaving::NEVER {
                 relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
@@ -172,13 +168,13 @@ impl Worker {
             relaying;
         if flow.shared {
             // Another process's descriptors would keep the registration alive (epoll(7), Q6).
-            let _ = self.epoll.forget(&client);
-            let _ = self.epoll.forget(&backend);
+            let _ = self.cx.epoll.forget(&client);
+            let _ = self.cx.epoll.forget(&backend);
         }
-        let slot = self.slot(flow.at.key());
+        let slot = self.cx.slot(flow.at.key());
         let word = |field: Field| slot.word(field as usize);
         let candidate = Candidate {
-            ticket: self.ticket(flow),
+            ticket: self.cx.ticket(flow),
             sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },
             record: Record {
                 accepted_at_ns: flow.accepted_at_ns,
@@ -192,7 +188,7 @@ impl Worker {
         };
         let leaving = Leaving { announced: true, ..leaving };
         flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
-        self.table.offload.ask(Request::Offload(Box::new(candidate)));
+        self.cx.table.offload.ask(Request::Offload(Box::new(candidate)));
     }
 
     /// Sets the next try of a flow that was busy.
@@ -214,13 +210,13 @@ impl Worker {
 
     fn try_after(&mut self, flow: &mut Flow, wait: Duration) {
         if let Phase::Relaying(relaying) = &mut flow.phase {
-            relaying.leaving.not_before_ns = self.now_ns + wait.as_nanos() as u64;
-            self.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
+            relaying.leaving.not_before_ns = self.cx.now_ns + wait.as_nanos() as u64;
+            self.cx.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
         }
     }
 
     fn offloaded(&mut self, ticket: Ticket) {
-        let table = self.table.clone();
+        let table = self.cx.table.clone();
         self.with_ticket(ticket, |worker, flow| {
             if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
                 let backend = lent.place.0.id;
@@ -266,13 +262,13 @@ impl Worker {
         if let Some(asked) = ending.filter(|asked| !asked.only_if_idle) {
             return FlowVerdict::End(asked.reason, 0);
         }
-        self.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
+        self.cx.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
         match (why, why.for_good()) {
             (_, true) => self.stay_for_good(flow),
             (Stays::Busy, _) => self.try_again(flow),
             // An end that does not answer what it is asked may speak by itself.
             (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => self.try_unseen(flow),
-            (Stays::Resets, _) if !self.table.offload.is_stopped() => self.try_after(flow, TRIAL_WAIT),
+            (Stays::Resets, _) if !self.cx.table.offload.is_stopped() => self.try_after(flow, TRIAL_WAIT),
             _ => self.try_after(flow, REFUSED_WAIT),
         }
         let watched = match shared {
@@ -294,9 +290,9 @@ impl Worker {
     /// Has epoll tell what the sockets of a flow are ready for, though they have been watched all the time.
     fn watch_anew(&self, flow: &Flow) -> std::io::Result<()> {
         if let Phase::Relaying(relaying) = &flow.phase {
-            self.epoll.watch_flow_again(&relaying.client, Token::Client(flow.at).pack())?;
+            self.cx.epoll.watch_flow_again(&relaying.client, Token::Client(flow.at).pack())?;
             let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
-            self.epoll.watch_flow_again(&relaying.backend, token.pack())?;
+            self.cx.epoll.watch_flow_again(&relaying.backend, token.pack())?;
         }
         Ok(())
     }
@@ -315,7 +311,7 @@ impl Worker {
             if let Phase::Offloading(lent) | Phase::Offloaded { lent, .. } = &mut flow.phase {
                 lent.ending = lent.ending.filter(|asked| !asked.only_if_idle);
                 if lent.ending.is_none() {
-                    worker.show_state(flow);
+                    worker.cx.show_state(flow);
                 }
             }
             FlowVerdict::Keep
@@ -323,8 +319,7 @@ impl Worker {
     }
 
     fn path_ended(&mut self, last: Progress, reason: Option<EndReason>) {
-        let Some(at) = self.place_of(last.ticket) else { return };
-        let Some(mut flow) = self.places[at.index as usize].flow.take() else { return };
+        let Some(mut flow) = self.place_of(last.ticket).and_then(|at| self.flows.take(at)) else { return };
         self.account_path(&mut flow, &last);
         let asked = match &flow.phase {
             Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.ending,
@@ -337,8 +332,8 @@ impl Worker {
     /// Counts what the offload engine has moved since it was last heard of.
     fn account_path(&self, flow: &mut Flow, progress: &Progress) {
         let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
-        let slot = self.slot(flow.at.key());
-        let lane = &lent.place.0.lanes[self.number];
+        let slot = self.cx.slot(flow.at.key());
+        let lane = &lent.place.0.lanes[self.cx.number];
         let grown = |field: Field, to: u64| {
             let before = slot.word(field as usize);
             slot.set(field as usize, before.max(to));
@@ -354,18 +349,18 @@ impl Worker {
     fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         match self.place_of(ticket) {
             Some(at) => self.with_flow(at, act),
-            None => self.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),
+            None => self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),
         }
     }
 
     fn place_of(&self, ticket: Ticket) -> Option<FlowRef> {
-        let flow = self.places.get(ticket.key.index() as usize)?.flow.as_deref()?;
+        let flow = self.flows.at_key(ticket.key)?;
         (flow.id == ticket.id).then_some(flow.at)
     }
 
     fn show(&self, flow: &Flow, state: FlowState, backend: crate::model::ids::BackendId) {
         if flow.pending_end.is_none() {
-            self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
+            self.cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
         }
     }
 }

@@ -16,10 +16,10 @@ impl Worker {
         let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
         let Some((frontend, name)) = self.known_by_key(&found) else {
             let unknown = refuse("neither its backend nor its frontend is in the configuration any more");
-            return self.table.offload.ask(unknown);
+            return self.cx.table.offload.ask(unknown);
         };
         let key = found.record.backend_key;
-        let backend = BackendHold::new(self.table.registry.hold_at(&frontend.entry, &name, key, found.backend));
+        let backend = BackendHold::new(self.cx.table.registry.hold_at(&frontend.entry, &name, key, found.backend));
         let Found { record, vip, .. } = found;
         let origin = FlowOrigin {
             accepted_at_ns: record.accepted_at_ns,
@@ -27,11 +27,10 @@ impl Worker {
             vip,
             frontend: frontend.entry.id,
         };
-        let Some(key) = self.writer.insert_known(&self.table.flows, id, &origin) else {
-            return self.table.offload.ask(refuse("the flow table is full"));
+        let Some(at) = self.flows.enter_known(&mut self.cx, id, &origin) else {
+            return self.cx.table.offload.ask(refuse("the flow table is full"));
         };
-        let at = self.occupy_place(key);
-        let slot = self.slot(key);
+        let slot = self.cx.slot(at.key());
         let words = [
             (Field::Place, pack_place(FlowState::Offloaded, Some(backend.0.id))),
             (Field::BytesToBackend, found.bytes_to_backend),
@@ -53,30 +52,29 @@ impl Worker {
         let flow = Flow::new(Arrival {
             id,
             at,
-            phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(self.table.part()) },
+            phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(self.cx.table.part()) },
             client_addr: record.client,
             vip,
             now_ns: record.accepted_at_ns,
             frontend_hold: FrontendHold::count_in(&frontend),
-            source_hold: count_source(&frontend, &self.shared.sources, record.client, self.now_ns),
+            source_hold: count_source(&frontend, &self.cx.shared.sources, record.client, self.cx.now_ns),
             frontend,
         });
         self.tell_found(&found);
-        let ticket = self.ticket(&flow);
-        self.places[at.index as usize].flow = Some(flow);
-        let patience_ns = self.places[at.index as usize].flow.as_deref().map_or(0, patience_ns);
-        self.table.offload.ask(Request::Claim { ticket, patience_ns });
+        let (ticket, patience_ns) = (self.cx.ticket(&flow), patience_ns(&flow));
+        self.flows.put(flow);
+        self.cx.table.offload.ask(Request::Claim { ticket, patience_ns });
     }
 
     /// Whose it is by the names that it was given, wherever the backend is by now; else by the address that its client came to.
     fn known_by_key(&self, found: &Found) -> Option<(Arc<FrontendPlane>, Arc<str>)> {
         let key = found.record.backend_key;
-        let all = self.plane.frontends.iter();
+        let all = self.cx.plane.frontends.iter();
         let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |named| (frontend, named)));
         let configured = pairs.find(|(_, named)| named.current().hash_key == key);
         let configured = configured.map(|(frontend, named)| (frontend.clone(), named.name.clone()));
         // Its name is not known: entries hold no more than the hash of it.
-        let removed = || Some((self.plane.serving(found.vip)?.clone(), Arc::from("removed")));
+        let removed = || Some((self.cx.plane.serving(found.vip)?.clone(), Arc::from("removed")));
         configured.or_else(removed)
     }
 }

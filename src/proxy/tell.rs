@@ -13,7 +13,7 @@ use crate::table::offload::Found;
 impl Worker {
     /// Both legs are established, here or in the process that the flow comes from.
     pub(super) fn tell_established(&self, flow: &Flow) {
-        let fleet = &self.table.fleet;
+        let fleet = &self.cx.table.fleet;
         if fleet.is_enabled()
             && let Some(record) = self.record(flow)
         {
@@ -23,7 +23,7 @@ impl Worker {
 
     /// A flow without sockets of an earlier process has its place here. That it has none is the offload engine's to tell.
     pub(super) fn tell_found(&self, found: &Found) {
-        self.table.fleet.tell(|| {
+        self.cx.table.fleet.tell(|| {
             Local::Established(Box::new(FlowRecord {
                 id: found.id,
                 ends: Ends { client: found.connection, vip: found.vip, local: found.local, backend: found.backend },
@@ -39,7 +39,7 @@ impl Worker {
     /// The flow is over, or another instance's. One that never had a backend was never told of.
     pub(super) fn tell_ended(&self, flow: &Flow, reason: EndReason) {
         if flow.backend().is_some() {
-            self.table.fleet.tell(|| match reason {
+            self.cx.table.fleet.tell(|| match reason {
                 EndReason::Moved => Local::Left(flow.id),
                 _ => Local::Ended(flow.id),
             });
@@ -48,13 +48,13 @@ impl Worker {
 
     /// The flow was lost with a panic, whatever it was.
     pub(super) fn tell_lost(&self, id: FlowId) {
-        self.table.fleet.tell(|| Local::Ended(id));
+        self.cx.table.fleet.tell(|| Local::Ended(id));
     }
 
     /// `None`: it has gone under our hands, and its end is about to be seen.
     fn record(&self, flow: &Flow) -> Option<FlowRecord> {
         let Phase::Relaying(relaying) = &flow.phase else { return None };
-        let slot = self.slot(flow.at.key());
+        let slot = self.cx.slot(flow.at.key());
         let connect_us = slot.word(crate::table::flows::Field::ConnectUs as usize);
         Some(FlowRecord {
             id: flow.id,

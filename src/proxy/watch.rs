@@ -5,7 +5,6 @@ pub(super) mod evidence;
 pub(super) mod retime;
 
 use super::flow::{Flow, Phase, patience_ns};
-use super::token::FlowRef;
 use super::worker::Worker;
 use deliveries::{Delivering, LOOKS, look};
 
@@ -21,7 +20,7 @@ impl Worker {
         {
             // Another process, or the offload engine, looked at it before, and what was given then is soon over.
             let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
-            let (due_ns, since_ns) = (self.now_ns + after_ns, self.now_ns);
+            let (due_ns, since_ns) = (self.cx.now_ns + after_ns, self.cx.now_ns);
             self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
         }
     }
@@ -29,9 +28,9 @@ impl Worker {
     /// Gives those more time that are stuck and live.
     pub(super) fn look_at_deliveries(&mut self) {
         for _ in 0..LOOKS_PER_TURN {
-            let Some(mut looked) = self.deliveries.pop(self.now_ns) else { break };
-            let now_ns = self.now_ns;
-            let Some(flow) = self.living(looked.at) else { continue };
+            let Some(mut looked) = self.deliveries.pop(self.cx.now_ns) else { break };
+            let now_ns = self.cx.now_ns;
+            let Some(flow) = self.flows.get_mut(looked.at) else { continue };
             let every_ns = patience_ns(flow) / LOOKS;
             let (at, is_closing) = (flow.at, flow.is_closing());
             if look(flow, &mut looked, now_ns) {
@@ -42,11 +41,5 @@ impl Worker {
                 self.with_flow(at, Self::closing_is_late);
             }
         }
-    }
-
-    fn living(&mut self, at: FlowRef) -> Option<&mut Flow> {
-        let place = self.places.get_mut(at.index as usize)?;
-        let is_it = FlowRef::new(at.key(), place.generation) == at;
-        place.flow.as_deref_mut().filter(|_| is_it)
     }
 }

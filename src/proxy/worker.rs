@@ -13,14 +13,12 @@ use std::time::Duration;
 use super::accept::admission::recount_source;
 use super::accept::listeners::{Listener, Listeners};
 use super::connect::legs::Legs;
-use super::ending::unheard::Unheard;
+use super::context::WorkerContext;
+use super::context::slab::{FlowSlab, Taken};
 use super::flow::{Flow, Phase};
 use super::message::Message;
 use super::plane::{FrontendPlane, Plane};
-use super::relay::Tools;
-use super::relay::pipes::PipePool;
-use super::shared::Shared;
-use super::timers::{Due, Timers};
+use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::verdict::FlowVerdict;
 use super::watch::deliveries::Deliveries;
@@ -28,14 +26,8 @@ use crate::model::balance::{PickCandidate, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FrontendId;
 use crate::sys::clock::now_ns;
-use crate::sys::epoll::{Epoll, Events, Ready};
-use crate::table::Table;
-use crate::table::flows::{Field, FlowKey, ShardWriter};
-use crate::table::slot::Slot;
+use crate::sys::epoll::{Events, Ready};
 use crate::table::worker::WorkerState;
-
-/// One buffer per worker serves all its flows.
-const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Deadlines handled before events get their turn again.
 const DUE_PER_TURN: usize = 256;
@@ -53,15 +45,9 @@ const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
 const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
 
 pub(super) struct Worker {
-    pub(super) number: usize,
-    pub(super) table: Arc<Table>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) plane: Arc<Plane>,
-    pub(super) epoll: Epoll,
-    pub(super) writer: ShardWriter,
-    pub(super) places: Vec<Place>,
+    pub(super) cx: WorkerContext,
+    pub(super) flows: FlowSlab,
     pub(super) listeners: Listeners,
-    pub(super) timers: Timers,
     pub(super) legs: Legs,
     /// Backend legs too young for their socket options, oldest first, with the time when they get them.
     pub(super) settling: VecDeque<(u64, FlowRef)>,
@@ -74,18 +60,12 @@ pub(super) struct Worker {
     pub(super) retiming: VecDeque<FlowRef>,
     /// Until then, in monotonic ns, far ends are asked often whether they still know of their flows.
     pub(super) asking_until_ns: u64,
-    pub(super) tools: Tools,
     /// Flows that had their fair share and want more.
     pub(super) again: Vec<FlowRef>,
     /// Events that say that a socket ends, which wait for their turn; oldest first.
     endings: VecDeque<Ready>,
-    /// Clients that were reset in this turn.
-    pub(super) unheard: Unheard,
     pub(super) candidates: Vec<PickCandidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
-    pub(super) random: fastrand::Rng,
-    /// The time of this turn of the loop, in monotonic ns.
-    pub(super) now_ns: u64,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
     /// Frontends of imported flows that the configuration no longer has.
@@ -97,31 +77,13 @@ pub(super) struct Worker {
     exiting: bool,
 }
 
-/// Where a flow lives, at the same index as its entry in the table.
-#[derive(Debug, Default)]
-pub(super) struct Place {
-    pub generation: u32,
-    pub occupied: bool,
-    /// `None` while the worker has it in hand.
-    pub flow: Option<Box<Flow>>,
-}
-
 impl Worker {
-    pub(super) fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
-        let epoll = Epoll::new()?;
-        epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
-        let legs = Legs::new(number, table.workers.len(), table.fleet.ports());
-        let pipes_max = (crate::sys::process::file_limit() / 16) as usize / table.workers.len();
+    pub(super) fn new(cx: WorkerContext) -> io::Result<Self> {
+        let legs = Legs::new(cx.number, cx.table.workers.len(), cx.table.fleet.ports());
         Ok(Self {
-            number,
-            writer: table.flows.writer(number),
-            table,
-            shared,
-            plane,
-            epoll,
-            places: Vec::new(),
+            cx,
+            flows: FlowSlab::default(),
             listeners: Listeners::new()?,
-            timers: Timers::default(),
             legs,
             settling: VecDeque::new(),
             ripening: VecDeque::new(),
@@ -129,14 +91,10 @@ impl Worker {
             deliveries: Deliveries::default(),
             retiming: VecDeque::new(),
             asking_until_ns: 0,
-            tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             again: Vec::new(),
             endings: VecDeque::new(),
-            unheard: Unheard::default(),
             candidates: Vec::new(),
             turns: HashMap::new(),
-            random: fastrand::Rng::new(),
-            now_ns: now_ns(),
             departing: 0,
             gone_frontends: Vec::new(),
             idle_walk_set: false,
@@ -147,20 +105,22 @@ impl Worker {
 
     /// Serves until told to exit.
     pub(super) fn run(&mut self) {
-        let table = self.table.clone();
-        let state = &table.workers[self.number];
+        let table = self.cx.table.clone();
+        let state = &table.workers[self.cx.number];
         state.mark_alive(true);
         for panics in 1.. {
             match catch_unwind(AssertUnwindSafe(|| self.serve(state))) {
                 Ok(Ok(())) => break,
                 Ok(Err(error)) => {
-                    tracing::error!(worker = self.number, %error, "a worker's event loop failed; Baton resets the worker's flows")
+                    tracing::error!(worker = self.cx.number, %error, "a worker's event loop failed; Baton resets the worker's flows")
                 }
-                Err(_) => tracing::error!(worker = self.number, "a worker panicked; Baton resets the worker's flows"),
+                Err(_) => {
+                    tracing::error!(worker = self.cx.number, "a worker panicked; Baton resets the worker's flows")
+                }
             }
             if panics == PANICS_MAX {
                 tracing::error!(
-                    worker = self.number,
+                    worker = self.cx.number,
                     "a worker failed too often; the process aborts, and the supervisor should restart it"
                 );
                 std::process::abort();
@@ -178,9 +138,9 @@ impl Worker {
         while !self.exiting {
             let timeout = self.time_to_wait();
             state.mark_waiting();
-            let count = self.epoll.wait(&mut events, timeout)?;
-            self.now_ns = now_ns();
-            state.mark_busy(self.now_ns);
+            let count = self.cx.epoll.wait(&mut events, timeout)?;
+            self.cx.now_ns = now_ns();
+            state.mark_busy(self.cx.now_ns);
             let mut others = 0;
             for event in (0..count).map(|index| events.event(index)) {
                 if event.ends() {
@@ -197,9 +157,9 @@ impl Worker {
             }
             self.fire_deadlines();
             self.tell_unheard();
-            state.pipes_in_use.store(self.tools.pipes.lent() as u64, Relaxed);
-            let began_ns = std::mem::replace(&mut self.now_ns, now_ns());
-            state.turn.record(Duration::from_nanos(self.now_ns.saturating_sub(began_ns)));
+            state.pipes_in_use.store(self.cx.tools.pipes.lent() as u64, Relaxed);
+            let began_ns = std::mem::replace(&mut self.cx.now_ns, now_ns());
+            state.turn.record(Duration::from_nanos(self.cx.now_ns.saturating_sub(began_ns)));
         }
         Ok(())
     }
@@ -209,9 +169,9 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
-        let next = [self.timers.next_ns(), self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)];
+        let next = [self.cx.timers.next_ns(), self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)];
         let next = next.into_iter().flatten().min()?;
-        Some(Duration::from_nanos(next.saturating_sub(self.now_ns)))
+        Some(Duration::from_nanos(next.saturating_sub(self.cx.now_ns)))
     }
 
     fn dispatch(&mut self, ready: Ready) {
@@ -226,8 +186,8 @@ impl Worker {
     }
 
     fn take_messages(&mut self) {
-        self.table.orders.clear_wake(self.number);
-        while let Some(message) = self.shared.next_message(self.number) {
+        self.cx.table.orders.clear_wake(self.cx.number);
+        while let Some(message) = self.cx.shared.next_message(self.cx.number) {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
                 Message::StopAccepting => {
@@ -244,36 +204,35 @@ impl Worker {
             }
         }
         self.take_answers();
-        while let Some(order) = self.table.orders.take(self.number) {
+        while let Some(order) = self.cx.table.orders.take(self.cx.number) {
             self.carry_out(order);
         }
     }
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<Listener>) {
-        self.plane = plane;
+        self.cx.plane = plane;
         self.gone_frontends.clear();
-        let backends = self.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
+        let backends = self.cx.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
         self.legs.retain(|address| addresses.contains(&address));
         self.update_listeners(if self.accepts { open } else { Vec::new() });
-        self.state().plane_version.store(self.plane.version, Relaxed);
-        for index in 0..self.places.len() {
-            let Some(flow) = self.places[index].flow.as_deref_mut() else { continue };
+        self.cx.state().plane_version.store(self.cx.plane.version, Relaxed);
+        for flow in self.flows.iter_mut() {
             let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
-            let Some(frontend) = self.plane.frontends.iter().find(same) else { continue };
+            let Some(frontend) = self.cx.plane.frontends.iter().find(same) else { continue };
             let before = std::mem::replace(&mut flow.frontend, frontend.clone());
             // One whose client has yet to say who it is was not counted, nor is one that only waits for its last bytes.
             if flow.holds.frontend.is_some() && !matches!(flow.phase, Phase::Header(_)) {
-                let (sources, now_ns) = (&self.shared.sources, self.now_ns);
+                let (sources, now_ns) = (&self.cx.shared.sources, self.cx.now_ns);
                 recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
             }
             if before.timeouts != frontend.timeouts {
                 self.retiming.push_back(flow.at);
             }
         }
-        if let Some(policy) = self.plane.leave {
+        if let Some(policy) = self.cx.plane.leave {
             // They are in the order of their times: one that waits for an older age would hold up all behind it.
-            let latest_ns = self.now_ns.saturating_add(policy.after_ns);
+            let latest_ns = self.cx.now_ns.saturating_add(policy.after_ns);
             self.ripening.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
         }
         self.set_idle_walk();
@@ -281,7 +240,7 @@ impl Worker {
 
     fn fire_deadlines(&mut self) {
         for _ in 0..DUE_PER_TURN {
-            match self.timers.pop(self.now_ns) {
+            match self.cx.timers.pop(self.cx.now_ns) {
                 None => break,
                 Some(Due::Connect(at)) => self.with_flow(at, Self::connect_due),
                 Some(Due::Header(at)) => self.with_flow(at, |_, flow| match flow.phase {
@@ -297,11 +256,11 @@ impl Worker {
             }
         }
         for _ in 0..DUE_PER_TURN {
-            let Some((_, at)) = self.settling.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
+            let Some((_, at)) = self.settling.pop_front_if(|(at_ns, _)| *at_ns <= self.cx.now_ns) else { break };
             self.with_flow(at, |worker, flow| worker.settle(flow));
         }
         for _ in 0..DUE_PER_TURN {
-            let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.now_ns) else { break };
+            let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.cx.now_ns) else { break };
             self.with_flow(at, Self::leave_due);
         }
         for _ in 0..DUE_PER_TURN {
@@ -324,10 +283,11 @@ impl Worker {
     fn end_idle(&mut self) {
         let is_idle = |flow: &&Flow| {
             let limit = flow.frontend.settings.idle_timeout;
-            limit.is_some_and(|limit| self.now_ns.saturating_sub(self.last_byte_ns(flow)) >= limit.as_nanos() as u64)
+            limit.is_some_and(|limit| {
+                self.cx.now_ns.saturating_sub(self.cx.last_byte_ns(flow)) >= limit.as_nanos() as u64
+            })
         };
-        let flows = self.places.iter().filter_map(|place| place.flow.as_deref());
-        let idle: Vec<_> = flows.filter(is_idle).map(|flow| flow.at).collect();
+        let idle: Vec<_> = self.flows.iter().filter(is_idle).map(|flow| flow.at).collect();
         for at in idle {
             self.with_flow(at, Self::idle_due);
         }
@@ -337,57 +297,39 @@ impl Worker {
 
     /// Sets the next walk for idle flows, if a frontend wants one.
     fn set_idle_walk(&mut self) {
-        let limits = self.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
+        let limits = self.cx.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
         if let Some(shortest) = limits.min()
             && !self.idle_walk_set
         {
             self.idle_walk_set = true;
             let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
-            self.timers.set(self.now_ns + pause.as_nanos() as u64, Due::Idle);
+            self.cx.timers.set(self.cx.now_ns + pause.as_nanos() as u64, Due::Idle);
         }
     }
 
     /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
     pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
-        let Some(place) = self.places.get_mut(at.index as usize) else { return };
-        if FlowRef::new(at.key(), place.generation) != at {
-            return;
-        }
-        let Some(mut flow) = place.flow.take() else { return };
+        let Some(mut flow) = self.flows.take(at) else { return };
         match act(self, &mut flow) {
             FlowVerdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
             FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),
             FlowVerdict::Keep => {}
         }
-        self.places[at.index as usize].flow = Some(flow);
-    }
-
-    /// Monotonic ns of the flow's last byte, or of its accept.
-    pub(super) fn last_byte_ns(&self, flow: &Flow) -> u64 {
-        let slot = self.slot(flow.at.key());
-        let (up, down) = (slot.word(Field::LastToBackendNs as usize), slot.word(Field::LastToClientNs as usize));
-        up.max(down).max(flow.accepted_at_ns)
-    }
-
-    pub(super) fn slot(&self, key: FlowKey) -> &Slot {
-        self.table.flows.slot(&self.writer, key)
-    }
-
-    pub(super) fn state(&self) -> &WorkerState {
-        &self.table.workers[self.number]
+        self.flows.put(flow);
     }
 
     /// Resets every flow that has sockets here, after a panic also the one that was in hand.
     fn end_all(&mut self, reason: EndReason) {
-        for index in 0..self.places.len() {
-            let place = &mut self.places[index];
-            match place.flow.take() {
+        for index in 0..self.flows.places() {
+            match self.flows.take_any(index) {
                 // The path carries it on, whatever becomes of this worker, or of this process.
-                Some(flow) if flow.is_lent() && reason == EndReason::Shutdown => self.vacate(flow.at.key()),
-                Some(flow) if flow.is_lent() => place.flow = Some(flow),
-                Some(flow) => self.finish(flow, reason, 0),
-                None if place.occupied => self.give_up(FlowKey::new(index as u32)),
-                None => {}
+                Taken::Flow(flow) if flow.is_lent() && reason == EndReason::Shutdown => {
+                    self.flows.vacate(&mut self.cx, flow.at.key());
+                }
+                Taken::Flow(flow) if flow.is_lent() => self.flows.put(flow),
+                Taken::Flow(flow) => self.finish(flow, reason, 0),
+                Taken::Lost(key) => self.give_up(key),
+                Taken::Nothing => {}
             }
         }
     }

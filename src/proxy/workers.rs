@@ -11,6 +11,7 @@ use crossbeam_queue::SegQueue;
 
 use super::accept::listeners::Listener;
 use super::accept::sources::Sources;
+use super::context::WorkerContext;
 use super::message::Message;
 use super::plane::{self, Plane};
 use super::shared::Shared;
@@ -70,7 +71,8 @@ impl Proxy {
         let plane = proxy.plane(config);
         for number in 0..workers {
             let (table, shared) = (proxy.table.clone(), proxy.shared.clone());
-            let started = Worker::new(number, table, shared, plane.clone())
+            let started = WorkerContext::new(number, table, shared, plane.clone())
+                .and_then(Worker::new)
                 .and_then(|mut worker| essential::thread(format!("worker-{number}"), move || worker.run()));
             let thread = started.map_err(|source| ProxyError::Worker { worker: number, source })?;
             proxy.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);

@@ -22,7 +22,7 @@ impl Worker {
     /// Begins a connection to `address` for `flow`.
     pub(in crate::proxy) fn open_leg(&mut self, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
         let ip = self.source_for(flow, address);
-        let leg = if self.table.offload.keeps_ports() || self.table.fleet.is_enabled() {
+        let leg = if self.cx.table.offload.keeps_ports() || self.cx.table.fleet.is_enabled() {
             self.open_from_own_port(flow, address, ip)
         } else {
             self.open_from_any_port(address, ip)
@@ -42,7 +42,7 @@ impl Worker {
         let ip = match flow.frontend.settings.source {
             Source::Route => return None,
             Source::Address(ip) => ip,
-            Source::Auto if !self.table.offload.is_open() && !self.table.fleet.is_enabled() => return None,
+            Source::Auto if !self.cx.table.offload.is_open() && !self.cx.table.fleet.is_enabled() => return None,
             Source::Auto => {
                 let asked = socket::local_addr(flow.client()?).ok()?.ip();
                 Some(asked).filter(|ip| !ip.is_loopback() && *ip != address.ip())?
@@ -52,10 +52,10 @@ impl Worker {
     }
 
     fn open_from_any_port(&mut self, address: BackendAddr, ip: Option<IpAddr>) -> Result<Leg, NoStart> {
-        if let Some(port) = self.legs.waiting.take(address, self.now_ns) {
+        if let Some(port) = self.legs.waiting.take(address, self.cx.now_ns) {
             // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
             let socket = socket::connect_from(address, From { ip, port: Some(port), mss: None });
-            self.legs.waiting.learn(address, socket.is_ok(), self.now_ns);
+            self.legs.waiting.learn(address, socket.is_ok(), self.cx.now_ns);
             if let Ok(socket) = socket {
                 return Ok(Leg { socket, source_port: port });
             }
@@ -71,10 +71,10 @@ impl Worker {
         };
         // The backend must not be told of longer segments than the client takes, or the flow could not be offloaded.
         let mss = flow.client().and_then(|client| socket::segment_max(client).ok());
-        let start = self.random.usize(..);
+        let start = self.cx.random.usize(..);
         let mut last = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
         for _ in 0..TRIES.min(self.legs.own.len()) {
-            let Some(port) = self.legs.next(ip, address, start, &self.table.offload) else { break };
+            let Some(port) = self.legs.next(ip, address, start, &self.cx.table.offload) else { break };
             match socket::connect_from(address, From { ip: Some(ip), port: Some(port), mss }) {
                 Ok(socket) => return Ok(Leg { socket, source_port: port }),
                 Err(NoStart::Port(error)) => last = error,
@@ -87,12 +87,12 @@ impl Worker {
     fn route_to(&mut self, address: BackendAddr) -> io::Result<IpAddr> {
         let kept_ns = ROUTE_KEPT.as_nanos() as u64;
         if let Some((at_ns, ip)) = self.legs.routes.get(&address)
-            && self.now_ns.saturating_sub(*at_ns) < kept_ns
+            && self.cx.now_ns.saturating_sub(*at_ns) < kept_ns
         {
             return Ok(*ip);
         }
         let ip = source::by_route(address)?;
-        self.legs.routes.insert(address, (self.now_ns, ip));
+        self.legs.routes.insert(address, (self.cx.now_ns, ip));
         Ok(ip)
     }
 }

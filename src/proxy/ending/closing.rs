@@ -107,14 +107,14 @@ impl Worker {
     pub(in crate::proxy) fn count_again(&self, flow: &mut Flow) {
         if flow.holds.frontend.is_none() {
             flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
-            let sources = &self.shared.sources;
-            flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, self.now_ns);
+            let sources = &self.cx.shared.sources;
+            flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, self.cx.now_ns);
         }
     }
 
     /// A flow that has been idle for too long: one that is closing has not while its end takes something.
     pub(in crate::proxy) fn idle_due(&mut self, flow: &mut Flow) -> FlowVerdict {
-        let (limit, now_ns) = (flow.frontend.settings.idle_timeout, self.now_ns);
+        let (limit, now_ns) = (flow.frontend.settings.idle_timeout, self.cx.now_ns);
         if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
             let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);
             let left = under_way(client) + under_way(backend);
@@ -135,7 +135,7 @@ impl Worker {
             && relaying.place.count_out()
         {
             let state = if flow.pending_end.is_some() { FlowState::Ending } else { FlowState::Proxied };
-            self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, None));
+            self.cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, None));
         }
     }
 }

@@ -102,14 +102,14 @@ impl Worker {
         let left = self.read_and_leave(flow, &mut moved);
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let result = match left {
-            Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.tools, &mut moved),
+            Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.cx.tools, &mut moved),
             Err(broken) => Err(broken),
         };
         let ends = relaying.up.owes_fin();
         if ends {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
-            if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.now_ns) {
+            if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.cx.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             if relaying.down.is_done() {
@@ -119,7 +119,7 @@ impl Worker {
             relaying.first_fin.get_or_insert(Side::Client);
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
-            relaying.unanswered_since_ns = self.now_ns;
+            relaying.unanswered_since_ns = self.cx.now_ns;
             if !relaying.watched {
                 relaying.watched = true;
                 self.watch_unanswered(flow.at);
@@ -146,7 +146,7 @@ impl Worker {
             return FlowVerdict::Keep;
         }
         let mut moved = Pumped::default();
-        let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
+        let result = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.cx.tools, &mut moved);
         let ends = relaying.down.owes_fin();
         if ends {
             if relaying.up.is_done() {
@@ -178,10 +178,10 @@ impl Worker {
         if let Phase::Relaying(relaying) = &mut flow.phase {
             let mut moved = Pumped::default();
             relaying.down.source_ready(false);
-            let _ = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.tools, &mut moved);
+            let _ = relaying.down.pump(&relaying.backend, &relaying.client, &mut self.cx.tools, &mut moved);
             self.account_to_client(flow, moved);
         }
-        let slot = self.slot(flow.at.key());
+        let slot = self.cx.slot(flow.at.key());
         if let Phase::Relaying(relaying) = &mut flow.phase
             && relaying.down.owes_fin()
             && fin_came(&relaying.backend, slot.word(Field::BytesToClient as usize))
@@ -194,12 +194,12 @@ impl Worker {
 
     fn account_to_backend(&mut self, flow: &mut Flow, moved: Pumped) {
         let Phase::Relaying(relaying) = &mut flow.phase else { return };
-        let slot = self.slot(flow.at.key());
+        let slot = self.cx.slot(flow.at.key());
         slot.add(Field::BytesToBackend as usize, moved.written);
         if moved.read > 0 {
-            slot.set(Field::LastToBackendNs as usize, self.now_ns);
+            slot.set(Field::LastToBackendNs as usize, self.cx.now_ns);
         }
-        relaying.place.0.lanes[self.number].bytes_to_backend.add(moved.written);
+        relaying.place.0.lanes[self.cx.number].bytes_to_backend.add(moved.written);
         // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
@@ -208,13 +208,13 @@ impl Worker {
 
     fn account_to_client(&mut self, flow: &mut Flow, moved: Pumped) {
         let Phase::Relaying(relaying) = &mut flow.phase else { return };
-        let slot = self.slot(flow.at.key());
+        let slot = self.cx.slot(flow.at.key());
         slot.add(Field::BytesToClient as usize, moved.written);
         if moved.read > 0 {
-            slot.set(Field::LastToClientNs as usize, self.now_ns);
-            note_speech(relaying, slot.word(Field::LastToBackendNs as usize), self.now_ns);
+            slot.set(Field::LastToClientNs as usize, self.cx.now_ns);
+            note_speech(relaying, slot.word(Field::LastToBackendNs as usize), self.cx.now_ns);
         }
-        relaying.place.0.lanes[self.number].bytes_to_client.add(moved.written);
+        relaying.place.0.lanes[self.cx.number].bytes_to_client.add(moved.written);
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
             self.again.push(flow.at);
         }

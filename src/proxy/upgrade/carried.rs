@@ -84,18 +84,18 @@ impl Proxy {
 
 impl Worker {
     pub(in crate::proxy) fn save_turns(&self) -> Vec<SavedTurns> {
-        let frontends = self.plane.frontends.iter().filter_map(|frontend| {
+        let frontends = self.cx.plane.frontends.iter().filter_map(|frontend| {
             let turns = self.turns.get(&frontend.entry.id)?;
             let names = frontend.backends.iter().map(|backend| backend.name.to_string());
             let credits = names.zip(turns.credits().iter().copied()).collect();
-            Some(SavedTurns { worker: self.number, frontend: frontend.entry.name.to_string(), credits })
+            Some(SavedTurns { worker: self.cx.number, frontend: frontend.entry.name.to_string(), credits })
         });
         frontends.collect()
     }
 
     /// What several workers knew adds up: any sum of fair turns is fair.
     pub(in crate::proxy) fn recall_turns(&mut self, saved: &[SavedTurns]) {
-        for frontend in &self.plane.frontends {
+        for frontend in &self.cx.plane.frontends {
             let own: Vec<_> = saved.iter().filter(|turns| *turns.frontend == *frontend.entry.name).collect();
             if own.is_empty() || frontend.settings.balance != Balance::RoundRobin {
                 continue;

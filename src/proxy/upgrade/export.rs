@@ -5,28 +5,28 @@ use std::mem;
 use super::message::{Departure, MovingFlow};
 use crate::model::end_reason::EndReason;
 use crate::proxy::accept::sources::SourceHold;
+use crate::proxy::context::WorkerContext;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
-use crate::proxy::relay::Tools;
 use crate::proxy::token::{FlowRef, Token};
 use crate::proxy::verdict::FlowVerdict;
 use crate::proxy::worker::Worker;
 use crate::sys::socket;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::Field;
-use crate::table::slot::Slot;
 
 impl Worker {
     /// Takes flows out of service, going on where the last call stopped.
     pub(in crate::proxy) fn take_flows(&mut self, flows_max: usize, bytes_max: usize) -> Departure {
         let mut moving = Vec::new();
         let mut bytes = 0;
-        while self.departing < self.places.len() {
+        while self.departing < self.flows.places() {
             if moving.len() == flows_max || bytes >= bytes_max {
                 return Departure { moving, whole_round: false };
             }
-            let place = &mut self.places[self.departing];
+            let may_leave = |flow: &Flow| flow.pending_end.is_none() && !flow.is_lent();
+            let leaving = self.flows.take_if(self.departing, may_leave);
             self.departing += 1;
-            if let Some(flow) = place.flow.take_if(|flow| flow.pending_end.is_none() && !flow.is_lent()) {
+            if let Some(flow) = leaving {
                 let moving_flow = self.pack(flow);
                 bytes += moving_flow.as_ref().map_or(0, |moving_flow| moving_flow.transfer.held_bytes());
                 moving.extend(moving_flow);
@@ -39,11 +39,11 @@ impl Worker {
     /// Serves a flow again that was taken.
     pub(in crate::proxy) fn put_back(&mut self, mut flow: Box<Flow>) {
         let at = flow.at;
-        if !self.keeps_place_of(at) {
+        if !self.flows.keeps_place_of(at) {
             return reset_both(*flow);
         }
         flow.shared = true;
-        self.places[at.index as usize].flow = Some(flow);
+        self.flows.put(flow);
         self.with_flow(at, |worker, flow| {
             let begun = worker.watch_again(flow);
             if let Err(error) = begun {
@@ -55,18 +55,18 @@ impl Worker {
 
     /// Forgets a flow that another process has now: its sockets close here, which their other descriptors survive.
     pub(in crate::proxy) fn let_go(&mut self, flow: Box<Flow>) {
-        if self.keeps_place_of(flow.at) {
+        if self.flows.keeps_place_of(flow.at) {
             // It counts towards limits still, until the upgrade is over.
             flow.frontend.entry.elsewhere.leave();
             flow.holds.source.iter().for_each(SourceHold::leave);
             flow.backend().iter().for_each(|backend| backend.elsewhere.leave());
-            self.vacate(flow.at.key());
+            self.flows.vacate(&mut self.cx, flow.at.key());
         }
     }
 
     /// Ends a flow that was taken.
     pub(in crate::proxy) fn end_taken(&mut self, flow: Box<Flow>, reason: EndReason) {
-        match self.keeps_place_of(flow.at) {
+        match self.flows.keeps_place_of(flow.at) {
             true => self.finish(flow, reason, 0),
             false => reset_both(*flow),
         }
@@ -101,11 +101,11 @@ impl Worker {
     /// Watches a flow's sockets, edge-triggered: what they are ready for now is told first (epoll(7)).
     pub(in crate::proxy) fn watch_again(&mut self, flow: &Flow) -> std::io::Result<()> {
         if let Some(client) = flow.client() {
-            self.epoll.watch_flow(client, Token::Client(flow.at).pack())?;
+            self.cx.epoll.watch_flow(client, Token::Client(flow.at).pack())?;
         }
         if let Phase::Relaying(relaying) = &flow.phase {
             let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
-            self.epoll.watch_flow(&relaying.backend, token.pack())?;
+            self.cx.epoll.watch_flow(&relaying.backend, token.pack())?;
         }
         Ok(())
     }
@@ -113,9 +113,8 @@ impl Worker {
     /// Makes a moving_flow of a flow; ends it if that fails.
     fn pack(&mut self, mut flow: Box<Flow>) -> Option<MovingFlow> {
         // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
-        let _ = flow.client().map(|client| self.epoll.forget(client));
+        let _ = flow.client().map(|client| self.cx.epoll.forget(client));
         self.count_again(&mut flow);
-        let slot = self.table.flows.slot(&self.writer, flow.at.key());
         let stage = match &mut flow.phase {
             Phase::Header(_) => Stage::Header,
             Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => return None,
@@ -125,8 +124,8 @@ impl Worker {
             }
             Phase::Relaying(relaying) => {
                 relaying.place.count_again();
-                let _ = self.epoll.forget(&relaying.backend);
-                match relayed(relaying, slot, &mut self.tools) {
+                let _ = self.cx.epoll.forget(&relaying.backend);
+                match relayed(relaying, &mut self.cx, flow.at) {
                     Ok(relayed) => Stage::Relaying(Box::new(relayed)),
                     Err(error) => {
                         self.finish(flow, EndReason::Internal, error.raw_os_error().unwrap_or(0));
@@ -143,25 +142,21 @@ impl Worker {
             accepted_at_ns: flow.accepted_at_ns,
             stage,
         };
-        Some(MovingFlow { transfer, worker: self.number, flow })
-    }
-
-    /// False after a panic, which gives up the places of flows that are away.
-    fn keeps_place_of(&self, at: FlowRef) -> bool {
-        let place = &self.places[at.index as usize];
-        place.occupied && FlowRef::new(at.key(), place.generation) == at
+        Some(MovingFlow { transfer, worker: self.cx.number, flow })
     }
 }
 
-fn relayed(relaying: &mut Relaying, slot: &Slot, tools: &mut Tools) -> std::io::Result<Relayed> {
+fn relayed(relaying: &mut Relaying, cx: &mut WorkerContext, at: FlowRef) -> std::io::Result<Relayed> {
     // The lists of flows that are looked at drop one that they do not find.
     (relaying.watched, relaying.delivering) = (false, false);
+    let (up, down) = (relaying.up.pack(&mut cx.tools)?, relaying.down.pack(&mut cx.tools)?);
+    let slot = cx.slot(at.key());
     let word = |field: Field| slot.word(field as usize);
     Ok(Relayed {
         backend: relaying.place.0.name.to_string(),
         backend_addr: relaying.backend_addr,
-        up: relaying.up.pack(tools)?,
-        down: relaying.down.pack(tools)?,
+        up,
+        down,
         first_fin: relaying.first_fin.map(|side| match side {
             Side::Client => FirstFin::Client,
             Side::Backend => FirstFin::Backend,

@@ -28,7 +28,7 @@ impl Worker {
             (Stage::Header, None) => {
                 (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))])
             }
-            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, self.now_ns)), Vec::new()),
+            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, self.cx.now_ns)), Vec::new()),
             (Stage::Relaying(relayed), Some(socket)) => {
                 let place = self.backend_at(&frontend, &relayed).ok_or_else(|| {
                     let frontend = frontend.entry.name.to_string();
@@ -39,13 +39,13 @@ impl Worker {
             }
             _ => return Err(wrong),
         };
-        let key = self.writer.insert_known(&self.table.flows, id, &origin).ok_or(ImportError::TableFull)?;
-        let at = self.occupy_place(key);
-        words.into_iter().for_each(|(field, word)| self.slot(key).set(field as usize, word));
+        let at = self.flows.enter_known(&mut self.cx, id, &origin).ok_or(ImportError::TableFull)?;
+        let key = at.key();
+        words.into_iter().for_each(|(field, word)| self.cx.slot(key).set(field as usize, word));
         let frontend_hold = FrontendHold::count_in(&frontend);
         let source_hold = match phase {
             Phase::Header(_) => None,
-            _ => count_source(&frontend, &self.shared.sources, client_addr, self.now_ns),
+            _ => count_source(&frontend, &self.cx.shared.sources, client_addr, self.cx.now_ns),
         };
         let now_ns = accepted_at_ns;
         let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
@@ -53,12 +53,12 @@ impl Worker {
         flow.shared = true;
         if let Err(error) = self.watch_again(&flow) {
             // The other process's descriptor would keep the registration alive.
-            let _ = flow.client().map(|client| self.epoll.forget(client));
-            self.vacate(key);
+            let _ = flow.client().map(|client| self.cx.epoll.forget(client));
+            self.flows.vacate(&mut self.cx, key);
             return Err(ImportError::Watch(error));
         }
         self.tell_established(&flow);
-        self.places[at.index as usize].flow = Some(flow);
+        self.flows.put(flow);
         self.with_flow(at, |worker, flow| worker.go_on(flow));
         Ok(())
     }
@@ -66,9 +66,9 @@ impl Worker {
     /// Also one that the configuration no longer has, as long as somebody watches over its end.
     fn frontend_called(&mut self, name: &str) -> Option<Arc<FrontendPlane>> {
         let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
-        let known = self.plane.frontends.iter().chain(&self.gone_frontends).find(called).cloned();
+        let known = self.cx.plane.frontends.iter().chain(&self.gone_frontends).find(called).cloned();
         known.or_else(|| {
-            let entry = self.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
+            let entry = self.cx.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
             let gone = Arc::new(FrontendPlane::gone(entry));
             self.gone_frontends.push(gone.clone());
             Some(gone)
@@ -77,7 +77,7 @@ impl Worker {
 
     /// Also one that the configuration no longer has, as long as somebody watches over its end, or has elsewhere.
     fn backend_at(&self, frontend: &FrontendPlane, relayed: &Relayed) -> Option<BackendHold> {
-        let registry = &self.table.registry;
+        let registry = &self.cx.table.registry;
         let called = |it: &Arc<BackendEntry>| it.frontend.id == frontend.entry.id && *it.name == *relayed.backend;
         let known = registry.backends().into_iter().find(called)?;
         let (name, address) = (&known.name, relayed.backend_addr);

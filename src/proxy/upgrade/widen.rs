@@ -45,7 +45,7 @@ impl Worker {
         let shared = std::mem::replace(&mut listener.socket, own);
         // The other worker's descriptor would keep the registration alive. It may be gone already, while accepting is
         // paused.
-        let _ = self.epoll.forget(&shared);
+        let _ = self.cx.epoll.forget(&shared);
         self.watch_listener(index);
     }
 }

@@ -32,7 +32,7 @@ impl Worker {
     /// Adds a flow that waits for an answer.
     pub(in crate::proxy) fn watch_unanswered(&mut self, at: FlowRef) {
         if self.unanswered.is_empty() {
-            self.timers.set(self.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
+            self.cx.timers.set(self.cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
         self.unanswered.push(at);
     }
@@ -50,24 +50,22 @@ impl Worker {
             // Those at the front were looked at; next time it is the others' turn.
             let turn = looks.min(self.unanswered.len());
             self.unanswered.rotate_left(turn);
-            self.timers.set(self.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
+            self.cx.timers.set(self.cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
     }
 
     fn still_waits(&mut self, at: FlowRef, looks: &mut usize) -> bool {
-        let Some(place) = self.places.get_mut(at.index as usize) else { return false };
-        if FlowRef::new(at.key(), place.generation) != at {
-            return false;
-        }
-        let Some(Phase::Relaying(relaying)) = place.flow.as_deref_mut().map(|flow| &mut flow.phase) else {
+        let Some(Phase::Relaying(relaying)) = self.flows.get_mut(at).map(|flow| &mut flow.phase) else {
             return false;
         };
         let (since_ns, entry) = (relaying.unanswered_since_ns, &relaying.place.0);
-        let given_ns = self.table.flows.slot(&self.writer, at.key()).word(Field::LastToBackendNs as usize);
+        let given_ns = self.cx.slot(at.key()).word(Field::LastToBackendNs as usize);
         let is_to_look = match since_ns {
             // What came may be the answer to something else, unless the backend has taken what was sent to it later.
             0 => *looks < LOOKS && entry.taken_ns.load(Relaxed) < given_ns,
-            _ if *looks == LOOKS || self.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => return true,
+            _ if *looks == LOOKS || self.cx.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => {
+                return true;
+            }
             _ => true,
         };
         if !is_to_look {
@@ -79,9 +77,9 @@ impl Worker {
             Ok(signs) if signs.unacked > 0 => {
                 if signs.backoff >= SUSPECT_BACKOFF {
                     entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
-                    entry.untaken_ns.fetch_max(self.now_ns, Relaxed);
+                    entry.untaken_ns.fetch_max(self.cx.now_ns, Relaxed);
                 } else if signs.backoff == 0 {
-                    entry.taken_ns.fetch_max(self.now_ns.saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
+                    entry.taken_ns.fetch_max(self.cx.now_ns.saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
                 }
                 true
             }

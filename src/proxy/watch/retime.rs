@@ -33,8 +33,8 @@ impl Worker {
                 let _ = set(&relaying.backend, timeouts);
             }
             Phase::Offloading(_) | Phase::Offloaded { .. } => {
-                let (ticket, patience_ns) = (self.ticket(flow), patience_ns(flow));
-                self.table.offload.ask(Request::Patience { ticket, patience_ns });
+                let (ticket, patience_ns) = (self.cx.ticket(flow), patience_ns(flow));
+                self.cx.table.offload.ask(Request::Patience { ticket, patience_ns });
             }
             Phase::Between => {}
         }
@@ -44,7 +44,7 @@ impl Worker {
     /// What a flow's settings say, or less while its ends are asked often.
     pub(in crate::proxy) fn timeouts(&self, flow: &Flow) -> SocketTimeouts {
         let timeouts = flow.frontend.timeouts;
-        if self.now_ns >= self.asking_until_ns {
+        if self.cx.now_ns >= self.asking_until_ns {
             return timeouts;
         }
         SocketTimeouts {
@@ -58,20 +58,20 @@ impl Worker {
     pub(in crate::proxy) fn ask_ends(&mut self, until_ns: u64) {
         let asks_already = self.asking_until_ns != 0;
         self.asking_until_ns = self.asking_until_ns.max(until_ns);
-        self.timers.set(self.asking_until_ns, Due::Asked);
+        self.cx.timers.set(self.asking_until_ns, Due::Asked);
         if !asks_already {
             self.retime_relaying();
         }
     }
 
     pub(in crate::proxy) fn stop_asking(&mut self) {
-        if self.now_ns >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
+        if self.cx.now_ns >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
             self.retime_relaying();
         }
     }
 
     fn retime_relaying(&mut self) {
-        let flows = self.places.iter().filter_map(|place| place.flow.as_deref());
-        self.retiming.extend(flows.filter(|flow| matches!(flow.phase, Phase::Relaying(_))).map(|flow| flow.at));
+        self.retiming
+            .extend(self.flows.iter().filter(|flow| matches!(flow.phase, Phase::Relaying(_))).map(|flow| flow.at));
     }
 }

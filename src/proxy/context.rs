@@ -1,0 +1,114 @@
+//! What every part of a worker may use: the turn's time, the table and the plane, epoll, deadlines, and the live words of its entries.
+//!
+//! Flows are not in it. A part that looks at other flows than the one in hand takes the [`slab::FlowSlab`] as well, and so its
+//! signature says it.
+
+pub(super) mod slab;
+
+use std::io;
+use std::sync::Arc;
+
+use super::ending::unheard::Unheard;
+use super::flow::{Flow, Phase};
+use super::plane::Plane;
+use super::relay::Tools;
+use super::relay::pipes::PipePool;
+use super::shared::Shared;
+use super::timers::Timers;
+use super::token::Token;
+use crate::model::ids::FlowId;
+use crate::sys::clock::now_ns;
+use crate::sys::epoll::Epoll;
+use crate::sys::process::file_limit;
+use crate::table::Table;
+use crate::table::flows::{Field, FlowKey, FlowState, ShardWriter, pack_place};
+use crate::table::offload::Ticket;
+use crate::table::slot::Slot;
+use crate::table::worker::WorkerState;
+
+/// One buffer per worker serves all its flows.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+pub(super) struct WorkerContext {
+    /// The worker's.
+    pub number: usize,
+    pub table: Arc<Table>,
+    pub shared: Arc<Shared>,
+    pub plane: Arc<Plane>,
+    pub epoll: Epoll,
+    pub timers: Timers,
+    pub tools: Tools,
+    /// Clients that were reset in this turn.
+    pub unheard: Unheard,
+    pub random: fastrand::Rng,
+    /// The time of this turn of the loop, in monotonic ns.
+    pub now_ns: u64,
+    writer: ShardWriter,
+}
+
+impl WorkerContext {
+    pub(super) fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
+        let pipes_max = (file_limit() / 16) as usize / table.workers.len();
+        Ok(Self {
+            number,
+            writer: table.flows.writer(number),
+            table,
+            shared,
+            plane,
+            epoll,
+            timers: Timers::default(),
+            tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
+            unheard: Unheard::default(),
+            random: fastrand::Rng::new(),
+            now_ns: now_ns(),
+        })
+    }
+
+    pub(super) fn state(&self) -> &WorkerState {
+        &self.table.workers[self.number]
+    }
+
+    pub(super) fn slot(&self, key: FlowKey) -> &Slot {
+        self.table.flows.slot(&self.writer, key)
+    }
+
+    /// Monotonic ns of the flow's last byte, or of its accept.
+    pub(super) fn last_byte_ns(&self, flow: &Flow) -> u64 {
+        let slot = self.slot(flow.at.key());
+        let (up, down) = (slot.word(Field::LastToBackendNs as usize), slot.word(Field::LastToClientNs as usize));
+        up.max(down).max(flow.accepted_at_ns)
+    }
+
+    /// Of the flow whose entry is at `key`.
+    pub(super) fn id_at(&self, key: FlowKey) -> Option<FlowId> {
+        self.table.flows.id_at(&self.writer, key)
+    }
+
+    /// An id for a connection that never becomes a flow.
+    pub(super) fn take_id(&mut self) -> FlowId {
+        self.writer.take_id(&self.table.flows)
+    }
+
+    /// Shows the flow's client and VIP as they are by now.
+    pub(super) fn rename(&mut self, flow: &Flow) {
+        self.writer.rename(&self.table.flows, flow.at.key(), flow.id, &flow.origin());
+    }
+
+    /// Shows again what a flow is doing after its end was called off.
+    pub(super) fn show_state(&self, flow: &Flow) {
+        let (state, backend) = match &flow.phase {
+            Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
+            Phase::Connecting(_) => (FlowState::Connecting, None),
+            Phase::Relaying(relaying) => (FlowState::Proxied, relaying.backend_used()),
+            Phase::Offloading(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
+            Phase::Offloaded { lent, .. } => (FlowState::Offloaded, Some(lent.place.0.id)),
+        };
+        self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
+    }
+
+    pub(super) fn ticket(&self, flow: &Flow) -> Ticket {
+        Ticket { worker: self.number, key: flow.at.key(), id: flow.id }
+    }
+}

@@ -4,6 +4,7 @@
 //! Each flow stays with the worker that accepted it.
 
 mod accept;
+mod backlog;
 mod connect;
 mod context;
 mod ending;

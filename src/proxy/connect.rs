@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
 use super::relay::Direction;
 use super::timers::Due;
-use super::token::{FlowRef, Token};
+use super::token::Token;
 use super::verdict::FlowVerdict;
 use super::worker::Worker;
 use crate::addr::VipAddr;
@@ -27,10 +27,6 @@ use crate::sys::socket;
 use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
 use crate::table::flows::{Field, FlowState, pack_place};
 use legs::Leg;
-
-/// A backend leg gets its keepalive options when it has lived this long: most short flows never need them, and five
-/// calls a connection are a tenth of its cost. Until then the health probes watch over it.
-const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// Starts the first attempt. `ready` is an event of the client's socket that was not acted upon.
@@ -182,23 +178,6 @@ impl Worker {
         }
     }
 
-    /// Has [`Worker::settle`] called when the flow's backend leg has lived for a while.
-    pub(super) fn settle_later(&mut self, at: FlowRef) {
-        self.settling.push_back((self.cx.now_ns + nanos(SETTLE_AFTER), at));
-    }
-
-    /// Sets the options that only a flow of some age is worth, and shows its source port.
-    pub(super) fn settle(&mut self, flow: &mut Flow) -> FlowVerdict {
-        if let Phase::Relaying(relaying) = &flow.phase {
-            let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
-            let _ = set(&relaying.backend, &self.timeouts(flow));
-            if let Ok(local) = socket::local_addr(&relaying.backend) {
-                self.cx.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
-            }
-        }
-        FlowVerdict::Keep
-    }
-
     fn attempt_failed(
         &mut self,
         flow: &mut Flow,
@@ -269,7 +248,7 @@ impl Worker {
             waits_for_turn: false,
             leaving: Leaving::default(),
         });
-        self.settle_later(flow.at);
+        self.watch.settle_later(&self.cx, flow.at);
         self.ripen_later(flow);
         self.tell_established(flow);
         self.pump_both(flow)

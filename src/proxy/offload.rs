@@ -37,7 +37,7 @@ impl Worker {
     pub(super) fn ripen_later(&mut self, flow: &Flow) {
         if let Some(policy) = self.policy() {
             let at_ns = flow.accepted_at_ns.max(self.cx.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
-            self.ripening.push_back((at_ns, flow.at));
+            self.watch.ripen_at(at_ns, flow.at);
         }
     }
 
@@ -95,7 +95,7 @@ impl Worker {
                 Answer::Moves(progress) => self.moves(progress),
                 Answer::Ended { last, reason } => self.path_ended(last, reason),
                 Answer::Found(found) => self.recover_found(*found),
-                Answer::AskEnds { until_ns } => self.ask_ends(until_ns),
+                Answer::AskEnds { until_ns } => self.watch.ask_ends(&mut self.cx, &self.flows, until_ns),
             }
         }
     }
@@ -157,7 +157,7 @@ impl Worker {
             let Phase::Relaying(relaying) = &mut flow.phase else { continue };
             if relaying.leaving.not_before_ns != Leaving::NEVER {
                 relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
-                self.ripening.push_front((now_ns, flow.at));
+                self.watch.ripen_now(now_ns, flow.at);
             }
         }
     }

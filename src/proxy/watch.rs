@@ -1,45 +1,161 @@
-//! Looks at flows that wait for one of their ends: as evidence against a backend, and so that patience ends when it should.
+//! Looks at flows that wait for one of their ends, or for their age: as evidence against a backend, so that patience ends when it should,
+//! and so that an idle flow ends or leaves.
 
 pub(super) mod deliveries;
 pub(super) mod evidence;
 pub(super) mod retime;
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::context::WorkerContext;
+use super::context::slab::FlowSlab;
 use super::flow::{Flow, Phase, patience_ns};
-use super::worker::Worker;
-use deliveries::{Delivering, LOOKS, look};
+use super::timers::Due;
+use super::token::FlowRef;
+use super::verdict::FlowVerdict;
+use crate::sys::socket;
+use crate::table::flows::Field;
+use deliveries::{Deliveries, Delivering, LOOKS, look};
 
 /// Flows looked at in one turn of the loop.
-const LOOKS_PER_TURN: usize = 256;
+pub(super) const LOOKS_PER_TURN: usize = 256;
 
-impl Worker {
+/// A backend leg gets its keepalive options when it has lived this long: most short flows never need them, and five
+/// calls a connection are a tenth of its cost. Until then the health probes watch over it.
+const SETTLE_AFTER: Duration = Duration::from_secs(1);
+
+/// Idle flows are looked for this many times within the shortest idle_timeout, within these bounds.
+const IDLE_WALKS: u32 = 8;
+const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
+const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
+
+/// The flows that one worker watches.
+#[derive(Debug, Default)]
+pub(super) struct FlowWatch {
+    /// Backend legs too young for their socket options, oldest first, with the time when they get them.
+    settling: VecDeque<(u64, FlowRef)>,
+    /// Flows too young to be offloaded, oldest first, with the time when they are looked at.
+    ripening: VecDeque<(u64, FlowRef)>,
+    /// Flows whose bytes to the backend were not answered yet.
+    unanswered: Vec<FlowRef>,
+    deliveries: Deliveries,
+    /// Flows whose sockets are to get other timers.
+    retiming: VecDeque<FlowRef>,
+    /// Until then, in monotonic ns, far ends are asked often whether they still know of their flows.
+    asking_until_ns: u64,
+    /// A walk for idle flows is among the deadlines.
+    idle_walk_set: bool,
+}
+
+/// A flow that was looked at for what it is to deliver.
+pub(super) struct LookedAt {
+    pub at: FlowRef,
+    pub is_closing: bool,
+}
+
+impl FlowWatch {
+    /// When a flow is due next, in monotonic ns; the deadlines of [`Due`] aside.
+    pub(super) fn next_ns(&self, now_ns: u64) -> Option<u64> {
+        if !self.retiming.is_empty() {
+            return Some(now_ns);
+        }
+        let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
+        [self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)].into_iter().flatten().min()
+    }
+
+    /// Has [`FlowWatch::settle`] called when the flow's backend leg has lived for a while.
+    pub(super) fn settle_later(&mut self, cx: &WorkerContext, at: FlowRef) {
+        self.settling.push_back((cx.now_ns + SETTLE_AFTER.as_nanos() as u64, at));
+    }
+
+    pub(super) fn next_settling(&mut self, now_ns: u64) -> Option<FlowRef> {
+        self.settling.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
+    }
+
+    /// Sets the options that only a flow of some age is worth, and shows its source port.
+    pub(super) fn settle(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
+        if let Phase::Relaying(relaying) = &flow.phase {
+            let set = if relaying.lenient { socket::set_keepalive } else { socket::set_timeouts };
+            let _ = set(&relaying.backend, &self.timeouts(cx, flow));
+            if let Ok(local) = socket::local_addr(&relaying.backend) {
+                cx.slot(flow.at.key()).set(Field::LocalPort as usize, u64::from(local.port()));
+            }
+        }
+        FlowVerdict::Keep
+    }
+
+    /// Has the flow tried at `at_ns`, when it is old enough to leave. Call it in the order of these times.
+    pub(super) fn ripen_at(&mut self, at_ns: u64, at: FlowRef) {
+        self.ripening.push_back((at_ns, at));
+    }
+
+    /// Has the flow tried before all others.
+    pub(super) fn ripen_now(&mut self, now_ns: u64, at: FlowRef) {
+        self.ripening.push_front((now_ns, at));
+    }
+
+    /// None waits for longer than until `latest_ns`. They are in the order of their times: one that waits for an older age would hold up
+    /// all behind it.
+    pub(super) fn ripen_by(&mut self, latest_ns: u64) {
+        self.ripening.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
+    }
+
+    pub(super) fn next_ripe(&mut self, now_ns: u64) -> Option<FlowRef> {
+        self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= now_ns).map(|(_, at)| at)
+    }
+
     /// Has a flow looked at that was given something to deliver.
-    pub(super) fn look_after(&mut self, flow: &mut Flow) {
+    pub(super) fn look_after(&mut self, cx: &WorkerContext, flow: &mut Flow) {
         let every_ns = patience_ns(flow) / LOOKS;
         if let Phase::Relaying(relaying) = &mut flow.phase
             && !std::mem::replace(&mut relaying.delivering, true)
         {
             // Another process, or the offload engine, looked at it before, and what was given then is soon over.
             let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
-            let (due_ns, since_ns) = (self.cx.now_ns + after_ns, self.cx.now_ns);
+            let (due_ns, since_ns) = (cx.now_ns + after_ns, cx.now_ns);
             self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
         }
     }
 
-    /// Gives those more time that are stuck and live.
-    pub(super) fn look_at_deliveries(&mut self) {
-        for _ in 0..LOOKS_PER_TURN {
-            let Some(mut looked) = self.deliveries.pop(self.cx.now_ns) else { break };
-            let now_ns = self.cx.now_ns;
-            let Some(flow) = self.flows.get_mut(looked.at) else { continue };
-            let every_ns = patience_ns(flow) / LOOKS;
-            let (at, is_closing) = (flow.at, flow.is_closing());
-            if look(flow, &mut looked, now_ns) {
-                looked.due_ns = now_ns + every_ns;
-                self.deliveries.push(every_ns, looked);
-            }
-            if is_closing {
-                self.with_flow(at, Self::closing_is_late);
-            }
+    /// Gives more time to the next flow that is due, if it is stuck and lives. `None`: none is due.
+    pub(super) fn look_at_next(&mut self, now_ns: u64, flows: &mut FlowSlab) -> Option<LookedAt> {
+        let mut looked = self.deliveries.pop(now_ns)?;
+        let at = looked.at;
+        let Some(flow) = flows.get_mut(at) else { return Some(LookedAt { at, is_closing: false }) };
+        let every_ns = patience_ns(flow) / LOOKS;
+        let is_closing = flow.is_closing();
+        if look(flow, &mut looked, now_ns) {
+            looked.due_ns = now_ns + every_ns;
+            self.deliveries.push(every_ns, looked);
+        }
+        Some(LookedAt { at, is_closing })
+    }
+
+    /// Flows that have been idle for too long. The next walk is set.
+    ///
+    /// A walk now and then, not a deadline per flow: those of flows that ended long before would pile up, an hour's worth
+    /// where idle_timeout is an hour.
+    pub(super) fn walk_for_idle(&mut self, cx: &mut WorkerContext, flows: &FlowSlab) -> Vec<FlowRef> {
+        let is_idle = |flow: &&Flow| {
+            let limit = flow.frontend.settings.idle_timeout;
+            limit.is_some_and(|limit| cx.now_ns.saturating_sub(cx.last_byte_ns(flow)) >= limit.as_nanos() as u64)
+        };
+        let idle = flows.iter().filter(is_idle).map(|flow| flow.at).collect();
+        self.idle_walk_set = false;
+        self.set_idle_walk(cx);
+        idle
+    }
+
+    /// Sets the next walk for idle flows, if a frontend wants one.
+    pub(super) fn set_idle_walk(&mut self, cx: &mut WorkerContext) {
+        let limits = cx.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
+        if let Some(shortest) = limits.min()
+            && !self.idle_walk_set
+        {
+            self.idle_walk_set = true;
+            let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
+            cx.timers.set(cx.now_ns + pause.as_nanos() as u64, Due::Idle);
         }
     }
 }

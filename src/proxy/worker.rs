@@ -3,7 +3,7 @@
 //! Everything a flow needs is in its worker, so that no byte waits for another thread. The control side reaches in
 //! through queues and a wake descriptor only.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::accept::admission::recount_source;
 use super::accept::listeners::{Listener, Listeners};
+use super::backlog::Backlog;
 use super::connect::legs::Legs;
 use super::context::WorkerContext;
 use super::context::slab::{FlowSlab, Taken};
@@ -21,7 +22,7 @@ use super::plane::{FrontendPlane, Plane};
 use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::verdict::FlowVerdict;
-use super::watch::deliveries::Deliveries;
+use super::watch::{FlowWatch, LOOKS_PER_TURN};
 use crate::model::balance::{PickCandidate, Turns};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FrontendId;
@@ -39,39 +40,19 @@ const ENDINGS_PER_TURN: usize = 32;
 /// A panic ends the worker's flows, not the worker; a worker that panics again and again ends the process.
 const PANICS_MAX: u32 = 5;
 
-/// Idle flows are looked for this many times within the shortest idle_timeout, within these bounds.
-const IDLE_WALKS: u32 = 8;
-const IDLE_WALK_MIN: Duration = Duration::from_millis(20);
-const IDLE_WALK_MAX: Duration = Duration::from_secs(5);
-
 pub(super) struct Worker {
     pub(super) cx: WorkerContext,
     pub(super) flows: FlowSlab,
     pub(super) listeners: Listeners,
     pub(super) legs: Legs,
-    /// Backend legs too young for their socket options, oldest first, with the time when they get them.
-    pub(super) settling: VecDeque<(u64, FlowRef)>,
-    /// Flows too young to be offloaded, oldest first, with the time when they are looked at.
-    pub(super) ripening: VecDeque<(u64, FlowRef)>,
-    /// Flows whose bytes to the backend were not answered yet.
-    pub(super) unanswered: Vec<FlowRef>,
-    pub(super) deliveries: Deliveries,
-    /// Flows whose sockets are to get other timers.
-    pub(super) retiming: VecDeque<FlowRef>,
-    /// Until then, in monotonic ns, far ends are asked often whether they still know of their flows.
-    pub(super) asking_until_ns: u64,
-    /// Flows that had their fair share and want more.
-    pub(super) again: Vec<FlowRef>,
-    /// Events that say that a socket ends, which wait for their turn; oldest first.
-    endings: VecDeque<Ready>,
+    pub(super) watch: FlowWatch,
+    pub(super) backlog: Backlog,
     pub(super) candidates: Vec<PickCandidate>,
     pub(super) turns: HashMap<FrontendId, Turns>,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
     /// Frontends of imported flows that the configuration no longer has.
     pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
-    /// A walk for idle flows is among the deadlines.
-    idle_walk_set: bool,
     /// Cleared for good by a stop: a reload after it must not listen again.
     accepts: bool,
     exiting: bool,
@@ -85,19 +66,12 @@ impl Worker {
             flows: FlowSlab::default(),
             listeners: Listeners::new()?,
             legs,
-            settling: VecDeque::new(),
-            ripening: VecDeque::new(),
-            unanswered: Vec::new(),
-            deliveries: Deliveries::default(),
-            retiming: VecDeque::new(),
-            asking_until_ns: 0,
-            again: Vec::new(),
-            endings: VecDeque::new(),
+            watch: FlowWatch::default(),
+            backlog: Backlog::default(),
             candidates: Vec::new(),
             turns: HashMap::new(),
             departing: 0,
             gone_frontends: Vec::new(),
-            idle_walk_set: false,
             accepts: true,
             exiting: false,
         })
@@ -144,7 +118,7 @@ impl Worker {
             let mut others = 0;
             for event in (0..count).map(|index| events.event(index)) {
                 if event.ends() {
-                    self.endings.push_back(event);
+                    self.backlog.put_off(event);
                 } else {
                     self.dispatch(event);
                     others += 1;
@@ -152,7 +126,7 @@ impl Worker {
             }
             self.pump_again();
             for _ in 0..others.max(ENDINGS_PER_TURN) {
-                let Some(event) = self.endings.pop_front() else { break };
+                let Some(event) = self.backlog.next_ending() else { break };
                 self.dispatch(event);
             }
             self.fire_deadlines();
@@ -165,12 +139,10 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Option<Duration> {
-        if !self.again.is_empty() || !self.endings.is_empty() || !self.retiming.is_empty() {
+        if !self.backlog.is_empty() {
             return Some(Duration::ZERO);
         }
-        let first = |queue: &VecDeque<(u64, FlowRef)>| queue.front().map(|(at_ns, _)| *at_ns);
-        let next = [self.cx.timers.next_ns(), self.deliveries.next_ns(), first(&self.settling), first(&self.ripening)];
-        let next = next.into_iter().flatten().min()?;
+        let next = [self.cx.timers.next_ns(), self.watch.next_ns(self.cx.now_ns)].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(self.cx.now_ns)))
     }
 
@@ -227,15 +199,13 @@ impl Worker {
                 recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
             }
             if before.timeouts != frontend.timeouts {
-                self.retiming.push_back(flow.at);
+                self.watch.retime_later(flow.at);
             }
         }
         if let Some(policy) = self.cx.plane.leave {
-            // They are in the order of their times: one that waits for an older age would hold up all behind it.
-            let latest_ns = self.cx.now_ns.saturating_add(policy.after_ns);
-            self.ripening.iter_mut().for_each(|(at_ns, _)| *at_ns = latest_ns.min(*at_ns));
+            self.watch.ripen_by(self.cx.now_ns.saturating_add(policy.after_ns));
         }
-        self.set_idle_walk();
+        self.watch.set_idle_walk(&mut self.cx);
     }
 
     fn fire_deadlines(&mut self) {
@@ -247,63 +217,41 @@ impl Worker {
                     Phase::Header(_) => FlowVerdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
                     _ => FlowVerdict::Keep,
                 }),
-                Some(Due::Idle) => self.end_idle(),
+                Some(Due::Idle) => {
+                    for at in self.watch.walk_for_idle(&mut self.cx, &self.flows) {
+                        self.with_flow(at, Self::idle_due);
+                    }
+                }
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
-                Some(Due::Evidence) => self.look_at_unanswered(),
+                Some(Due::Evidence) => self.watch.look_at_unanswered(&mut self.cx, &mut self.flows),
                 Some(Due::Leave(at)) => self.with_flow(at, Self::leave_due),
-                Some(Due::Asked) => self.stop_asking(),
+                Some(Due::Asked) => self.watch.stop_asking(&self.cx, &self.flows),
                 Some(Due::Accept) => self.resume_accepting(),
             }
         }
         for _ in 0..DUE_PER_TURN {
-            let Some((_, at)) = self.settling.pop_front_if(|(at_ns, _)| *at_ns <= self.cx.now_ns) else { break };
-            self.with_flow(at, |worker, flow| worker.settle(flow));
+            let Some(at) = self.watch.next_settling(self.cx.now_ns) else { break };
+            self.with_flow(at, |worker, flow| worker.watch.settle(&worker.cx, flow));
         }
         for _ in 0..DUE_PER_TURN {
-            let Some((_, at)) = self.ripening.pop_front_if(|(at_ns, _)| *at_ns <= self.cx.now_ns) else { break };
+            let Some(at) = self.watch.next_ripe(self.cx.now_ns) else { break };
             self.with_flow(at, Self::leave_due);
         }
         for _ in 0..DUE_PER_TURN {
-            let Some(at) = self.retiming.pop_front() else { break };
-            self.with_flow(at, Self::retime);
+            let Some(at) = self.watch.next_retiming() else { break };
+            self.with_flow(at, |worker, flow| worker.watch.retime(&worker.cx, flow));
         }
-        self.look_at_deliveries();
+        for _ in 0..LOOKS_PER_TURN {
+            let Some(looked) = self.watch.look_at_next(self.cx.now_ns, &mut self.flows) else { break };
+            if looked.is_closing {
+                self.with_flow(looked.at, Self::closing_is_late);
+            }
+        }
     }
 
     fn pump_again(&mut self) {
-        for at in std::mem::take(&mut self.again) {
+        for at in self.backlog.take_wanting() {
             self.with_flow(at, |worker, flow| worker.pump_more(flow));
-        }
-    }
-
-    /// Ends flows that have been idle for too long, and comes back in time for the next.
-    ///
-    /// A walk now and then, not a deadline per flow: those of flows that ended long before would pile up, an hour's worth
-    /// where idle_timeout is an hour.
-    fn end_idle(&mut self) {
-        let is_idle = |flow: &&Flow| {
-            let limit = flow.frontend.settings.idle_timeout;
-            limit.is_some_and(|limit| {
-                self.cx.now_ns.saturating_sub(self.cx.last_byte_ns(flow)) >= limit.as_nanos() as u64
-            })
-        };
-        let idle: Vec<_> = self.flows.iter().filter(is_idle).map(|flow| flow.at).collect();
-        for at in idle {
-            self.with_flow(at, Self::idle_due);
-        }
-        self.idle_walk_set = false;
-        self.set_idle_walk();
-    }
-
-    /// Sets the next walk for idle flows, if a frontend wants one.
-    fn set_idle_walk(&mut self) {
-        let limits = self.cx.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
-        if let Some(shortest) = limits.min()
-            && !self.idle_walk_set
-        {
-            self.idle_walk_set = true;
-            let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
-            self.cx.timers.set(self.cx.now_ns + pause.as_nanos() as u64, Due::Idle);
         }
     }
 

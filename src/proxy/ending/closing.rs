@@ -55,7 +55,7 @@ impl Worker {
         flow.holds.let_go();
         relaying.up.pass_fin(&relaying.backend);
         relaying.down.pass_fin(&relaying.client);
-        self.look_after(flow);
+        self.watch.look_after(&self.cx, flow);
         self.close(flow, reason)
     }
 

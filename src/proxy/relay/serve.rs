@@ -122,11 +122,11 @@ impl Worker {
             relaying.unanswered_since_ns = self.cx.now_ns;
             if !relaying.watched {
                 relaying.watched = true;
-                self.watch_unanswered(flow.at);
+                self.watch.watch_unanswered(&mut self.cx, flow.at);
             }
         }
         if ends || moved.written > 0 {
-            self.look_after(flow);
+            self.watch.look_after(&self.cx, flow);
         }
         if moved.written > 0 {
             self.announce_if_near(flow);
@@ -162,7 +162,7 @@ impl Worker {
             relaying.unanswered_since_ns = 0;
         }
         if ends || moved.written > 0 {
-            self.look_after(flow);
+            self.watch.look_after(&self.cx, flow);
         }
         self.account_to_client(flow, moved);
         match result {
@@ -202,7 +202,7 @@ impl Worker {
         relaying.place.0.lanes[self.cx.number].bytes_to_backend.add(moved.written);
         // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
-            self.again.push(flow.at);
+            self.backlog.wants_more(flow.at);
         }
     }
 
@@ -216,7 +216,7 @@ impl Worker {
         }
         relaying.place.0.lanes[self.cx.number].bytes_to_client.add(moved.written);
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {
-            self.again.push(flow.at);
+            self.backlog.wants_more(flow.at);
         }
     }
 }

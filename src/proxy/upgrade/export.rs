@@ -83,14 +83,14 @@ impl Worker {
             Phase::Relaying(relaying) => {
                 relaying.waits_for_turn = relaying.up.wants_pump() || relaying.down.wants_pump();
                 if relaying.waits_for_turn {
-                    self.again.push(flow.at);
+                    self.backlog.wants_more(flow.at);
                 }
                 if relaying.unanswered_since_ns != 0 {
                     relaying.watched = true;
-                    self.watch_unanswered(flow.at);
+                    self.watch.watch_unanswered(&mut self.cx, flow.at);
                 }
-                self.look_after(flow);
-                self.settle_later(flow.at);
+                self.watch.look_after(&self.cx, flow);
+                self.watch.settle_later(&self.cx, flow.at);
                 self.ripen_later(flow);
                 self.close_if_done(flow)
             }

@@ -5,10 +5,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use super::FlowWatch;
+use crate::proxy::context::WorkerContext;
+use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::Phase;
 use crate::proxy::timers::Due;
 use crate::proxy::token::FlowRef;
-use crate::proxy::worker::Worker;
 use crate::sys::tcp_info::peer_signs;
 use crate::table::backend::Suspicion;
 use crate::table::flows::Field;
@@ -28,21 +30,21 @@ const SENT_AGAIN: Duration = Duration::from_secs(1);
 /// Flows asked about at a time.
 const LOOKS: usize = 256;
 
-impl Worker {
+impl FlowWatch {
     /// Adds a flow that waits for an answer.
-    pub(in crate::proxy) fn watch_unanswered(&mut self, at: FlowRef) {
+    pub(in crate::proxy) fn watch_unanswered(&mut self, cx: &mut WorkerContext, at: FlowRef) {
         if self.unanswered.is_empty() {
-            self.cx.timers.set(self.cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
+            cx.timers.set(cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
         self.unanswered.push(at);
     }
 
     /// Lets go of flows that were answered or acknowledged; reports backends that acknowledge nothing.
-    pub(in crate::proxy) fn look_at_unanswered(&mut self) {
+    pub(in crate::proxy) fn look_at_unanswered(&mut self, cx: &mut WorkerContext, flows: &mut FlowSlab) {
         let waiting = std::mem::take(&mut self.unanswered);
         let mut looks = 0;
         for at in waiting {
-            if self.still_waits(at, &mut looks) {
+            if still_waits(cx, flows, at, &mut looks) {
                 self.unanswered.push(at);
             }
         }
@@ -50,48 +52,48 @@ impl Worker {
             // Those at the front were looked at; next time it is the others' turn.
             let turn = looks.min(self.unanswered.len());
             self.unanswered.rotate_left(turn);
-            self.cx.timers.set(self.cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
+            cx.timers.set(cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
     }
+}
 
-    fn still_waits(&mut self, at: FlowRef, looks: &mut usize) -> bool {
-        let Some(Phase::Relaying(relaying)) = self.flows.get_mut(at).map(|flow| &mut flow.phase) else {
-            return false;
-        };
-        let (since_ns, entry) = (relaying.unanswered_since_ns, &relaying.place.0);
-        let given_ns = self.cx.slot(at.key()).word(Field::LastToBackendNs as usize);
-        let is_to_look = match since_ns {
-            // What came may be the answer to something else, unless the backend has taken what was sent to it later.
-            0 => *looks < LOOKS && entry.taken_ns.load(Relaxed) < given_ns,
-            _ if *looks == LOOKS || self.cx.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => {
-                return true;
-            }
-            _ => true,
-        };
-        if !is_to_look {
-            relaying.watched = false;
-            return false;
+fn still_waits(cx: &WorkerContext, flows: &mut FlowSlab, at: FlowRef, looks: &mut usize) -> bool {
+    let Some(Phase::Relaying(relaying)) = flows.get_mut(at).map(|flow| &mut flow.phase) else {
+        return false;
+    };
+    let (since_ns, entry) = (relaying.unanswered_since_ns, &relaying.place.0);
+    let given_ns = cx.slot(at.key()).word(Field::LastToBackendNs as usize);
+    let is_to_look = match since_ns {
+        // What came may be the answer to something else, unless the backend has taken what was sent to it later.
+        0 => *looks < LOOKS && entry.taken_ns.load(Relaxed) < given_ns,
+        _ if *looks == LOOKS || cx.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => {
+            return true;
         }
-        *looks += 1;
-        match peer_signs(&relaying.backend) {
-            Ok(signs) if signs.unacked > 0 => {
-                if signs.backoff >= SUSPECT_BACKOFF {
-                    entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
-                    entry.untaken_ns.fetch_max(self.cx.now_ns, Relaxed);
-                } else if signs.backoff == 0 {
-                    entry.taken_ns.fetch_max(self.cx.now_ns.saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
-                }
-                true
+        _ => true,
+    };
+    if !is_to_look {
+        relaying.watched = false;
+        return false;
+    }
+    *looks += 1;
+    match peer_signs(&relaying.backend) {
+        Ok(signs) if signs.unacked > 0 => {
+            if signs.backoff >= SUSPECT_BACKOFF {
+                entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
+                entry.untaken_ns.fetch_max(cx.now_ns, Relaxed);
+            } else if signs.backoff == 0 {
+                entry.taken_ns.fetch_max(cx.now_ns.saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
             }
-            // All was acknowledged: the host lives, and its process may take its time.
-            signs => {
-                if signs.is_ok() {
-                    entry.taken_ns.fetch_max(given_ns, Relaxed);
-                }
-                relaying.unanswered_since_ns = 0;
-                relaying.watched = false;
-                false
+            true
+        }
+        // All was acknowledged: the host lives, and its process may take its time.
+        signs => {
+            if signs.is_ok() {
+                entry.taken_ns.fetch_max(given_ns, Relaxed);
             }
+            relaying.unanswered_since_ns = 0;
+            relaying.watched = false;
+            false
         }
     }
 }

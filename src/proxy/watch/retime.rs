@@ -5,10 +5,13 @@
 
 use std::time::Duration;
 
+use super::FlowWatch;
+use crate::proxy::context::WorkerContext;
+use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::{Flow, Phase, patience_ns};
 use crate::proxy::timers::Due;
+use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
-use crate::proxy::worker::Worker;
 use crate::sys::socket::{self, SocketTimeouts};
 use crate::table::offload::Request;
 
@@ -18,10 +21,10 @@ const ASK_AFTER: Duration = Duration::from_secs(2);
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-impl Worker {
+impl FlowWatch {
     /// Gives a flow the timers that it is to have now. What is opened or lent later has them anyway.
-    pub(in crate::proxy) fn retime(&mut self, flow: &mut Flow) -> FlowVerdict {
-        let timeouts = &self.timeouts(flow);
+    pub(in crate::proxy) fn retime(&self, cx: &WorkerContext, flow: &Flow) -> FlowVerdict {
+        let timeouts = &self.timeouts(cx, flow);
         // They fail if the connection has ended, which epoll tells.
         match &flow.phase {
             Phase::Header(client) => drop(socket::set_timeouts(client, timeouts)),
@@ -33,18 +36,27 @@ impl Worker {
                 let _ = set(&relaying.backend, timeouts);
             }
             Phase::Offloading(_) | Phase::Offloaded { .. } => {
-                let (ticket, patience_ns) = (self.cx.ticket(flow), patience_ns(flow));
-                self.cx.table.offload.ask(Request::Patience { ticket, patience_ns });
+                let (ticket, patience_ns) = (cx.ticket(flow), patience_ns(flow));
+                cx.table.offload.ask(Request::Patience { ticket, patience_ns });
             }
             Phase::Between => {}
         }
         FlowVerdict::Keep
     }
 
+    /// Has a flow get the timers of its settings, which have changed.
+    pub(in crate::proxy) fn retime_later(&mut self, at: FlowRef) {
+        self.retiming.push_back(at);
+    }
+
+    pub(in crate::proxy) fn next_retiming(&mut self) -> Option<FlowRef> {
+        self.retiming.pop_front()
+    }
+
     /// What a flow's settings say, or less while its ends are asked often.
-    pub(in crate::proxy) fn timeouts(&self, flow: &Flow) -> SocketTimeouts {
+    pub(in crate::proxy) fn timeouts(&self, cx: &WorkerContext, flow: &Flow) -> SocketTimeouts {
         let timeouts = flow.frontend.timeouts;
-        if self.cx.now_ns >= self.asking_until_ns {
+        if cx.now_ns >= self.asking_until_ns {
             return timeouts;
         }
         SocketTimeouts {
@@ -55,23 +67,22 @@ impl Worker {
     }
 
     /// Has the ends of flows with sockets asked that are quiet, until `until_ns`.
-    pub(in crate::proxy) fn ask_ends(&mut self, until_ns: u64) {
+    pub(in crate::proxy) fn ask_ends(&mut self, cx: &mut WorkerContext, flows: &FlowSlab, until_ns: u64) {
         let asks_already = self.asking_until_ns != 0;
         self.asking_until_ns = self.asking_until_ns.max(until_ns);
-        self.cx.timers.set(self.asking_until_ns, Due::Asked);
+        cx.timers.set(self.asking_until_ns, Due::Asked);
         if !asks_already {
-            self.retime_relaying();
+            self.retime_relaying(flows);
         }
     }
 
-    pub(in crate::proxy) fn stop_asking(&mut self) {
-        if self.cx.now_ns >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
-            self.retime_relaying();
+    pub(in crate::proxy) fn stop_asking(&mut self, cx: &WorkerContext, flows: &FlowSlab) {
+        if cx.now_ns >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
+            self.retime_relaying(flows);
         }
     }
 
-    fn retime_relaying(&mut self) {
-        self.retiming
-            .extend(self.flows.iter().filter(|flow| matches!(flow.phase, Phase::Relaying(_))).map(|flow| flow.at));
+    fn retime_relaying(&mut self, flows: &FlowSlab) {
+        self.retiming.extend(flows.iter().filter(|flow| matches!(flow.phase, Phase::Relaying(_))).map(|flow| flow.at));
     }
 }

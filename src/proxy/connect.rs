@@ -3,9 +3,9 @@
 //! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
 //! nothing but time.
 
-pub(super) mod begin;
-pub(super) mod legs;
+pub(super) mod pick;
 pub(super) mod ports;
+pub(super) mod source_ports;
 
 use std::io;
 use std::mem;
@@ -19,14 +19,14 @@ use super::token::Token;
 use super::verdict::FlowVerdict;
 use super::worker::Worker;
 use crate::addr::VipAddr;
-use crate::model::balance::{self, Balance, Draw, NoPick, PickCandidate, Preference, Turns};
+use crate::model::balance::{NoPick, Preference};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
 use crate::table::flows::{Field, FlowState, pack_place};
-use legs::Leg;
+use source_ports::Leg;
 
 impl Worker {
     /// Starts the first attempt. `ready` is an event of the client's socket that was not acted upon.
@@ -52,7 +52,7 @@ impl Worker {
         // Another worker took the last place of a backend between our look and our reservation.
         let mut taken_meanwhile = false;
         loop {
-            let picked = self.pick(flow);
+            let picked = self.picker.pick(&mut self.cx, flow);
             let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
             let settings = &flow.frontend.settings;
             if u32::from(current.begun) >= settings.connect_attempts {
@@ -75,7 +75,7 @@ impl Worker {
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = self.open_leg(flow, address).and_then(|leg| {
+            let started = self.ports.open(&mut self.cx, flow, address).and_then(|leg| {
                 self.cx.epoll.watch_flow(&leg.socket, token)?;
                 Ok(leg)
             });
@@ -262,32 +262,6 @@ impl Worker {
             false => flow.vip,
         };
         proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()
-    }
-
-    fn pick(&mut self, flow: &Flow) -> Result<usize, NoPick> {
-        let Phase::Connecting(connecting) = &flow.phase else { return Err(NoPick::None) };
-        let now_ns = self.cx.now_ns;
-        self.candidates.clear();
-        self.candidates.extend(flow.frontend.backends.iter().map(|named| {
-            let entry = named.current();
-            let active = entry.load();
-            PickCandidate {
-                preference: entry.preference(),
-                weight: entry.weight().saturating_mul(entry.share(now_ns)),
-                active,
-                full: entry.max_connections().is_some_and(|max| active >= max),
-                tried: connecting.tried.contains(&entry.id),
-                hash_key: entry.hash_key,
-            }
-        }));
-        let policy = flow.frontend.settings.balance;
-        let draw = Draw { random: self.cx.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
-        let mut none = Turns::default();
-        let turns = match policy {
-            Balance::RoundRobin => self.turns.entry(flow.frontend.entry.id).or_default(),
-            _ => &mut none,
-        };
-        balance::pick(policy, &self.candidates, turns, draw)
     }
 }
 

@@ -116,7 +116,7 @@ impl Worker {
                         drop(relaying.backend);
                         let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
                         if waits && !self.cx.table.offload.keeps_ports() {
-                            self.legs.waiting.give(relaying.backend_addr, relaying.source_port, self.cx.now_ns);
+                            self.ports.give(relaying.backend_addr, relaying.source_port, self.cx.now_ns);
                         }
                     }
                     false => socket::reset(relaying.backend),

@@ -152,9 +152,9 @@ impl Worker {
             }
             Message::ExchangeListener { address, own } => self.exchange_listener(address, own),
             Message::SaveTurns { answer } => {
-                let _ = answer.send(self.save_turns());
+                let _ = answer.send(self.picker.save_turns(self.cx.number, &self.cx.plane));
             }
-            Message::RecallTurns(saved) => self.recall_turns(&saved),
+            Message::RecallTurns(saved) => self.picker.recall_turns(&self.cx.plane, &saved),
         }
     }
 }

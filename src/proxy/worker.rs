@@ -3,7 +3,6 @@
 //! Everything a flow needs is in its worker, so that no byte waits for another thread. The control side reaches in
 //! through queues and a wake descriptor only.
 
-use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +12,8 @@ use std::time::Duration;
 use super::accept::admission::recount_source;
 use super::accept::listeners::{Listener, Listeners};
 use super::backlog::Backlog;
-use super::connect::legs::Legs;
+use super::connect::pick::Picker;
+use super::connect::source_ports::SourcePorts;
 use super::context::WorkerContext;
 use super::context::slab::{FlowSlab, Taken};
 use super::flow::{Flow, Phase};
@@ -23,9 +23,7 @@ use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::verdict::FlowVerdict;
 use super::watch::{FlowWatch, LOOKS_PER_TURN};
-use crate::model::balance::{PickCandidate, Turns};
 use crate::model::end_reason::EndReason;
-use crate::model::ids::FrontendId;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::{Events, Ready};
 use crate::table::worker::WorkerState;
@@ -44,11 +42,10 @@ pub(super) struct Worker {
     pub(super) cx: WorkerContext,
     pub(super) flows: FlowSlab,
     pub(super) listeners: Listeners,
-    pub(super) legs: Legs,
+    pub(super) picker: Picker,
+    pub(super) ports: SourcePorts,
     pub(super) watch: FlowWatch,
     pub(super) backlog: Backlog,
-    pub(super) candidates: Vec<PickCandidate>,
-    pub(super) turns: HashMap<FrontendId, Turns>,
     /// The next place to be looked at when flows are handed over.
     pub(super) departing: usize,
     /// Frontends of imported flows that the configuration no longer has.
@@ -60,16 +57,15 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(cx: WorkerContext) -> io::Result<Self> {
-        let legs = Legs::new(cx.number, cx.table.workers.len(), cx.table.fleet.ports());
+        let ports = SourcePorts::new(cx.number, cx.table.workers.len(), cx.table.fleet.ports());
         Ok(Self {
             cx,
             flows: FlowSlab::default(),
             listeners: Listeners::new()?,
-            legs,
+            picker: Picker::default(),
+            ports,
             watch: FlowWatch::default(),
             backlog: Backlog::default(),
-            candidates: Vec::new(),
-            turns: HashMap::new(),
             departing: 0,
             gone_frontends: Vec::new(),
             accepts: true,
@@ -186,7 +182,7 @@ impl Worker {
         self.gone_frontends.clear();
         let backends = self.cx.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
-        self.legs.retain(|address| addresses.contains(&address));
+        self.ports.retain(|address| addresses.contains(&address));
         self.update_listeners(if self.accepts { open } else { Vec::new() });
         self.cx.state().plane_version.store(self.cx.plane.version, Relaxed);
         for flow in self.flows.iter_mut() {

@@ -29,7 +29,7 @@ const GIVE_UP_FOR: Duration = Duration::from_secs(10);
 
 /// One worker's ports in TIME_WAIT, by backend.
 #[derive(Debug, Default)]
-pub(crate) struct Ports {
+pub(super) struct Ports {
     backends: HashMap<BackendAddr, WaitingPorts>,
 }
 
@@ -43,13 +43,13 @@ struct WaitingPorts {
 
 impl Ports {
     /// Whether a port towards `backend` may be of use once its flow has ended.
-    pub(crate) fn wants(&self, backend: BackendAddr, now_ns: u64) -> bool {
+    pub(super) fn wants(&self, backend: BackendAddr, now_ns: u64) -> bool {
         self.backends.get(&backend).is_none_or(|waiting| now_ns >= waiting.given_up_until_ns)
     }
 
     /// The port that has waited longest towards `backend`, if enough of them wait. Say then whether it could be had:
     /// [`Ports::learn`].
-    pub(crate) fn take(&mut self, backend: BackendAddr, now_ns: u64) -> Option<u16> {
+    pub(super) fn take(&mut self, backend: BackendAddr, now_ns: u64) -> Option<u16> {
         let ports = &mut self.backends.get_mut(&backend)?.ports;
         while let Some((since_ns, _)) = ports.front()
             && now_ns.saturating_sub(*since_ns) > USEFUL_FOR.as_nanos() as u64
@@ -63,7 +63,7 @@ impl Ports {
     }
 
     /// A port that was taken could be had, or not.
-    pub(crate) fn learn(&mut self, backend: BackendAddr, had: bool, now_ns: u64) {
+    pub(super) fn learn(&mut self, backend: BackendAddr, had: bool, now_ns: u64) {
         let waiting = self.backends.entry(backend).or_default();
         waiting.refusals = if had { 0 } else { waiting.refusals + 1 };
         if waiting.refusals == REFUSALS_MAX {
@@ -73,7 +73,7 @@ impl Ports {
     }
 
     /// `port` went into TIME_WAIT towards `backend`.
-    pub(crate) fn give(&mut self, backend: BackendAddr, port: u16, now_ns: u64) {
+    pub(super) fn give(&mut self, backend: BackendAddr, port: u16, now_ns: u64) {
         let waiting = self.backends.entry(backend).or_default();
         if waiting.ports.len() < DEPTH_MAX && now_ns >= waiting.given_up_until_ns {
             waiting.ports.push_back((now_ns, port));
@@ -81,7 +81,7 @@ impl Ports {
     }
 
     /// Forgets backends that `keep` does not want.
-    pub(crate) fn retain(&mut self, keep: impl Fn(BackendAddr) -> bool) {
+    pub(super) fn retain(&mut self, keep: impl Fn(BackendAddr) -> bool) {
         self.backends.retain(|backend, _| keep(*backend));
     }
 }

@@ -109,7 +109,7 @@ impl Worker {
         if ends {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
-            if to_be_shared && self.legs.waiting.wants(relaying.backend_addr, self.cx.now_ns) {
+            if to_be_shared && self.ports.wants(relaying.backend_addr, self.cx.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             if relaying.down.is_done() {

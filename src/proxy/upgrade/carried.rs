@@ -5,12 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::message::{Message, StuckWorker};
 use crate::addr::ClientAddr;
 use crate::config::{Config, Frontend};
-use crate::model::balance::{Balance, Turns};
 use crate::model::pacing::TokenBucket;
-use crate::proxy::worker::Worker;
 use crate::proxy::workers::Proxy;
 use crate::sys::clock::now_ns;
-use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource, SavedTurns};
+use crate::table::carried::{CarriedCounters, FrontendLoad, SavedSource};
 
 /// Sources that are told of at most: with more of them a message would grow too long. Those that are nearest to a limit
 /// go first.
@@ -78,34 +76,6 @@ impl Proxy {
         }
         if expect && (rate.is_some() || limits.max_connections_per_source.is_some()) {
             self.shared.sources.expect(id, network, saved.flows);
-        }
-    }
-}
-
-impl Worker {
-    pub(in crate::proxy) fn save_turns(&self) -> Vec<SavedTurns> {
-        let frontends = self.cx.plane.frontends.iter().filter_map(|frontend| {
-            let turns = self.turns.get(&frontend.entry.id)?;
-            let names = frontend.backends.iter().map(|backend| backend.name.to_string());
-            let credits = names.zip(turns.credits().iter().copied()).collect();
-            Some(SavedTurns { worker: self.cx.number, frontend: frontend.entry.name.to_string(), credits })
-        });
-        frontends.collect()
-    }
-
-    /// What several workers knew adds up: any sum of fair turns is fair.
-    pub(in crate::proxy) fn recall_turns(&mut self, saved: &[SavedTurns]) {
-        for frontend in &self.cx.plane.frontends {
-            let own: Vec<_> = saved.iter().filter(|turns| *turns.frontend == *frontend.entry.name).collect();
-            if own.is_empty() || frontend.settings.balance != Balance::RoundRobin {
-                continue;
-            }
-            let credit = |name: &str| -> i64 {
-                let credits = own.iter().flat_map(|turns| &turns.credits);
-                credits.filter(|(backend, _)| backend == name).fold(0, |sum, (_, credit)| sum.saturating_add(*credit))
-            };
-            let credits = frontend.backends.iter().map(|backend| credit(&backend.name)).collect();
-            self.turns.insert(frontend.entry.id, Turns::resumed(credits));
         }
     }
 }

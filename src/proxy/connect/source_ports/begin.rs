@@ -4,11 +4,11 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::legs::Leg;
+use super::{Leg, SourcePorts};
 use crate::addr::BackendAddr;
 use crate::config::Source;
+use crate::proxy::context::WorkerContext;
 use crate::proxy::flow::Flow;
-use crate::proxy::worker::Worker;
 use crate::sys::socket::{self, From, NoStart};
 use crate::sys::source;
 
@@ -18,14 +18,19 @@ const TRIES: usize = 512;
 /// How long the address that routes choose is believed.
 const ROUTE_KEPT: Duration = Duration::from_secs(2);
 
-impl Worker {
+impl SourcePorts {
     /// Begins a connection to `address` for `flow`.
-    pub(in crate::proxy) fn open_leg(&mut self, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
-        let ip = self.source_for(flow, address);
-        let leg = if self.cx.table.offload.keeps_ports() || self.cx.table.fleet.is_enabled() {
-            self.open_from_own_port(flow, address, ip)
+    pub(in crate::proxy) fn open(
+        &mut self,
+        cx: &mut WorkerContext,
+        flow: &Flow,
+        address: BackendAddr,
+    ) -> io::Result<Leg> {
+        let ip = source_for(cx, flow, address);
+        let leg = if cx.table.offload.keeps_ports() || cx.table.fleet.is_enabled() {
+            self.open_from_own_port(cx, flow, address, ip)
         } else {
-            self.open_from_any_port(address, ip)
+            self.open_from_any_port(cx.now_ns, address, ip)
         };
         match leg {
             // The VIP is not here, or not any more: the flow came by another address.
@@ -37,25 +42,11 @@ impl Worker {
         }
     }
 
-    /// The address that the leg shall come from; `None`: the route's.
-    fn source_for(&self, flow: &Flow, address: BackendAddr) -> Option<IpAddr> {
-        let ip = match flow.frontend.settings.source {
-            Source::Route => return None,
-            Source::Address(ip) => ip,
-            Source::Auto if !self.cx.table.offload.is_open() && !self.cx.table.fleet.is_enabled() => return None,
-            Source::Auto => {
-                let asked = socket::local_addr(flow.client()?).ok()?.ip();
-                Some(asked).filter(|ip| !ip.is_loopback() && *ip != address.ip())?
-            }
-        };
-        (ip.is_ipv4() == address.ip().is_ipv4()).then_some(ip)
-    }
-
-    fn open_from_any_port(&mut self, address: BackendAddr, ip: Option<IpAddr>) -> Result<Leg, NoStart> {
-        if let Some(port) = self.legs.waiting.take(address, self.cx.now_ns) {
+    fn open_from_any_port(&mut self, now_ns: u64, address: BackendAddr, ip: Option<IpAddr>) -> Result<Leg, NoStart> {
+        if let Some(port) = self.waiting.take(address, now_ns) {
             // It cannot always be had: without timestamps, or if somebody else has taken it meanwhile.
             let socket = socket::connect_from(address, From { ip, port: Some(port), mss: None });
-            self.legs.waiting.learn(address, socket.is_ok(), self.cx.now_ns);
+            self.waiting.learn(address, socket.is_ok(), now_ns);
             if let Ok(socket) = socket {
                 return Ok(Leg { socket, source_port: port });
             }
@@ -64,17 +55,23 @@ impl Worker {
         Ok(Leg { socket, source_port: 0 })
     }
 
-    fn open_from_own_port(&mut self, flow: &Flow, address: BackendAddr, ip: Option<IpAddr>) -> Result<Leg, NoStart> {
+    fn open_from_own_port(
+        &mut self,
+        cx: &mut WorkerContext,
+        flow: &Flow,
+        address: BackendAddr,
+        ip: Option<IpAddr>,
+    ) -> Result<Leg, NoStart> {
         let ip = match ip {
             Some(ip) => ip,
-            None => self.route_to(address).map_err(NoStart::Other)?,
+            None => self.route_to(cx.now_ns, address).map_err(NoStart::Other)?,
         };
         // The backend must not be told of longer segments than the client takes, or the flow could not be offloaded.
         let mss = flow.client().and_then(|client| socket::segment_max(client).ok());
-        let start = self.cx.random.usize(..);
+        let start = cx.random.usize(..);
         let mut last = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
-        for _ in 0..TRIES.min(self.legs.own.len()) {
-            let Some(port) = self.legs.next(ip, address, start, &self.cx.table.offload) else { break };
+        for _ in 0..TRIES.min(self.own.len()) {
+            let Some(port) = self.next(ip, address, start, &cx.table.offload) else { break };
             match socket::connect_from(address, From { ip: Some(ip), port: Some(port), mss }) {
                 Ok(socket) => return Ok(Leg { socket, source_port: port }),
                 Err(NoStart::Port(error)) => last = error,
@@ -84,15 +81,29 @@ impl Worker {
         Err(NoStart::Port(last))
     }
 
-    fn route_to(&mut self, address: BackendAddr) -> io::Result<IpAddr> {
+    fn route_to(&mut self, now_ns: u64, address: BackendAddr) -> io::Result<IpAddr> {
         let kept_ns = ROUTE_KEPT.as_nanos() as u64;
-        if let Some((at_ns, ip)) = self.legs.routes.get(&address)
-            && self.cx.now_ns.saturating_sub(*at_ns) < kept_ns
+        if let Some((at_ns, ip)) = self.routes.get(&address)
+            && now_ns.saturating_sub(*at_ns) < kept_ns
         {
             return Ok(*ip);
         }
         let ip = source::by_route(address)?;
-        self.legs.routes.insert(address, (self.cx.now_ns, ip));
+        self.routes.insert(address, (now_ns, ip));
         Ok(ip)
     }
+}
+
+/// The address that the leg shall come from; `None`: the route's.
+fn source_for(cx: &WorkerContext, flow: &Flow, address: BackendAddr) -> Option<IpAddr> {
+    let ip = match flow.frontend.settings.source {
+        Source::Route => return None,
+        Source::Address(ip) => ip,
+        Source::Auto if !cx.table.offload.is_open() && !cx.table.fleet.is_enabled() => return None,
+        Source::Auto => {
+            let asked = socket::local_addr(flow.client()?).ok()?.ip();
+            Some(asked).filter(|ip| !ip.is_loopback() && *ip != address.ip())?
+        }
+    };
+    (ip.is_ipv4() == address.ip().is_ipv4()).then_some(ip)
 }

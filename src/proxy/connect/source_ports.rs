@@ -4,6 +4,8 @@
 //! which has no socket, to another connection with the same backend. Each worker goes round through ports of its own,
 //! so that a port rests for long before it is used again; then it may take over its own TIME_WAIT, as `ports` says.
 
+mod begin;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -24,21 +26,31 @@ pub(crate) struct Leg {
 
 /// One worker's ports, and how far it has come with each backend.
 #[derive(Debug, Default)]
-pub(crate) struct Legs {
+pub(crate) struct SourcePorts {
     /// For as long as the kernel chooses the others.
-    pub waiting: Ports,
-    pub(super) own: Vec<u16>,
+    waiting: Ports,
+    own: Vec<u16>,
     cursors: HashMap<(IpAddr, BackendAddr), usize>,
     /// When the address was asked for, in monotonic ns, and the address.
-    pub(super) routes: HashMap<BackendAddr, (u64, IpAddr)>,
+    routes: HashMap<BackendAddr, (u64, IpAddr)>,
 }
 
-impl Legs {
+impl SourcePorts {
     /// The ports of worker `number` of `workers`, out of those that are this instance's among its peers'.
     pub(crate) fn new(number: usize, workers: usize, port_range: Option<PortRange>) -> Self {
         let ours = |port: &u16| port_range.is_none_or(|port_range| port_range.contains(*port));
         let own = source::local_ports().into_iter().filter(ours).skip(number).step_by(workers).collect();
         Self { own, ..Self::default() }
+    }
+
+    /// Whether the port of a flow with `backend` may be of use once it has ended with our FIN first.
+    pub(crate) fn wants(&self, backend: BackendAddr, now_ns: u64) -> bool {
+        self.waiting.wants(backend, now_ns)
+    }
+
+    /// `port` went into TIME_WAIT towards `backend`.
+    pub(crate) fn give(&mut self, backend: BackendAddr, port: u16, now_ns: u64) {
+        self.waiting.give(backend, port, now_ns);
     }
 
     /// Forgets backends that `keep` does not want.
@@ -72,10 +84,10 @@ mod tests {
         let taken = Offload::new(1).unwrap();
         let ip: IpAddr = "10.0.0.100".parse().unwrap();
         let backend = BackendAddr::new("10.0.0.11:6443".parse().unwrap());
-        let mut legs = Legs { own: vec![40, 42, 44, 46], ..Legs::default() };
+        let mut ports = SourcePorts { own: vec![40, 42, 44, 46], ..SourcePorts::default() };
         let reserve = |port: u16| taken.reserve(LocalAddr::new((ip, port).into()), backend);
         reserve(42);
-        let mut next = || legs.next(ip, backend, 0, &taken);
+        let mut next = || ports.next(ip, backend, 0, &taken);
         assert_eq!([next(), next(), next(), next()], [Some(44), Some(46), Some(40), Some(44)]);
         [40, 44, 46].into_iter().for_each(reserve);
         assert_eq!(next(), None);

@@ -5,16 +5,18 @@ pub(super) mod listeners;
 pub(super) mod sources;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use super::context::WorkerContext;
+use super::context::slab::FlowSlab;
 use super::flow::{Arrival, Flow, Phase};
-use super::plane::FrontendPlane;
+use super::plane::{FrontendPlane, Plane};
 use super::timers::Due;
-use super::token::Token;
+use super::token::{FlowRef, Token};
 use super::verdict::FlowVerdict;
-use super::worker::Worker;
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol::{self, Parse};
@@ -26,9 +28,6 @@ use crate::table::journal::What;
 use crate::table::worker::EndedFlow;
 use listeners::Listener;
 
-/// Connections taken at a time, so that a flood does not keep flows waiting.
-const BURST: usize = 64;
-
 /// How often paused listeners try again.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -38,22 +37,82 @@ const SHED_AFTER: Duration = Duration::from_secs(1);
 /// Connections reset at a time while there are no descriptors.
 const SHED_BURST: usize = 1024;
 
-/// Connections taken from a listener that is about to close.
-const LAST_ONES: usize = 65_536;
-
 /// The longest PROXY header that is looked at.
 const HEADER_MAX: usize = proxy_protocol::HEADER_LENGTH_MAX;
 
-impl Worker {
-    /// Takes what listener `index` has, within a fair share.
-    pub(super) fn accept_from(&mut self, index: usize) {
-        self.accept_up_to(index, BURST);
+/// One worker's listeners, and whether it accepts.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    /// An index stays with its listener; closed ones leave a gap.
+    listeners: Vec<Option<Listener>>,
+    /// Monotonic ns since when accepting is paused.
+    paused_since_ns: Option<u64>,
+    /// Whoever comes is reset.
+    turns_away: bool,
+    /// They stay open, but another process takes what they have.
+    parked: bool,
+    /// A stop came: a reload after it must not listen again.
+    stopped: bool,
+    /// Given up for a moment when descriptors have run out, to reset who waits.
+    spare: Option<EventFd>,
+}
+
+/// What came of taking one connection.
+pub(super) enum Accepted {
+    /// It is a flow now, with this to be done next.
+    Flow(FlowRef, FlowVerdict),
+    /// It was reset.
+    Refused,
+    /// The connection was lost in the backlog.
+    Failed,
+    /// There is none, or none can be taken.
+    Nothing,
+}
+
+impl Acceptor {
+    pub(super) fn new() -> io::Result<Self> {
+        let spare = Some(EventFd::new()?);
+        Ok(Self {
+            listeners: Vec::new(),
+            paused_since_ns: None,
+            turns_away: false,
+            parked: false,
+            stopped: false,
+            spare,
+        })
     }
 
-    /// Recovers `open`, gives the others their new settings, closes those that the plane no longer has.
-    pub(super) fn update_listeners(&mut self, open: Vec<Listener>) {
-        let plane = self.cx.plane.clone();
-        for listener in self.listeners.all.iter_mut().flatten() {
+    /// Indices of listeners, and of gaps.
+    pub(super) fn indices(&self) -> Range<usize> {
+        0..self.listeners.len()
+    }
+
+    /// Whether listener `index` is there and `choose` chooses it.
+    pub(super) fn chooses(&self, index: usize, choose: impl Fn(&Listener) -> bool) -> bool {
+        self.listeners[index].as_ref().is_some_and(choose)
+    }
+
+    /// Takes one connection from listener `index`.
+    pub(super) fn accept(&mut self, cx: &mut WorkerContext, flows: &mut FlowSlab, index: usize) -> Accepted {
+        let Some(listener) = &self.listeners[index] else { return Accepted::Nothing };
+        match socket::accept(&listener.socket) {
+            Ok((client, client_addr)) => self.welcome(cx, flows, listener, client, client_addr),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Accepted::Nothing,
+            Err(error) if out_of_files(&error) => {
+                self.pause(cx, &error);
+                Accepted::Nothing
+            }
+            // The connection died in the backlog, or its network is down (accept(2)); the next may live.
+            Err(_) => {
+                cx.state().accept_errors.add(1);
+                Accepted::Failed
+            }
+        }
+    }
+
+    /// Gives the listeners the settings of a new plane.
+    pub(super) fn follow(&mut self, plane: &Plane) {
+        for listener in self.listeners.iter_mut().flatten() {
             if let Some(frontend) = plane.listening_on(listener.address) {
                 if frontend.timeouts != listener.frontend.timeouts {
                     let _ = socket::set_timeouts(&listener.socket, &frontend.timeouts);
@@ -61,240 +120,255 @@ impl Worker {
                 listener.frontend = frontend.clone();
             }
         }
-        self.close_listeners(|listener| plane.listening_on(listener.address).is_none());
-        for listener in open {
-            self.open_listener(listener);
-        }
     }
 
-    /// Closes the chosen listeners. What their backlog holds is served first: closing would reset it.
-    pub(super) fn close_listeners(&mut self, choose: impl Fn(&Listener) -> bool) {
-        for index in 0..self.listeners.all.len() {
-            if self.listeners.all[index].as_ref().is_some_and(&choose) {
-                self.accept_up_to(index, LAST_ONES);
-                self.listeners.all[index] = None;
-            }
+    /// Begins to accept from `listener`, unless a stop came before.
+    pub(super) fn open(&mut self, cx: &WorkerContext, listener: Listener) {
+        if self.stopped {
+            return;
         }
+        let gap = self.listeners.iter().position(Option::is_none);
+        let index = gap.unwrap_or(self.listeners.len());
+        if gap.is_none() {
+            self.listeners.push(None);
+        }
+        self.listeners[index] = Some(listener);
+        self.watch(cx, index);
+    }
+
+    /// Closes a listener. What its backlog holds is reset: take it first.
+    pub(super) fn close(&mut self, index: usize) {
+        self.listeners[index] = None;
+    }
+
+    /// Listens on nothing new from now on.
+    pub(super) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// Resets whoever comes from now on.
+    pub(super) fn turn_away_all(&mut self) {
+        self.turns_away = true;
     }
 
     /// A second descriptor for each listener.
-    pub(super) fn lend_listeners(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
+    pub(super) fn lend(&self) -> io::Result<Vec<(VipAddr, OwnedFd)>> {
         let lend = |listener: &Listener| Ok((listener.address, listener.socket.try_clone()?));
-        self.listeners.all.iter().flatten().map(lend).collect()
+        self.listeners.iter().flatten().map(lend).collect()
     }
 
-    /// Takes what the listeners have, then leaves them alone, or (not `parked`) serves them again.
-    pub(super) fn park_listeners(&mut self, parked: bool) {
-        if self.listeners.parked == parked {
-            return;
+    /// Leaves the listeners alone, or (not `parked`) serves them again. True: they are left alone from now on, and what their backlogs
+    /// hold is to be taken.
+    pub(super) fn park(&mut self, cx: &WorkerContext, parked: bool) -> bool {
+        if std::mem::replace(&mut self.parked, parked) == parked {
+            return false;
         }
-        self.listeners.parked = parked;
-        for index in 0..self.listeners.all.len() {
+        for index in self.indices() {
             if !parked {
-                self.watch_listener(index);
-            } else if let Some(listener) = &self.listeners.all[index] {
+                self.watch(cx, index);
+            } else if let Some(listener) = &self.listeners[index] {
                 // It may have been forgotten already, while accepting is paused.
-                let _ = self.cx.epoll.forget(&listener.socket);
-                self.accept_up_to(index, LAST_ONES);
+                let _ = cx.epoll.forget(&listener.socket);
             }
         }
+        parked
     }
 
-    /// Serves what the backlogs hold, and resets whoever comes later.
-    pub(super) fn turn_all_away(&mut self) {
-        (0..self.listeners.all.len()).for_each(|index| self.accept_up_to(index, LAST_ONES));
-        self.listeners.closed = true;
+    /// Accepts from `own` instead of the socket that another worker has too, and goes on to serve.
+    pub(super) fn exchange(&mut self, cx: &WorkerContext, address: VipAddr, own: OwnedFd) {
+        let serves = |listener: &Option<Listener>| listener.as_ref().is_some_and(|it| it.address == address);
+        let Some(index) = self.listeners.iter().position(serves) else { return };
+        let Some(listener) = &mut self.listeners[index] else { return };
+        let shared = std::mem::replace(&mut listener.socket, own);
+        // The other worker's descriptor would keep the registration alive. It may be gone already, while accepting is
+        // paused.
+        let _ = cx.epoll.forget(&shared);
+        self.watch(cx, index);
     }
 
-    /// Tries again after a pause; resets those who have waited too long.
-    pub(super) fn resume_accepting(&mut self) {
-        let Some(since_ns) = self.listeners.paused_since_ns.take() else { return };
-        for index in 0..self.listeners.all.len() {
-            self.accept_up_to(index, BURST);
-            if self.listeners.paused_since_ns.is_some() {
-                self.listeners.paused_since_ns = Some(since_ns);
-                if self.cx.now_ns.saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
-                    self.shed();
-                }
-                return;
-            }
-        }
-        self.cx.state().accept_paused.store(false, Relaxed);
-        let paused_ms = self.cx.now_ns.saturating_sub(since_ns) / 1_000_000;
-        self.cx.table.journal.record(What::AcceptResumed { worker: self.cx.number, paused_ms });
-        for index in 0..self.listeners.all.len() {
-            self.watch_listener(index);
-        }
+    /// Accepting is paused for want of descriptors.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused_since_ns.is_some()
     }
 
-    /// Reads the PROXY header if it is complete, and goes on to connect.
-    pub(super) fn header_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
-        let Phase::Header(client) = &flow.phase else { return FlowVerdict::Keep };
-        let mut header = [0; HEADER_MAX];
-        let length = match socket::peek(client, &mut header) {
-            Ok(0) => return FlowVerdict::End(EndReason::BadProxyHeader, 0),
-            Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return FlowVerdict::Keep,
-            Err(error) => return FlowVerdict::End(EndReason::ClientLeft, error.raw_os_error().unwrap_or(0)),
-        };
-        match proxy_protocol::parse(&header[..length]) {
-            Parse::Incomplete if length < HEADER_MAX => return FlowVerdict::Keep,
-            Parse::Incomplete | Parse::Invalid(_) => return FlowVerdict::End(EndReason::BadProxyHeader, 0),
-            Parse::Header { length, source } => {
-                let _ = socket::read(client, &mut header[..length]);
-                if let Some((client, vip)) = source {
-                    flow.client_addr = client;
-                    flow.vip = vip;
-                    self.cx.rename(flow);
-                }
-            }
-        }
-        match admission::admit_source(&flow.frontend, &self.cx.shared.sources, flow.client_addr, self.cx.now_ns) {
-            Ok(hold) => flow.holds.source = hold,
-            Err(reason) => return FlowVerdict::End(reason, 0),
-        }
-        self.begin_connect(flow, Some(ready))
-    }
-
-    fn open_listener(&mut self, listener: Listener) {
-        let gap = self.listeners.all.iter().position(Option::is_none);
-        let index = gap.unwrap_or(self.listeners.all.len());
-        if gap.is_none() {
-            self.listeners.all.push(None);
-        }
-        self.listeners.all[index] = Some(listener);
-        self.watch_listener(index);
-    }
-
-    pub(super) fn watch_listener(&mut self, index: usize) {
-        if self.listeners.parked || self.listeners.paused_since_ns.is_some() {
+    /// Leaves connections in the backlog until a descriptor may be free.
+    pub(super) fn pause(&mut self, cx: &mut WorkerContext, error: &io::Error) {
+        cx.state().accept_errors.add(1);
+        cx.tools.pipes.shrink();
+        // A retry of a connecting flow may come here during a pause: that is no reason to begin it anew.
+        if self.paused_since_ns.is_some() {
             return;
         }
-        let Some(listener) = &self.listeners.all[index] else { return };
-        if let Err(error) = self.cx.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
+        self.paused_since_ns = Some(cx.now_ns);
+        cx.timers.set(cx.now_ns + RETRY.as_nanos() as u64, Due::Accept);
+        if cx.state().accept_paused.load(Relaxed) {
+            return;
+        }
+        cx.state().accept_paused.store(true, Relaxed);
+        cx.table.journal.record(What::AcceptPaused { worker: cx.number, error: error.to_string() });
+        for listener in self.listeners.iter().flatten() {
+            let _ = cx.epoll.forget(&listener.socket);
+        }
+    }
+
+    /// Ends the pause, if there is one, and returns since when it has lasted. Try the listeners then, and say what came of it:
+    /// [`Acceptor::stay_paused`] or [`Acceptor::resume`].
+    pub(super) fn try_again(&mut self) -> Option<u64> {
+        self.paused_since_ns.take()
+    }
+
+    /// There are no descriptors yet. Resets those who have waited too long.
+    pub(super) fn stay_paused(&mut self, cx: &mut WorkerContext, since_ns: u64) {
+        self.paused_since_ns = Some(since_ns);
+        if cx.now_ns.saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
+            self.shed(cx);
+        }
+    }
+
+    /// There are descriptors again.
+    pub(super) fn resume(&mut self, cx: &WorkerContext, since_ns: u64) {
+        cx.state().accept_paused.store(false, Relaxed);
+        let paused_ms = cx.now_ns.saturating_sub(since_ns) / 1_000_000;
+        cx.table.journal.record(What::AcceptResumed { worker: cx.number, paused_ms });
+        for index in self.indices() {
+            self.watch(cx, index);
+        }
+    }
+
+    fn watch(&self, cx: &WorkerContext, index: usize) {
+        if self.parked || self.paused_since_ns.is_some() {
+            return;
+        }
+        let Some(listener) = &self.listeners[index] else { return };
+        if let Err(error) = cx.epoll.watch_level(&listener.socket, Token::Listener(index as u32).pack()) {
             tracing::error!(address = %listener.address, %error, "cannot add a listening socket to epoll; this worker accepts no connection there");
         }
     }
 
-    fn accept_up_to(&mut self, index: usize, most: usize) {
-        for _ in 0..most {
-            let Some(listener) = &self.listeners.all[index] else { return };
-            match socket::accept(&listener.socket) {
-                Ok((client, client_addr)) => {
-                    self.welcome(index, client, client_addr);
-                    if self.listeners.paused_since_ns.is_some() {
-                        return;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if out_of_files(&error) => return self.pause_accepting(&error),
-                // The connection died in the backlog, or its network is down (accept(2)); the next may live.
-                Err(_) => self.cx.state().accept_errors.add(1),
-            }
-        }
-    }
-
     /// Makes a flow of a connection, or resets it.
-    fn welcome(&mut self, listener: usize, client: OwnedFd, client_addr: ClientAddr) {
-        let Some(listener) = &self.listeners.all[listener] else { return };
+    fn welcome(
+        &self,
+        cx: &mut WorkerContext,
+        flows: &mut FlowSlab,
+        listener: &Listener,
+        client: OwnedFd,
+        client_addr: ClientAddr,
+    ) -> Accepted {
         let (frontend, vip) = (listener.frontend.clone(), listener.address);
-        self.cx.state().accepted.add(1);
-        frontend.entry.lanes[self.cx.number].accepted.add(1);
-        let origin =
-            FlowOrigin { accepted_at_ns: self.cx.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
-        if self.listeners.closed {
-            return self.turn_away(client, &frontend, origin, EndReason::Shutdown);
+        cx.state().accepted.add(1);
+        frontend.entry.lanes[cx.number].accepted.add(1);
+        let origin = FlowOrigin { accepted_at_ns: cx.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        if self.turns_away {
+            return turn_away(cx, client, &frontend, origin, EndReason::Shutdown);
         }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
-        let admitted = admission::admit(&self.cx.plane, &frontend, &self.cx.table).and_then(|frontend_hold| {
+        let admitted = admission::admit(&cx.plane, &frontend, &cx.table).and_then(|frontend_hold| {
             let source_hold = match wants_header {
                 true => None,
-                false => admission::admit_source(&frontend, &self.cx.shared.sources, client_addr, self.cx.now_ns)?,
+                false => admission::admit_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns)?,
             };
             Ok((frontend_hold, source_hold))
         });
         let (frontend_hold, source_hold) = match admitted {
             Ok(holds) => holds,
-            Err(reason) => return self.turn_away(client, &frontend, origin, reason),
+            Err(reason) => return turn_away(cx, client, &frontend, origin, reason),
         };
-        let Some((id, at)) = self.flows.enter(&mut self.cx, &origin) else {
-            return self.turn_away(client, &frontend, origin, EndReason::LimitTotal);
+        let Some((id, at)) = flows.enter(cx, &origin) else {
+            return turn_away(cx, client, &frontend, origin, EndReason::LimitTotal);
         };
-        let watched = self.cx.epoll.watch_flow(&client, Token::Client(at).pack());
-        let now_ns = self.cx.now_ns;
+        let watched = cx.epoll.watch_flow(&client, Token::Client(at).pack());
+        let now_ns = cx.now_ns;
         let phase = Phase::Header(client);
         let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
-        self.flows.put(Flow::new(arrival));
-        self.with_flow(at, |worker, flow| match watched {
+        let flow = Flow::new(arrival);
+        let verdict = match watched {
             Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
             Ok(()) if wants_header => {
-                worker.expect_header(flow, worker.cx.now_ns);
+                expect_header(cx, &flow, now_ns);
                 FlowVerdict::Keep
             }
-            Ok(()) => worker.begin_connect(flow, None),
-        });
-    }
-
-    /// Has the client's PROXY header come in time.
-    pub(super) fn expect_header(&mut self, flow: &Flow, since_ns: u64) {
-        let limit = flow.frontend.settings.proxy_protocol.header_timeout;
-        self.cx.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));
-    }
-
-    /// Resets a connection that may not have a flow.
-    fn turn_away(&mut self, client: OwnedFd, frontend: &FrontendPlane, origin: FlowOrigin, reason: EndReason) {
-        self.cx.unheard.note_refused(&client, origin.vip, origin.client);
-        socket::reset(client);
-        frontend.entry.lanes[self.cx.number].ended[reason as usize].add(1);
-        let id = self.cx.take_id();
-        self.cx.state().report_ended(EndedFlow::unserved(id, origin, reason));
-    }
-
-    /// Leaves connections in the backlog until a descriptor may be free.
-    pub(super) fn pause_accepting(&mut self, error: &io::Error) {
-        self.cx.state().accept_errors.add(1);
-        self.cx.tools.pipes.shrink();
-        // A retry of a connecting flow may come here during a pause: that is no reason to begin it anew.
-        if self.listeners.paused_since_ns.is_some() {
-            return;
-        }
-        self.listeners.paused_since_ns = Some(self.cx.now_ns);
-        self.cx.timers.set(self.cx.now_ns + RETRY.as_nanos() as u64, Due::Accept);
-        if self.cx.state().accept_paused.load(Relaxed) {
-            return;
-        }
-        self.cx.state().accept_paused.store(true, Relaxed);
-        self.cx.table.journal.record(What::AcceptPaused { worker: self.cx.number, error: error.to_string() });
-        for listener in self.listeners.all.iter().flatten() {
-            let _ = self.cx.epoll.forget(&listener.socket);
-        }
+            Ok(()) => FlowVerdict::Connect { readable: false, ends: false },
+        };
+        flows.put(flow);
+        Accepted::Flow(at, verdict)
     }
 
     /// Uses the spare descriptor to reset connections that have waited for too long.
-    fn shed(&mut self) {
-        self.listeners.spare = None;
+    fn shed(&mut self, cx: &mut WorkerContext) {
+        self.spare = None;
         let mut shed = Vec::new();
-        for listener in self.listeners.all.iter().flatten() {
+        for listener in self.listeners.iter().flatten() {
             for _ in 0..SHED_BURST {
                 let Ok((client, client_addr)) = socket::accept(&listener.socket) else { break };
-                self.cx.unheard.note_refused(&client, listener.address, client_addr);
+                cx.unheard.note_refused(&client, listener.address, client_addr);
                 socket::reset(client);
                 shed.push((listener.frontend.clone(), client_addr, listener.address));
             }
         }
         // To ask where an address is takes a descriptor.
-        self.tell_unheard();
-        self.listeners.spare = EventFd::new().ok();
+        cx.tell_unheard();
+        self.spare = EventFd::new().ok();
         for (frontend, client, vip) in shed {
-            self.cx.state().accept_shed.add(1);
-            let lane = &frontend.entry.lanes[self.cx.number];
+            cx.state().accept_shed.add(1);
+            let lane = &frontend.entry.lanes[cx.number];
             lane.accepted.add(1);
             lane.ended[EndReason::OutOfFiles as usize].add(1);
-            let origin = FlowOrigin { accepted_at_ns: self.cx.now_ns, client, vip, frontend: frontend.entry.id };
-            let id = self.cx.take_id();
-            self.cx.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
+            let origin = FlowOrigin { accepted_at_ns: cx.now_ns, client, vip, frontend: frontend.entry.id };
+            let id = cx.take_id();
+            cx.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
         }
     }
+}
+
+/// Reads the PROXY header if it is complete, and goes on to connect.
+pub(super) fn header_ready(cx: &mut WorkerContext, flow: &mut Flow, ready: Ready) -> FlowVerdict {
+    let Phase::Header(client) = &flow.phase else { return FlowVerdict::Keep };
+    let mut header = [0; HEADER_MAX];
+    let length = match socket::peek(client, &mut header) {
+        Ok(0) => return FlowVerdict::End(EndReason::BadProxyHeader, 0),
+        Ok(length) => length,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return FlowVerdict::Keep,
+        Err(error) => return FlowVerdict::End(EndReason::ClientLeft, error.raw_os_error().unwrap_or(0)),
+    };
+    match proxy_protocol::parse(&header[..length]) {
+        Parse::Incomplete if length < HEADER_MAX => return FlowVerdict::Keep,
+        Parse::Incomplete | Parse::Invalid(_) => return FlowVerdict::End(EndReason::BadProxyHeader, 0),
+        Parse::Header { length, source } => {
+            let _ = socket::read(client, &mut header[..length]);
+            if let Some((client, vip)) = source {
+                flow.client_addr = client;
+                flow.vip = vip;
+                cx.rename(flow);
+            }
+        }
+    }
+    match admission::admit_source(&flow.frontend, &cx.shared.sources, flow.client_addr, cx.now_ns) {
+        Ok(hold) => flow.holds.source = hold,
+        Err(reason) => return FlowVerdict::End(reason, 0),
+    }
+    FlowVerdict::Connect { readable: ready.readable(), ends: ready.ends() }
+}
+
+/// Has the client's PROXY header come in time.
+pub(super) fn expect_header(cx: &mut WorkerContext, flow: &Flow, since_ns: u64) {
+    let limit = flow.frontend.settings.proxy_protocol.header_timeout;
+    cx.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));
+}
+
+/// Resets a connection that may not have a flow.
+fn turn_away(
+    cx: &mut WorkerContext,
+    client: OwnedFd,
+    frontend: &FrontendPlane,
+    origin: FlowOrigin,
+    reason: EndReason,
+) -> Accepted {
+    cx.unheard.note_refused(&client, origin.vip, origin.client);
+    socket::reset(client);
+    frontend.entry.lanes[cx.number].ended[reason as usize].add(1);
+    let id = cx.take_id();
+    cx.state().report_ended(EndedFlow::unserved(id, origin, reason));
+    Accepted::Refused
 }
 
 fn out_of_files(error: &io::Error) -> bool {

@@ -29,8 +29,8 @@ use crate::table::flows::{Field, FlowState, pack_place};
 use source_ports::Leg;
 
 impl Worker {
-    /// Starts the first attempt. `ready` is an event of the client's socket that was not acted upon.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, ready: Option<Ready>) -> FlowVerdict {
+    /// Starts the first attempt. What is known of the client's socket was not acted upon.
+    pub(super) fn begin_connect(&mut self, flow: &mut Flow, readable: bool, ends: bool) -> FlowVerdict {
         let client = match mem::replace(&mut flow.phase, Phase::Between) {
             Phase::Header(client) => client,
             Phase::Connecting(connecting) => connecting.client,
@@ -40,8 +40,8 @@ impl Worker {
             }
         };
         let mut connecting = Connecting::new(client, self.cx.now_ns);
-        connecting.client_readable = ready.is_some_and(Ready::readable);
-        connecting.client_ends = ready.is_some_and(Ready::ends);
+        connecting.client_readable = readable;
+        connecting.client_ends = ends;
         flow.phase = Phase::Connecting(connecting);
         self.next_attempt(flow)
     }
@@ -101,7 +101,7 @@ impl Worker {
                     if failure == ConnectFailure::OutOfFiles {
                         // This flow's own descriptor is about to be free again: without a pause the next client would
                         // be accepted with it, only to be reset as this one.
-                        self.pause_accepting(&error);
+                        self.acceptor.pause(&mut self.cx, &error);
                         break;
                     }
                 }

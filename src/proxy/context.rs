@@ -19,6 +19,7 @@ use super::token::Token;
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::Epoll;
+use crate::sys::netlink;
 use crate::sys::process::file_limit;
 use crate::table::Table;
 use crate::table::flows::{Field, FlowKey, FlowState, ShardWriter, pack_place};
@@ -94,6 +95,12 @@ impl WorkerContext {
     /// Shows the flow's client and VIP as they are by now.
     pub(super) fn rename(&mut self, flow: &Flow) {
         self.writer.rename(&self.table.flows, flow.at.key(), flow.id, &flow.origin());
+    }
+
+    /// Has those told, at the end of a turn, whom a reset of it did not reach.
+    pub(super) fn tell_unheard(&mut self) {
+        let is_here = |ip| netlink::route(ip).is_ok_and(|route| route.is_local);
+        self.unheard.tell(&self.table.late_resets, is_here);
     }
 
     /// Shows again what a flow is doing after its end was called off.

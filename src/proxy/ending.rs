@@ -11,7 +11,7 @@ use super::verdict::FlowVerdict;
 use super::worker::Worker;
 use crate::model::end_reason::{ClientSaw, EndReason};
 use crate::sys::sequence::sequence_numbers;
-use crate::sys::{netlink, socket, tcp_info};
+use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
 use crate::table::late_resets::Abandoned;
 use crate::table::offload::{Request, Ticket};
@@ -20,12 +20,6 @@ use crate::table::worker::EndedFlow;
 use unheard::Otherwise;
 
 impl Worker {
-    /// Has those told, at the end of a turn, whom a reset of it did not reach.
-    pub(super) fn tell_unheard(&mut self) {
-        let is_here = |ip| netlink::route(ip).is_ok_and(|route| route.is_local);
-        self.cx.unheard.tell(&self.cx.table.late_resets, is_here);
-    }
-
     /// Gives each selected flow its turn within the order's pace.
     pub(super) fn carry_out(&mut self, order: EndOrder) {
         if let Selector::Flow { key, .. } = order.selector {

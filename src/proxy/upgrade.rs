@@ -144,13 +144,15 @@ impl Worker {
                 let _ = answer.send(refused.collect());
             }
             Message::LendListeners { answer } => {
-                let _ = answer.send(self.lend_listeners());
+                let _ = answer.send(self.acceptor.lend());
             }
             Message::ParkListeners { parked, answer } => {
-                self.park_listeners(parked);
+                if self.acceptor.park(&self.cx, parked) {
+                    self.empty_backlogs(|_| true);
+                }
                 let _ = answer.send(());
             }
-            Message::ExchangeListener { address, own } => self.exchange_listener(address, own),
+            Message::ExchangeListener { address, own } => self.acceptor.exchange(&self.cx, address, own),
             Message::SaveTurns { answer } => {
                 let _ = answer.send(self.picker.save_turns(self.cx.number, &self.cx.plane));
             }

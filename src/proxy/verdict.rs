@@ -9,6 +9,11 @@ use crate::model::end_reason::EndReason;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlowVerdict {
     Keep,
+    /// It is to have a backend. What its client's socket is known to have: bytes, and an end behind them.
+    Connect {
+        readable: bool,
+        ends: bool,
+    },
     /// With errno of the call that told, or 0.
     End(EndReason, i32),
 }

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::accept::admission::recount_source;
-use super::accept::listeners::{Listener, Listeners};
+use super::accept::listeners::Listener;
+use super::accept::{Accepted, Acceptor};
 use super::backlog::Backlog;
 use super::connect::pick::Picker;
 use super::connect::source_ports::SourcePorts;
@@ -28,6 +29,12 @@ use crate::sys::clock::now_ns;
 use crate::sys::epoll::{Events, Ready};
 use crate::table::worker::WorkerState;
 
+/// Connections taken at a time, so that a flood does not keep flows waiting.
+const BURST: usize = 64;
+
+/// Connections taken from a listener that is about to close.
+const LAST_ONES: usize = 65_536;
+
 /// Deadlines handled before events get their turn again.
 const DUE_PER_TURN: usize = 256;
 
@@ -41,7 +48,7 @@ const PANICS_MAX: u32 = 5;
 pub(super) struct Worker {
     pub(super) cx: WorkerContext,
     pub(super) flows: FlowSlab,
-    pub(super) listeners: Listeners,
+    pub(super) acceptor: Acceptor,
     pub(super) picker: Picker,
     pub(super) ports: SourcePorts,
     pub(super) watch: FlowWatch,
@@ -50,8 +57,6 @@ pub(super) struct Worker {
     pub(super) departing: usize,
     /// Frontends of imported flows that the configuration no longer has.
     pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
-    /// Cleared for good by a stop: a reload after it must not listen again.
-    accepts: bool,
     exiting: bool,
 }
 
@@ -61,14 +66,13 @@ impl Worker {
         Ok(Self {
             cx,
             flows: FlowSlab::default(),
-            listeners: Listeners::new()?,
+            acceptor: Acceptor::new()?,
             picker: Picker::default(),
             ports,
             watch: FlowWatch::default(),
             backlog: Backlog::default(),
             departing: 0,
             gone_frontends: Vec::new(),
-            accepts: true,
             exiting: false,
         })
     }
@@ -98,7 +102,7 @@ impl Worker {
             self.end_all(EndReason::Internal);
         }
         self.end_all(EndReason::Shutdown);
-        self.tell_unheard();
+        self.cx.tell_unheard();
         state.mark_waiting();
         state.mark_alive(false);
     }
@@ -126,7 +130,7 @@ impl Worker {
                 self.dispatch(event);
             }
             self.fire_deadlines();
-            self.tell_unheard();
+            self.cx.tell_unheard();
             state.pipes_in_use.store(self.cx.tools.pipes.lent() as u64, Relaxed);
             let began_ns = std::mem::replace(&mut self.cx.now_ns, now_ns());
             state.turn.record(Duration::from_nanos(self.cx.now_ns.saturating_sub(began_ns)));
@@ -145,7 +149,7 @@ impl Worker {
     fn dispatch(&mut self, ready: Ready) {
         match Token::unpack(ready.token) {
             Token::Wake => self.take_messages(),
-            Token::Listener(index) => self.accept_from(index as usize),
+            Token::Listener(index) => self.accept_up_to(index as usize, BURST),
             Token::Client(at) => self.with_flow(at, |worker, flow| worker.client_ready(flow, ready)),
             Token::Backend { flow: at, attempt } => {
                 self.with_flow(at, |worker, flow| worker.backend_ready(flow, attempt, ready));
@@ -159,12 +163,13 @@ impl Worker {
             match message {
                 Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
                 Message::StopAccepting => {
-                    self.accepts = false;
+                    self.acceptor.stop();
                     self.close_listeners(|_| true);
                 }
                 Message::TurnAway => {
-                    self.accepts = false;
-                    self.turn_all_away();
+                    self.acceptor.stop();
+                    self.empty_backlogs(|_| true);
+                    self.acceptor.turn_away_all();
                 }
                 Message::Upgrade(message) => self.handle_upgrade(message),
                 Message::Hurry => self.try_all_again(),
@@ -183,7 +188,12 @@ impl Worker {
         let backends = self.cx.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
         self.ports.retain(|address| addresses.contains(&address));
-        self.update_listeners(if self.accepts { open } else { Vec::new() });
+        let plane = self.cx.plane.clone();
+        self.acceptor.follow(&plane);
+        self.close_listeners(|listener| plane.listening_on(listener.address).is_none());
+        for listener in open {
+            self.acceptor.open(&self.cx, listener);
+        }
         self.cx.state().plane_version.store(self.cx.plane.version, Relaxed);
         for flow in self.flows.iter_mut() {
             let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
@@ -254,12 +264,61 @@ impl Worker {
     /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
     pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         let Some(mut flow) = self.flows.take(at) else { return };
-        match act(self, &mut flow) {
+        let mut verdict = act(self, &mut flow);
+        while let FlowVerdict::Connect { readable, ends } = verdict {
+            verdict = self.begin_connect(&mut flow, readable, ends);
+        }
+        match verdict {
             FlowVerdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
             FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),
-            FlowVerdict::Keep => {}
+            FlowVerdict::Keep | FlowVerdict::Connect { .. } => {}
         }
         self.flows.put(flow);
+    }
+
+    fn accept_up_to(&mut self, index: usize, most: usize) {
+        for _ in 0..most {
+            match self.acceptor.accept(&mut self.cx, &mut self.flows, index) {
+                Accepted::Nothing => return,
+                Accepted::Failed => continue,
+                Accepted::Refused => {}
+                Accepted::Flow(at, verdict) => self.with_flow(at, |_, _| verdict),
+            }
+            if self.acceptor.is_paused() {
+                return;
+            }
+        }
+    }
+
+    /// Takes what the chosen listeners hold.
+    pub(super) fn empty_backlogs(&mut self, choose: impl Fn(&Listener) -> bool) {
+        for index in self.acceptor.indices() {
+            if self.acceptor.chooses(index, &choose) {
+                self.accept_up_to(index, LAST_ONES);
+            }
+        }
+    }
+
+    /// Closes the chosen listeners. What their backlog holds is served first: closing would reset it.
+    fn close_listeners(&mut self, choose: impl Fn(&Listener) -> bool) {
+        self.empty_backlogs(&choose);
+        for index in self.acceptor.indices() {
+            if self.acceptor.chooses(index, &choose) {
+                self.acceptor.close(index);
+            }
+        }
+    }
+
+    /// Tries again after a pause; resets those who have waited too long.
+    fn resume_accepting(&mut self) {
+        let Some(since_ns) = self.acceptor.try_again() else { return };
+        for index in self.acceptor.indices() {
+            self.accept_up_to(index, BURST);
+            if self.acceptor.is_paused() {
+                return self.acceptor.stay_paused(&mut self.cx, since_ns);
+            }
+        }
+        self.acceptor.resume(&self.cx, since_ns);
     }
 
     /// Resets every flow that has sockets here, after a panic also the one that was in hand.

@@ -54,7 +54,7 @@ impl Unheard {
     }
 
     /// Has those told whose address was gone.
-    pub(super) fn tell(&mut self, late_resets: &LateResets, is_here: impl Fn(IpAddr) -> bool) {
+    pub(in crate::proxy) fn tell(&mut self, late_resets: &LateResets, is_here: impl Fn(IpAddr) -> bool) {
         let mut asked: Vec<(IpAddr, bool)> = Vec::new();
         for (abandoned, otherwise) in self.0.drain(..) {
             let ip = abandoned.from.ip();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Broken, End, Pumped};
 use crate::model::end_reason::EndReason;
+use crate::proxy::accept::header_ready;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
 use crate::proxy::verdict::{FlowVerdict, ended_by, errno};
 use crate::proxy::worker::Worker;
@@ -20,7 +21,7 @@ const SPEECH_EVERY: Duration = Duration::from_millis(10);
 impl Worker {
     pub(in crate::proxy) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
-            Phase::Header(_) => self.header_ready(flow, ready),
+            Phase::Header(_) => header_ready(&mut self.cx, flow, ready),
             Phase::Connecting(connecting) => {
                 if ready.failed() || ready.hung_up() {
                     let errno = errno(socket::take_error(&connecting.client).as_ref());

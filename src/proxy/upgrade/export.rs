@@ -4,6 +4,7 @@ use std::mem;
 
 use super::message::{Departure, MovingFlow};
 use crate::model::end_reason::EndReason;
+use crate::proxy::accept::expect_header;
 use crate::proxy::accept::sources::SourceHold;
 use crate::proxy::context::WorkerContext;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
@@ -76,10 +77,10 @@ impl Worker {
     pub(in crate::proxy) fn go_on(&mut self, flow: &mut Flow) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) => {
-                self.expect_header(flow, flow.accepted_at_ns);
+                expect_header(&mut self.cx, flow, flow.accepted_at_ns);
                 FlowVerdict::Keep
             }
-            Phase::Connecting(_) => self.begin_connect(flow, None),
+            Phase::Connecting(_) => FlowVerdict::Connect { readable: false, ends: false },
             Phase::Relaying(relaying) => {
                 relaying.waits_for_turn = relaying.up.wants_pump() || relaying.down.wants_pump();
                 if relaying.waits_for_turn {

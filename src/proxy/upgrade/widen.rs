@@ -2,14 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::OwnedFd;
 
 use super::message::Message;
-use crate::addr::VipAddr;
 use crate::config::Config;
-use crate::proxy::accept::listeners::Listener;
 use crate::proxy::plane::timeouts;
-use crate::proxy::worker::Worker;
 use crate::proxy::workers::Proxy;
 use crate::sys::socket;
 
@@ -33,19 +29,5 @@ impl Proxy {
             }
         }
         Ok(widened)
-    }
-}
-
-impl Worker {
-    /// Accepts from `own` instead of the socket that another worker has too, and goes on to serve.
-    pub(in crate::proxy) fn exchange_listener(&mut self, address: VipAddr, own: OwnedFd) {
-        let serves = |listener: &Option<Listener>| listener.as_ref().is_some_and(|it| it.address == address);
-        let Some(index) = self.listeners.all.iter().position(serves) else { return };
-        let Some(listener) = &mut self.listeners.all[index] else { return };
-        let shared = std::mem::replace(&mut listener.socket, own);
-        // The other worker's descriptor would keep the registration alive. It may be gone already, while accepting is
-        // paused.
-        let _ = self.cx.epoll.forget(&shared);
-        self.watch_listener(index);
     }
 }

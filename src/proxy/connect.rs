@@ -12,25 +12,47 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::accept::Acceptor;
+use super::context::WorkerContext;
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
 use super::relay::Direction;
 use super::timers::Due;
 use super::token::Token;
-use super::verdict::FlowVerdict;
-use super::worker::Worker;
+use super::verdict::{FlowVerdict, errno};
 use crate::addr::VipAddr;
 use crate::model::balance::{NoPick, Preference};
 use crate::model::end_reason::EndReason;
+use crate::model::ids::BackendId;
 use crate::model::proxy_protocol;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
 use crate::table::flows::{Field, FlowState, pack_place};
-use source_ports::Leg;
+use pick::Picker;
+use source_ports::{Leg, SourcePorts};
 
-impl Worker {
+/// One worker's way to the backends.
+#[derive(Debug)]
+pub(super) struct Connector {
+    pub picker: Picker,
+    pub ports: SourcePorts,
+}
+
+impl Connector {
+    pub(super) fn new(cx: &WorkerContext) -> Self {
+        let ports = SourcePorts::new(cx.number, cx.table.workers.len(), cx.table.fleet.ports());
+        Self { picker: Picker::default(), ports }
+    }
+
     /// Starts the first attempt. What is known of the client's socket was not acted upon.
-    pub(super) fn begin_connect(&mut self, flow: &mut Flow, readable: bool, ends: bool) -> FlowVerdict {
+    pub(super) fn begin(
+        &mut self,
+        cx: &mut WorkerContext,
+        acceptor: &mut Acceptor,
+        flow: &mut Flow,
+        readable: bool,
+        ends: bool,
+    ) -> FlowVerdict {
         let client = match mem::replace(&mut flow.phase, Phase::Between) {
             Phase::Header(client) => client,
             Phase::Connecting(connecting) => connecting.client,
@@ -39,20 +61,20 @@ impl Worker {
                 return FlowVerdict::Keep;
             }
         };
-        let mut connecting = Connecting::new(client, self.cx.now_ns);
+        let mut connecting = Connecting::new(client, cx.now_ns);
         connecting.client_readable = readable;
         connecting.client_ends = ends;
         flow.phase = Phase::Connecting(connecting);
-        self.next_attempt(flow)
+        self.next_attempt(cx, acceptor, flow)
     }
 
     /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
-    pub(super) fn next_attempt(&mut self, flow: &mut Flow) -> FlowVerdict {
+    fn next_attempt(&mut self, cx: &mut WorkerContext, acceptor: &mut Acceptor, flow: &mut Flow) -> FlowVerdict {
         let mut no_pick = None;
         // Another worker took the last place of a backend between our look and our reservation.
         let mut taken_meanwhile = false;
         loop {
-            let picked = self.picker.pick(&mut self.cx, flow);
+            let picked = self.picker.pick(cx, flow);
             let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
             let settings = &flow.frontend.settings;
             if u32::from(current.begun) >= settings.connect_attempts {
@@ -75,33 +97,33 @@ impl Worker {
             let number = current.begun;
             current.begun = current.begun.saturating_add(1);
             let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = self.ports.open(&mut self.cx, flow, address).and_then(|leg| {
-                self.cx.epoll.watch_flow(&leg.socket, token)?;
+            let started = self.ports.open(cx, flow, address).and_then(|leg| {
+                cx.epoll.watch_flow(&leg.socket, token)?;
                 Ok(leg)
             });
             match started {
                 Ok(Leg { socket, source_port }) => {
-                    let deadline_ns = self.cx.now_ns + nanos(settings.connect_timeout);
-                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| self.cx.now_ns + nanos(after));
-                    self.cx.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
+                    let deadline_ns = cx.now_ns + nanos(settings.connect_timeout);
+                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| cx.now_ns + nanos(after));
+                    cx.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
-                    let started_at_ns = self.cx.now_ns;
+                    let started_at_ns = cx.now_ns;
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.attempts.push(attempt);
                     let word = pack_place(FlowState::Connecting, Some(backend));
-                    self.cx.slot(flow.at.key()).set(Field::Place as usize, word);
+                    cx.slot(flow.at.key()).set(Field::Place as usize, word);
                     return FlowVerdict::Keep;
                 }
                 Err(error) => {
                     let failure = classify(&error);
-                    self.account_failure(&place.0, failure);
+                    account_failure(cx, &place.0, failure);
                     let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
                     if failure == ConnectFailure::OutOfFiles {
                         // This flow's own descriptor is about to be free again: without a pause the next client would
                         // be accepted with it, only to be reset as this one.
-                        self.acceptor.pause(&mut self.cx, &error);
+                        acceptor.pause(cx, &error);
                         break;
                     }
                 }
@@ -114,7 +136,14 @@ impl Worker {
     }
 
     /// An attempt was answered, one way or the other.
-    pub(super) fn attempt_ready(&mut self, flow: &mut Flow, number: u8, ready: Ready) -> FlowVerdict {
+    pub(super) fn attempt_ready(
+        &mut self,
+        cx: &mut WorkerContext,
+        acceptor: &mut Acceptor,
+        flow: &mut Flow,
+        number: u8,
+        ready: Ready,
+    ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
         let Some(index) = connecting.attempts.iter().position(|attempt| attempt.number == number) else {
             return FlowVerdict::Keep;
@@ -122,7 +151,13 @@ impl Worker {
         if ready.failed() || ready.hung_up() {
             let attempt = connecting.attempts.swap_remove(index);
             let error = socket::take_error(&attempt.socket).unwrap_or(io::ErrorKind::ConnectionReset.into());
-            return self.attempt_failed(flow, attempt, classify(&error), error.raw_os_error().unwrap_or(0));
+            return self.attempt_failed(
+                cx,
+                acceptor,
+                flow,
+                attempt,
+                (classify(&error), error.raw_os_error().unwrap_or(0)),
+            );
         }
         if !ready.writable() {
             return FlowVerdict::Keep;
@@ -131,20 +166,25 @@ impl Worker {
         if attempt.place.0.preference() == Preference::Never {
             // Found dead while it was answering: the client would only be reset a moment later.
             socket::reset(attempt.socket);
-            return self.next_attempt(flow);
+            return self.next_attempt(cx, acceptor, flow);
         }
-        self.establish(flow, attempt, ready)
+        establish(cx, flow, attempt, ready)
     }
 
     /// A deadline of a connecting flow has come: give up slow attempts, hedge the only one left.
-    pub(super) fn connect_due(&mut self, flow: &mut Flow) -> FlowVerdict {
+    pub(super) fn deadline_due(
+        &mut self,
+        cx: &mut WorkerContext,
+        acceptor: &mut Acceptor,
+        flow: &mut Flow,
+    ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        let now_ns = self.cx.now_ns;
+        let now_ns = cx.now_ns;
         if let Some(index) = connecting.attempts.iter().position(|attempt| attempt.deadline_ns <= now_ns) {
             let attempt = connecting.attempts.swap_remove(index);
-            let verdict = self.attempt_failed(flow, attempt, ConnectFailure::TimedOut, libc::ETIMEDOUT);
+            let verdict = self.attempt_failed(cx, acceptor, flow, attempt, (ConnectFailure::TimedOut, libc::ETIMEDOUT));
             return match verdict {
-                FlowVerdict::Keep => self.connect_due(flow),
+                FlowVerdict::Keep => self.deadline_due(cx, acceptor, flow),
                 end => end,
             };
         }
@@ -153,115 +193,130 @@ impl Worker {
             && now_ns >= only.started_at_ns + nanos(after)
         {
             let begun = connecting.begun;
-            self.next_attempt(flow);
+            self.next_attempt(cx, acceptor, flow);
             if let Phase::Connecting(connecting) = &flow.phase
                 && connecting.begun > begun
                 && let Some(hedge) = connecting.attempts.last()
             {
-                hedge.place.0.lanes[self.cx.number].hedged.add(1);
+                hedge.place.0.lanes[cx.number].hedged.add(1);
             }
         }
         let Phase::Connecting(connecting) = &flow.phase else { return FlowVerdict::Keep };
         if let Some(next) = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min() {
-            self.cx.timers.set(next, Due::Connect(flow.at));
+            cx.timers.set(next, Due::Connect(flow.at));
         }
         FlowVerdict::Keep
     }
 
     /// Gives up the attempts at one backend, for it was ejected, and tries another.
-    pub(super) fn abandon_attempts(&mut self, flow: &mut Flow, backend: crate::model::ids::BackendId) -> FlowVerdict {
+    pub(super) fn abandon_attempts(
+        &mut self,
+        cx: &mut WorkerContext,
+        acceptor: &mut Acceptor,
+        flow: &mut Flow,
+        backend: BackendId,
+    ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
         connecting.attempts.retain(|attempt| attempt.place.0.id != backend);
         match connecting.attempts.is_empty() {
-            true => self.next_attempt(flow),
+            true => self.next_attempt(cx, acceptor, flow),
             false => FlowVerdict::Keep,
         }
     }
 
     fn attempt_failed(
         &mut self,
+        cx: &mut WorkerContext,
+        acceptor: &mut Acceptor,
         flow: &mut Flow,
         attempt: Attempt,
-        failure: ConnectFailure,
-        errno: i32,
+        (failure, errno): (ConnectFailure, i32),
     ) -> FlowVerdict {
-        self.account_failure(&attempt.place.0, failure);
+        account_failure(cx, &attempt.place.0, failure);
         socket::reset(attempt.socket);
         if let Phase::Connecting(connecting) = &mut flow.phase {
             connecting.last_failure = Some((failure, errno));
         }
         drop(attempt.place);
-        self.next_attempt(flow)
+        self.next_attempt(cx, acceptor, flow)
     }
+}
 
-    fn account_failure(&self, backend: &BackendEntry, failure: ConnectFailure) {
-        backend.lanes[self.cx.number].failures[failure as usize].add(1);
-        if failure.blames_backend() {
-            backend.suspicion.raise(Suspicion::CONNECT_FAILED);
-        }
+/// An event of the client's socket, while no backend has answered.
+pub(super) fn client_ready(connecting: &mut Connecting, ready: Ready) -> FlowVerdict {
+    if ready.failed() || ready.hung_up() {
+        let errno = errno(socket::take_error(&connecting.client).as_ref());
+        return FlowVerdict::End(EndReason::ClientLeft, errno);
     }
+    connecting.client_readable |= ready.readable();
+    connecting.client_ends |= ready.ends();
+    FlowVerdict::Keep
+}
 
-    /// The first attempt to be answered becomes the backend leg; the others are reset.
-    fn establish(&mut self, flow: &mut Flow, winner: Attempt, ready: Ready) -> FlowVerdict {
-        let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        for loser in connecting.attempts.drain(..) {
-            socket::reset(loser.socket);
-        }
-        let connect = Duration::from_nanos(self.cx.now_ns.saturating_sub(connecting.started_at_ns));
-        let lane = &winner.place.0.lanes[self.cx.number];
-        lane.connected.add(1);
-        lane.connect.record(Duration::from_nanos(self.cx.now_ns.saturating_sub(winner.started_at_ns)));
-        let slot = self.cx.slot(flow.at.key());
-        slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(winner.place.0.id)));
-        slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
-        let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
-            true => Direction::beginning_with(self.proxy_header(flow)),
-            false => Direction::default(),
-        };
-        let mut down = Direction::default();
-        let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else {
-            return FlowVerdict::Keep;
-        };
-        match connecting.client_readable {
-            true => up.source_ready(connecting.client_ends),
-            // A backend that speaks first is not to wait for the client's first byte.
-            false => socket::acknowledge_now(&winner.socket),
-        }
-        if ready.readable() {
-            down.source_ready(ready.ends());
-        }
-        flow.phase = Phase::Relaying(Relaying {
-            client: connecting.client,
-            backend: winner.socket,
-            backend_addr: winner.address,
-            place: winner.place,
-            source_port: winner.source_port,
-            attempt: winner.number,
-            up,
-            down,
-            first_fin: None,
-            closing: None,
-            unanswered_since_ns: 0,
-            watched: false,
-            delivering: false,
-            lenient: false,
-            waits_for_turn: false,
-            leaving: Leaving::default(),
-        });
-        self.watch.settle_later(&self.cx, flow.at);
-        self.ripen_later(flow);
-        self.tell_established(flow);
-        self.pump_both(flow)
+/// The first attempt to be answered becomes the backend leg; the others are reset.
+fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready) -> FlowVerdict {
+    let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
+    for loser in connecting.attempts.drain(..) {
+        socket::reset(loser.socket);
     }
+    let connect = Duration::from_nanos(cx.now_ns.saturating_sub(connecting.started_at_ns));
+    let lane = &winner.place.0.lanes[cx.number];
+    lane.connected.add(1);
+    lane.connect.record(Duration::from_nanos(cx.now_ns.saturating_sub(winner.started_at_ns)));
+    let slot = cx.slot(flow.at.key());
+    slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(winner.place.0.id)));
+    slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
+    let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
+        true => Direction::beginning_with(proxy_header(flow)),
+        false => Direction::default(),
+    };
+    let mut down = Direction::default();
+    let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else {
+        return FlowVerdict::Keep;
+    };
+    match connecting.client_readable {
+        true => up.source_ready(connecting.client_ends),
+        // A backend that speaks first is not to wait for the client's first byte.
+        false => socket::acknowledge_now(&winner.socket),
+    }
+    if ready.readable() {
+        down.source_ready(ready.ends());
+    }
+    flow.phase = Phase::Relaying(Relaying {
+        client: connecting.client,
+        backend: winner.socket,
+        backend_addr: winner.address,
+        place: winner.place,
+        source_port: winner.source_port,
+        attempt: winner.number,
+        up,
+        down,
+        first_fin: None,
+        closing: None,
+        unanswered_since_ns: 0,
+        watched: false,
+        delivering: false,
+        lenient: false,
+        waits_for_turn: false,
+        leaving: Leaving::default(),
+    });
+    FlowVerdict::Serve
+}
 
-    /// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
-    fn proxy_header(&self, flow: &Flow) -> Vec<u8> {
-        let local = || Some(VipAddr::new(socket::local_addr(flow.client()?).ok()?.socket_addr()));
-        let vip = match flow.vip.ip().is_unspecified() {
-            true => local().unwrap_or(flow.vip),
-            false => flow.vip,
-        };
-        proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()
+/// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
+fn proxy_header(flow: &Flow) -> Vec<u8> {
+    let local = || Some(VipAddr::new(socket::local_addr(flow.client()?).ok()?.socket_addr()));
+    let vip = match flow.vip.ip().is_unspecified() {
+        true => local().unwrap_or(flow.vip),
+        false => flow.vip,
+    };
+    proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()
+}
+
+fn account_failure(cx: &WorkerContext, backend: &BackendEntry, failure: ConnectFailure) {
+    backend.lanes[cx.number].failures[failure as usize].add(1);
+    if failure.blames_backend() {
+        backend.suspicion.raise(Suspicion::CONNECT_FAILED);
     }
 }
 

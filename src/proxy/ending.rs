@@ -38,7 +38,9 @@ impl Worker {
             if let Selector::Backend(backend) | Selector::SocketsOf(backend) = order.selector
                 && self.is_connecting(at)
             {
-                self.with_flow(at, |worker, flow| worker.abandon_attempts(flow, backend));
+                self.with_flow(at, |worker, flow| {
+                    worker.connector.abandon_attempts(&mut worker.cx, &mut worker.acceptor, flow, backend)
+                });
                 continue;
             }
             self.set_pending(at, order);
@@ -110,7 +112,7 @@ impl Worker {
                         drop(relaying.backend);
                         let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
                         if waits && !self.cx.table.offload.keeps_ports() {
-                            self.ports.give(relaying.backend_addr, relaying.source_port, self.cx.now_ns);
+                            self.connector.ports.give(relaying.backend_addr, relaying.source_port, self.cx.now_ns);
                         }
                     }
                     false => socket::reset(relaying.backend),

@@ -154,9 +154,9 @@ impl Worker {
             }
             Message::ExchangeListener { address, own } => self.acceptor.exchange(&self.cx, address, own),
             Message::SaveTurns { answer } => {
-                let _ = answer.send(self.picker.save_turns(self.cx.number, &self.cx.plane));
+                let _ = answer.send(self.connector.picker.save_turns(self.cx.number, &self.cx.plane));
             }
-            Message::RecallTurns(saved) => self.picker.recall_turns(&self.cx.plane, &saved),
+            Message::RecallTurns(saved) => self.connector.picker.recall_turns(&self.cx.plane, &saved),
         }
     }
 }

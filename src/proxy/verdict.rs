@@ -14,6 +14,8 @@ pub(super) enum FlowVerdict {
         readable: bool,
         ends: bool,
     },
+    /// Both legs are established: whatever can be moved is moved.
+    Serve,
     /// With errno of the call that told, or 0.
     End(EndReason, i32),
 }

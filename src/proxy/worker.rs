@@ -13,8 +13,7 @@ use super::accept::admission::recount_source;
 use super::accept::listeners::Listener;
 use super::accept::{Accepted, Acceptor};
 use super::backlog::Backlog;
-use super::connect::pick::Picker;
-use super::connect::source_ports::SourcePorts;
+use super::connect::Connector;
 use super::context::WorkerContext;
 use super::context::slab::{FlowSlab, Taken};
 use super::flow::{Flow, Phase};
@@ -49,8 +48,7 @@ pub(super) struct Worker {
     pub(super) cx: WorkerContext,
     pub(super) flows: FlowSlab,
     pub(super) acceptor: Acceptor,
-    pub(super) picker: Picker,
-    pub(super) ports: SourcePorts,
+    pub(super) connector: Connector,
     pub(super) watch: FlowWatch,
     pub(super) backlog: Backlog,
     /// The next place to be looked at when flows are handed over.
@@ -62,13 +60,11 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(cx: WorkerContext) -> io::Result<Self> {
-        let ports = SourcePorts::new(cx.number, cx.table.workers.len(), cx.table.fleet.ports());
         Ok(Self {
+            connector: Connector::new(&cx),
             cx,
             flows: FlowSlab::default(),
             acceptor: Acceptor::new()?,
-            picker: Picker::default(),
-            ports,
             watch: FlowWatch::default(),
             backlog: Backlog::default(),
             departing: 0,
@@ -187,7 +183,7 @@ impl Worker {
         self.gone_frontends.clear();
         let backends = self.cx.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
-        self.ports.retain(|address| addresses.contains(&address));
+        self.connector.ports.retain(|address| addresses.contains(&address));
         let plane = self.cx.plane.clone();
         self.acceptor.follow(&plane);
         self.close_listeners(|listener| plane.listening_on(listener.address).is_none());
@@ -218,7 +214,9 @@ impl Worker {
         for _ in 0..DUE_PER_TURN {
             match self.cx.timers.pop(self.cx.now_ns) {
                 None => break,
-                Some(Due::Connect(at)) => self.with_flow(at, Self::connect_due),
+                Some(Due::Connect(at)) => self.with_flow(at, |worker, flow| {
+                    worker.connector.deadline_due(&mut worker.cx, &mut worker.acceptor, flow)
+                }),
                 Some(Due::Header(at)) => self.with_flow(at, |_, flow| match flow.phase {
                     Phase::Header(_) => FlowVerdict::End(EndReason::BadProxyHeader, libc::ETIMEDOUT),
                     _ => FlowVerdict::Keep,
@@ -264,14 +262,30 @@ impl Worker {
     /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
     pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         let Some(mut flow) = self.flows.take(at) else { return };
-        let mut verdict = act(self, &mut flow);
-        while let FlowVerdict::Connect { readable, ends } = verdict {
-            verdict = self.begin_connect(&mut flow, readable, ends);
-        }
-        match verdict {
-            FlowVerdict::End(reason, _) if flow.is_lent() => self.end_lent(&mut flow, reason),
-            FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),
-            FlowVerdict::Keep | FlowVerdict::Connect { .. } => {}
+        let verdict = act(self, &mut flow);
+        self.follow(flow, verdict);
+    }
+
+    /// Does what is to become of a flow that is in hand.
+    fn follow(&mut self, mut flow: Box<Flow>, mut verdict: FlowVerdict) {
+        loop {
+            verdict = match verdict {
+                FlowVerdict::Keep => break,
+                FlowVerdict::Connect { readable, ends } => {
+                    self.connector.begin(&mut self.cx, &mut self.acceptor, &mut flow, readable, ends)
+                }
+                FlowVerdict::Serve => {
+                    self.watch.settle_later(&self.cx, flow.at);
+                    self.ripen_later(&flow);
+                    self.tell_established(&flow);
+                    self.pump_both(&mut flow)
+                }
+                FlowVerdict::End(reason, _) if flow.is_lent() => {
+                    self.end_lent(&mut flow, reason);
+                    break;
+                }
+                FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),
+            }
         }
         self.flows.put(flow);
     }

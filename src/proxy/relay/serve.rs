@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{Broken, End, Pumped};
-use crate::model::end_reason::EndReason;
 use crate::proxy::accept::header_ready;
+use crate::proxy::connect;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
 use crate::proxy::verdict::{FlowVerdict, ended_by, errno};
 use crate::proxy::worker::Worker;
@@ -22,15 +22,7 @@ impl Worker {
     pub(in crate::proxy) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) => header_ready(&mut self.cx, flow, ready),
-            Phase::Connecting(connecting) => {
-                if ready.failed() || ready.hung_up() {
-                    let errno = errno(socket::take_error(&connecting.client).as_ref());
-                    return FlowVerdict::End(EndReason::ClientLeft, errno);
-                }
-                connecting.client_readable |= ready.readable();
-                connecting.client_ends |= ready.ends();
-                FlowVerdict::Keep
-            }
+            Phase::Connecting(connecting) => connect::client_ready(connecting, ready),
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) => {
                 if ready.readable() {
@@ -56,7 +48,9 @@ impl Worker {
     pub(in crate::proxy) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
             Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
-            Phase::Connecting(_) => self.attempt_ready(flow, attempt, ready),
+            Phase::Connecting(_) => {
+                self.connector.attempt_ready(&mut self.cx, &mut self.acceptor, flow, attempt, ready)
+            }
             Phase::Relaying(relaying) if relaying.attempt != attempt => FlowVerdict::Keep,
             Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
             Phase::Relaying(relaying) => {
@@ -110,7 +104,7 @@ impl Worker {
         if ends {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
-            if to_be_shared && self.ports.wants(relaying.backend_addr, self.cx.now_ns) {
+            if to_be_shared && self.connector.ports.wants(relaying.backend_addr, self.cx.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             if relaying.down.is_done() {

@@ -14,6 +14,7 @@ mod offload;
 mod plane;
 mod recover;
 mod relay;
+mod resume;
 mod shared;
 mod tell;
 mod timers;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::ending::unheard::Unheard;
 use super::flow::{Flow, Phase};
-use super::plane::Plane;
+use super::plane::{OffloadPolicy, Plane};
 use super::relay::Tools;
 use super::relay::pipes::PipePool;
 use super::shared::Shared;
@@ -113,6 +113,12 @@ impl WorkerContext {
             Phase::Offloaded { lent, .. } => (FlowState::Offloaded, Some(lent.place.0.id)),
         };
         self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
+    }
+
+    /// Whether flows may leave now, and which.
+    pub(super) fn offload_policy(&self) -> Option<OffloadPolicy> {
+        let policy = self.plane.leave.filter(|_| self.table.offload.is_open())?;
+        Some(if self.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })
     }
 
     pub(super) fn ticket(&self, flow: &Flow) -> Ticket {

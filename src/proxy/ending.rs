@@ -6,6 +6,8 @@ pub(super) mod unheard;
 use std::time::Duration;
 
 use super::flow::{Connecting, Flow, PendingEnd, Phase, Side};
+use super::offload::forget_announced;
+use super::tell::{tell_ended, tell_lost};
 use super::timers::Due;
 use super::verdict::FlowVerdict;
 use super::worker::Worker;
@@ -17,6 +19,7 @@ use crate::table::late_resets::Abandoned;
 use crate::table::offload::{Request, Ticket};
 use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::worker::EndedFlow;
+use closing::close_both;
 use unheard::Otherwise;
 
 impl Worker {
@@ -62,15 +65,15 @@ impl Worker {
         }
         match pending.reason.client_saw() {
             ClientSaw::Fin if flow.is_closing() => FlowVerdict::Keep,
-            ClientSaw::Fin => self.close_both(flow, pending.reason),
+            ClientSaw::Fin => close_both(&self.cx, &mut self.watch, flow, pending.reason),
             _ => FlowVerdict::End(pending.reason, 0),
         }
     }
 
     /// Closes both legs as `reason` demands and accounts for the flow.
     pub(super) fn finish(&mut self, mut flow: Box<Flow>, reason: EndReason, errno: i32) {
-        self.tell_ended(&flow, reason);
-        self.forget_announced(&flow, reason);
+        tell_ended(&self.cx, &flow, reason);
+        forget_announced(&self.cx, &flow, reason);
         let key = flow.at.key();
         let slot = self.cx.slot(key);
         let word = |field: Field| slot.word(field as usize);
@@ -188,7 +191,7 @@ impl Worker {
     /// Frees the place of a flow that was lost with a panic. If the offload engine has it, it is to be reset there.
     pub(super) fn give_up(&mut self, key: FlowKey) {
         if let Some(id) = self.cx.id_at(key) {
-            self.tell_lost(id);
+            tell_lost(&self.cx, id);
             let ticket = Ticket { worker: self.cx.number, key, id };
             self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None });
         }

@@ -7,17 +7,21 @@
 use std::mem;
 use std::time::Duration;
 
+use super::backlog::Backlog;
+use super::context::WorkerContext;
+use super::context::slab::FlowSlab;
 use super::flow::{EndAsked, Flow, Leaving, Lent, Phase, Relaying, patience_ns};
-use super::plane::OffloadPolicy;
 use super::relay::{Direction, Pumped};
+use super::resume::{go_on, watch_again, watch_anew};
+use super::tell::ends_of;
 use super::timers::Due;
-use super::token::{FlowRef, Token};
+use super::token::FlowRef;
 use super::verdict::FlowVerdict;
-use super::worker::Worker;
+use super::watch::FlowWatch;
 use crate::model::end_reason::EndReason;
-use crate::sys::{silence, socket};
+use crate::sys::silence;
 use crate::table::flows::{Field, FlowState, pack_place};
-use crate::table::offload::{Answer, Candidate, Progress, Record, Request, SocketlessHold, Sockets, Stays, Ticket};
+use crate::table::offload::{Candidate, Progress, Record, Request, SocketlessHold, Sockets, Stays, Ticket};
 
 /// A flow that was busy is tried again after this, twice that, and so on up to the second.
 const BUSY_WAIT: Duration = Duration::from_millis(2);
@@ -32,336 +36,286 @@ const TRIAL_WAIT: Duration = Duration::from_secs(2);
 /// While the map is full, an address taken, or none may be offloaded, a flow is tried again after this.
 const REFUSED_WAIT: Duration = Duration::from_secs(30);
 
-impl Worker {
-    /// Has the flow looked at when it is old enough to leave.
-    pub(super) fn ripen_later(&mut self, flow: &Flow) {
-        if let Some(policy) = self.policy() {
-            let at_ns = flow.accepted_at_ns.max(self.cx.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
-            self.watch.ripen_at(at_ns, flow.at);
+/// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
+pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict {
+    if cx.offload_policy().is_none() || flow.pending_end.is_some() {
+        return FlowVerdict::Keep;
+    }
+    let now_ns = cx.now_ns;
+    let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
+    let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
+    if now_ns < relaying.leaving.not_before_ns || closes {
+        return FlowVerdict::Keep;
+    }
+    match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
+        true => lend(cx, flow),
+        false => try_again(cx, flow),
+    }
+    FlowVerdict::Keep
+}
+
+/// Reads what the client sent, and lends the flow if this is the moment. What was read is held otherwise.
+pub(super) fn read_and_leave(
+    cx: &mut WorkerContext,
+    flow: &mut Flow,
+    moved: &mut Pumped,
+) -> Result<bool, super::relay::Broken> {
+    let Some(policy) = cx.offload_policy() else { return Ok(false) };
+    let (now_ns, age_ns) = (cx.now_ns, cx.now_ns.saturating_sub(flow.accepted_at_ns));
+    let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
+    let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
+    let leaving = &relaying.leaving;
+    if !ripe || !leaving.announced || now_ns < leaving.not_before_ns || flow.pending_end.is_some() {
+        return Ok(false);
+    }
+    if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
+        return Ok(false);
+    }
+    if !relaying.up.read_ahead(&relaying.client, &mut cx.tools, moved)? {
+        return Ok(false);
+    }
+    if !relaying.all_is_acknowledged() {
+        try_again(cx, flow);
+        return Ok(false);
+    }
+    // Its own account follows only when bytes are written.
+    cx.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
+    lend(cx, flow);
+    Ok(true)
+}
+
+/// A request has just been passed on. If the flow may leave with the next one, the offload engine begins to look at what its
+/// packets are like: those until then show it, and no request need wait for that.
+pub(super) fn announce_if_near(cx: &WorkerContext, flow: &mut Flow) {
+    let Some(policy) = cx.offload_policy() else { return };
+    let age_ns = cx.now_ns.saturating_sub(flow.accepted_at_ns);
+    let Phase::Relaying(relaying) = &mut flow.phase else { return };
+    let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
+    let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
+    if announced || !near || not_before_ns == Leaving::NEVER {
+        return;
+    }
+    relaying.leaving.announced = true;
+    if let Some(ends) = ends_of(flow) {
+        cx.table.offload.ask(Request::Witness { id: flow.id, ends });
+    }
+}
+
+/// The flow ends in its sockets, and the offload engine need not look at it any more.
+pub(super) fn forget_announced(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
+    if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
+        let slot = cx.slot(flow.at.key());
+        let bytes = [Field::BytesToBackend, Field::BytesToClient].map(|field| slot.word(field as usize));
+        cx.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
+    }
+}
+
+/// Asks the offload engine to end a flow that has no sockets here.
+pub(super) fn end_lent(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
+    let ticket = cx.ticket(flow);
+    let idle = flow.pending_end.take().and_then(|pending| pending.only_idle_for);
+    let idle = match reason {
+        EndReason::IdleTimeout => flow.frontend.settings.idle_timeout,
+        _ => idle,
+    };
+    let unless_moved_since_ns = idle.map(|idle| cx.now_ns.saturating_sub(idle.as_nanos() as u64));
+    let asks = EndAsked { reason, only_if_idle: idle.is_some() };
+    let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
+    // Once is enough, but what may spare the flow does not stand in for what may not.
+    if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
+        lent.ending = Some(asks);
+        cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
+    }
+}
+
+/// Tries all flows again that may leave now.
+pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &mut FlowSlab) {
+    let now_ns = cx.now_ns;
+    for flow in flows.iter_mut() {
+        let Phase::Relaying(relaying) = &mut flow.phase else { continue };
+        if relaying.leaving.not_before_ns != Leaving::NEVER {
+            relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
+            watch.ripen_now(now_ns, flow.at);
         }
     }
+}
 
-    /// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
-    pub(super) fn leave_due(&mut self, flow: &mut Flow) -> FlowVerdict {
-        if self.policy().is_none() || flow.pending_end.is_some() {
-            return FlowVerdict::Keep;
-        }
-        let now_ns = self.cx.now_ns;
-        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
-        let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
-        if now_ns < relaying.leaving.not_before_ns || closes {
-            return FlowVerdict::Keep;
-        }
-        match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
-            true => self.lend(flow),
-            false => self.try_again(flow),
-        }
-        FlowVerdict::Keep
+fn lend(cx: &WorkerContext, flow: &mut Flow) {
+    let Phase::Relaying(relaying) = mem::replace(&mut flow.phase, Phase::Between) else { return };
+    let Relaying { client, backend, backend_addr, place, source_port, attempt, mut up, mut down, leaving, .. } =
+        relaying;
+    if flow.shared {
+        // Another process's descriptors would keep the registration alive (epoll(7), Q6).
+        let _ = cx.epoll.forget(&client);
+        let _ = cx.epoll.forget(&backend);
     }
+    let slot = cx.slot(flow.at.key());
+    let word = |field: Field| slot.word(field as usize);
+    let candidate = Candidate {
+        ticket: cx.ticket(flow),
+        sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },
+        record: Record {
+            accepted_at_ns: flow.accepted_at_ns,
+            connect_us: word(Field::ConnectUs),
+            backend_key: place.0.hash_key,
+            client: flow.client_addr,
+        },
+        bytes_to_backend: word(Field::BytesToBackend),
+        bytes_to_client: word(Field::BytesToClient),
+        patience_ns: patience_ns(flow),
+    };
+    let leaving = Leaving { announced: true, ..leaving };
+    flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
+    cx.table.offload.ask(Request::Offload(Box::new(candidate)));
+}
 
-    /// Reads what the client sent, and lends the flow if this is the moment. What was read is held otherwise.
-    pub(super) fn read_and_leave(&mut self, flow: &mut Flow, moved: &mut Pumped) -> Result<bool, super::relay::Broken> {
-        let Some(policy) = self.policy() else { return Ok(false) };
-        let (now_ns, age_ns) = (self.cx.now_ns, self.cx.now_ns.saturating_sub(flow.accepted_at_ns));
-        let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
-        let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
-        let leaving = &relaying.leaving;
-        if !ripe || !leaving.announced || now_ns < leaving.not_before_ns || flow.pending_end.is_some() {
-            return Ok(false);
-        }
-        if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
-            return Ok(false);
-        }
-        if !relaying.up.read_ahead(&relaying.client, &mut self.cx.tools, moved)? {
-            return Ok(false);
-        }
-        if !relaying.all_is_acknowledged() {
-            self.try_again(flow);
-            return Ok(false);
-        }
-        // Its own account follows only when bytes are written.
-        self.cx.slot(flow.at.key()).set(Field::LastToBackendNs as usize, now_ns);
-        self.lend(flow);
-        Ok(true)
+/// Sets the next try of a flow that was busy.
+fn try_again(cx: &mut WorkerContext, flow: &mut Flow) {
+    if let Phase::Relaying(relaying) = &mut flow.phase {
+        let wait = BUSY_WAIT.saturating_mul(1 << relaying.leaving.tries.min(16)).min(BUSY_WAIT_MAX);
+        relaying.leaving.tries = relaying.leaving.tries.saturating_add(1);
+        try_after(cx, flow, wait);
     }
+}
 
-    /// What the offload engine says.
-    pub(super) fn take_answers(&mut self) {
-        while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
-            match answer {
-                Answer::Offloaded(ticket) => self.offloaded(ticket),
-                Answer::Stays { ticket, sockets, why } => self.stays(ticket, sockets, why),
-                Answer::Progress(all) => all.into_iter().for_each(|progress| self.progressed(progress)),
-                Answer::Moves(progress) => self.moves(progress),
-                Answer::Ended { last, reason } => self.path_ended(last, reason),
-                Answer::Found(found) => self.recover_found(*found),
-                Answer::AskEnds { until_ns } => self.watch.ask_ends(&mut self.cx, &self.flows, until_ns),
-            }
-        }
+/// As [`try_again`], for one of whose ends an answer is awaited.
+fn try_unseen(cx: &mut WorkerContext, flow: &mut Flow) {
+    if let Phase::Relaying(Relaying { leaving, .. }) = &mut flow.phase {
+        (leaving.tries, leaving.unseen) = (leaving.unseen, leaving.unseen + 1);
     }
+    try_again(cx, flow);
+}
 
-    /// A request has just been passed on. If the flow may leave with the next one, the offload engine begins to look at what its
-    /// packets are like: those until then show it, and no request need wait for that.
-    pub(super) fn announce_if_near(&mut self, flow: &mut Flow) {
-        let Some(policy) = self.policy() else { return };
-        let age_ns = self.cx.now_ns.saturating_sub(flow.accepted_at_ns);
-        let Phase::Relaying(relaying) = &mut flow.phase else { return };
-        let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
-        let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
-        if announced || !near || not_before_ns == Leaving::NEVER {
-            return;
-        }
-        relaying.leaving.announced = true;
-        if let Some(ends) = self.ends_of(flow) {
-            self.cx.table.offload.ask(Request::Witness { id: flow.id, ends });
-        }
+fn try_after(cx: &mut WorkerContext, flow: &mut Flow, wait: Duration) {
+    if let Phase::Relaying(relaying) = &mut flow.phase {
+        relaying.leaving.not_before_ns = cx.now_ns + wait.as_nanos() as u64;
+        cx.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
     }
+}
 
-    /// The flow ends in its sockets, and the offload engine need not look at it any more.
-    pub(super) fn forget_announced(&self, flow: &Flow, reason: EndReason) {
-        if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
-            let slot = self.cx.slot(flow.at.key());
-            let bytes = [Field::BytesToBackend, Field::BytesToClient].map(|field| slot.word(field as usize));
-            self.cx.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
-        }
+/// The offload engine carries the flow from now on.
+pub(super) fn offloaded(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
+    if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
+        let backend = lent.place.0.id;
+        flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.part()) };
+        show(cx, flow, FlowState::Offloaded, backend);
     }
+    FlowVerdict::Keep
+}
 
-    /// Asks the offload engine to end a flow that has no sockets here.
-    pub(super) fn end_lent(&mut self, flow: &mut Flow, reason: EndReason) {
-        let ticket = self.cx.ticket(flow);
-        let idle = flow.pending_end.take().and_then(|pending| pending.only_idle_for);
-        let idle = match reason {
-            EndReason::IdleTimeout => flow.frontend.settings.idle_timeout,
-            _ => idle,
-        };
-        let unless_moved_since_ns = idle.map(|idle| self.cx.now_ns.saturating_sub(idle.as_nanos() as u64));
-        let asks = EndAsked { reason, only_if_idle: idle.is_some() };
-        let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
-        // Once is enough, but what may spare the flow does not stand in for what may not.
-        if lent.ending.is_none_or(|asked| asked.only_if_idle && !asks.only_if_idle) {
-            lent.ending = Some(asks);
-            self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns });
-        }
+/// The offload engine gives the sockets back.
+pub(super) fn take_back(
+    cx: &mut WorkerContext,
+    watch: &mut FlowWatch,
+    backlog: &mut Backlog,
+    flow: &mut Flow,
+    sockets: Sockets,
+    why: Stays,
+) -> FlowVerdict {
+    let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
+    let Lent { backend_addr, place, source_port, attempt, leaving, ending } = lent;
+    let Sockets { client, backend, held_up, held_down } = sockets;
+    let shared = flow.shared;
+    let leaving = Leaving { unseen: if why == Stays::Unseen { leaving.unseen } else { 0 }, ..leaving };
+    flow.phase = Phase::Relaying(Relaying {
+        client,
+        backend,
+        backend_addr,
+        place,
+        source_port,
+        attempt,
+        up: Direction::holding(held_up),
+        down: Direction::holding(held_down),
+        first_fin: None,
+        closing: None,
+        unanswered_since_ns: 0,
+        watched: false,
+        delivering: false,
+        lenient: true,
+        waits_for_turn: false,
+        leaving,
+    });
+    if let Some(asked) = ending.filter(|asked| !asked.only_if_idle) {
+        return FlowVerdict::End(asked.reason, 0);
     }
-
-    /// Whether flows may leave now.
-    fn policy(&self) -> Option<OffloadPolicy> {
-        let policy = self.cx.plane.leave.filter(|_| self.cx.table.offload.is_open())?;
-        Some(if self.cx.table.offload.is_hurried() { OffloadPolicy::AT_ONCE } else { policy })
+    cx.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
+    match (why, why.for_good()) {
+        (_, true) => stay_for_good(flow),
+        (Stays::Busy, _) => try_again(cx, flow),
+        // An end that does not answer what it is asked may speak by itself.
+        (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => try_unseen(cx, flow),
+        (Stays::Resets, _) if !cx.table.offload.is_stopped() => try_after(cx, flow, TRIAL_WAIT),
+        _ => try_after(cx, flow, REFUSED_WAIT),
     }
-
-    /// Tries all flows again that may leave now.
-    pub(super) fn try_all_again(&mut self) {
-        let now_ns = self.cx.now_ns;
-        for flow in self.flows.iter_mut() {
-            let Phase::Relaying(relaying) = &mut flow.phase else { continue };
-            if relaying.leaving.not_before_ns != Leaving::NEVER {
-                relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
-                self.watch.ripen_now(now_ns, flow.at);
-            }
-        }
+    let watched = match shared {
+        true => watch_again(cx, flow),
+        false => watch_anew(cx, flow),
+    };
+    match watched {
+        Ok(()) => go_on(cx, watch, backlog, flow),
+        Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
     }
+}
 
-    fn lend(&mut self, flow: &mut Flow) {
-        let Phase::Relaying(relaying) = mem::replace(&mut flow.phase, Phase::Between) else { return };
-        let Relaying { client, backend, backend_addr, place, source_port, attempt, mut up, mut down, leaving, .. } =
-            relaying;
-        if flow.shared {
-            // Another process's descriptors would keep the registration alive (epoll(7), Q6).
-            let _ = self.cx.epoll.forget(&client);
-            let _ = self.cx.epoll.forget(&backend);
-        }
-        let slot = self.cx.slot(flow.at.key());
-        let word = |field: Field| slot.word(field as usize);
-        let candidate = Candidate {
-            ticket: self.cx.ticket(flow),
-            sockets: Sockets { client, backend, held_up: up.take_held(), held_down: down.take_held() },
-            record: Record {
-                accepted_at_ns: flow.accepted_at_ns,
-                connect_us: word(Field::ConnectUs),
-                backend_key: place.0.hash_key,
-                client: flow.client_addr,
-            },
-            bytes_to_backend: word(Field::BytesToBackend),
-            bytes_to_client: word(Field::BytesToClient),
-            patience_ns: patience_ns(flow),
-        };
-        let leaving = Leaving { announced: true, ..leaving };
-        flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
-        self.cx.table.offload.ask(Request::Offload(Box::new(candidate)));
+fn stay_for_good(flow: &mut Flow) {
+    if let Phase::Relaying(relaying) = &mut flow.phase {
+        relaying.leaving.not_before_ns = Leaving::NEVER;
     }
+}
 
-    /// Sets the next try of a flow that was busy.
-    fn try_again(&mut self, flow: &mut Flow) {
-        if let Phase::Relaying(relaying) = &mut flow.phase {
-            let wait = BUSY_WAIT.saturating_mul(1 << relaying.leaving.tries.min(16)).min(BUSY_WAIT_MAX);
-            relaying.leaving.tries = relaying.leaving.tries.saturating_add(1);
-            self.try_after(flow, wait);
+/// Its packets have moved.
+pub(super) fn progressed(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) -> FlowVerdict {
+    account_path(cx, flow, progress);
+    FlowVerdict::Keep
+}
+
+/// It was to be ended for being idle, and is not.
+pub(super) fn moves(cx: &WorkerContext, flow: &mut Flow, progress: &Progress) -> FlowVerdict {
+    account_path(cx, flow, progress);
+    if let Phase::Offloading(lent) | Phase::Offloaded { lent, .. } = &mut flow.phase {
+        lent.ending = lent.ending.filter(|asked| !asked.only_if_idle);
+        if lent.ending.is_none() {
+            cx.show_state(flow);
         }
     }
+    FlowVerdict::Keep
+}
 
-    /// As [`Worker::try_again`], for one of whose ends an answer is awaited.
-    fn try_unseen(&mut self, flow: &mut Flow) {
-        if let Phase::Relaying(Relaying { leaving, .. }) = &mut flow.phase {
-            (leaving.tries, leaving.unseen) = (leaving.unseen, leaving.unseen + 1);
-        }
-        self.try_again(flow);
-    }
+/// The offload engine has ended the flow; returns why.
+pub(super) fn ended(cx: &WorkerContext, flow: &mut Flow, last: &Progress, reason: Option<EndReason>) -> EndReason {
+    account_path(cx, flow, last);
+    let asked = match &flow.phase {
+        Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.ending,
+        _ => None,
+    };
+    reason.or(asked.map(|asked| asked.reason)).unwrap_or(EndReason::Internal)
+}
 
-    fn try_after(&mut self, flow: &mut Flow, wait: Duration) {
-        if let Phase::Relaying(relaying) = &mut flow.phase {
-            relaying.leaving.not_before_ns = self.cx.now_ns + wait.as_nanos() as u64;
-            self.cx.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
-        }
-    }
+/// Counts what the offload engine has moved since it was last heard of.
+fn account_path(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
+    let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
+    let slot = cx.slot(flow.at.key());
+    let lane = &lent.place.0.lanes[cx.number];
+    let grown = |field: Field, to: u64| {
+        let before = slot.word(field as usize);
+        slot.set(field as usize, before.max(to));
+        to.saturating_sub(before)
+    };
+    lane.bytes_to_backend.add(grown(Field::BytesToBackend, progress.bytes_to_backend));
+    lane.bytes_to_client.add(grown(Field::BytesToClient, progress.bytes_to_client));
+    grown(Field::LastToBackendNs, progress.last_to_backend_ns);
+    grown(Field::LastToClientNs, progress.last_to_client_ns);
+}
 
-    fn offloaded(&mut self, ticket: Ticket) {
-        let table = self.cx.table.clone();
-        self.with_ticket(ticket, |worker, flow| {
-            if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
-                let backend = lent.place.0.id;
-                flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(table.part()) };
-                worker.show(flow, FlowState::Offloaded, backend);
-            }
-            FlowVerdict::Keep
-        });
-    }
+/// Where the flow of `ticket` is, if it lives and is not in hand.
+pub(super) fn place_of(flows: &FlowSlab, ticket: Ticket) -> Option<FlowRef> {
+    let flow = flows.at_key(ticket.key)?;
+    (flow.id == ticket.id).then_some(flow.at)
+}
 
-    fn stays(&mut self, ticket: Ticket, sockets: Sockets, why: Stays) {
-        let Some(at) = self.place_of(ticket) else {
-            // A panic has ended it meanwhile.
-            return [sockets.client, sockets.backend].into_iter().for_each(socket::reset);
-        };
-        self.with_flow(at, |worker, flow| worker.take_back(flow, sockets, why));
-    }
-
-    fn take_back(&mut self, flow: &mut Flow, sockets: Sockets, why: Stays) -> FlowVerdict {
-        let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
-        let Lent { backend_addr, place, source_port, attempt, leaving, ending } = lent;
-        let Sockets { client, backend, held_up, held_down } = sockets;
-        let shared = flow.shared;
-        let leaving = Leaving { unseen: if why == Stays::Unseen { leaving.unseen } else { 0 }, ..leaving };
-        flow.phase = Phase::Relaying(Relaying {
-            client,
-            backend,
-            backend_addr,
-            place,
-            source_port,
-            attempt,
-            up: Direction::holding(held_up),
-            down: Direction::holding(held_down),
-            first_fin: None,
-            closing: None,
-            unanswered_since_ns: 0,
-            watched: false,
-            delivering: false,
-            lenient: true,
-            waits_for_turn: false,
-            leaving,
-        });
-        if let Some(asked) = ending.filter(|asked| !asked.only_if_idle) {
-            return FlowVerdict::End(asked.reason, 0);
-        }
-        self.cx.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
-        match (why, why.for_good()) {
-            (_, true) => self.stay_for_good(flow),
-            (Stays::Busy, _) => self.try_again(flow),
-            // An end that does not answer what it is asked may speak by itself.
-            (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => self.try_unseen(flow),
-            (Stays::Resets, _) if !self.cx.table.offload.is_stopped() => self.try_after(flow, TRIAL_WAIT),
-            _ => self.try_after(flow, REFUSED_WAIT),
-        }
-        let watched = match shared {
-            true => self.watch_again(flow),
-            false => self.watch_anew(flow),
-        };
-        match watched {
-            Ok(()) => self.go_on(flow),
-            Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
-        }
-    }
-
-    fn stay_for_good(&self, flow: &mut Flow) {
-        if let Phase::Relaying(relaying) = &mut flow.phase {
-            relaying.leaving.not_before_ns = Leaving::NEVER;
-        }
-    }
-
-    /// Has epoll tell what the sockets of a flow are ready for, though they have been watched all the time.
-    fn watch_anew(&self, flow: &Flow) -> std::io::Result<()> {
-        if let Phase::Relaying(relaying) = &flow.phase {
-            self.cx.epoll.watch_flow_again(&relaying.client, Token::Client(flow.at).pack())?;
-            let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
-            self.cx.epoll.watch_flow_again(&relaying.backend, token.pack())?;
-        }
-        Ok(())
-    }
-
-    fn progressed(&mut self, progress: Progress) {
-        self.with_ticket(progress.ticket, |worker, flow| {
-            worker.account_path(flow, &progress);
-            FlowVerdict::Keep
-        });
-    }
-
-    /// It was to be ended for being idle, and is not.
-    fn moves(&mut self, progress: Progress) {
-        self.with_ticket(progress.ticket, |worker, flow| {
-            worker.account_path(flow, &progress);
-            if let Phase::Offloading(lent) | Phase::Offloaded { lent, .. } = &mut flow.phase {
-                lent.ending = lent.ending.filter(|asked| !asked.only_if_idle);
-                if lent.ending.is_none() {
-                    worker.cx.show_state(flow);
-                }
-            }
-            FlowVerdict::Keep
-        });
-    }
-
-    fn path_ended(&mut self, last: Progress, reason: Option<EndReason>) {
-        let Some(mut flow) = self.place_of(last.ticket).and_then(|at| self.flows.take(at)) else { return };
-        self.account_path(&mut flow, &last);
-        let asked = match &flow.phase {
-            Phase::Offloading(lent) | Phase::Offloaded { lent, .. } => lent.ending,
-            _ => None,
-        };
-        let reason = reason.or(asked.map(|asked| asked.reason)).unwrap_or(EndReason::Internal);
-        self.finish(flow, reason, 0);
-    }
-
-    /// Counts what the offload engine has moved since it was last heard of.
-    fn account_path(&self, flow: &mut Flow, progress: &Progress) {
-        let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &flow.phase else { return };
-        let slot = self.cx.slot(flow.at.key());
-        let lane = &lent.place.0.lanes[self.cx.number];
-        let grown = |field: Field, to: u64| {
-            let before = slot.word(field as usize);
-            slot.set(field as usize, before.max(to));
-            to.saturating_sub(before)
-        };
-        lane.bytes_to_backend.add(grown(Field::BytesToBackend, progress.bytes_to_backend));
-        lane.bytes_to_client.add(grown(Field::BytesToClient, progress.bytes_to_client));
-        grown(Field::LastToBackendNs, progress.last_to_backend_ns);
-        grown(Field::LastToClientNs, progress.last_to_client_ns);
-    }
-
-    /// Hands the flow of `ticket` to `act`; has the offload engine end one that is not known here.
-    fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
-        match self.place_of(ticket) {
-            Some(at) => self.with_flow(at, act),
-            None => self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),
-        }
-    }
-
-    fn place_of(&self, ticket: Ticket) -> Option<FlowRef> {
-        let flow = self.flows.at_key(ticket.key)?;
-        (flow.id == ticket.id).then_some(flow.at)
-    }
-
-    fn show(&self, flow: &Flow, state: FlowState, backend: crate::model::ids::BackendId) {
-        if flow.pending_end.is_none() {
-            self.cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
-        }
+fn show(cx: &WorkerContext, flow: &Flow, state: FlowState, backend: crate::model::ids::BackendId) {
+    if flow.pending_end.is_none() {
+        cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
     }
 }
 

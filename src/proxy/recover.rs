@@ -3,78 +3,74 @@
 use std::sync::Arc;
 
 use super::accept::admission::{FrontendHold, count_source};
+use super::context::WorkerContext;
+use super::context::slab::FlowSlab;
 use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase, patience_ns};
-use super::plane::FrontendPlane;
-use super::worker::Worker;
+use super::plane::{FrontendPlane, Plane};
+use super::tell::tell_found;
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
 use crate::table::offload::{Found, Request, SocketlessHold};
 
-impl Worker {
-    /// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
-    pub(super) fn recover_found(&mut self, found: Found) {
-        let id = found.id;
-        let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
-        let Some((frontend, name)) = self.known_by_key(&found) else {
-            let unknown = refuse("neither its backend nor its frontend is in the configuration any more");
-            return self.cx.table.offload.ask(unknown);
-        };
-        let key = found.record.backend_key;
-        let backend = BackendHold::new(self.cx.table.registry.hold_at(&frontend.entry, &name, key, found.backend));
-        let Found { record, vip, .. } = found;
-        let origin = FlowOrigin {
-            accepted_at_ns: record.accepted_at_ns,
-            client: record.client,
-            vip,
-            frontend: frontend.entry.id,
-        };
-        let Some(at) = self.flows.enter_known(&mut self.cx, id, &origin) else {
-            return self.cx.table.offload.ask(refuse("the flow table is full"));
-        };
-        let slot = self.cx.slot(at.key());
-        let words = [
-            (Field::Place, pack_place(FlowState::Offloaded, Some(backend.0.id))),
-            (Field::BytesToBackend, found.bytes_to_backend),
-            (Field::BytesToClient, found.bytes_to_client),
-            (Field::LastToBackendNs, found.last_to_backend_ns),
-            (Field::LastToClientNs, found.last_to_client_ns),
-            (Field::ConnectUs, record.connect_us),
-            (Field::LocalPort, u64::from(found.local.port())),
-        ];
-        words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
-        let lent = Lent {
-            backend_addr: found.backend,
-            place: backend,
-            source_port: 0,
-            attempt: 0,
-            leaving: Leaving::default(),
-            ending: None,
-        };
-        let flow = Flow::new(Arrival {
-            id,
-            at,
-            phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(self.cx.table.part()) },
-            client_addr: record.client,
-            vip,
-            now_ns: record.accepted_at_ns,
-            frontend_hold: FrontendHold::count_in(&frontend),
-            source_hold: count_source(&frontend, &self.cx.shared.sources, record.client, self.cx.now_ns),
-            frontend,
-        });
-        self.tell_found(&found);
-        let (ticket, patience_ns) = (self.cx.ticket(&flow), patience_ns(&flow));
-        self.flows.put(flow);
-        self.cx.table.offload.ask(Request::Claim { ticket, patience_ns });
-    }
+/// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
+pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found: Found) {
+    let id = found.id;
+    let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
+    let Some((frontend, name)) = known_by_key(&cx.plane, &found) else {
+        let unknown = refuse("neither its backend nor its frontend is in the configuration any more");
+        return cx.table.offload.ask(unknown);
+    };
+    let key = found.record.backend_key;
+    let backend = BackendHold::new(cx.table.registry.hold_at(&frontend.entry, &name, key, found.backend));
+    let Found { record, vip, .. } = found;
+    let origin =
+        FlowOrigin { accepted_at_ns: record.accepted_at_ns, client: record.client, vip, frontend: frontend.entry.id };
+    let Some(at) = flows.enter_known(cx, id, &origin) else {
+        return cx.table.offload.ask(refuse("the flow table is full"));
+    };
+    let slot = cx.slot(at.key());
+    let words = [
+        (Field::Place, pack_place(FlowState::Offloaded, Some(backend.0.id))),
+        (Field::BytesToBackend, found.bytes_to_backend),
+        (Field::BytesToClient, found.bytes_to_client),
+        (Field::LastToBackendNs, found.last_to_backend_ns),
+        (Field::LastToClientNs, found.last_to_client_ns),
+        (Field::ConnectUs, record.connect_us),
+        (Field::LocalPort, u64::from(found.local.port())),
+    ];
+    words.into_iter().for_each(|(field, word)| slot.set(field as usize, word));
+    let lent = Lent {
+        backend_addr: found.backend,
+        place: backend,
+        source_port: 0,
+        attempt: 0,
+        leaving: Leaving::default(),
+        ending: None,
+    };
+    let flow = Flow::new(Arrival {
+        id,
+        at,
+        phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.part()) },
+        client_addr: record.client,
+        vip,
+        now_ns: record.accepted_at_ns,
+        frontend_hold: FrontendHold::count_in(&frontend),
+        source_hold: count_source(&frontend, &cx.shared.sources, record.client, cx.now_ns),
+        frontend,
+    });
+    tell_found(cx, &found);
+    let (ticket, patience_ns) = (cx.ticket(&flow), patience_ns(&flow));
+    flows.put(flow);
+    cx.table.offload.ask(Request::Claim { ticket, patience_ns });
+}
 
-    /// Whose it is by the names that it was given, wherever the backend is by now; else by the address that its client came to.
-    fn known_by_key(&self, found: &Found) -> Option<(Arc<FrontendPlane>, Arc<str>)> {
-        let key = found.record.backend_key;
-        let all = self.cx.plane.frontends.iter();
-        let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |named| (frontend, named)));
-        let configured = pairs.find(|(_, named)| named.current().hash_key == key);
-        let configured = configured.map(|(frontend, named)| (frontend.clone(), named.name.clone()));
-        // Its name is not known: entries hold no more than the hash of it.
-        let removed = || Some((self.cx.plane.serving(found.vip)?.clone(), Arc::from("removed")));
-        configured.or_else(removed)
-    }
+/// Whose it is by the names that it was given, wherever the backend is by now; else by the address that its client came to.
+fn known_by_key(plane: &Plane, found: &Found) -> Option<(Arc<FrontendPlane>, Arc<str>)> {
+    let key = found.record.backend_key;
+    let all = plane.frontends.iter();
+    let mut pairs = all.flat_map(|frontend| frontend.backends.iter().map(move |named| (frontend, named)));
+    let configured = pairs.find(|(_, named)| named.current().hash_key == key);
+    let configured = configured.map(|(frontend, named)| (frontend.clone(), named.name.clone()));
+    // Its name is not known: entries hold no more than the hash of it.
+    let removed = || Some((plane.serving(found.vip)?.clone(), Arc::from("removed")));
+    configured.or_else(removed)
 }

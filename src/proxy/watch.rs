@@ -85,9 +85,12 @@ impl FlowWatch {
         FlowVerdict::Keep
     }
 
-    /// Has the flow tried at `at_ns`, when it is old enough to leave. Call it in the order of these times.
-    pub(super) fn ripen_at(&mut self, at_ns: u64, at: FlowRef) {
-        self.ripening.push_back((at_ns, at));
+    /// Has the flow looked at when it is old enough to leave.
+    pub(super) fn ripen_later(&mut self, cx: &WorkerContext, flow: &Flow) {
+        if let Some(policy) = cx.offload_policy() {
+            let at_ns = flow.accepted_at_ns.max(cx.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
+            self.ripening.push_back((at_ns, flow.at));
+        }
     }
 
     /// Has the flow tried before all others.

@@ -11,14 +11,19 @@ use std::time::Duration;
 
 use super::accept::admission::recount_source;
 use super::accept::listeners::Listener;
-use super::accept::{Accepted, Acceptor};
+use super::accept::{self, Accepted, Acceptor};
 use super::backlog::Backlog;
-use super::connect::Connector;
+use super::connect::{self, Connector};
 use super::context::WorkerContext;
 use super::context::slab::{FlowSlab, Taken};
+use super::ending::closing;
 use super::flow::{Flow, Phase};
 use super::message::Message;
+use super::offload;
 use super::plane::{FrontendPlane, Plane};
+use super::recover::recover_found;
+use super::relay::serve::Relay;
+use super::tell::tell_established;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
 use super::verdict::FlowVerdict;
@@ -26,6 +31,8 @@ use super::watch::{FlowWatch, LOOKS_PER_TURN};
 use crate::model::end_reason::EndReason;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::{Events, Ready};
+use crate::sys::socket;
+use crate::table::offload::{Answer, Request, Sockets, Stays, Ticket};
 use crate::table::worker::WorkerState;
 
 /// Connections taken at a time, so that a flood does not keep flows waiting.
@@ -153,6 +160,31 @@ impl Worker {
         }
     }
 
+    fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
+        match &mut flow.phase {
+            Phase::Header(_) => accept::header_ready(&mut self.cx, flow, ready),
+            Phase::Connecting(connecting) => connect::client_ready(connecting, ready),
+            Phase::Relaying(_) => self.relay().client_ready(flow, ready),
+            // What it has is the offload engine's to see.
+            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
+        }
+    }
+
+    fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> FlowVerdict {
+        match &flow.phase {
+            Phase::Connecting(_) => {
+                self.connector.attempt_ready(&mut self.cx, &mut self.acceptor, flow, attempt, ready)
+            }
+            Phase::Relaying(_) => self.relay().backend_ready(flow, attempt, ready),
+            Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
+        }
+    }
+
+    fn relay(&mut self) -> Relay<'_> {
+        let (watch, backlog) = (&mut self.watch, &mut self.backlog);
+        Relay { cx: &mut self.cx, watch, backlog, ports: &self.connector.ports }
+    }
+
     fn take_messages(&mut self) {
         self.cx.table.orders.clear_wake(self.cx.number);
         while let Some(message) = self.cx.shared.next_message(self.cx.number) {
@@ -168,13 +200,58 @@ impl Worker {
                     self.acceptor.turn_away_all();
                 }
                 Message::Upgrade(message) => self.handle_upgrade(message),
-                Message::Hurry => self.try_all_again(),
+                Message::Hurry => offload::try_all_again(&self.cx, &mut self.watch, &mut self.flows),
                 Message::Exit => self.exiting = true,
             }
         }
         self.take_answers();
         while let Some(order) = self.cx.table.orders.take(self.cx.number) {
             self.carry_out(order);
+        }
+    }
+
+    /// What the offload engine says.
+    fn take_answers(&mut self) {
+        while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
+            match answer {
+                Answer::Offloaded(ticket) => {
+                    self.with_ticket(ticket, |worker, flow| offload::offloaded(&worker.cx, flow));
+                }
+                Answer::Stays { ticket, sockets, why } => self.take_back(ticket, sockets, why),
+                Answer::Progress(all) => all.into_iter().for_each(|progress| {
+                    self.with_ticket(progress.ticket, |worker, flow| offload::progressed(&worker.cx, flow, &progress));
+                }),
+                Answer::Moves(progress) => {
+                    self.with_ticket(progress.ticket, |worker, flow| offload::moves(&worker.cx, flow, &progress));
+                }
+                Answer::Ended { last, reason } => {
+                    let at = offload::place_of(&self.flows, last.ticket);
+                    let Some(mut flow) = at.and_then(|at| self.flows.take(at)) else { continue };
+                    let reason = offload::ended(&self.cx, &mut flow, &last, reason);
+                    self.finish(flow, reason, 0);
+                }
+                Answer::Found(found) => recover_found(&mut self.cx, &mut self.flows, *found),
+                Answer::AskEnds { until_ns } => self.watch.ask_ends(&mut self.cx, &self.flows, until_ns),
+            }
+        }
+    }
+
+    fn take_back(&mut self, ticket: Ticket, sockets: Sockets, why: Stays) {
+        let Some(at) = offload::place_of(&self.flows, ticket) else {
+            // A panic has ended it meanwhile.
+            return [sockets.client, sockets.backend].into_iter().for_each(socket::reset);
+        };
+        self.with_flow(at, |worker, flow| {
+            let Self { cx, watch, backlog, .. } = worker;
+            offload::take_back(cx, watch, backlog, flow, sockets, why)
+        });
+    }
+
+    /// Hands the flow of `ticket` to `act`; has the offload engine end one that is not known here.
+    fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
+        match offload::place_of(&self.flows, ticket) {
+            Some(at) => self.with_flow(at, act),
+            None => self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),
         }
     }
 
@@ -223,12 +300,12 @@ impl Worker {
                 }),
                 Some(Due::Idle) => {
                     for at in self.watch.walk_for_idle(&mut self.cx, &self.flows) {
-                        self.with_flow(at, Self::idle_due);
+                        self.with_flow(at, |worker, flow| closing::idle_due(&worker.cx, flow));
                     }
                 }
                 Some(Due::End(at)) => self.with_flow(at, Self::end_due),
                 Some(Due::Evidence) => self.watch.look_at_unanswered(&mut self.cx, &mut self.flows),
-                Some(Due::Leave(at)) => self.with_flow(at, Self::leave_due),
+                Some(Due::Leave(at)) => self.with_flow(at, |worker, flow| offload::leave_due(&mut worker.cx, flow)),
                 Some(Due::Asked) => self.watch.stop_asking(&self.cx, &self.flows),
                 Some(Due::Accept) => self.resume_accepting(),
             }
@@ -239,7 +316,7 @@ impl Worker {
         }
         for _ in 0..DUE_PER_TURN {
             let Some(at) = self.watch.next_ripe(self.cx.now_ns) else { break };
-            self.with_flow(at, Self::leave_due);
+            self.with_flow(at, |worker, flow| offload::leave_due(&mut worker.cx, flow));
         }
         for _ in 0..DUE_PER_TURN {
             let Some(at) = self.watch.next_retiming() else { break };
@@ -248,14 +325,14 @@ impl Worker {
         for _ in 0..LOOKS_PER_TURN {
             let Some(looked) = self.watch.look_at_next(self.cx.now_ns, &mut self.flows) else { break };
             if looked.is_closing {
-                self.with_flow(looked.at, Self::closing_is_late);
+                self.with_flow(looked.at, |worker, flow| closing::closing_is_late(&worker.cx, flow));
             }
         }
     }
 
     fn pump_again(&mut self) {
         for at in self.backlog.take_wanting() {
-            self.with_flow(at, |worker, flow| worker.pump_more(flow));
+            self.with_flow(at, |worker, flow| worker.relay().pump_more(flow));
         }
     }
 
@@ -276,12 +353,12 @@ impl Worker {
                 }
                 FlowVerdict::Serve => {
                     self.watch.settle_later(&self.cx, flow.at);
-                    self.ripen_later(&flow);
-                    self.tell_established(&flow);
-                    self.pump_both(&mut flow)
+                    self.watch.ripen_later(&self.cx, &flow);
+                    tell_established(&self.cx, &flow);
+                    self.relay().pump_both(&mut flow)
                 }
                 FlowVerdict::End(reason, _) if flow.is_lent() => {
-                    self.end_lent(&mut flow, reason);
+                    offload::end_lent(&self.cx, &mut flow, reason);
                     break;
                 }
                 FlowVerdict::End(reason, errno) => return self.finish(flow, reason, errno),

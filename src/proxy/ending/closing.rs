@@ -18,9 +18,10 @@ use std::os::fd::OwnedFd;
 
 use crate::model::end_reason::EndReason;
 use crate::proxy::accept::admission::{FrontendHold, count_source_again};
+use crate::proxy::context::WorkerContext;
 use crate::proxy::flow::{Closing, Flow, Phase, Relaying, Side};
 use crate::proxy::verdict::{FlowVerdict, ended_by, errno, is_silence};
-use crate::proxy::worker::Worker;
+use crate::proxy::watch::FlowWatch;
 use crate::sys::{silence, socket, tcp_info};
 use crate::table::flows::{Field, FlowState, pack_place};
 
@@ -33,110 +34,113 @@ enum ClosingLeg {
     Silent(io::Error),
 }
 
-impl Worker {
-    /// Has a flow end whose both directions are done, now or when that has arrived.
-    pub(in crate::proxy) fn close_if_done(&mut self, flow: &mut Flow) -> FlowVerdict {
-        match &flow.phase {
-            Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
-            Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
-                let reason = match relaying.first_fin {
-                    Some(Side::Backend) => EndReason::BackendClosed,
-                    _ => EndReason::ClientClosed,
-                };
-                self.close(flow, reason)
-            }
-            _ => FlowVerdict::Keep,
+/// Has a flow end whose both directions are done, now or when that has arrived.
+pub(in crate::proxy) fn close_if_done(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
+    match &flow.phase {
+        Phase::Relaying(relaying) if relaying.closing.is_some() => closing_ready(cx, flow),
+        Phase::Relaying(relaying) if relaying.up.is_done() && relaying.down.is_done() => {
+            let reason = match relaying.first_fin {
+                Some(Side::Backend) => EndReason::BackendClosed,
+                _ => EndReason::ClientClosed,
+            };
+            close(cx, flow, reason)
+        }
+        _ => FlowVerdict::Keep,
+    }
+}
+
+/// Ends a flow by FIN both ways, for `reason`. Nothing may be held of it.
+pub(in crate::proxy) fn close_both(
+    cx: &WorkerContext,
+    watch: &mut FlowWatch,
+    flow: &mut Flow,
+    reason: EndReason,
+) -> FlowVerdict {
+    let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::End(reason, 0) };
+    flow.holds.let_go();
+    relaying.up.pass_fin(&relaying.backend);
+    relaying.down.pass_fin(&relaying.client);
+    watch.look_after(cx, flow);
+    close(cx, flow, reason)
+}
+
+fn close(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
+    let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
+    let all_arrived = |leg| silence::unacknowledged(leg).is_ok_and(|bytes| bytes == 0);
+    let (client_is_over, backend_is_over) = (all_arrived(&relaying.client), all_arrived(&relaying.backend));
+    if client_is_over && backend_is_over {
+        return FlowVerdict::End(reason, 0);
+    }
+    let closing = Closing { reason, client_is_over, backend_is_over, left: usize::MAX, left_since_ns: 0 };
+    relaying.closing = Some(Box::new(closing));
+    backend_may_be_over(cx, flow);
+    FlowVerdict::Keep
+}
+
+/// One of its sockets has something to tell: most likely that it is over.
+pub(in crate::proxy) fn closing_ready(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
+    let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
+    let Some(closing) = &mut relaying.closing else { return FlowVerdict::Keep };
+    let legs = [
+        (Side::Client, &relaying.client, &mut closing.client_is_over),
+        (Side::Backend, &relaying.backend, &mut closing.backend_is_over),
+    ];
+    for (side, leg, is_over) in legs {
+        if *is_over {
+            continue;
+        }
+        match ClosingLeg::look(leg) {
+            ClosingLeg::Open => {}
+            ClosingLeg::Over => *is_over = true,
+            ClosingLeg::Silent(error) => return ended_by(side, errno(Some(&error))),
         }
     }
-
-    /// Ends a flow by FIN both ways, for `reason`. Nothing may be held of it.
-    pub(in crate::proxy) fn close_both(&mut self, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::End(reason, 0) };
-        flow.holds.let_go();
-        relaying.up.pass_fin(&relaying.backend);
-        relaying.down.pass_fin(&relaying.client);
-        self.watch.look_after(&self.cx, flow);
-        self.close(flow, reason)
+    if closing.client_is_over && closing.backend_is_over {
+        return FlowVerdict::End(closing.reason, 0);
     }
+    backend_may_be_over(cx, flow);
+    FlowVerdict::Keep
+}
 
-    fn close(&mut self, flow: &mut Flow, reason: EndReason) -> FlowVerdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
-        let all_arrived = |leg| silence::unacknowledged(leg).is_ok_and(|bytes| bytes == 0);
-        let (client_is_over, backend_is_over) = (all_arrived(&relaying.client), all_arrived(&relaying.backend));
-        if client_is_over && backend_is_over {
-            return FlowVerdict::End(reason, 0);
+/// A flow that is closing takes longer than a round trip.
+pub(in crate::proxy) fn closing_is_late(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
+    count_again(cx, flow);
+    closing_ready(cx, flow)
+}
+
+/// It counts again towards limits, as another process would count it.
+pub(in crate::proxy) fn count_again(cx: &WorkerContext, flow: &mut Flow) {
+    if flow.holds.frontend.is_none() {
+        flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
+        let sources = &cx.shared.sources;
+        flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, cx.now_ns);
+    }
+}
+
+/// A flow that has been idle for too long: one that is closing has not while its end takes something.
+pub(in crate::proxy) fn idle_due(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
+    let (limit, now_ns) = (flow.frontend.settings.idle_timeout, cx.now_ns);
+    if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
+        let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);
+        let left = under_way(client) + under_way(backend);
+        if left != closing.left {
+            (closing.left, closing.left_since_ns) = (left, now_ns);
         }
-        let closing = Closing { reason, client_is_over, backend_is_over, left: usize::MAX, left_since_ns: 0 };
-        relaying.closing = Some(Box::new(closing));
-        self.backend_may_be_over(flow);
-        FlowVerdict::Keep
-    }
-
-    /// One of its sockets has something to tell: most likely that it is over.
-    pub(in crate::proxy) fn closing_ready(&mut self, flow: &mut Flow) -> FlowVerdict {
-        let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
-        let Some(closing) = &mut relaying.closing else { return FlowVerdict::Keep };
-        let legs = [
-            (Side::Client, &relaying.client, &mut closing.client_is_over),
-            (Side::Backend, &relaying.backend, &mut closing.backend_is_over),
-        ];
-        for (side, leg, is_over) in legs {
-            if *is_over {
-                continue;
-            }
-            match ClosingLeg::look(leg) {
-                ClosingLeg::Open => {}
-                ClosingLeg::Over => *is_over = true,
-                ClosingLeg::Silent(error) => return ended_by(side, errno(Some(&error))),
-            }
-        }
-        if closing.client_is_over && closing.backend_is_over {
-            return FlowVerdict::End(closing.reason, 0);
-        }
-        self.backend_may_be_over(flow);
-        FlowVerdict::Keep
-    }
-
-    /// A flow that is closing takes longer than a round trip.
-    pub(in crate::proxy) fn closing_is_late(&mut self, flow: &mut Flow) -> FlowVerdict {
-        self.count_again(flow);
-        self.closing_ready(flow)
-    }
-
-    /// It counts again towards limits, as another process would count it.
-    pub(in crate::proxy) fn count_again(&self, flow: &mut Flow) {
-        if flow.holds.frontend.is_none() {
-            flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
-            let sources = &self.cx.shared.sources;
-            flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, self.cx.now_ns);
+        if limit.is_none_or(|limit| now_ns - closing.left_since_ns < limit.as_nanos() as u64) {
+            return FlowVerdict::Keep;
         }
     }
+    FlowVerdict::End(EndReason::IdleTimeout, 0)
+}
 
-    /// A flow that has been idle for too long: one that is closing has not while its end takes something.
-    pub(in crate::proxy) fn idle_due(&mut self, flow: &mut Flow) -> FlowVerdict {
-        let (limit, now_ns) = (flow.frontend.settings.idle_timeout, self.cx.now_ns);
-        if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
-            let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);
-            let left = under_way(client) + under_way(backend);
-            if left != closing.left {
-                (closing.left, closing.left_since_ns) = (left, now_ns);
-            }
-            if limit.is_none_or(|limit| now_ns - closing.left_since_ns < limit.as_nanos() as u64) {
-                return FlowVerdict::Keep;
-            }
-        }
-        FlowVerdict::End(EndReason::IdleTimeout, 0)
-    }
-
-    /// A backend that has done its part has the flow no more, though its client may need long to read the end.
-    fn backend_may_be_over(&self, flow: &mut Flow) {
-        if let Phase::Relaying(relaying) = &mut flow.phase
-            && relaying.backend_used().is_none()
-            && relaying.place.count_out()
-        {
-            let state = if flow.pending_end.is_some() { FlowState::Ending } else { FlowState::Proxied };
-            self.cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, None));
-        }
+/// A backend that has done its part has the flow no more, though its client may need long to read the end.
+fn backend_may_be_over(cx: &WorkerContext, flow: &mut Flow) {
+    if let Phase::Relaying(relaying) = &mut flow.phase
+        && relaying.backend_used().is_none()
+        && relaying.place.count_out()
+    {
+        let state = if flow.pending_end.is_some() { FlowState::Ending } else { FlowState::Proxied };
+        cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, None));
     }
 }
 

@@ -5,11 +5,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{Broken, End, Pumped};
-use crate::proxy::accept::header_ready;
-use crate::proxy::connect;
+use crate::proxy::backlog::Backlog;
+use crate::proxy::connect::source_ports::SourcePorts;
+use crate::proxy::context::WorkerContext;
+use crate::proxy::ending::closing::{close_if_done, closing_ready};
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
+use crate::proxy::offload::{announce_if_near, read_and_leave};
 use crate::proxy::verdict::{FlowVerdict, ended_by, errno};
-use crate::proxy::worker::Worker;
+use crate::proxy::watch::FlowWatch;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::sys::tcp_info::{fin_came, peer_signs};
@@ -18,12 +21,19 @@ use crate::table::flows::Field;
 /// How exactly it is known when a backend has last sent something: asking the kernel is a system call.
 const SPEECH_EVERY: Duration = Duration::from_millis(10);
 
-impl Worker {
+/// What relaying may touch beside the flow in hand.
+pub(in crate::proxy) struct Relay<'a> {
+    pub cx: &'a mut WorkerContext,
+    pub watch: &'a mut FlowWatch,
+    pub backlog: &'a mut Backlog,
+    pub ports: &'a SourcePorts,
+}
+
+impl Relay<'_> {
+    /// An event of the client's socket.
     pub(in crate::proxy) fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
-            Phase::Header(_) => header_ready(&mut self.cx, flow, ready),
-            Phase::Connecting(connecting) => connect::client_ready(connecting, ready),
-            Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
+            Phase::Relaying(relaying) if relaying.closing.is_some() => closing_ready(self.cx, flow),
             Phase::Relaying(relaying) => {
                 if ready.readable() {
                     relaying.up.source_ready(ready.ends());
@@ -40,19 +50,15 @@ impl Worker {
                     verdict => verdict,
                 }
             }
-            // What it has is the offload engine's to see.
-            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
+            _ => FlowVerdict::Keep,
         }
     }
 
+    /// An event of the socket of one attempt to reach a backend.
     pub(in crate::proxy) fn backend_ready(&mut self, flow: &mut Flow, attempt: u8, ready: Ready) -> FlowVerdict {
         match &mut flow.phase {
-            Phase::Header(_) | Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
-            Phase::Connecting(_) => {
-                self.connector.attempt_ready(&mut self.cx, &mut self.acceptor, flow, attempt, ready)
-            }
             Phase::Relaying(relaying) if relaying.attempt != attempt => FlowVerdict::Keep,
-            Phase::Relaying(relaying) if relaying.closing.is_some() => self.closing_ready(flow),
+            Phase::Relaying(relaying) if relaying.closing.is_some() => closing_ready(self.cx, flow),
             Phase::Relaying(relaying) => {
                 if ready.readable() {
                     relaying.down.source_ready(ready.ends());
@@ -68,6 +74,7 @@ impl Worker {
                     verdict => verdict,
                 }
             }
+            _ => FlowVerdict::Keep,
         }
     }
 
@@ -94,7 +101,7 @@ impl Worker {
             return FlowVerdict::Keep;
         }
         let mut moved = Pumped::default();
-        let left = self.read_and_leave(flow, &mut moved);
+        let left = read_and_leave(self.cx, flow, &mut moved);
         let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
         let result = match left {
             Ok(_) => relaying.up.pump(&relaying.client, &relaying.backend, &mut self.cx.tools, &mut moved),
@@ -104,7 +111,7 @@ impl Worker {
         if ends {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
-            if to_be_shared && self.connector.ports.wants(relaying.backend_addr, self.cx.now_ns) {
+            if to_be_shared && self.ports.wants(relaying.backend_addr, self.cx.now_ns) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             if relaying.down.is_done() {
@@ -117,18 +124,18 @@ impl Worker {
             relaying.unanswered_since_ns = self.cx.now_ns;
             if !relaying.watched {
                 relaying.watched = true;
-                self.watch.watch_unanswered(&mut self.cx, flow.at);
+                self.watch.watch_unanswered(self.cx, flow.at);
             }
         }
         if ends || moved.written > 0 {
-            self.watch.look_after(&self.cx, flow);
+            self.watch.look_after(self.cx, flow);
         }
         if moved.written > 0 {
-            self.announce_if_near(flow);
+            announce_if_near(self.cx, flow);
         }
         self.account_to_backend(flow, moved);
         match result {
-            Ok(()) => self.close_if_done(flow),
+            Ok(()) => close_if_done(self.cx, flow),
             Err(Broken { end: End::Source, error }) => ended_by(Side::Client, errno(Some(&error))),
             Err(Broken { end: End::Destination, error }) => self.backend_broke(flow, &error),
         }
@@ -157,11 +164,11 @@ impl Worker {
             relaying.unanswered_since_ns = 0;
         }
         if ends || moved.written > 0 {
-            self.watch.look_after(&self.cx, flow);
+            self.watch.look_after(self.cx, flow);
         }
         self.account_to_client(flow, moved);
         match result {
-            Ok(()) => self.close_if_done(flow),
+            Ok(()) => close_if_done(self.cx, flow),
             Err(Broken { end: End::Source, error }) => ended_by(Side::Backend, errno(Some(&error))),
             Err(Broken { end: End::Destination, error }) => ended_by(Side::Client, errno(Some(&error))),
         }

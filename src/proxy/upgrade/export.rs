@@ -4,11 +4,12 @@ use std::mem;
 
 use super::message::{Departure, MovingFlow};
 use crate::model::end_reason::EndReason;
-use crate::proxy::accept::expect_header;
 use crate::proxy::accept::sources::SourceHold;
 use crate::proxy::context::WorkerContext;
+use crate::proxy::ending::closing::count_again;
 use crate::proxy::flow::{Flow, Phase, Relaying, Side};
-use crate::proxy::token::{FlowRef, Token};
+use crate::proxy::resume::{go_on, watch_again};
+use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
 use crate::proxy::worker::Worker;
 use crate::sys::socket;
@@ -46,11 +47,11 @@ impl Worker {
         flow.shared = true;
         self.flows.put(flow);
         self.with_flow(at, |worker, flow| {
-            let begun = worker.watch_again(flow);
+            let begun = watch_again(&worker.cx, flow);
             if let Err(error) = begun {
                 return FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0));
             }
-            worker.go_on(flow)
+            go_on(&mut worker.cx, &mut worker.watch, &mut worker.backlog, flow)
         });
     }
 
@@ -73,49 +74,11 @@ impl Worker {
         }
     }
 
-    /// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
-    pub(in crate::proxy) fn go_on(&mut self, flow: &mut Flow) -> FlowVerdict {
-        match &mut flow.phase {
-            Phase::Header(_) => {
-                expect_header(&mut self.cx, flow, flow.accepted_at_ns);
-                FlowVerdict::Keep
-            }
-            Phase::Connecting(_) => FlowVerdict::Connect { readable: false, ends: false },
-            Phase::Relaying(relaying) => {
-                relaying.waits_for_turn = relaying.up.wants_pump() || relaying.down.wants_pump();
-                if relaying.waits_for_turn {
-                    self.backlog.wants_more(flow.at);
-                }
-                if relaying.unanswered_since_ns != 0 {
-                    relaying.watched = true;
-                    self.watch.watch_unanswered(&mut self.cx, flow.at);
-                }
-                self.watch.look_after(&self.cx, flow);
-                self.watch.settle_later(&self.cx, flow.at);
-                self.ripen_later(flow);
-                self.close_if_done(flow)
-            }
-            Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
-        }
-    }
-
-    /// Watches a flow's sockets, edge-triggered: what they are ready for now is told first (epoll(7)).
-    pub(in crate::proxy) fn watch_again(&mut self, flow: &Flow) -> std::io::Result<()> {
-        if let Some(client) = flow.client() {
-            self.cx.epoll.watch_flow(client, Token::Client(flow.at).pack())?;
-        }
-        if let Phase::Relaying(relaying) = &flow.phase {
-            let token = Token::Backend { flow: flow.at, attempt: relaying.attempt };
-            self.cx.epoll.watch_flow(&relaying.backend, token.pack())?;
-        }
-        Ok(())
-    }
-
     /// Makes a moving_flow of a flow; ends it if that fails.
     fn pack(&mut self, mut flow: Box<Flow>) -> Option<MovingFlow> {
         // Closing alone would not do: the other process's descriptors keep the registration alive (epoll(7), Q6).
         let _ = flow.client().map(|client| self.cx.epoll.forget(client));
-        self.count_again(&mut flow);
+        count_again(&self.cx, &mut flow);
         let stage = match &mut flow.phase {
             Phase::Header(_) => Stage::Header,
             Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => return None,

@@ -8,6 +8,8 @@ use crate::proxy::accept::admission::{FrontendHold, count_source};
 use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
 use crate::proxy::plane::FrontendPlane;
 use crate::proxy::relay::Direction;
+use crate::proxy::resume::{go_on, watch_again};
+use crate::proxy::tell::tell_established;
 use crate::proxy::worker::Worker;
 use crate::table::backend::BackendEntry;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
@@ -51,15 +53,15 @@ impl Worker {
         let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
         let mut flow = Flow::new(arrival);
         flow.shared = true;
-        if let Err(error) = self.watch_again(&flow) {
+        if let Err(error) = watch_again(&self.cx, &flow) {
             // The other process's descriptor would keep the registration alive.
             let _ = flow.client().map(|client| self.cx.epoll.forget(client));
             self.flows.vacate(&mut self.cx, key);
             return Err(ImportError::Watch(error));
         }
-        self.tell_established(&flow);
+        tell_established(&self.cx, &flow);
         self.flows.put(flow);
-        self.with_flow(at, |worker, flow| worker.go_on(flow));
+        self.with_flow(at, |worker, flow| go_on(&mut worker.cx, &mut worker.watch, &mut worker.backlog, flow));
         Ok(())
     }
 

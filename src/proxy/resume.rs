@@ -10,6 +10,7 @@ use super::flow::{Flow, Phase};
 use super::token::Token;
 use super::verdict::FlowVerdict;
 use super::watch::FlowWatch;
+use crate::model::end_reason::EndReason;
 
 /// Goes on with a flow whose sockets have just been watched: epoll tells what they are ready for.
 pub(super) fn go_on(
@@ -39,6 +40,19 @@ pub(super) fn go_on(
             close_if_done(cx, flow)
         }
         Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
+    }
+}
+
+/// Serves a flow whose sockets nobody has watched meanwhile.
+pub(super) fn serve_again(
+    cx: &mut WorkerContext,
+    watch: &mut FlowWatch,
+    backlog: &mut Backlog,
+    flow: &mut Flow,
+) -> FlowVerdict {
+    match watch_again(cx, flow) {
+        Ok(()) => go_on(cx, watch, backlog, flow),
+        Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
     }
 }
 

@@ -20,7 +20,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::message::Message as WorkerMessage;
-use super::worker::Worker;
 use super::workers::Proxy;
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
@@ -118,46 +117,6 @@ impl Proxy {
     pub(super) fn tell(&self, worker: usize, message: Message) {
         self.shared.inboxes[worker].push(WorkerMessage::Upgrade(message));
         self.table.orders.wake(worker);
-    }
-}
-
-impl Worker {
-    pub(super) fn handle_upgrade(&mut self, message: Message) {
-        match message {
-            Message::Take { flows_max, bytes_max, answer } => {
-                let departure = self.take_flows(flows_max, bytes_max);
-                // Whoever asked has given up on us: nothing happened.
-                if let Err(unwanted) = answer.send(departure) {
-                    unwanted.0.moving.into_iter().for_each(|moving_flow| self.put_back(moving_flow.flow));
-                }
-            }
-            Message::PutBack(moving) => moving.into_iter().for_each(|moving_flow| self.put_back(moving_flow.flow)),
-            Message::LetGo(moving) => moving.into_iter().for_each(|moving_flow| self.let_go(moving_flow.flow)),
-            Message::End(moving, reason) => {
-                moving.into_iter().for_each(|moving_flow| self.end_taken(moving_flow.flow, reason))
-            }
-            Message::Import { flows, answer } => {
-                let refused = flows.into_iter().filter_map(|flow| {
-                    let id = flow.transfer.id;
-                    self.import(flow).err().map(|error| (id, error))
-                });
-                let _ = answer.send(refused.collect());
-            }
-            Message::LendListeners { answer } => {
-                let _ = answer.send(self.acceptor.lend());
-            }
-            Message::ParkListeners { parked, answer } => {
-                if self.acceptor.park(&self.cx, parked) {
-                    self.empty_backlogs(|_| true);
-                }
-                let _ = answer.send(());
-            }
-            Message::ExchangeListener { address, own } => self.acceptor.exchange(&self.cx, address, own),
-            Message::SaveTurns { answer } => {
-                let _ = answer.send(self.connector.picker.save_turns(self.cx.number, &self.cx.plane));
-            }
-            Message::RecallTurns(saved) => self.connector.picker.recall_turns(&self.cx.plane, &saved),
-        }
     }
 }
 

@@ -3,36 +3,33 @@
 //! Everything a flow needs is in its worker, so that no byte waits for another thread. The control side reaches in
 //! through queues and a wake descriptor only.
 
+mod messages;
+
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::accept::admission::recount_source;
-use super::accept::listeners::Listener;
 use super::accept::{self, Accepted, Acceptor};
 use super::backlog::Backlog;
 use super::connect::{self, Connector};
 use super::context::WorkerContext;
 use super::context::slab::{FlowSlab, Taken};
-use super::ending::closing;
+use super::ending::orders::end_due;
+use super::ending::{self, closing};
 use super::flow::{Flow, Phase};
-use super::message::Message;
 use super::offload;
-use super::plane::{FrontendPlane, Plane};
-use super::recover::recover_found;
 use super::relay::serve::Relay;
 use super::tell::tell_established;
 use super::timers::Due;
 use super::token::{FlowRef, Token};
+use super::upgrade::export::Departing;
+use super::upgrade::import::GoneFrontends;
 use super::verdict::FlowVerdict;
 use super::watch::{FlowWatch, LOOKS_PER_TURN};
 use crate::model::end_reason::EndReason;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::{Events, Ready};
-use crate::sys::socket;
-use crate::table::offload::{Answer, Request, Sockets, Stays, Ticket};
 use crate::table::worker::WorkerState;
 
 /// Connections taken at a time, so that a flood does not keep flows waiting.
@@ -52,16 +49,14 @@ const ENDINGS_PER_TURN: usize = 32;
 const PANICS_MAX: u32 = 5;
 
 pub(super) struct Worker {
-    pub(super) cx: WorkerContext,
-    pub(super) flows: FlowSlab,
-    pub(super) acceptor: Acceptor,
-    pub(super) connector: Connector,
-    pub(super) watch: FlowWatch,
-    pub(super) backlog: Backlog,
-    /// The next place to be looked at when flows are handed over.
-    pub(super) departing: usize,
-    /// Frontends of imported flows that the configuration no longer has.
-    pub(super) gone_frontends: Vec<Arc<FrontendPlane>>,
+    cx: WorkerContext,
+    flows: FlowSlab,
+    acceptor: Acceptor,
+    connector: Connector,
+    watch: FlowWatch,
+    backlog: Backlog,
+    departing: Departing,
+    gone_frontends: GoneFrontends,
     exiting: bool,
 }
 
@@ -74,8 +69,8 @@ impl Worker {
             acceptor: Acceptor::new()?,
             watch: FlowWatch::default(),
             backlog: Backlog::default(),
-            departing: 0,
-            gone_frontends: Vec::new(),
+            departing: Departing::default(),
+            gone_frontends: GoneFrontends::default(),
             exiting: false,
         })
     }
@@ -185,108 +180,6 @@ impl Worker {
         Relay { cx: &mut self.cx, watch, backlog, ports: &self.connector.ports }
     }
 
-    fn take_messages(&mut self) {
-        self.cx.table.orders.clear_wake(self.cx.number);
-        while let Some(message) = self.cx.shared.next_message(self.cx.number) {
-            match message {
-                Message::Reconfigure { plane, open } => self.reconfigure(plane, open),
-                Message::StopAccepting => {
-                    self.acceptor.stop();
-                    self.close_listeners(|_| true);
-                }
-                Message::TurnAway => {
-                    self.acceptor.stop();
-                    self.empty_backlogs(|_| true);
-                    self.acceptor.turn_away_all();
-                }
-                Message::Upgrade(message) => self.handle_upgrade(message),
-                Message::Hurry => offload::try_all_again(&self.cx, &mut self.watch, &mut self.flows),
-                Message::Exit => self.exiting = true,
-            }
-        }
-        self.take_answers();
-        while let Some(order) = self.cx.table.orders.take(self.cx.number) {
-            self.carry_out(order);
-        }
-    }
-
-    /// What the offload engine says.
-    fn take_answers(&mut self) {
-        while let Some(answer) = self.cx.table.offload.next_answer(self.cx.number) {
-            match answer {
-                Answer::Offloaded(ticket) => {
-                    self.with_ticket(ticket, |worker, flow| offload::offloaded(&worker.cx, flow));
-                }
-                Answer::Stays { ticket, sockets, why } => self.take_back(ticket, sockets, why),
-                Answer::Progress(all) => all.into_iter().for_each(|progress| {
-                    self.with_ticket(progress.ticket, |worker, flow| offload::progressed(&worker.cx, flow, &progress));
-                }),
-                Answer::Moves(progress) => {
-                    self.with_ticket(progress.ticket, |worker, flow| offload::moves(&worker.cx, flow, &progress));
-                }
-                Answer::Ended { last, reason } => {
-                    let at = offload::place_of(&self.flows, last.ticket);
-                    let Some(mut flow) = at.and_then(|at| self.flows.take(at)) else { continue };
-                    let reason = offload::ended(&self.cx, &mut flow, &last, reason);
-                    self.finish(flow, reason, 0);
-                }
-                Answer::Found(found) => recover_found(&mut self.cx, &mut self.flows, *found),
-                Answer::AskEnds { until_ns } => self.watch.ask_ends(&mut self.cx, &self.flows, until_ns),
-            }
-        }
-    }
-
-    fn take_back(&mut self, ticket: Ticket, sockets: Sockets, why: Stays) {
-        let Some(at) = offload::place_of(&self.flows, ticket) else {
-            // A panic has ended it meanwhile.
-            return [sockets.client, sockets.backend].into_iter().for_each(socket::reset);
-        };
-        self.with_flow(at, |worker, flow| {
-            let Self { cx, watch, backlog, .. } = worker;
-            offload::take_back(cx, watch, backlog, flow, sockets, why)
-        });
-    }
-
-    /// Hands the flow of `ticket` to `act`; has the offload engine end one that is not known here.
-    fn with_ticket(&mut self, ticket: Ticket, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
-        match offload::place_of(&self.flows, ticket) {
-            Some(at) => self.with_flow(at, act),
-            None => self.cx.table.offload.ask(Request::End { ticket, unless_moved_since_ns: None }),
-        }
-    }
-
-    fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<Listener>) {
-        self.cx.plane = plane;
-        self.gone_frontends.clear();
-        let backends = self.cx.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
-        let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
-        self.connector.ports.retain(|address| addresses.contains(&address));
-        let plane = self.cx.plane.clone();
-        self.acceptor.follow(&plane);
-        self.close_listeners(|listener| plane.listening_on(listener.address).is_none());
-        for listener in open {
-            self.acceptor.open(&self.cx, listener);
-        }
-        self.cx.state().plane_version.store(self.cx.plane.version, Relaxed);
-        for flow in self.flows.iter_mut() {
-            let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
-            let Some(frontend) = self.cx.plane.frontends.iter().find(same) else { continue };
-            let before = std::mem::replace(&mut flow.frontend, frontend.clone());
-            // One whose client has yet to say who it is was not counted, nor is one that only waits for its last bytes.
-            if flow.holds.frontend.is_some() && !matches!(flow.phase, Phase::Header(_)) {
-                let (sources, now_ns) = (&self.cx.shared.sources, self.cx.now_ns);
-                recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
-            }
-            if before.timeouts != frontend.timeouts {
-                self.watch.retime_later(flow.at);
-            }
-        }
-        if let Some(policy) = self.cx.plane.leave {
-            self.watch.ripen_by(self.cx.now_ns.saturating_add(policy.after_ns));
-        }
-        self.watch.set_idle_walk(&mut self.cx);
-    }
-
     fn fire_deadlines(&mut self) {
         for _ in 0..DUE_PER_TURN {
             match self.cx.timers.pop(self.cx.now_ns) {
@@ -303,7 +196,7 @@ impl Worker {
                         self.with_flow(at, |worker, flow| closing::idle_due(&worker.cx, flow));
                     }
                 }
-                Some(Due::End(at)) => self.with_flow(at, Self::end_due),
+                Some(Due::End(at)) => self.with_flow(at, |worker, flow| end_due(&worker.cx, &mut worker.watch, flow)),
                 Some(Due::Evidence) => self.watch.look_at_unanswered(&mut self.cx, &mut self.flows),
                 Some(Due::Leave(at)) => self.with_flow(at, |worker, flow| offload::leave_due(&mut worker.cx, flow)),
                 Some(Due::Asked) => self.watch.stop_asking(&self.cx, &self.flows),
@@ -336,15 +229,14 @@ impl Worker {
         }
     }
 
-    /// Hands the flow at `at`, if it still lives, to `act`, and ends it if that says so.
-    pub(super) fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
+    /// Hands the flow at `at`, if it still lives, to `act`, and does what is to become of it then.
+    fn with_flow(&mut self, at: FlowRef, act: impl FnOnce(&mut Self, &mut Flow) -> FlowVerdict) {
         let Some(mut flow) = self.flows.take(at) else { return };
         let verdict = act(self, &mut flow);
-        self.follow(flow, verdict);
+        self.act_on(flow, verdict);
     }
 
-    /// Does what is to become of a flow that is in hand.
-    fn follow(&mut self, mut flow: Box<Flow>, mut verdict: FlowVerdict) {
+    fn act_on(&mut self, mut flow: Box<Flow>, mut verdict: FlowVerdict) {
         loop {
             verdict = match verdict {
                 FlowVerdict::Keep => break,
@@ -381,25 +273,6 @@ impl Worker {
         }
     }
 
-    /// Takes what the chosen listeners hold.
-    pub(super) fn empty_backlogs(&mut self, choose: impl Fn(&Listener) -> bool) {
-        for index in self.acceptor.indices() {
-            if self.acceptor.chooses(index, &choose) {
-                self.accept_up_to(index, LAST_ONES);
-            }
-        }
-    }
-
-    /// Closes the chosen listeners. What their backlog holds is served first: closing would reset it.
-    fn close_listeners(&mut self, choose: impl Fn(&Listener) -> bool) {
-        self.empty_backlogs(&choose);
-        for index in self.acceptor.indices() {
-            if self.acceptor.chooses(index, &choose) {
-                self.acceptor.close(index);
-            }
-        }
-    }
-
     /// Tries again after a pause; resets those who have waited too long.
     fn resume_accepting(&mut self) {
         let Some(since_ns) = self.acceptor.try_again() else { return };
@@ -412,6 +285,10 @@ impl Worker {
         self.acceptor.resume(&self.cx, since_ns);
     }
 
+    fn finish(&mut self, flow: Box<Flow>, reason: EndReason, errno: i32) {
+        ending::finish(&mut self.cx, &mut self.flows, &mut self.connector.ports, flow, reason, errno);
+    }
+
     /// Resets every flow that has sockets here, after a panic also the one that was in hand.
     fn end_all(&mut self, reason: EndReason) {
         for index in 0..self.flows.places() {
@@ -422,7 +299,7 @@ impl Worker {
                 }
                 Taken::Flow(flow) if flow.is_lent() => self.flows.put(flow),
                 Taken::Flow(flow) => self.finish(flow, reason, 0),
-                Taken::Lost(key) => self.give_up(key),
+                Taken::Lost(key) => ending::give_up(&mut self.cx, &mut self.flows, key),
                 Taken::Nothing => {}
             }
         }

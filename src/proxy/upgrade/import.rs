@@ -5,86 +5,99 @@ use std::sync::Arc;
 
 use super::message::{Arriving, ImportError};
 use crate::proxy::accept::admission::{FrontendHold, count_source};
+use crate::proxy::context::WorkerContext;
+use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
 use crate::proxy::plane::FrontendPlane;
 use crate::proxy::relay::Direction;
-use crate::proxy::resume::{go_on, watch_again};
+use crate::proxy::resume::watch_again;
 use crate::proxy::tell::tell_established;
-use crate::proxy::worker::Worker;
+use crate::proxy::token::FlowRef;
 use crate::table::backend::BackendEntry;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
 
-impl Worker {
-    /// Serves a flow from here on. On an error it has not been touched, and its sockets are closed here.
-    pub(in crate::proxy) fn import(&mut self, arriving: Arriving) -> Result<(), ImportError> {
-        let Arriving { transfer, sockets } = arriving;
-        let (expected, got) = (transfer.sockets(), sockets.len());
-        let wrong = ImportError::Sockets { got, expected };
-        let FlowTransfer { id, frontend, client: client_addr, vip, accepted_at_ns, stage } = transfer;
-        let frontend = self.frontend_called(&frontend).ok_or(ImportError::UnknownFrontend(frontend))?;
-        let mut sockets = sockets.into_iter();
-        let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
-        let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
-        let (phase, words) = match (stage, backend) {
-            (Stage::Header, None) => {
-                (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))])
-            }
-            (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, self.cx.now_ns)), Vec::new()),
-            (Stage::Relaying(relayed), Some(socket)) => {
-                let place = self.backend_at(&frontend, &relayed).ok_or_else(|| {
-                    let frontend = frontend.entry.name.to_string();
-                    ImportError::UnknownBackend { frontend, backend: relayed.backend.clone() }
-                })?;
-                let words = words_of(&relayed, &place.0);
-                (Phase::Relaying(relaying(*relayed, client, socket, place)), words)
-            }
-            _ => return Err(wrong),
-        };
-        let at = self.flows.enter_known(&mut self.cx, id, &origin).ok_or(ImportError::TableFull)?;
-        let key = at.key();
-        words.into_iter().for_each(|(field, word)| self.cx.slot(key).set(field as usize, word));
-        let frontend_hold = FrontendHold::count_in(&frontend);
-        let source_hold = match phase {
-            Phase::Header(_) => None,
-            _ => count_source(&frontend, &self.cx.shared.sources, client_addr, self.cx.now_ns),
-        };
-        let now_ns = accepted_at_ns;
-        let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
-        let mut flow = Flow::new(arrival);
-        flow.shared = true;
-        if let Err(error) = watch_again(&self.cx, &flow) {
-            // The other process's descriptor would keep the registration alive.
-            let _ = flow.client().map(|client| self.cx.epoll.forget(client));
-            self.flows.vacate(&mut self.cx, key);
-            return Err(ImportError::Watch(error));
-        }
-        tell_established(&self.cx, &flow);
-        self.flows.put(flow);
-        self.with_flow(at, |worker, flow| go_on(&mut worker.cx, &mut worker.watch, &mut worker.backlog, flow));
-        Ok(())
+/// Frontends of imported flows that the configuration no longer has.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct GoneFrontends(Vec<Arc<FrontendPlane>>);
+
+impl GoneFrontends {
+    /// A new configuration holds: they are looked for in that first.
+    pub(in crate::proxy) fn clear(&mut self) {
+        self.0.clear();
     }
 
     /// Also one that the configuration no longer has, as long as somebody watches over its end.
-    fn frontend_called(&mut self, name: &str) -> Option<Arc<FrontendPlane>> {
+    fn find(&mut self, cx: &WorkerContext, name: &str) -> Option<Arc<FrontendPlane>> {
         let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
-        let known = self.cx.plane.frontends.iter().chain(&self.gone_frontends).find(called).cloned();
+        let known = cx.plane.frontends.iter().chain(&self.0).find(called).cloned();
         known.or_else(|| {
-            let entry = self.cx.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
+            let entry = cx.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
             let gone = Arc::new(FrontendPlane::gone(entry));
-            self.gone_frontends.push(gone.clone());
+            self.0.push(gone.clone());
             Some(gone)
         })
     }
+}
 
-    /// Also one that the configuration no longer has, as long as somebody watches over its end, or has elsewhere.
-    fn backend_at(&self, frontend: &FrontendPlane, relayed: &Relayed) -> Option<BackendHold> {
-        let registry = &self.cx.table.registry;
-        let called = |it: &Arc<BackendEntry>| it.frontend.id == frontend.entry.id && *it.name == *relayed.backend;
-        let known = registry.backends().into_iter().find(called)?;
-        let (name, address) = (&known.name, relayed.backend_addr);
-        Some(BackendHold::new(registry.hold_at(&frontend.entry, name, known.hash_key, address)))
+/// Gives a flow its place, to go on with it from here on. On an error it has not been touched, and its sockets are closed here.
+pub(in crate::proxy) fn import(
+    cx: &mut WorkerContext,
+    flows: &mut FlowSlab,
+    gone: &mut GoneFrontends,
+    arriving: Arriving,
+) -> Result<FlowRef, ImportError> {
+    let Arriving { transfer, sockets } = arriving;
+    let (expected, got) = (transfer.sockets(), sockets.len());
+    let wrong = ImportError::Sockets { got, expected };
+    let FlowTransfer { id, frontend, client: client_addr, vip, accepted_at_ns, stage } = transfer;
+    let frontend = gone.find(cx, &frontend).ok_or(ImportError::UnknownFrontend(frontend))?;
+    let mut sockets = sockets.into_iter();
+    let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
+    let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
+    let (phase, words) = match (stage, backend) {
+        (Stage::Header, None) => (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))]),
+        (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, cx.now_ns)), Vec::new()),
+        (Stage::Relaying(relayed), Some(socket)) => {
+            let place = backend_at(cx, &frontend, &relayed).ok_or_else(|| {
+                let frontend = frontend.entry.name.to_string();
+                ImportError::UnknownBackend { frontend, backend: relayed.backend.clone() }
+            })?;
+            let words = words_of(&relayed, &place.0);
+            (Phase::Relaying(relaying(*relayed, client, socket, place)), words)
+        }
+        _ => return Err(wrong),
+    };
+    let at = flows.enter_known(cx, id, &origin).ok_or(ImportError::TableFull)?;
+    let key = at.key();
+    words.into_iter().for_each(|(field, word)| cx.slot(key).set(field as usize, word));
+    let frontend_hold = FrontendHold::count_in(&frontend);
+    let source_hold = match phase {
+        Phase::Header(_) => None,
+        _ => count_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns),
+    };
+    let now_ns = accepted_at_ns;
+    let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
+    let mut flow = Flow::new(arrival);
+    flow.shared = true;
+    if let Err(error) = watch_again(cx, &flow) {
+        // The other process's descriptor would keep the registration alive.
+        let _ = flow.client().map(|client| cx.epoll.forget(client));
+        flows.vacate(cx, key);
+        return Err(ImportError::Watch(error));
     }
+    tell_established(cx, &flow);
+    flows.put(flow);
+    Ok(at)
+}
+
+/// Also one that the configuration no longer has, as long as somebody watches over its end, or has elsewhere.
+fn backend_at(cx: &WorkerContext, frontend: &FrontendPlane, relayed: &Relayed) -> Option<BackendHold> {
+    let registry = &cx.table.registry;
+    let called = |it: &Arc<BackendEntry>| it.frontend.id == frontend.entry.id && *it.name == *relayed.backend;
+    let known = registry.backends().into_iter().find(called)?;
+    let (name, address) = (&known.name, relayed.backend_addr);
+    Some(BackendHold::new(registry.hold_at(&frontend.entry, name, known.hash_key, address)))
 }
 
 fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendHold) -> Relaying {

@@ -1,0 +1,110 @@
+//! Orders that end flows: which flows, and when each has its turn.
+
+use std::time::Duration;
+
+use super::closing::close_both;
+use crate::model::end_reason::ClientSaw;
+use crate::proxy::context::WorkerContext;
+use crate::proxy::context::slab::FlowSlab;
+use crate::proxy::flow::{Flow, PendingEnd, Phase};
+use crate::proxy::timers::Due;
+use crate::proxy::token::FlowRef;
+use crate::proxy::verdict::FlowVerdict;
+use crate::proxy::watch::FlowWatch;
+use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
+use crate::table::orders::{EndOrder, Pace, Selector};
+
+/// Gives each selected flow its turn within the order's pace. Returns those that are connecting and shall only give up a backend.
+pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab, order: &EndOrder) -> Vec<FlowRef> {
+    let mut chosen: Vec<_> = flows.iter().filter(|flow| selects(order, flow)).map(|flow| flow.at).collect();
+    // In random order, so that clients that came together do not all come back together.
+    cx.random.shuffle(&mut chosen);
+    let step_ns = step_ns(order.pace, chosen.len(), cx.table.workers.len());
+    let of_backend = matches!(order.selector, Selector::Backend(_) | Selector::SocketsOf(_));
+    let mut connecting = Vec::new();
+    for (turn, at) in chosen.into_iter().enumerate() {
+        let Some(flow) = flows.get_mut(at) else { continue };
+        if of_backend && matches!(flow.phase, Phase::Connecting(_)) {
+            connecting.push(at);
+            continue;
+        }
+        set_pending(cx, flow, order);
+        let jitter_ns = cx.random.u64(0..=step_ns / 2);
+        cx.timers.set(cx.now_ns + turn as u64 * step_ns + jitter_ns, Due::End(at));
+    }
+    connecting
+}
+
+/// As [`give_turns`], for an order that means one flow: its turn is now.
+pub(in crate::proxy) fn give_turn(
+    cx: &WorkerContext,
+    flows: &mut FlowSlab,
+    key: FlowKey,
+    order: &EndOrder,
+) -> Option<FlowRef> {
+    let at = flows.at_key(key).filter(|flow| selects(order, flow))?.at;
+    set_pending(cx, flows.get_mut(at)?, order);
+    Some(at)
+}
+
+/// A flow's turn to end has come.
+pub(in crate::proxy) fn end_due(cx: &WorkerContext, watch: &mut FlowWatch, flow: &mut Flow) -> FlowVerdict {
+    let Some(pending) = flow.pending_end else { return FlowVerdict::Keep };
+    if let Some(idle) = pending.only_idle_for {
+        let quiet_ns = cx.now_ns.saturating_sub(cx.last_byte_ns(flow));
+        if flow.holds_bytes() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
+            flow.pending_end = None;
+            cx.show_state(flow);
+            return FlowVerdict::Keep;
+        }
+    }
+    match pending.reason.client_saw() {
+        ClientSaw::Fin if flow.is_closing() => FlowVerdict::Keep,
+        ClientSaw::Fin => close_both(cx, watch, flow, pending.reason),
+        _ => FlowVerdict::End(pending.reason, 0),
+    }
+}
+
+fn set_pending(cx: &WorkerContext, flow: &mut Flow, order: &EndOrder) {
+    flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
+    let word = pack_place(FlowState::Ending, flow.backend_used());
+    cx.slot(flow.at.key()).set(Field::Place as usize, word);
+}
+
+fn selects(order: &EndOrder, flow: &Flow) -> bool {
+    // What must end already is not saved by an order that may spare it.
+    let must_end = flow.pending_end.is_some_and(|pending| pending.only_idle_for.is_none());
+    if must_end && order.only_idle_for.is_some() {
+        return false;
+    }
+    match order.selector {
+        Selector::Flow { id, .. } => flow.id == id,
+        Selector::Backend(id) => flow.uses_backend(id),
+        Selector::SocketsOf(id) => flow.uses_backend(id) && !flow.is_lent(),
+        Selector::Frontend(id) => flow.frontend.entry.id == id,
+        Selector::Client(network) => network.contains(&flow.client_addr.ip()),
+        Selector::WithSockets => !flow.is_lent(),
+        Selector::All => true,
+    }
+}
+
+/// Time between two ends of one worker: spreads them over the window, but never beyond the rate.
+fn step_ns(pace: Pace, flows: usize, workers: usize) -> u64 {
+    let spread = pace.within.as_nanos() as u64 / (flows as u64).max(1);
+    let rate_limit = Duration::from_secs(workers as u64).as_nanos() as u64 / u64::from(pace.per_second.max(1));
+    spread.max(rate_limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mass_reset_fills_its_window_but_keeps_its_rate() {
+        let pace = Pace { within: Duration::from_millis(250), per_second: 50_000 };
+        assert_eq!(step_ns(pace, 100, 2), 2_500_000);
+        // 100,000 flows of one of two workers: 25,000 a second each, so four seconds.
+        assert_eq!(step_ns(pace, 100_000, 2) * 100_000, 4_000_000_000);
+        assert_eq!(step_ns(Pace::AT_ONCE, 10, 2), 0);
+    }
+}

@@ -12,18 +12,21 @@ pub(super) mod carried;
 pub(super) mod export;
 pub(super) mod import;
 pub(super) mod message;
-pub(super) mod widen;
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::message::Message as WorkerMessage;
+use super::plane::timeouts;
 use super::workers::Proxy;
 use crate::addr::VipAddr;
+use crate::config::Config;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
+use crate::sys::socket;
 use message::{Arriving, Departure, ImportError, Message, MovingFlow, StuckWorker};
 
 /// A worker that does not answer within this is stuck.
@@ -96,6 +99,28 @@ impl Proxy {
         };
         let asked: Vec<_> = (0..self.workers()).map(ask).collect();
         asked.iter().try_for_each(|(worker, answered)| wait(*worker, answered))
+    }
+
+    /// Gives each worker sockets of its own where several share one, as they do after an upgrade from a process with fewer workers;
+    /// returns how many are new. The kernel sends new connections there at once,
+    /// so call it only when no other process may go on with the sockets that there were.
+    pub fn widen_listeners(&self, config: &Config) -> io::Result<usize> {
+        let frontends = config.frontends.iter();
+        let served: HashMap<_, _> =
+            frontends.flat_map(|frontend| frontend.listen.iter().map(move |at| (*at, &frontend.keepalive))).collect();
+        let (mut seen, mut widened) = (HashSet::new(), 0);
+        for worker in 0..self.workers() {
+            let lent = self.ask(worker, |answer| Message::LendListeners { answer }).map_err(io::Error::other)??;
+            for (address, shared) in lent {
+                let is_shared = !seen.insert(socket::identity(&shared)?);
+                if let (true, Some(keepalive)) = (is_shared, served.get(&address)) {
+                    let own = socket::listen(address, &timeouts(keepalive))?;
+                    self.tell(worker, Message::ExchangeListener { address, own });
+                    widened += 1;
+                }
+            }
+        }
+        Ok(widened)
     }
 
     fn give_back(&self, moving: Vec<MovingFlow>, message: impl Fn(Vec<MovingFlow>) -> Message) {

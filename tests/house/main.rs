@@ -8,4 +8,5 @@ mod parts;
 mod readme;
 mod sources;
 mod told;
+mod walls;
 mod words;

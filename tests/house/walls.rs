@@ -1,0 +1,215 @@
+//! Walls between the parts of a room: a type whose methods stand in many files has no inside, for each of those files reaches all of it. So
+//! a type's `impl` blocks stand in few files, and who needs another's state asks for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::sources::{Source, sources};
+
+/// Files in which the methods of one type may stand.
+const FILES_MAX: usize = 3;
+
+/// Types of more files: where each is defined, and in how many files its methods stand. Lower the figure where you take some away.
+const SPREAD: &[(&str, &str, usize)] = &[
+    ("offload/engine", "Engine", 19),
+    ("offload/engine/carried", "Carried", 4),
+    ("model/fleet/failover", "Failover", 10),
+    ("model/fleet/simulation", "World", 9),
+    ("health/watcher", "Watcher", 4),
+];
+
+/// The worker is a loop and its components.
+const WORKER_METHODS_MAX: usize = 27;
+const WORKER_FIELDS_MAX: usize = 9;
+
+/// Where a type is defined, and its name.
+type Definition = (String, String);
+
+/// What the sources have of one type's methods, traits' aside.
+#[derive(Debug, Default)]
+struct Methods {
+    files: BTreeSet<String>,
+    count: usize,
+}
+
+#[test]
+fn the_methods_of_a_type_stand_in_few_files() {
+    let sources = sources();
+    let files: Vec<_> = sources.iter().map(|source| (source.name(), source.code.as_str())).collect();
+    let mut faults = Vec::new();
+    for ((file, name), methods) in methods(&files) {
+        let listed = SPREAD.iter().find(|(at, listed, _)| *at == file && *listed == name);
+        let most = listed.map_or(FILES_MAX, |(_, _, most)| *most);
+        if methods.files.len() > most {
+            let files: Vec<_> = methods.files.into_iter().collect();
+            faults.push(format!("{name} of {file}: {} files, at most {most}: {}", files.len(), files.join(", ")));
+        }
+    }
+    assert!(faults.is_empty(), "cut them into parts with a state of their own:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn the_worker_is_a_loop_and_few_components() {
+    let sources = sources();
+    let files: Vec<_> = sources.iter().map(|source| (source.name(), source.code.as_str())).collect();
+    let worker = &methods(&files)[&("proxy/worker".to_owned(), "Worker".to_owned())];
+    assert!(worker.count <= WORKER_METHODS_MAX, "{} methods, at most {WORKER_METHODS_MAX}", worker.count);
+    let is_worker = |source: &&Source| source.name() == "proxy/worker";
+    let fields = fields(&sources.iter().find(is_worker).expect("the worker was not found").code, "Worker");
+    assert!(!fields.is_empty() && fields.len() <= WORKER_FIELDS_MAX, "at most {WORKER_FIELDS_MAX} fields: {fields:?}");
+}
+
+#[test]
+fn methods_and_fields_are_counted_and_those_of_traits_are_not() {
+    let worker = "struct Worker<T> where T: A {\n    pub(super) cx: Context,\n    queue: Vec<(u64, a::B)>,\n    each: T,\n}\n\
+                  impl<T: Fn(u8) -> u8> Worker<T> {\n    pub fn run(&self, act: fn(u8)) { fn inner() {} if true { } }\n    const fn stop() {}\n}\n\
+                  impl<T> Drop for Worker<T> {\n    fn drop(&mut self) {}\n}";
+    let files = [
+        ("proxy/worker".to_owned(), worker),
+        ("proxy/worker/more".to_owned(), "impl super::Worker<'_> { fn more(&self) -> char { '{' } fn last() {} }"),
+        ("proxy/relay/worker".to_owned(), "enum Worker { A }\nimpl Worker { fn own() {} }"),
+        ("proxy/relay/worker/of".to_owned(), "impl Worker { fn other() {} }"),
+    ];
+    let methods = methods(&files);
+    let of = |file: &str| {
+        let found = &methods[&(file.to_owned(), "Worker".to_owned())];
+        (found.files.len(), found.count)
+    };
+    assert_eq!((of("proxy/worker"), of("proxy/relay/worker")), ((2, 4), (2, 2)));
+    assert_eq!(fields(worker, "Worker"), ["cx", "queue", "each"]);
+}
+
+/// The methods of each type that `files` define, by where it is defined.
+fn methods(files: &[(String, &str)]) -> BTreeMap<Definition, Methods> {
+    let mut defined: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (file, code) in files {
+        let words: Vec<_> = crate::sources::words(code).collect();
+        let names = words.windows(2).filter(|pair| ["struct", "enum", "union"].contains(&pair[0])).map(|pair| pair[1]);
+        names.for_each(|name| defined.entry(name).or_default().push(file));
+    }
+    let mut methods: BTreeMap<Definition, Methods> = BTreeMap::new();
+    for (file, code) in files {
+        for block in blocks(code) {
+            let Some(name) = type_of(&block.head) else { continue };
+            // Of several types of that name it is the one that is defined nearest.
+            let nearest = defined.get(name).and_then(|at| at.iter().max_by_key(|at| shared_segments(at, file)));
+            let Some(nearest) = nearest else { continue };
+            let found = methods.entry(((*nearest).to_owned(), name.to_owned())).or_default();
+            found.files.insert(file.clone());
+            found.count += functions(block.body);
+        }
+    }
+    methods
+}
+
+/// Names of the fields of the struct `name`.
+fn fields<'a>(code: &'a str, name: &str) -> Vec<&'a str> {
+    let is_it = |block: &Block<'_>| block.head.iter().zip(["struct", name]).all(|(word, wanted)| *word == wanted);
+    let body = blocks(code).into_iter().find(is_it).map_or("", |block| block.body);
+    let mut depth = 0_i32;
+    let mut named = Vec::new();
+    for (at, c) in body.char_indices() {
+        match c {
+            '(' | '<' | '[' => depth += 1,
+            ')' | '>' | ']' => depth -= 1,
+            ':' if depth == 0 && !body[at + 1..].starts_with(':') && !body[..at].ends_with(':') => {
+                named.extend(crate::sources::words(&body[..at]).last());
+            }
+            _ => {}
+        }
+    }
+    named
+}
+
+/// What stands before a pair of braces that are in no others, from the last end of such a thing, and what is between them.
+struct Block<'a> {
+    /// Words, `<` and `>`; without attributes and visibility.
+    head: Vec<&'a str>,
+    body: &'a str,
+}
+
+fn blocks(code: &str) -> Vec<Block<'_>> {
+    let (mut depth, mut from, mut body_from) = (0, 0, 0);
+    let mut blocks = Vec::new();
+    for (at, c) in code.char_indices() {
+        let quoted = code[..at].ends_with('\'') && code[at + c.len_utf8()..].starts_with('\'');
+        match c {
+            _ if quoted => {}
+            '{' => {
+                depth += 1;
+                body_from = if depth == 1 { at + 1 } else { body_from };
+            }
+            '}' => {
+                depth -= 1;
+                if depth == 0 {
+                    blocks.push(Block { head: head(&code[from..body_from - 1]), body: &code[body_from..at] });
+                    from = at + 1;
+                }
+            }
+            ';' if depth == 0 => from = at + 1,
+            _ => {}
+        }
+    }
+    blocks
+}
+
+/// From the word that says what it is.
+fn head(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let in_word = |c: char| c.is_alphanumeric() || c == '_';
+        let length = if in_word(first) { rest.find(|c| !in_word(c)).unwrap_or(rest.len()) } else { first.len_utf8() };
+        let (word, after) = rest.split_at(length);
+        if word == "-" && after.starts_with('>') {
+            // The arrow of a function's type closes nothing.
+            rest = &after[1..];
+            continue;
+        }
+        if in_word(first) || word == "<" || word == ">" {
+            words.push(word);
+        }
+        rest = after;
+    }
+    let kind = words.iter().position(|word| ["impl", "struct", "enum", "trait", "fn", "mod"].contains(word));
+    words.split_off(kind.unwrap_or(0))
+}
+
+/// The type whose own methods the block has; `None`: it is a trait's, or no such block.
+fn type_of<'a>(head: &[&'a str]) -> Option<&'a str> {
+    let (_, after) = head.split_first().filter(|(first, _)| **first == "impl")?;
+    let mut depth = 0;
+    let mut name = None;
+    for word in after {
+        match *word {
+            "<" => depth += 1,
+            ">" => depth -= 1,
+            "for" if depth == 0 => return None,
+            "where" if depth == 0 => break,
+            word if depth == 0 => name = Some(word),
+            _ => {}
+        }
+    }
+    name
+}
+
+/// Functions of a block, without those inside of them.
+fn functions(body: &str) -> usize {
+    let mut depth = 0;
+    let mut count = 0;
+    for (at, c) in body.char_indices() {
+        let quoted = body[..at].ends_with('\'') && body[at + c.len_utf8()..].starts_with('\'');
+        match c {
+            '{' if !quoted => depth += 1,
+            '}' if !quoted => depth -= 1,
+            'f' if depth == 0 && body[at..].starts_with("fn ") => {
+                count += usize::from(!body[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            }
+            _ => {}
+        }
+    }
+    count
+}
+
+fn shared_segments(one: &str, other: &str) -> usize {
+    one.split('/').zip(other.split('/')).take_while(|(one, other)| one == other).count()
+}

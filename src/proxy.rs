@@ -17,6 +17,8 @@ mod relay;
 mod resume;
 mod shared;
 mod tell;
+#[cfg(test)]
+mod testing;
 mod timers;
 mod token;
 mod upgrade;

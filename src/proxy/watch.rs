@@ -162,3 +162,49 @@ impl FlowWatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::testing::{context, enter};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_walk_finds_the_flows_that_have_been_idle_and_sets_the_next_one_once() {
+        let (mut cx, mut flows) = (context(Some(LIMIT)), FlowSlab::default());
+        let mut watch = FlowWatch::default();
+        let (idle, busy) = (enter(&mut cx, &mut flows), enter(&mut cx, &mut flows));
+        watch.set_idle_walk(&mut cx);
+        watch.set_idle_walk(&mut cx);
+        cx.now_ns += LIMIT.as_nanos() as u64;
+        cx.slot(busy.key()).set(Field::LastToClientNs as usize, cx.now_ns - 1);
+        assert_eq!(cx.timers.pop(cx.now_ns), Some(Due::Idle));
+        assert_eq!(cx.timers.pop(cx.now_ns), None, "one walk is enough");
+        assert_eq!(watch.walk_for_idle(&mut cx, &flows), [idle]);
+        assert!(cx.timers.next_ns().is_some(), "the next walk");
+    }
+
+    #[test]
+    fn nothing_walks_where_no_frontend_has_a_limit() {
+        let (mut cx, mut watch) = (context(None), FlowWatch::default());
+        watch.set_idle_walk(&mut cx);
+        assert_eq!((cx.timers.next_ns(), watch.next_ns(cx.now_ns)), (None, None));
+    }
+
+    #[test]
+    fn each_queue_gives_what_is_due_and_says_when_the_next_is() {
+        let (mut cx, mut flows) = (context(None), FlowSlab::default());
+        let mut watch = FlowWatch::default();
+        let at = enter(&mut cx, &mut flows);
+        watch.settle_later(&cx, at);
+        let due_ns = cx.now_ns + SETTLE_AFTER.as_nanos() as u64;
+        assert_eq!(watch.next_ns(cx.now_ns), Some(due_ns));
+        assert_eq!((watch.next_settling(due_ns - 1), watch.next_settling(due_ns)), (None, Some(at)));
+        watch.ripen_now(cx.now_ns, at);
+        watch.retime_later(at);
+        assert_eq!(watch.next_ns(cx.now_ns), Some(cx.now_ns), "other timers are given at once");
+        assert_eq!((watch.next_retiming(), watch.next_ripe(cx.now_ns)), (Some(at), Some(at)));
+        assert_eq!(watch.next_ns(cx.now_ns), None);
+    }
+}

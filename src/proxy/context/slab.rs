@@ -124,3 +124,41 @@ impl FlowSlab {
         (FlowRef::new(at.key(), place.generation) == at).then_some(place)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::testing::{context, enter};
+
+    #[test]
+    fn an_event_of_an_earlier_flow_in_the_same_place_finds_nothing() {
+        let (mut cx, mut flows) = (context(None), FlowSlab::default());
+        let earlier = enter(&mut cx, &mut flows);
+        drop(flows.take(earlier));
+        flows.vacate(&mut cx, earlier.key());
+        let later = enter(&mut cx, &mut flows);
+        assert_eq!((later.index, flows.places()), (earlier.index, 1), "the place is used again");
+        assert!(flows.take(earlier).is_none());
+        assert!(flows.get_mut(earlier).is_none());
+        assert!(!flows.keeps_place_of(earlier));
+        assert_eq!(flows.get_mut(later).map(|flow| flow.at), Some(later));
+        assert_eq!(cx.table.flows.len(), 1);
+    }
+
+    #[test]
+    fn a_flow_in_hand_is_out_of_its_place_and_one_that_is_lost_with_a_panic_leaves_it_occupied() {
+        let (mut cx, mut flows) = (context(None), FlowSlab::default());
+        let at = enter(&mut cx, &mut flows);
+        let flow = flows.take(at).unwrap();
+        assert!(flows.take(at).is_none(), "an event for it while it is in hand is dropped");
+        assert!(flows.at_key(at.key()).is_none());
+        assert_eq!(flows.iter().count(), 0);
+        assert!(flows.keeps_place_of(at));
+        flows.put(flow);
+        assert!(flows.take_if(0, |_| false).is_none());
+        assert!(matches!(flows.take_any(0), Taken::Flow(_)));
+        assert!(matches!(flows.take_any(0), Taken::Lost(key) if key == at.key()));
+        flows.vacate(&mut cx, at.key());
+        assert!(matches!(flows.take_any(0), Taken::Nothing));
+    }
+}

@@ -98,6 +98,50 @@ fn step_ns(pace: Pace, flows: usize, workers: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::end_reason::EndReason;
+    use crate::model::ids::FlowId;
+    use crate::proxy::testing::{context, enter};
+    use crate::table::slot::Slot;
+
+    #[test]
+    fn a_flow_that_moves_a_byte_before_its_turn_is_spared_by_an_order_for_idle_flows() {
+        let (mut cx, mut flows) = (context(None), FlowSlab::default());
+        let (moves, idle) = (enter(&mut cx, &mut flows), enter(&mut cx, &mut flows));
+        let order = EndOrder {
+            selector: Selector::All,
+            reason: EndReason::Rebalanced,
+            pace: Pace::AT_ONCE,
+            only_idle_for: Some(Duration::from_secs(5)),
+        };
+        cx.now_ns += Duration::from_secs(60).as_nanos() as u64;
+        assert!(give_turns(&mut cx, &mut flows, &order).is_empty(), "none is connecting");
+        let shown = |slot: &Slot| slot.word(Field::Place as usize);
+        let (ending, accepted) = [FlowState::Ending, FlowState::Accepted].map(|state| pack_place(state, None)).into();
+        assert_eq!([moves, idle].map(|at| shown(cx.slot(at.key()))), [ending; 2]);
+        cx.slot(moves.key()).set(Field::LastToBackendNs as usize, cx.now_ns);
+        let mut turn = |at| {
+            let flow = flows.get_mut(at).unwrap();
+            (end_due(&cx, &mut FlowWatch::default(), flow), flow.pending_end.is_some())
+        };
+        assert!(matches!(turn(moves), (FlowVerdict::Keep, false)));
+        assert!(matches!(turn(idle), (FlowVerdict::End(EndReason::Rebalanced, 0), true)));
+        assert_eq!(shown(cx.slot(moves.key())), accepted);
+    }
+
+    #[test]
+    fn an_order_for_one_flow_leaves_another_in_its_place_alone() {
+        let (mut cx, mut flows) = (context(None), FlowSlab::default());
+        let at = enter(&mut cx, &mut flows);
+        let id = flows.get_mut(at).unwrap().id;
+        let order = |id| EndOrder {
+            selector: Selector::Flow { key: at.key(), id },
+            reason: EndReason::Killed,
+            pace: Pace::AT_ONCE,
+            only_idle_for: None,
+        };
+        assert_eq!(give_turn(&cx, &mut flows, at.key(), &order(FlowId(id.0 + 1))), None);
+        assert_eq!(give_turn(&cx, &mut flows, at.key(), &order(id)), Some(at));
+    }
 
     #[test]
     fn a_mass_reset_fills_its_window_but_keeps_its_rate() {

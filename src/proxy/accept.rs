@@ -199,8 +199,8 @@ impl Acceptor {
         if self.paused_since_ns.is_some() {
             return;
         }
-        self.paused_since_ns = Some(cx.now_ns);
-        cx.timers.set(cx.now_ns + RETRY.as_nanos() as u64, Due::Accept);
+        self.paused_since_ns = Some(cx.now_ns());
+        cx.timers.set(cx.now_ns() + RETRY.as_nanos() as u64, Due::Accept);
         if cx.state().accept_paused.load(Relaxed) {
             return;
         }
@@ -220,7 +220,7 @@ impl Acceptor {
     /// There are no descriptors yet. Resets those who have waited too long.
     pub(super) fn stay_paused(&mut self, cx: &mut WorkerContext, since_ns: u64) {
         self.paused_since_ns = Some(since_ns);
-        if cx.now_ns.saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
+        if cx.now_ns().saturating_sub(since_ns) >= SHED_AFTER.as_nanos() as u64 {
             self.shed(cx);
         }
     }
@@ -228,7 +228,7 @@ impl Acceptor {
     /// There are descriptors again.
     pub(super) fn resume(&mut self, cx: &WorkerContext, since_ns: u64) {
         cx.state().accept_paused.store(false, Relaxed);
-        let paused_ms = cx.now_ns.saturating_sub(since_ns) / 1_000_000;
+        let paused_ms = cx.now_ns().saturating_sub(since_ns) / 1_000_000;
         cx.table.journal.record(What::AcceptResumed { worker: cx.number, paused_ms });
         for index in self.indices() {
             self.watch(cx, index);
@@ -257,15 +257,15 @@ impl Acceptor {
         let (frontend, vip) = (listener.frontend.clone(), listener.address);
         cx.state().accepted.add(1);
         frontend.entry.lanes[cx.number].accepted.add(1);
-        let origin = FlowOrigin { accepted_at_ns: cx.now_ns, client: client_addr, vip, frontend: frontend.entry.id };
+        let origin = FlowOrigin { accepted_at_ns: cx.now_ns(), client: client_addr, vip, frontend: frontend.entry.id };
         if self.turns_away {
             return turn_away(cx, client, &frontend, origin, EndReason::Shutdown);
         }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
-        let admitted = admission::admit(&cx.plane, &frontend, &cx.table).and_then(|frontend_hold| {
+        let admitted = admission::admit(cx.plane(), &frontend, &cx.table).and_then(|frontend_hold| {
             let source_hold = match wants_header {
                 true => None,
-                false => admission::admit_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns)?,
+                false => admission::admit_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns())?,
             };
             Ok((frontend_hold, source_hold))
         });
@@ -277,7 +277,7 @@ impl Acceptor {
             return turn_away(cx, client, &frontend, origin, EndReason::LimitTotal);
         };
         let watched = cx.epoll.watch_flow(&client, Token::Client(at).pack());
-        let now_ns = cx.now_ns;
+        let now_ns = cx.now_ns();
         let phase = Phase::Header(client);
         let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
         let flow = Flow::new(arrival);
@@ -313,7 +313,7 @@ impl Acceptor {
             let lane = &frontend.entry.lanes[cx.number];
             lane.accepted.add(1);
             lane.ended[EndReason::OutOfFiles as usize].add(1);
-            let origin = FlowOrigin { accepted_at_ns: cx.now_ns, client, vip, frontend: frontend.entry.id };
+            let origin = FlowOrigin { accepted_at_ns: cx.now_ns(), client, vip, frontend: frontend.entry.id };
             let id = cx.take_id();
             cx.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
         }
@@ -342,7 +342,7 @@ pub(super) fn header_ready(cx: &mut WorkerContext, flow: &mut Flow, ready: Ready
             }
         }
     }
-    match admission::admit_source(&flow.frontend, &cx.shared.sources, flow.client_addr, cx.now_ns) {
+    match admission::admit_source(&flow.frontend, &cx.shared.sources, flow.client_addr, cx.now_ns()) {
         Ok(hold) => flow.holds.source = hold,
         Err(reason) => return FlowVerdict::End(reason, 0),
     }

@@ -61,7 +61,7 @@ impl Connector {
                 return FlowVerdict::Keep;
             }
         };
-        let mut connecting = Connecting::new(client, cx.now_ns);
+        let mut connecting = Connecting::new(client, cx.now_ns());
         connecting.client_readable = readable;
         connecting.client_ends = ends;
         flow.phase = Phase::Connecting(connecting);
@@ -103,11 +103,11 @@ impl Connector {
             });
             match started {
                 Ok(Leg { socket, source_port }) => {
-                    let deadline_ns = cx.now_ns + nanos(settings.connect_timeout);
-                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| cx.now_ns + nanos(after));
+                    let deadline_ns = cx.now_ns() + nanos(settings.connect_timeout);
+                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| cx.now_ns() + nanos(after));
                     cx.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
-                    let started_at_ns = cx.now_ns;
+                    let started_at_ns = cx.now_ns();
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.attempts.push(attempt);
@@ -179,7 +179,7 @@ impl Connector {
         flow: &mut Flow,
     ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        let now_ns = cx.now_ns;
+        let now_ns = cx.now_ns();
         if let Some(index) = connecting.attempts.iter().position(|attempt| attempt.deadline_ns <= now_ns) {
             let attempt = connecting.attempts.swap_remove(index);
             let verdict = self.attempt_failed(cx, acceptor, flow, attempt, (ConnectFailure::TimedOut, libc::ETIMEDOUT));
@@ -259,10 +259,10 @@ fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready)
     for loser in connecting.attempts.drain(..) {
         socket::reset(loser.socket);
     }
-    let connect = Duration::from_nanos(cx.now_ns.saturating_sub(connecting.started_at_ns));
+    let connect = Duration::from_nanos(cx.now_ns().saturating_sub(connecting.started_at_ns));
     let lane = &winner.place.0.lanes[cx.number];
     lane.connected.add(1);
-    lane.connect.record(Duration::from_nanos(cx.now_ns.saturating_sub(winner.started_at_ns)));
+    lane.connect.record(Duration::from_nanos(cx.now_ns().saturating_sub(winner.started_at_ns)));
     let slot = cx.slot(flow.at.key());
     slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(winner.place.0.id)));
     slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));

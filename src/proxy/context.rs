@@ -7,6 +7,7 @@ pub(super) mod slab;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::ending::unheard::Unheard;
 use super::flow::{Flow, Phase};
@@ -35,15 +36,13 @@ pub(super) struct WorkerContext {
     pub number: usize,
     pub table: Arc<Table>,
     pub shared: Arc<Shared>,
-    pub plane: Arc<Plane>,
+    plane: Arc<Plane>,
     pub epoll: Epoll,
     pub timers: Timers,
     pub tools: Tools,
     /// Clients that were reset in this turn.
     pub unheard: Unheard,
-    pub random: fastrand::Rng,
-    /// The time of this turn of the loop, in monotonic ns.
-    pub now_ns: u64,
+    now_ns: u64,
     writer: ShardWriter,
 }
 
@@ -62,9 +61,34 @@ impl WorkerContext {
             timers: Timers::default(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
             unheard: Unheard::default(),
-            random: fastrand::Rng::new(),
             now_ns: now_ns(),
         })
+    }
+
+    /// The time of this turn of the loop, in monotonic ns.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Takes the time anew; returns for how long the one before held.
+    pub(super) fn look_at_clock(&mut self) -> Duration {
+        let before_ns = std::mem::replace(&mut self.now_ns, now_ns());
+        Duration::from_nanos(self.now_ns.saturating_sub(before_ns))
+    }
+
+    /// Lets time pass.
+    #[cfg(test)]
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now_ns += time.as_nanos() as u64;
+    }
+
+    pub(super) fn plane(&self) -> &Arc<Plane> {
+        &self.plane
+    }
+
+    /// Goes over to another configuration.
+    pub(super) fn set_plane(&mut self, plane: Arc<Plane>) {
+        self.plane = plane;
     }
 
     pub(super) fn state(&self) -> &WorkerState {

@@ -42,7 +42,7 @@ pub(super) fn finish(
         bytes_to_backend: word(Field::BytesToBackend),
         bytes_to_client: word(Field::BytesToClient),
         connect_us: word(Field::ConnectUs),
-        ended_at_ns: cx.now_ns,
+        ended_at_ns: cx.now_ns(),
         errno,
     };
     let all_told = tell_late(cx, &flow, reason);
@@ -71,7 +71,7 @@ pub(super) fn finish(
                     drop(relaying.backend);
                     let waits = reason == EndReason::ClientClosed && relaying.source_port != 0;
                     if waits && !cx.table.offload.keeps_ports() {
-                        ports.give(relaying.backend_addr, relaying.source_port, cx.now_ns);
+                        ports.give(relaying.backend_addr, relaying.source_port, cx.now_ns());
                     }
                 }
                 false => socket::reset(relaying.backend),

@@ -41,7 +41,7 @@ pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict 
     if cx.offload_policy().is_none() || flow.pending_end.is_some() {
         return FlowVerdict::Keep;
     }
-    let now_ns = cx.now_ns;
+    let now_ns = cx.now_ns();
     let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
     let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
     if now_ns < relaying.leaving.not_before_ns || closes {
@@ -61,7 +61,7 @@ pub(super) fn read_and_leave(
     moved: &mut Pumped,
 ) -> Result<bool, super::relay::Broken> {
     let Some(policy) = cx.offload_policy() else { return Ok(false) };
-    let (now_ns, age_ns) = (cx.now_ns, cx.now_ns.saturating_sub(flow.accepted_at_ns));
+    let (now_ns, age_ns) = (cx.now_ns(), cx.now_ns().saturating_sub(flow.accepted_at_ns));
     let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
     let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
     let leaving = &relaying.leaving;
@@ -88,7 +88,7 @@ pub(super) fn read_and_leave(
 /// packets are like: those until then show it, and no request need wait for that.
 pub(super) fn announce_if_near(cx: &WorkerContext, flow: &mut Flow) {
     let Some(policy) = cx.offload_policy() else { return };
-    let age_ns = cx.now_ns.saturating_sub(flow.accepted_at_ns);
+    let age_ns = cx.now_ns().saturating_sub(flow.accepted_at_ns);
     let Phase::Relaying(relaying) = &mut flow.phase else { return };
     let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
     let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
@@ -118,7 +118,7 @@ pub(super) fn end_lent(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
         EndReason::IdleTimeout => flow.frontend.settings.idle_timeout,
         _ => idle,
     };
-    let unless_moved_since_ns = idle.map(|idle| cx.now_ns.saturating_sub(idle.as_nanos() as u64));
+    let unless_moved_since_ns = idle.map(|idle| cx.now_ns().saturating_sub(idle.as_nanos() as u64));
     let asks = EndAsked { reason, only_if_idle: idle.is_some() };
     let (Phase::Offloading(lent) | Phase::Offloaded { lent, .. }) = &mut flow.phase else { return };
     // Once is enough, but what may spare the flow does not stand in for what may not.
@@ -130,7 +130,7 @@ pub(super) fn end_lent(cx: &WorkerContext, flow: &mut Flow, reason: EndReason) {
 
 /// Tries all flows again that may leave now.
 pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &mut FlowSlab) {
-    let now_ns = cx.now_ns;
+    let now_ns = cx.now_ns();
     for flow in flows.iter_mut() {
         let Phase::Relaying(relaying) = &mut flow.phase else { continue };
         if relaying.leaving.not_before_ns != Leaving::NEVER {
@@ -188,7 +188,7 @@ fn try_unseen(cx: &mut WorkerContext, flow: &mut Flow) {
 
 fn try_after(cx: &mut WorkerContext, flow: &mut Flow, wait: Duration) {
     if let Phase::Relaying(relaying) = &mut flow.phase {
-        relaying.leaving.not_before_ns = cx.now_ns + wait.as_nanos() as u64;
+        relaying.leaving.not_before_ns = cx.now_ns() + wait.as_nanos() as u64;
         cx.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
     }
 }

@@ -15,7 +15,7 @@ use crate::table::offload::{Found, Request, SocketlessHold};
 pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found: Found) {
     let id = found.id;
     let refuse = |why: &str| Request::Refuse { id, why: why.to_owned() };
-    let Some((frontend, name)) = known_by_key(&cx.plane, &found) else {
+    let Some((frontend, name)) = known_by_key(cx.plane(), &found) else {
         let unknown = refuse("neither its backend nor its frontend is in the configuration any more");
         return cx.table.offload.ask(unknown);
     };
@@ -54,7 +54,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
         vip,
         now_ns: record.accepted_at_ns,
         frontend_hold: FrontendHold::count_in(&frontend),
-        source_hold: count_source(&frontend, &cx.shared.sources, record.client, cx.now_ns),
+        source_hold: count_source(&frontend, &cx.shared.sources, record.client, cx.now_ns()),
         frontend,
     });
     tell_found(cx, &found);

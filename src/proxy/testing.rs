@@ -28,17 +28,15 @@ pub(super) fn context(idle_timeout: Option<Duration>) -> WorkerContext {
     let frontends = vec![Arc::new(FrontendPlane { settings, ..gone })];
     let plane = Plane { frontends, version: 1, max_connections: None, carried: 100, leave: None };
     let shared = Shared { sources: Sources::default(), inboxes: [SegQueue::new()].into() };
-    let mut cx = WorkerContext::new(0, table, Arc::new(shared), Arc::new(plane)).unwrap();
-    cx.now_ns = 1_000_000_000_000;
-    cx
+    WorkerContext::new(0, table, Arc::new(shared), Arc::new(plane)).unwrap()
 }
 
 /// A flow that was accepted now and waits for its PROXY header.
 pub(super) fn enter(cx: &mut WorkerContext, flows: &mut FlowSlab) -> FlowRef {
-    let frontend = cx.plane.frontends[0].clone();
+    let frontend = cx.plane().frontends[0].clone();
     let client_addr = ClientAddr::new((Ipv4Addr::LOCALHOST, 40_000).into());
     let vip = VipAddr::new((Ipv4Addr::LOCALHOST, 6443).into());
-    let now_ns = cx.now_ns;
+    let now_ns = cx.now_ns();
     let origin = FlowOrigin { accepted_at_ns: now_ns, client: client_addr, vip, frontend: frontend.entry.id };
     let (id, at) = flows.enter(cx, &origin).unwrap();
     // Any descriptor will do: these tests look at no socket.

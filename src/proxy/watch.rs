@@ -66,7 +66,7 @@ impl FlowWatch {
 
     /// Has [`FlowWatch::settle`] called when the flow's backend leg has lived for a while.
     pub(super) fn settle_later(&mut self, cx: &WorkerContext, at: FlowRef) {
-        self.settling.push_back((cx.now_ns + SETTLE_AFTER.as_nanos() as u64, at));
+        self.settling.push_back((cx.now_ns() + SETTLE_AFTER.as_nanos() as u64, at));
     }
 
     pub(super) fn next_settling(&mut self, now_ns: u64) -> Option<FlowRef> {
@@ -88,7 +88,7 @@ impl FlowWatch {
     /// Has the flow looked at when it is old enough to leave.
     pub(super) fn ripen_later(&mut self, cx: &WorkerContext, flow: &Flow) {
         if let Some(policy) = cx.offload_policy() {
-            let at_ns = flow.accepted_at_ns.max(cx.now_ns.saturating_sub(policy.after_ns)) + policy.after_ns;
+            let at_ns = flow.accepted_at_ns.max(cx.now_ns().saturating_sub(policy.after_ns)) + policy.after_ns;
             self.ripening.push_back((at_ns, flow.at));
         }
     }
@@ -116,7 +116,7 @@ impl FlowWatch {
         {
             // Another process, or the offload engine, looked at it before, and what was given then is soon over.
             let after_ns = if relaying.lenient { every_ns / 4 } else { every_ns };
-            let (due_ns, since_ns) = (cx.now_ns + after_ns, cx.now_ns);
+            let (due_ns, since_ns) = (cx.now_ns() + after_ns, cx.now_ns());
             self.deliveries.push(after_ns, Delivering { due_ns, at: flow.at, since_ns, seen: None });
         }
     }
@@ -142,7 +142,7 @@ impl FlowWatch {
     pub(super) fn walk_for_idle(&mut self, cx: &mut WorkerContext, flows: &FlowSlab) -> Vec<FlowRef> {
         let is_idle = |flow: &&Flow| {
             let limit = flow.frontend.settings.idle_timeout;
-            limit.is_some_and(|limit| cx.now_ns.saturating_sub(cx.last_byte_ns(flow)) >= limit.as_nanos() as u64)
+            limit.is_some_and(|limit| cx.now_ns().saturating_sub(cx.last_byte_ns(flow)) >= limit.as_nanos() as u64)
         };
         let idle = flows.iter().filter(is_idle).map(|flow| flow.at).collect();
         self.idle_walk_set = false;
@@ -152,13 +152,13 @@ impl FlowWatch {
 
     /// Sets the next walk for idle flows, if a frontend wants one.
     pub(super) fn set_idle_walk(&mut self, cx: &mut WorkerContext) {
-        let limits = cx.plane.frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
+        let limits = cx.plane().frontends.iter().filter_map(|frontend| frontend.settings.idle_timeout);
         if let Some(shortest) = limits.min()
             && !self.idle_walk_set
         {
             self.idle_walk_set = true;
             let pause = (shortest / IDLE_WALKS).clamp(IDLE_WALK_MIN, IDLE_WALK_MAX);
-            cx.timers.set(cx.now_ns + pause.as_nanos() as u64, Due::Idle);
+            cx.timers.set(cx.now_ns() + pause.as_nanos() as u64, Due::Idle);
         }
     }
 }
@@ -177,10 +177,10 @@ mod tests {
         let (idle, busy) = (enter(&mut cx, &mut flows), enter(&mut cx, &mut flows));
         watch.set_idle_walk(&mut cx);
         watch.set_idle_walk(&mut cx);
-        cx.now_ns += LIMIT.as_nanos() as u64;
-        cx.slot(busy.key()).set(Field::LastToClientNs as usize, cx.now_ns - 1);
-        assert_eq!(cx.timers.pop(cx.now_ns), Some(Due::Idle));
-        assert_eq!(cx.timers.pop(cx.now_ns), None, "one walk is enough");
+        cx.pass(LIMIT);
+        cx.slot(busy.key()).set(Field::LastToClientNs as usize, cx.now_ns() - 1);
+        assert_eq!(cx.timers.pop(cx.now_ns()), Some(Due::Idle));
+        assert_eq!(cx.timers.pop(cx.now_ns()), None, "one walk is enough");
         assert_eq!(watch.walk_for_idle(&mut cx, &flows), [idle]);
         assert!(cx.timers.next_ns().is_some(), "the next walk");
     }
@@ -189,7 +189,7 @@ mod tests {
     fn nothing_walks_where_no_frontend_has_a_limit() {
         let (mut cx, mut watch) = (context(None), FlowWatch::default());
         watch.set_idle_walk(&mut cx);
-        assert_eq!((cx.timers.next_ns(), watch.next_ns(cx.now_ns)), (None, None));
+        assert_eq!((cx.timers.next_ns(), watch.next_ns(cx.now_ns())), (None, None));
     }
 
     #[test]
@@ -198,13 +198,13 @@ mod tests {
         let mut watch = FlowWatch::default();
         let at = enter(&mut cx, &mut flows);
         watch.settle_later(&cx, at);
-        let due_ns = cx.now_ns + SETTLE_AFTER.as_nanos() as u64;
-        assert_eq!(watch.next_ns(cx.now_ns), Some(due_ns));
+        let due_ns = cx.now_ns() + SETTLE_AFTER.as_nanos() as u64;
+        assert_eq!(watch.next_ns(cx.now_ns()), Some(due_ns));
         assert_eq!((watch.next_settling(due_ns - 1), watch.next_settling(due_ns)), (None, Some(at)));
-        watch.ripen_now(cx.now_ns, at);
+        watch.ripen_now(cx.now_ns(), at);
         watch.retime_later(at);
-        assert_eq!(watch.next_ns(cx.now_ns), Some(cx.now_ns), "other timers are given at once");
-        assert_eq!((watch.next_retiming(), watch.next_ripe(cx.now_ns)), (Some(at), Some(at)));
-        assert_eq!(watch.next_ns(cx.now_ns), None);
+        assert_eq!(watch.next_ns(cx.now_ns()), Some(cx.now_ns()), "other timers are given at once");
+        assert_eq!((watch.next_retiming(), watch.next_ripe(cx.now_ns())), (Some(at), Some(at)));
+        assert_eq!(watch.next_ns(cx.now_ns()), None);
     }
 }

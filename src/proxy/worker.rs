@@ -28,7 +28,6 @@ use super::upgrade::import::GoneFrontends;
 use super::verdict::FlowVerdict;
 use super::watch::{FlowWatch, LOOKS_PER_TURN};
 use crate::model::end_reason::EndReason;
-use crate::sys::clock::now_ns;
 use crate::sys::epoll::{Events, Ready};
 use crate::table::worker::WorkerState;
 
@@ -111,8 +110,8 @@ impl Worker {
             let timeout = self.time_to_wait();
             state.mark_waiting();
             let count = self.cx.epoll.wait(&mut events, timeout)?;
-            self.cx.now_ns = now_ns();
-            state.mark_busy(self.cx.now_ns);
+            self.cx.look_at_clock();
+            state.mark_busy(self.cx.now_ns());
             let mut others = 0;
             for event in (0..count).map(|index| events.event(index)) {
                 if event.ends() {
@@ -130,8 +129,7 @@ impl Worker {
             self.fire_deadlines();
             self.cx.tell_unheard();
             state.pipes_in_use.store(self.cx.tools.pipes.lent() as u64, Relaxed);
-            let began_ns = std::mem::replace(&mut self.cx.now_ns, now_ns());
-            state.turn.record(Duration::from_nanos(self.cx.now_ns.saturating_sub(began_ns)));
+            state.turn.record(self.cx.look_at_clock());
         }
         Ok(())
     }
@@ -140,8 +138,8 @@ impl Worker {
         if !self.backlog.is_empty() {
             return Some(Duration::ZERO);
         }
-        let next = [self.cx.timers.next_ns(), self.watch.next_ns(self.cx.now_ns)].into_iter().flatten().min()?;
-        Some(Duration::from_nanos(next.saturating_sub(self.cx.now_ns)))
+        let next = [self.cx.timers.next_ns(), self.watch.next_ns(self.cx.now_ns())].into_iter().flatten().min()?;
+        Some(Duration::from_nanos(next.saturating_sub(self.cx.now_ns())))
     }
 
     fn dispatch(&mut self, ready: Ready) {
@@ -182,7 +180,7 @@ impl Worker {
 
     fn fire_deadlines(&mut self) {
         for _ in 0..DUE_PER_TURN {
-            match self.cx.timers.pop(self.cx.now_ns) {
+            match self.cx.timers.pop(self.cx.now_ns()) {
                 None => break,
                 Some(Due::Connect(at)) => self.with_flow(at, |worker, flow| {
                     worker.connector.deadline_due(&mut worker.cx, &mut worker.acceptor, flow)
@@ -204,11 +202,11 @@ impl Worker {
             }
         }
         for _ in 0..DUE_PER_TURN {
-            let Some(at) = self.watch.next_settling(self.cx.now_ns) else { break };
+            let Some(at) = self.watch.next_settling(self.cx.now_ns()) else { break };
             self.with_flow(at, |worker, flow| worker.watch.settle(&worker.cx, flow));
         }
         for _ in 0..DUE_PER_TURN {
-            let Some(at) = self.watch.next_ripe(self.cx.now_ns) else { break };
+            let Some(at) = self.watch.next_ripe(self.cx.now_ns()) else { break };
             self.with_flow(at, |worker, flow| offload::leave_due(&mut worker.cx, flow));
         }
         for _ in 0..DUE_PER_TURN {
@@ -216,7 +214,7 @@ impl Worker {
             self.with_flow(at, |worker, flow| worker.watch.retime(&worker.cx, flow));
         }
         for _ in 0..LOOKS_PER_TURN {
-            let Some(looked) = self.watch.look_at_next(self.cx.now_ns, &mut self.flows) else { break };
+            let Some(looked) = self.watch.look_at_next(self.cx.now_ns(), &mut self.flows) else { break };
             if looked.is_closing {
                 self.with_flow(looked.at, |worker, flow| closing::closing_is_late(&worker.cx, flow));
             }

@@ -15,13 +15,14 @@ pub(in crate::proxy) struct Picker {
     /// Filled anew for each pick.
     candidates: Vec<PickCandidate>,
     turns: HashMap<FrontendId, Turns>,
+    random: fastrand::Rng,
 }
 
 impl Picker {
     /// The index of a backend of the flow's frontend that was not tried yet.
-    pub(super) fn pick(&mut self, cx: &mut WorkerContext, flow: &Flow) -> Result<usize, NoPick> {
+    pub(super) fn pick(&mut self, cx: &WorkerContext, flow: &Flow) -> Result<usize, NoPick> {
         let Phase::Connecting(connecting) = &flow.phase else { return Err(NoPick::None) };
-        let now_ns = cx.now_ns;
+        let now_ns = cx.now_ns();
         self.candidates.clear();
         self.candidates.extend(flow.frontend.backends.iter().map(|named| {
             let entry = named.current();
@@ -36,7 +37,7 @@ impl Picker {
             }
         }));
         let policy = flow.frontend.settings.balance;
-        let draw = Draw { random: cx.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
+        let draw = Draw { random: self.random.u64(..), source_hash: balance::hash_ip(flow.client_addr.ip()) };
         let mut none = Turns::default();
         let turns = match policy {
             Balance::RoundRobin => self.turns.entry(flow.frontend.entry.id).or_default(),

@@ -33,6 +33,7 @@ pub(crate) struct SourcePorts {
     cursors: HashMap<(IpAddr, BackendAddr), usize>,
     /// When the address was asked for, in monotonic ns, and the address.
     routes: HashMap<BackendAddr, (u64, IpAddr)>,
+    random: fastrand::Rng,
 }
 
 impl SourcePorts {

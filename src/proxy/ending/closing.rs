@@ -113,13 +113,13 @@ pub(in crate::proxy) fn count_again(cx: &WorkerContext, flow: &mut Flow) {
     if flow.holds.frontend.is_none() {
         flow.holds.frontend = Some(FrontendHold::count_again(&flow.frontend));
         let sources = &cx.shared.sources;
-        flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, cx.now_ns);
+        flow.holds.source = count_source_again(&flow.frontend, sources, flow.client_addr, cx.now_ns());
     }
 }
 
 /// A flow that has been idle for too long: one that is closing has not while its end takes something.
 pub(in crate::proxy) fn idle_due(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
-    let (limit, now_ns) = (flow.frontend.settings.idle_timeout, cx.now_ns);
+    let (limit, now_ns) = (flow.frontend.settings.idle_timeout, cx.now_ns());
     if let Phase::Relaying(Relaying { client, backend, closing: Some(closing), .. }) = &mut flow.phase {
         let under_way = |leg: &OwnedFd| silence::unacknowledged(leg).unwrap_or(0);
         let left = under_way(client) + under_way(backend);

@@ -18,7 +18,7 @@ use crate::table::orders::{EndOrder, Pace, Selector};
 pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab, order: &EndOrder) -> Vec<FlowRef> {
     let mut chosen: Vec<_> = flows.iter().filter(|flow| selects(order, flow)).map(|flow| flow.at).collect();
     // In random order, so that clients that came together do not all come back together.
-    cx.random.shuffle(&mut chosen);
+    fastrand::shuffle(&mut chosen);
     let step_ns = step_ns(order.pace, chosen.len(), cx.table.workers.len());
     let of_backend = matches!(order.selector, Selector::Backend(_) | Selector::SocketsOf(_));
     let mut connecting = Vec::new();
@@ -29,8 +29,8 @@ pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab,
             continue;
         }
         set_pending(cx, flow, order);
-        let jitter_ns = cx.random.u64(0..=step_ns / 2);
-        cx.timers.set(cx.now_ns + turn as u64 * step_ns + jitter_ns, Due::End(at));
+        let jitter_ns = fastrand::u64(0..=step_ns / 2);
+        cx.timers.set(cx.now_ns() + turn as u64 * step_ns + jitter_ns, Due::End(at));
     }
     connecting
 }
@@ -51,7 +51,7 @@ pub(in crate::proxy) fn give_turn(
 pub(in crate::proxy) fn end_due(cx: &WorkerContext, watch: &mut FlowWatch, flow: &mut Flow) -> FlowVerdict {
     let Some(pending) = flow.pending_end else { return FlowVerdict::Keep };
     if let Some(idle) = pending.only_idle_for {
-        let quiet_ns = cx.now_ns.saturating_sub(cx.last_byte_ns(flow));
+        let quiet_ns = cx.now_ns().saturating_sub(cx.last_byte_ns(flow));
         if flow.holds_bytes() || flow.is_closing() || quiet_ns < idle.as_nanos() as u64 {
             flow.pending_end = None;
             cx.show_state(flow);
@@ -113,12 +113,12 @@ mod tests {
             pace: Pace::AT_ONCE,
             only_idle_for: Some(Duration::from_secs(5)),
         };
-        cx.now_ns += Duration::from_secs(60).as_nanos() as u64;
+        cx.pass(Duration::from_secs(60));
         assert!(give_turns(&mut cx, &mut flows, &order).is_empty(), "none is connecting");
         let shown = |slot: &Slot| slot.word(Field::Place as usize);
         let (ending, accepted) = [FlowState::Ending, FlowState::Accepted].map(|state| pack_place(state, None)).into();
         assert_eq!([moves, idle].map(|at| shown(cx.slot(at.key()))), [ending; 2]);
-        cx.slot(moves.key()).set(Field::LastToBackendNs as usize, cx.now_ns);
+        cx.slot(moves.key()).set(Field::LastToBackendNs as usize, cx.now_ns());
         let mut turn = |at| {
             let flow = flows.get_mut(at).unwrap();
             (end_due(&cx, &mut FlowWatch::default(), flow), flow.pending_end.is_some())

@@ -111,7 +111,7 @@ impl Relay<'_> {
         if ends {
             // Before our FIN: once the backend has answered it, TIME_WAIT has begun and takes no options any more.
             let to_be_shared = relaying.first_fin.is_none() && relaying.source_port == 0;
-            if to_be_shared && self.ports.wants(relaying.backend_addr, self.cx.now_ns) {
+            if to_be_shared && self.ports.wants(relaying.backend_addr, self.cx.now_ns()) {
                 relaying.source_port = socket::share_port(&relaying.backend).unwrap_or(0);
             }
             if relaying.down.is_done() {
@@ -121,7 +121,7 @@ impl Relay<'_> {
             relaying.first_fin.get_or_insert(Side::Client);
         }
         if moved.written > 0 && relaying.unanswered_since_ns == 0 {
-            relaying.unanswered_since_ns = self.cx.now_ns;
+            relaying.unanswered_since_ns = self.cx.now_ns();
             if !relaying.watched {
                 relaying.watched = true;
                 self.watch.watch_unanswered(self.cx, flow.at);
@@ -199,7 +199,7 @@ impl Relay<'_> {
         let slot = self.cx.slot(flow.at.key());
         slot.add(Field::BytesToBackend as usize, moved.written);
         if moved.read > 0 {
-            slot.set(Field::LastToBackendNs as usize, self.cx.now_ns);
+            slot.set(Field::LastToBackendNs as usize, self.cx.now_ns());
         }
         relaying.place.0.lanes[self.cx.number].bytes_to_backend.add(moved.written);
         // Once, though both directions may ask: else a flow that is busy both ways gets twice the turns each time.
@@ -213,8 +213,8 @@ impl Relay<'_> {
         let slot = self.cx.slot(flow.at.key());
         slot.add(Field::BytesToClient as usize, moved.written);
         if moved.read > 0 {
-            slot.set(Field::LastToClientNs as usize, self.cx.now_ns);
-            note_speech(relaying, slot.word(Field::LastToBackendNs as usize), self.cx.now_ns);
+            slot.set(Field::LastToClientNs as usize, self.cx.now_ns());
+            note_speech(relaying, slot.word(Field::LastToBackendNs as usize), self.cx.now_ns());
         }
         relaying.place.0.lanes[self.cx.number].bytes_to_client.add(moved.written);
         if moved.again && !std::mem::replace(&mut relaying.waits_for_turn, true) {

@@ -30,7 +30,7 @@ impl GoneFrontends {
     /// Also one that the configuration no longer has, as long as somebody watches over its end.
     fn find(&mut self, cx: &WorkerContext, name: &str) -> Option<Arc<FrontendPlane>> {
         let called = |frontend: &&Arc<FrontendPlane>| &*frontend.entry.name == name;
-        let known = cx.plane.frontends.iter().chain(&self.0).find(called).cloned();
+        let known = cx.plane().frontends.iter().chain(&self.0).find(called).cloned();
         known.or_else(|| {
             let entry = cx.table.registry.frontends().into_iter().find(|entry| &*entry.name == name)?;
             let gone = Arc::new(FrontendPlane::gone(entry));
@@ -57,7 +57,7 @@ pub(in crate::proxy) fn import(
     let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
     let (phase, words) = match (stage, backend) {
         (Stage::Header, None) => (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))]),
-        (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, cx.now_ns)), Vec::new()),
+        (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, cx.now_ns())), Vec::new()),
         (Stage::Relaying(relayed), Some(socket)) => {
             let place = backend_at(cx, &frontend, &relayed).ok_or_else(|| {
                 let frontend = frontend.entry.name.to_string();
@@ -74,7 +74,7 @@ pub(in crate::proxy) fn import(
     let frontend_hold = FrontendHold::count_in(&frontend);
     let source_hold = match phase {
         Phase::Header(_) => None,
-        _ => count_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns),
+        _ => count_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns()),
     };
     let now_ns = accepted_at_ns;
     let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };

@@ -34,7 +34,7 @@ impl FlowWatch {
     /// Adds a flow that waits for an answer.
     pub(in crate::proxy) fn watch_unanswered(&mut self, cx: &mut WorkerContext, at: FlowRef) {
         if self.unanswered.is_empty() {
-            cx.timers.set(cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
+            cx.timers.set(cx.now_ns() + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
         self.unanswered.push(at);
     }
@@ -52,7 +52,7 @@ impl FlowWatch {
             // Those at the front were looked at; next time it is the others' turn.
             let turn = looks.min(self.unanswered.len());
             self.unanswered.rotate_left(turn);
-            cx.timers.set(cx.now_ns + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
+            cx.timers.set(cx.now_ns() + LOOK_EVERY.as_nanos() as u64, Due::Evidence);
         }
     }
 }
@@ -66,7 +66,7 @@ fn still_waits(cx: &WorkerContext, flows: &mut FlowSlab, at: FlowRef, looks: &mu
     let is_to_look = match since_ns {
         // What came may be the answer to something else, unless the backend has taken what was sent to it later.
         0 => *looks < LOOKS && entry.taken_ns.load(Relaxed) < given_ns,
-        _ if *looks == LOOKS || cx.now_ns.saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => {
+        _ if *looks == LOOKS || cx.now_ns().saturating_sub(since_ns) < PATIENCE.as_nanos() as u64 => {
             return true;
         }
         _ => true,
@@ -80,9 +80,9 @@ fn still_waits(cx: &WorkerContext, flows: &mut FlowSlab, at: FlowRef, looks: &mu
         Ok(signs) if signs.unacked > 0 => {
             if signs.backoff >= SUSPECT_BACKOFF {
                 entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
-                entry.untaken_ns.fetch_max(cx.now_ns, Relaxed);
+                entry.untaken_ns.fetch_max(cx.now_ns(), Relaxed);
             } else if signs.backoff == 0 {
-                entry.taken_ns.fetch_max(cx.now_ns.saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
+                entry.taken_ns.fetch_max(cx.now_ns().saturating_sub(SENT_AGAIN.as_nanos() as u64), Relaxed);
             }
             true
         }

@@ -56,7 +56,7 @@ impl FlowWatch {
     /// What a flow's settings say, or less while its ends are asked often.
     pub(in crate::proxy) fn timeouts(&self, cx: &WorkerContext, flow: &Flow) -> SocketTimeouts {
         let timeouts = flow.frontend.timeouts;
-        if cx.now_ns >= self.asking_until_ns {
+        if cx.now_ns() >= self.asking_until_ns {
             return timeouts;
         }
         SocketTimeouts {
@@ -77,7 +77,7 @@ impl FlowWatch {
     }
 
     pub(in crate::proxy) fn stop_asking(&mut self, cx: &WorkerContext, flows: &FlowSlab) {
-        if cx.now_ns >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
+        if cx.now_ns() >= self.asking_until_ns && std::mem::take(&mut self.asking_until_ns) != 0 {
             self.retime_relaying(flows);
         }
     }

@@ -94,33 +94,33 @@ impl Worker {
     }
 
     fn reconfigure(&mut self, plane: Arc<Plane>, open: Vec<Listener>) {
-        self.cx.plane = plane;
+        self.cx.set_plane(plane);
         self.gone_frontends.clear();
-        let backends = self.cx.plane.frontends.iter().flat_map(|frontend| &frontend.backends);
+        let backends = self.cx.plane().frontends.iter().flat_map(|frontend| &frontend.backends);
         let addresses: Vec<_> = backends.filter_map(|backend| backend.current().address()).collect();
         self.connector.ports.retain(|address| addresses.contains(&address));
-        let plane = self.cx.plane.clone();
+        let plane = self.cx.plane().clone();
         self.acceptor.follow(&plane);
         self.close_listeners(|listener| plane.listening_on(listener.address).is_none());
         for listener in open {
             self.acceptor.open(&self.cx, listener);
         }
-        self.cx.state().plane_version.store(self.cx.plane.version, Relaxed);
+        self.cx.state().plane_version.store(self.cx.plane().version, Relaxed);
         for flow in self.flows.iter_mut() {
             let same = |frontend: &&Arc<FrontendPlane>| frontend.entry.id == flow.frontend.entry.id;
-            let Some(frontend) = self.cx.plane.frontends.iter().find(same) else { continue };
+            let Some(frontend) = self.cx.plane().frontends.iter().find(same) else { continue };
             let before = std::mem::replace(&mut flow.frontend, frontend.clone());
             // One whose client has yet to say who it is was not counted, nor is one that only waits for its last bytes.
             if flow.holds.frontend.is_some() && !matches!(flow.phase, Phase::Header(_)) {
-                let (sources, now_ns) = (&self.cx.shared.sources, self.cx.now_ns);
+                let (sources, now_ns) = (&self.cx.shared.sources, self.cx.now_ns());
                 recount_source(&before.settings, frontend, sources, flow.client_addr, &mut flow.holds.source, now_ns);
             }
             if before.timeouts != frontend.timeouts {
                 self.watch.retime_later(flow.at);
             }
         }
-        if let Some(policy) = self.cx.plane.leave {
-            self.watch.ripen_by(self.cx.now_ns.saturating_add(policy.after_ns));
+        if let Some(policy) = self.cx.plane().leave {
+            self.watch.ripen_by(self.cx.now_ns().saturating_add(policy.after_ns));
         }
         self.watch.set_idle_walk(&mut self.cx);
     }
@@ -200,9 +200,9 @@ impl Worker {
             }
             UpgradeMessage::ExchangeListener { address, own } => self.acceptor.exchange(&self.cx, address, own),
             UpgradeMessage::SaveTurns { answer } => {
-                let _ = answer.send(self.connector.picker.save_turns(self.cx.number, &self.cx.plane));
+                let _ = answer.send(self.connector.picker.save_turns(self.cx.number, self.cx.plane()));
             }
-            UpgradeMessage::RecallTurns(saved) => self.connector.picker.recall_turns(&self.cx.plane, &saved),
+            UpgradeMessage::RecallTurns(saved) => self.connector.picker.recall_turns(self.cx.plane(), &saved),
         }
     }
 

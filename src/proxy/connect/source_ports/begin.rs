@@ -20,17 +20,12 @@ const ROUTE_KEPT: Duration = Duration::from_secs(2);
 
 impl SourcePorts {
     /// Begins a connection to `address` for `flow`.
-    pub(in crate::proxy) fn open(
-        &mut self,
-        cx: &mut WorkerContext,
-        flow: &Flow,
-        address: BackendAddr,
-    ) -> io::Result<Leg> {
+    pub(in crate::proxy) fn open(&mut self, cx: &WorkerContext, flow: &Flow, address: BackendAddr) -> io::Result<Leg> {
         let ip = source_for(cx, flow, address);
         let leg = if cx.table.offload.keeps_ports() || cx.table.fleet.is_enabled() {
             self.open_from_own_port(cx, flow, address, ip)
         } else {
-            self.open_from_any_port(cx.now_ns, address, ip)
+            self.open_from_any_port(cx.now_ns(), address, ip)
         };
         match leg {
             // The VIP is not here, or not any more: the flow came by another address.
@@ -57,18 +52,18 @@ impl SourcePorts {
 
     fn open_from_own_port(
         &mut self,
-        cx: &mut WorkerContext,
+        cx: &WorkerContext,
         flow: &Flow,
         address: BackendAddr,
         ip: Option<IpAddr>,
     ) -> Result<Leg, NoStart> {
         let ip = match ip {
             Some(ip) => ip,
-            None => self.route_to(cx.now_ns, address).map_err(NoStart::Other)?,
+            None => self.route_to(cx.now_ns(), address).map_err(NoStart::Other)?,
         };
         // The backend must not be told of longer segments than the client takes, or the flow could not be offloaded.
         let mss = flow.client().and_then(|client| socket::segment_max(client).ok());
-        let start = cx.random.usize(..);
+        let start = self.random.usize(..);
         let mut last = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
         for _ in 0..TRIES.min(self.own.len()) {
             let Some(port) = self.next(ip, address, start, &cx.table.offload) else { break };

@@ -34,6 +34,7 @@ mod surroundings;
 mod unread;
 mod untrack;
 mod watch;
+mod wire;
 mod witness;
 
 #[cfg(test)]
@@ -55,7 +56,6 @@ use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::netlink::Watch;
-use crate::sys::raw::RawSender;
 use crate::table::Table;
 use crate::table::offload::{Answer, Request};
 use audit::Audit;
@@ -68,7 +68,7 @@ use scan::Scan;
 use slots::Slots;
 use surroundings::HostSurroundings;
 use unread::ToReadAgain;
-use untrack::Untrack;
+use wire::EngineWire;
 
 /// How often what is carried is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -136,11 +136,10 @@ struct Engine {
     program: Program,
     table: Arc<Table>,
     orders: Arc<EngineOrders>,
-    raw: RawSender,
     routes: Watch,
     surroundings: HostSurroundings,
     barrier: RcuBarrier,
-    untrack: Untrack,
+    wire: EngineWire,
     on_demand: bool,
     flows: Marked<Carried>,
     /// Entered since the last RCU barrier began, and those that it is for.
@@ -188,12 +187,11 @@ struct Engine {
 impl Engine {
     fn open(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         Ok(Self {
-            raw: RawSender::open().map_err(OpenError::Begin)?,
             routes: Watch::open().map_err(OpenError::Begin)?,
             surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
             on_demand,
             barrier: RcuBarrier::start(table.part()).map_err(OpenError::Begin)?,
-            untrack: Untrack::start(table.part()).map_err(OpenError::Begin)?,
+            wire: EngineWire::open(table.part()).map_err(OpenError::Begin)?,
             orders: Arc::default(),
             flows: Marked::default(),
             await_barrier: Vec::new(),

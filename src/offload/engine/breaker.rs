@@ -136,15 +136,8 @@ impl Engine {
             // What cannot be read is asked at the next turn.
             let Ok(Some(entry)) = self.program.entry(&flow.ends.key(direction)) else { continue };
             let look = super::carried::CounterSnapshot::at(&entry);
-            match direction {
-                FlowDirection::ToBackend => {
-                    self.ask(flow.ends.vip.socket_addr(), flow.ends.client.socket_addr(), &look)
-                }
-                FlowDirection::ToClient => {
-                    self.ask(flow.ends.local.socket_addr(), flow.ends.backend.socket_addr(), &look)
-                }
-            }
-            self.untrack.forget(&flow.ends);
+            self.wire.ask_end(&flow.ends, direction, &look);
+            self.wire.untrack(&flow.ends);
         }
     }
 

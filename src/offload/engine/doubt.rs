@@ -142,11 +142,8 @@ impl Engine {
             self.doubts.silenced.retain(|silenced| silenced != key);
         }
         if let Some((ends, look)) = asked {
-            match doubt.direction {
-                FlowDirection::ToBackend => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &look),
-                FlowDirection::ToClient => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &look),
-            }
-            self.untrack.forget(&ends);
+            self.wire.ask_end(&ends, doubt.direction, &look);
+            self.wire.untrack(&ends);
         }
         doubt.asked += 1;
         let is_soon = take == Some(EntryChange::Take) && doubt.asked == 1;

@@ -8,6 +8,7 @@ use super::Engine;
 use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::ids::FlowId;
 use crate::model::pacing::TokenBucket;
+use crate::model::splice::FlowDirection;
 use crate::sys::clock::now_ns;
 use crate::table::offload::Answer;
 
@@ -104,12 +105,12 @@ impl Engine {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         flow.questioned_ns = now_ns;
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
+        self.wire.ask_end(&ends, FlowDirection::ToBackend, &up);
         // Its packets may pass another instance: its client has acknowledged what was not seen here.
         let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
         let down = CounterSnapshot { sent: if is_further { up.taken } else { down.sent }, ..down };
-        self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        self.wire.ask_end(&ends, FlowDirection::ToClient, &down);
         // What this host sends itself begins an entry anew.
-        self.untrack.forget(&ends);
+        self.wire.untrack(&ends);
     }
 }

@@ -84,7 +84,7 @@ impl Engine {
                 Some(entry) if whole => {
                     self.slots.keep(entry.backend_slot, ends.backend);
                     // The process before this one may have died on the way to that.
-                    self.untrack.forget(&ends);
+                    self.wire.untrack(&ends);
                     self.unclaimed += 1;
                     self.offer(id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;

@@ -14,7 +14,6 @@ use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, StandbyAnswer};
 use crate::model::ids::FlowId;
-use crate::model::segment::{Flags, Segment};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::Key;
 use crate::offload::probe::EntryChange;
@@ -160,14 +159,14 @@ impl Engine {
             return;
         }
         match client {
-            true => self.challenge(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
+            true => self.wire.challenge_end(&ends, FlowDirection::ToBackend, &up),
             false => self.take_out_own(id, FlowDirection::ToBackend),
         }
         match backend {
-            true => self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
+            true => self.wire.challenge_end(&ends, FlowDirection::ToClient, &down),
             false => self.take_out_own(id, FlowDirection::ToClient),
         }
-        self.untrack.forget(&ends);
+        self.wire.untrack(&ends);
         self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
     }
 
@@ -194,10 +193,10 @@ impl Engine {
             *rounds += 1;
         }
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.challenge(ends.vip.socket_addr(), ends.client.socket_addr(), &up);
-        self.challenge(ends.local.socket_addr(), ends.backend.socket_addr(), &down);
+        self.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
+        self.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
         // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
-        self.untrack.forget(&ends);
+        self.wire.untrack(&ends);
         self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
@@ -215,32 +214,8 @@ impl Engine {
         let after = fastrand::usize(..self.flows.len().max(1));
         let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
         for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
-            self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), up);
-            self.untrack.forget(ends);
-        }
-    }
-
-    /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
-    /// 3.10.7.4). `look` is at what `to` has sent.
-    pub(super) fn ask(&self, from: SocketAddr, to: SocketAddr, look: &CounterSnapshot) {
-        let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
-        if let Some(packet) = (Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 }).packet() {
-            // Where it cannot be sent there is no answer either.
-            let _ = self.raw.send(&packet, to.ip());
-        }
-    }
-
-    /// `look` is at what `to` has sent.
-    fn challenge(&self, from: SocketAddr, to: SocketAddr, look: &CounterSnapshot) {
-        // Its entry was gone before anybody looked: nobody knows a number. Or a new connection has its port.
-        if *look == CounterSnapshot::default() || look.reused {
-            return;
-        }
-        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
-        let below = Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact };
-        for packet in [exact, below].iter().filter_map(Segment::packet) {
-            // A host that cannot be reached needs no RST.
-            let _ = self.raw.send(&packet, to.ip());
+            self.wire.ask_end(ends, FlowDirection::ToBackend, up);
+            self.wire.untrack(ends);
         }
     }
 
@@ -295,14 +270,6 @@ impl Engine {
     }
 }
 
-/// `look` is at what `to` has sent.
-fn abandoned(from: SocketAddr, to: SocketAddr, look: &CounterSnapshot, other: &CounterSnapshot) -> Abandoned {
-    // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
-    let under_way = other.sent.wrapping_sub(look.taken);
-    let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
-    Abandoned { from, to, seqs: [look.acked, last], ack: look.sent }
-}
-
 impl Carried {
     /// Takes note of one direction; true if anything has passed since the last time.
     pub(super) fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
@@ -318,4 +285,12 @@ impl Carried {
         *look = CounterSnapshot { last_data_ns, ..now };
         changed
     }
+}
+
+/// `look` is at what `to` has sent.
+fn abandoned(from: SocketAddr, to: SocketAddr, look: &CounterSnapshot, other: &CounterSnapshot) -> Abandoned {
+    // What the other has sent, in the numbers of this one's leg: more than was acknowledged may have come.
+    let under_way = other.sent.wrapping_sub(look.taken);
+    let last = look.acked.wrapping_add(if under_way < 1 << 31 { under_way } else { 0 });
+    Abandoned { from, to, seqs: [look.acked, last], ack: look.sent }
 }

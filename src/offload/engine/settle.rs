@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::carried::{Carried, InFlight, Lent, Step};
+use super::wire::EngineWire;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
@@ -14,7 +15,6 @@ use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Entry, Key};
 use crate::offload::probe::EntryChange;
 use crate::sys::clock::now_ns;
-use crate::sys::raw::RawSender;
 use crate::sys::{silence, socket};
 use crate::table::offload::Answer;
 
@@ -154,7 +154,7 @@ impl Engine {
             ] {
                 // Before the RCU barrier is over more may have come than was read.
                 if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
-                    tell_acked(&self.raw, key, outgoing, acked, expected);
+                    tell_acked(&self.wire, key, outgoing, acked, expected);
                 }
             }
         }
@@ -171,8 +171,8 @@ impl Engine {
         // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
         let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
         let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
-        backend.tell(&self.raw, &sockets.backend, up, down, sockets.held_down.len());
-        client.tell(&self.raw, &sockets.client, down, up, sockets.held_up.len());
+        backend.tell(&self.wire, &sockets.backend, up, down, sockets.held_down.len());
+        client.tell(&self.wire, &sockets.client, down, up, sockets.held_up.len());
         Ok(())
     }
 
@@ -189,7 +189,7 @@ impl Engine {
         }
         self.table.offload.count_out();
         match self.program.change(&keys, EntryChange::Commit) {
-            Ok(2) => self.untrack.forget(&flow.ends),
+            Ok(2) => self.wire.untrack(&flow.ends),
             found => {
                 tracing::error!(
                     flow = id.0,
@@ -253,11 +253,11 @@ impl FarEnd {
     /// a later one that was lost. And how far `incoming` has come: what it resends carries its own acknowledgement, and the
     /// far end takes no segment whose acknowledgement lies further back than any window that it was ever given (RFC 5961
     /// section 5.2; net/ipv4/tcp_input.c, tcp_ack). `held` bytes of `incoming` wait to be written.
-    fn tell(&self, raw: &RawSender, socket: &OwnedFd, outgoing: &mut InFlight, incoming: &mut InFlight, held: usize) {
+    fn tell(&self, wire: &EngineWire, socket: &OwnedFd, outgoing: &mut InFlight, incoming: &mut InFlight, held: usize) {
         if outgoing.is_empty() {
             return;
         }
-        tell_acked(raw, self.key, outgoing, self.acked, incoming.expected(held));
+        tell_acked(wire, self.key, outgoing, self.acked, incoming.expected(held));
         // What is in the socket must be the flow's own bytes until all of those are out of it.
         let drained = held == 0 && !incoming.fin && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
         for _ in 0..ZEROS_AT_ONCE {
@@ -266,7 +266,7 @@ impl FarEnd {
                 return;
             }
             let zeros = behind.min(ZEROS.into());
-            tell(raw, self.key, incoming.expected(0), outgoing.told, zeros as u16);
+            tell(wire, self.key, incoming.expected(0), outgoing.told, zeros as u16);
             incoming.passed_by = incoming.passed_by.wrapping_add(zeros);
             discard(socket);
         }
@@ -274,23 +274,21 @@ impl FarEnd {
 }
 
 /// Tells the socket that `outgoing` went through what its far end has acknowledged of it, if that is more than it knows.
-fn tell_acked(raw: &RawSender, key: Key, outgoing: &mut InFlight, acked: u32, seq: u32) {
+fn tell_acked(wire: &EngineWire, key: Key, outgoing: &mut InFlight, acked: u32, seq: u32) {
     let whole = outgoing.end().wrapping_sub(outgoing.told);
     let news = acked.wrapping_sub(outgoing.told);
     if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
         outgoing.told = outgoing.told.wrapping_add(news.min(whole));
-        tell(raw, key, seq, outgoing.told, 0);
+        tell(wire, key, seq, outgoing.told, 0);
     }
 }
 
 /// Towards an address of this host, and so by loopback, which the program does not look at. `key` is that of the far end's
 /// packets.
-fn tell(raw: &RawSender, key: Key, seq: u32, ack: u32, zeros: u16) {
+fn tell(wire: &EngineWire, key: Key, seq: u32, ack: u32, zeros: u16) {
     let Key { from, to } = key;
     let segment = Segment { from, to, seq, ack, flags: Flags::Ack, window: u16::MAX };
-    if let Some(packet) = segment.packet_of_zeros(zeros) {
-        let _ = raw.send(&packet, to.ip());
-    }
+    wire.send_zeros(&segment, zeros);
 }
 
 /// Takes out of a socket what only stands for bytes that went another way.

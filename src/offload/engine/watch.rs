@@ -242,10 +242,10 @@ impl Engine {
         unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
         let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
         match by_client {
-            true => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), &up),
-            false => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), &down),
+            true => self.wire.ask_end(&ends, FlowDirection::ToBackend, &up),
+            false => self.wire.ask_end(&ends, FlowDirection::ToClient, &down),
         }
-        self.untrack.forget(&ends);
+        self.wire.untrack(&ends);
     }
 
     /// Tells of backends that were asked and do not answer.

@@ -135,10 +135,7 @@ impl Engine {
         let (seq, ack) = (state.snd_una.wrapping_sub(2), state.rcv_nxt);
         let window = if state.own_window_scale == 0 { WINDOW_UNSCALED } else { WINDOW };
         let segment = Segment { from: key.to, to: key.from, seq, ack, flags: Flags::Ack, window };
-        if let Some(packet) = segment.packet_of_zeros(1) {
-            // Where it cannot be sent there is no answer either.
-            let _ = self.raw.send(&packet, key.from.ip());
-        }
+        self.wire.send_zeros(&segment, 1);
     }
 }
 

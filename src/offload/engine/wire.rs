@@ -1,0 +1,75 @@
+//! What the engine sends to the ends of flows, each time in the name of the other one, and what this host forgets of it.
+
+use std::io;
+use std::net::SocketAddr;
+
+use super::carried::CounterSnapshot;
+use super::untrack::Untrack;
+use crate::model::ends::Ends;
+use crate::model::segment::{Flags, Segment};
+use crate::model::splice::FlowDirection;
+use crate::sys::raw::RawSender;
+use crate::table::Part;
+use crate::table::offload::OffloadCensus;
+
+#[derive(Debug)]
+pub(super) struct EngineWire {
+    raw: RawSender,
+    untrack: Untrack,
+}
+
+impl EngineWire {
+    pub(super) fn open(census: Part<OffloadCensus>) -> io::Result<Self> {
+        Ok(Self { raw: RawSender::open()?, untrack: Untrack::start(census)? })
+    }
+
+    /// Sends what every living end answers with its numbers: a bare ACK that lies before what it expects (RFC 9293 section
+    /// 3.10.7.4). `look` is at what `to` has sent.
+    fn ask(&self, from: SocketAddr, to: SocketAddr, look: &CounterSnapshot) {
+        let (seq, ack) = (look.acked.wrapping_sub(1), look.sent);
+        self.send(&Segment { from, to, seq, ack, flags: Flags::Ack, window: 0 });
+    }
+
+    /// As [`EngineWire::ask`], of the end whose packets have this direction.
+    pub(super) fn ask_end(&self, ends: &Ends, sends: FlowDirection, look: &CounterSnapshot) {
+        match sends {
+            FlowDirection::ToBackend => self.ask(ends.vip.socket_addr(), ends.client.socket_addr(), look),
+            FlowDirection::ToClient => self.ask(ends.local.socket_addr(), ends.backend.socket_addr(), look),
+        }
+    }
+
+    /// Makes the end whose packets have this direction take an RST; `look` is at what it has sent.
+    pub(super) fn challenge_end(&self, ends: &Ends, sends: FlowDirection, look: &CounterSnapshot) {
+        // Its entry was gone before anybody looked: nobody knows a number. Or a new connection has its port.
+        if *look == CounterSnapshot::default() || look.reused {
+            return;
+        }
+        let (from, to) = match sends {
+            FlowDirection::ToBackend => (ends.vip.socket_addr(), ends.client.socket_addr()),
+            FlowDirection::ToClient => (ends.local.socket_addr(), ends.backend.socket_addr()),
+        };
+        let exact = Segment { from, to, seq: look.acked, ack: look.sent, flags: Flags::RstAck, window: 0 };
+        self.send(&exact);
+        self.send(&Segment { seq: look.acked.wrapping_sub(1), flags: Flags::Ack, ..exact });
+    }
+
+    fn send(&self, segment: &Segment) {
+        if let Some(packet) = segment.packet() {
+            // Where it cannot be sent there is no answer either, and a host that cannot be reached needs no RST.
+            let _ = self.raw.send(&packet, segment.to.ip());
+        }
+    }
+
+    /// Sends it with so many bytes, all of them zeros.
+    pub(super) fn send_zeros(&self, segment: &Segment, zeros: u16) {
+        if let Some(packet) = segment.packet_of_zeros(zeros) {
+            let _ = self.raw.send(&packet, segment.to.ip());
+        }
+    }
+
+    /// Has connection tracking forget both legs, soon: also what this host has just sent itself begins an entry anew
+    /// (nf_conntrack_tcp_loose).
+    pub(super) fn untrack(&self, ends: &Ends) {
+        self.untrack.forget(ends);
+    }
+}

@@ -10,6 +10,7 @@
 //! ```
 //! Nothing here makes a worker wait, and no flow waits for the RCU barrier of another: only sockets do.
 
+mod answers;
 mod audit;
 mod barrier;
 mod breaker;
@@ -57,7 +58,8 @@ use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::netlink::Watch;
 use crate::table::Table;
-use crate::table::offload::{Answer, Request};
+use crate::table::offload::Request;
+use answers::Answers;
 use audit::Audit;
 use barrier::RcuBarrier;
 use breaker::Judge;
@@ -140,6 +142,7 @@ struct Engine {
     surroundings: HostSurroundings,
     barrier: RcuBarrier,
     wire: EngineWire,
+    answers: Answers,
     on_demand: bool,
     flows: Marked<Carried>,
     /// Entered since the last RCU barrier began, and those that it is for.
@@ -179,9 +182,6 @@ struct Engine {
     keep: Keep,
     /// What could not be read.
     unread: ToReadAgain,
-    /// Progress that is about to go to each worker.
-    lists: HashMap<usize, Vec<crate::table::offload::Progress>>,
-    touched: Vec<bool>,
 }
 
 impl Engine {
@@ -217,8 +217,7 @@ impl Engine {
             reattach_at_ns: 0,
             doubt_at_ns: 0,
             keep: Keep::default(),
-            lists: HashMap::new(),
-            touched: vec![false; table.workers.len()],
+            answers: Answers::new(table.part(), table.part(), table.workers.len()),
             unread: ToReadAgain::default(),
             table,
             program,
@@ -257,7 +256,7 @@ impl Engine {
 
     fn turn(&mut self) {
         while self.take_requests() {
-            self.wake_workers();
+            self.answers.wake_workers();
             // Many may come at once, and those that have been offloaded may be ending already.
             self.take_events();
         }
@@ -269,7 +268,7 @@ impl Engine {
         self.do_what_is_due();
         self.take_events();
         self.watch();
-        self.wake_workers();
+        self.answers.wake_workers();
     }
 
     /// Takes some requests; true if there may be more.
@@ -329,23 +328,6 @@ impl Engine {
         let unfinished: Vec<_> = self.flows.values().filter(|flow| flow.has_sockets()).map(|flow| flow.id).collect();
         for id in unfinished {
             self.reset(id);
-        }
-    }
-
-    fn answer(&mut self, worker: usize, answer: Answer) {
-        self.table.offload.answer(worker, answer);
-        self.touched[worker] = true;
-    }
-
-    fn wake_workers(&mut self) {
-        for (worker, list) in self.lists.drain() {
-            self.table.offload.answer(worker, Answer::Progress(list));
-            self.touched[worker] = true;
-        }
-        for (worker, touched) in self.touched.iter_mut().enumerate() {
-            if std::mem::take(touched) {
-                self.table.orders.wake(worker);
-            }
         }
     }
 

@@ -253,7 +253,7 @@ impl Engine {
         }
         self.table.offload.census.count_stayed(why);
         self.table.offload.count_out();
-        self.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
+        self.answers.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
     }
 
     fn fail(&mut self, candidate: Candidate, error: &dyn Error) {

@@ -79,9 +79,8 @@ impl Engine {
         let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
         let later: Vec<_> = self.flows.values().filter(is_later).map(|flow| flow.id).collect();
         later.into_iter().for_each(|id| self.begin_asking(id));
-        for worker in 0..self.table.workers.len() {
-            self.answer(worker, Answer::AskEnds { until_ns: self.soon.until_ns });
-        }
+        let until_ns = self.soon.until_ns;
+        self.answers.answer_all(|| Answer::AskEnds { until_ns });
     }
 
     /// Has it looked at from time to time. Those that come at once are not asked at once.

@@ -106,7 +106,7 @@ impl Engine {
     pub(super) fn claim(&mut self, ticket: Ticket, patience_ns: u64) {
         let Some(flow) = self.flows.get_mut(&ticket.id) else {
             let reason = Some(EndReason::Internal);
-            return self.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
+            return self.answers.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
         };
         let is_new = flow.ticket.replace(ticket).is_none();
         flow.patience_ns = patience_ns;
@@ -118,7 +118,7 @@ impl Engine {
             // It ended before it had a worker that could be told.
             let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
             let last = last.unwrap_or_else(|| Progress::none(ticket));
-            return self.answer(ticket.worker, Answer::Ended { last, reason });
+            return self.answers.answer(ticket.worker, Answer::Ended { last, reason });
         }
         self.tell_offloaded(ticket.id);
         self.has_moved(ticket.id);
@@ -154,8 +154,8 @@ impl Engine {
             client: note.as_ref().map_or(flow.ends.client, note::client),
         };
         let found = Box::new(flow.found(record));
-        let worker = (id.0 % self.touched.len() as u64) as usize;
-        self.answer(worker, Answer::Found(found));
+        let worker = self.answers.any_worker(id.0);
+        self.answers.answer(worker, Answer::Found(found));
     }
 
     /// Flows of this instance; takes note of what is held for others.

@@ -60,11 +60,11 @@ impl Engine {
             && (moved_ns >= since_ns || !is_known)
         {
             // Its worker asks again, should it be idle for that long.
-            return self.answer(ticket.worker, Answer::Moves(last));
+            return self.answers.answer(ticket.worker, Answer::Moves(last));
         }
         self.reset(ticket.id);
         if let Some(last) = last {
-            self.answer(ticket.worker, Answer::Ended { last, reason: None });
+            self.answers.answer(ticket.worker, Answer::Ended { last, reason: None });
         }
     }
 
@@ -101,7 +101,7 @@ impl Engine {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         if let Some(ticket) = flow.ticket {
             let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
-            self.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
+            self.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
         }
     }
 

@@ -202,7 +202,7 @@ impl Engine {
         }
         self.table.offload.census.offloaded.add(1);
         if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
-            self.answer(ticket.worker, Answer::Offloaded(ticket));
+            self.answers.answer(ticket.worker, Answer::Offloaded(ticket));
         }
         self.tell_offloaded(id);
         // It may have ended while it had sockets, and then nothing comes any more that tells.

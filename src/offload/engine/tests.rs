@@ -12,6 +12,7 @@ use crate::offload::entry::{Action, Entry, Seen};
 use crate::offload::program;
 use crate::offload::settings::OffloadSettings;
 use crate::table::flows::FlowKey;
+use crate::table::offload::Answer;
 use crate::table::offload::{Found, Ticket};
 use carried::Step;
 
@@ -144,7 +145,7 @@ fn a_flow_that_cannot_be_read_does_not_end_as_idle_and_is_looked_at_again() {
     scene.set_unreadable(false);
     scene.engine.read_again(now_ns());
     assert_eq!(scene.engine.flows.get(&flow.id).map(|flow| flow.up.packets), Some(5));
-    assert_eq!(scene.engine.lists.get(&0).map(Vec::len), Some(2), "once claimed, once read");
+    assert_eq!(scene.engine.answers.waiting_for(0), 2, "once claimed, once read");
 }
 
 #[test]

@@ -136,7 +136,7 @@ impl Engine {
             false => drop(self.closing.remove(&id)),
         }
         if let Some(progress) = flow.progress() {
-            self.lists.entry(progress.ticket.worker).or_default().push(progress);
+            self.answers.has_come_to(progress);
         }
         let Some(flow) = self.flows.get(&id) else { return };
         match (flow.ended(), &flow.step) {

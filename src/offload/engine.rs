@@ -19,6 +19,7 @@ mod doubt;
 mod enter;
 mod held;
 mod holding;
+mod interfaces;
 mod note;
 mod ports;
 mod quiet;
@@ -27,7 +28,6 @@ mod requests;
 mod reset;
 mod retold;
 mod room;
-mod routes;
 mod scan;
 mod settle;
 mod slots;
@@ -56,9 +56,9 @@ use crate::essential;
 use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
-use crate::sys::netlink::Watch;
+use crate::sys::netdev;
 use crate::table::Table;
-use crate::table::offload::Request;
+use crate::table::offload::{OffloadView, Request};
 use answers::Answers;
 use audit::Audit;
 use barrier::RcuBarrier;
@@ -66,6 +66,7 @@ use breaker::Judge;
 use carried::Carried;
 use doubt::Doubts;
 use held::Keep;
+use interfaces::Interfaces;
 use scan::Scan;
 use slots::Slots;
 use surroundings::HostSurroundings;
@@ -103,9 +104,9 @@ impl OffloadEngine {
     /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         let mut engine = Engine::open(program, table.clone(), on_demand)?;
-        let orders = engine.orders.clone();
+        let orders = engine.outside.orders.clone();
         engine.keep_names()?;
-        table.offload.held.serve(Box::new(engine.program.carried()?));
+        table.offload.held.serve(Box::new(engine.outside.program.carried()?));
         // Workers wait for its answers with requests in hand. What is offloaded goes on, and the next process recovers it.
         let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;
         Ok(Self { table, orders, thread: Some(thread) })
@@ -133,17 +134,60 @@ impl OffloadEngine {
     }
 }
 
-/// Everything that the thread has.
-struct Engine {
+/// What the engine has to do with: the kernel's program, the rest of Baton, the workers, the ends of flows, and this host's network.
+#[derive(Debug)]
+struct Outside {
     program: Program,
     table: Arc<Table>,
     orders: Arc<EngineOrders>,
-    routes: Watch,
-    surroundings: HostSurroundings,
-    barrier: RcuBarrier,
-    wire: EngineWire,
     answers: Answers,
-    on_demand: bool,
+    wire: EngineWire,
+    interfaces: Interfaces,
+    surroundings: HostSurroundings,
+    slots: Slots,
+}
+
+impl Outside {
+    fn open(program: Program, table: Arc<Table>, on_demand: bool) -> io::Result<Self> {
+        Ok(Self {
+            answers: Answers::new(table.part(), table.part(), table.workers.len()),
+            wire: EngineWire::open(table.part())?,
+            interfaces: Interfaces::open(on_demand)?,
+            surroundings: HostSurroundings::open()?,
+            slots: Slots::default(),
+            orders: Arc::default(),
+            program,
+            table,
+        })
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.orders.frozen.load(Acquire)
+    }
+
+    /// Shows how the offload engine stands.
+    fn show(&self, flows_held: usize) {
+        self.table.offload.census.show(OffloadView {
+            why_not: None,
+            interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
+            flows_max: self.program.flows_max().into(),
+            flows_held: flows_held as u64,
+            packets: self.program.counters().map(|counters| counters.labelled().to_vec()).unwrap_or_default(),
+        });
+    }
+
+    /// Has the program on every interface that packets of flows may come by.
+    fn attach_everywhere(&mut self, flows_held: usize) {
+        if self.interfaces.attach_everywhere(&mut self.program) {
+            self.show(flows_held);
+        }
+    }
+}
+
+/// Everything that the thread has.
+struct Engine {
+    outside: Outside,
+    barrier: RcuBarrier,
     flows: Marked<Carried>,
     /// Entered since the last RCU barrier began, and those that it is for.
     await_barrier: Vec<FlowId>,
@@ -159,7 +203,6 @@ struct Engine {
     listens: bool,
     /// Flows of an earlier process that no worker has taken or refused yet.
     unclaimed: u64,
-    slots: Slots,
     /// Flows in their sockets, of which it is to be seen what they look like on the wire.
     witnesses: HashMap<FlowId, witness::Witness>,
     sweep_at_ns: u64,
@@ -187,12 +230,7 @@ struct Engine {
 impl Engine {
     fn open(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         Ok(Self {
-            routes: Watch::open().map_err(OpenError::Begin)?,
-            surroundings: HostSurroundings::open().map_err(OpenError::Begin)?,
-            on_demand,
             barrier: RcuBarrier::start(table.part()).map_err(OpenError::Begin)?,
-            wire: EngineWire::open(table.part()).map_err(OpenError::Begin)?,
-            orders: Arc::default(),
             flows: Marked::default(),
             await_barrier: Vec::new(),
             in_barrier: Vec::new(),
@@ -202,7 +240,6 @@ impl Engine {
             events: program.events()?,
             listens: false,
             unclaimed: 0,
-            slots: Slots::default(),
             witnesses: HashMap::new(),
             breaker: Judge::default(),
             sweep_at_ns: 0,
@@ -217,20 +254,18 @@ impl Engine {
             reattach_at_ns: 0,
             doubt_at_ns: 0,
             keep: Keep::default(),
-            answers: Answers::new(table.part(), table.part(), table.workers.len()),
             unread: ToReadAgain::default(),
-            table,
-            program,
+            outside: Outside::open(program, table, on_demand).map_err(OpenError::Begin)?,
         })
     }
 
     fn run(&mut self) {
-        if self.table.fleet.is_enabled() {
+        if self.outside.table.fleet.is_enabled() {
             // Packets of others' flows may come before the first own flow, or the first record of theirs.
-            self.attach_everywhere();
+            self.outside.attach_everywhere(self.flows.len());
         }
-        self.show();
-        let beat = self.table.beats.begin("offload");
+        self.outside.show(self.flows.len());
+        let beat = self.outside.table.beats.begin("offload");
         loop {
             beat.turn();
             let wait = self.time_to_wait();
@@ -238,8 +273,8 @@ impl Engine {
                 tracing::error!(%error, "the offload engine's wait for requests failed; it tries again");
                 std::thread::sleep(TICK);
             }
-            self.table.offload.clear_wake();
-            if self.orders.stop.load(Acquire) {
+            self.outside.table.offload.clear_wake();
+            if self.outside.orders.stop.load(Acquire) {
                 return self.leave();
             }
             self.turn();
@@ -247,8 +282,8 @@ impl Engine {
     }
 
     fn wait(&self, limit: Duration) -> io::Result<()> {
-        let wake = self.table.offload.wake_fd();
-        match self.listens && !self.is_frozen() {
+        let wake = self.outside.table.offload.wake_fd();
+        match self.listens && !self.outside.is_frozen() {
             true => wait_readable_any(&[wake, self.events.as_fd()], limit),
             false => wait_readable(wake, limit).map(drop),
         }
@@ -256,11 +291,11 @@ impl Engine {
 
     fn turn(&mut self) {
         while self.take_requests() {
-            self.answers.wake_workers();
+            self.outside.answers.wake_workers();
             // Many may come at once, and those that have been offloaded may be ending already.
             self.take_events();
         }
-        if self.orders.recover.swap(false, AcqRel) {
+        if self.outside.orders.recover.swap(false, AcqRel) {
             self.recover();
         }
         self.take_standby_requests();
@@ -268,7 +303,7 @@ impl Engine {
         self.do_what_is_due();
         self.take_events();
         self.watch();
-        self.answers.wake_workers();
+        self.outside.answers.wake_workers();
     }
 
     /// Takes some requests; true if there may be more.
@@ -276,7 +311,7 @@ impl Engine {
         let mut candidates = Vec::new();
         let mut taken = 0;
         while taken < BURST
-            && let Some(request) = self.table.offload.next_request()
+            && let Some(request) = self.outside.table.offload.next_request()
         {
             taken += 1;
             match request {
@@ -312,26 +347,22 @@ impl Engine {
         if !self.unsettled.is_empty() {
             return settle::RETRY;
         }
-        let next_ns = self.later.first().filter(|_| !self.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        let next_ns = self.later.first().filter(|_| !self.outside.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
         TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
     }
 
     /// Finishes what is between two steps, as far as that goes in a moment, and resets the rest.
     fn leave(&mut self) {
         let until_ns = now_ns() + STOP_WAIT.as_nanos() as u64;
-        while now_ns() < until_ns && self.table.offload.in_flight() > 0 {
+        while now_ns() < until_ns && self.outside.table.offload.in_flight() > 0 {
             self.take_requests();
             self.settle();
-            let _ = wait_readable(self.table.offload.wake_fd(), settle::RETRY);
-            self.table.offload.clear_wake();
+            let _ = wait_readable(self.outside.table.offload.wake_fd(), settle::RETRY);
+            self.outside.table.offload.clear_wake();
         }
         let unfinished: Vec<_> = self.flows.values().filter(|flow| flow.has_sockets()).map(|flow| flow.id).collect();
         for id in unfinished {
             self.reset(id);
         }
-    }
-
-    fn is_frozen(&self) -> bool {
-        self.orders.frozen.load(Acquire)
     }
 }

@@ -82,7 +82,7 @@ impl Engine {
         });
         let mut seen = Vec::new();
         // What cannot be read is gone through in the next round.
-        let more = self.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
+        let more = self.outside.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
         let (mut flows, mut keys) = (Vec::new(), Vec::new());
         for (key, entry) in &seen {
             let held = self.keep.held.by_packet(entry.id, entry.direction, key);
@@ -95,8 +95,8 @@ impl Engine {
                 None => {}
             }
         }
-        if self.table.fleet.is_enabled() && !(flows.is_empty() && keys.is_empty()) {
-            self.table.offload.held.answer(StandbyAnswer::Keeps { flows, keys });
+        if self.outside.table.fleet.is_enabled() && !(flows.is_empty() && keys.is_empty()) {
+            self.outside.table.offload.held.answer(StandbyAnswer::Keeps { flows, keys });
         }
         match more {
             true => self.audit.cursor = Some(cursor),
@@ -119,6 +119,6 @@ impl Engine {
             "the BPF map has an entry of no known flow; Baton removes it. This is a bug, please report it"
         );
         // What cannot be read is met again.
-        let _ = self.program.take_out(key);
+        let _ = self.outside.program.take_out(key);
     }
 }

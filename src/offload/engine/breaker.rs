@@ -34,7 +34,7 @@ struct HeldBack {
 impl Engine {
     /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far.
     pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2]) -> Result<(), Stays> {
-        if self.table.offload.is_hurried() && !self.breaker.breaker.is_open() {
+        if self.outside.table.offload.is_hurried() && !self.breaker.breaker.is_open() {
             // The host is about to go: who is held back now is lost.
             return Ok(());
         }
@@ -85,7 +85,7 @@ impl Engine {
 
     /// Looks what became of flows that are watched, and what follows from that.
     pub(super) fn judge(&mut self, now_ns: u64) {
-        if self.table.offload.take_retry_wanted() {
+        if self.outside.table.offload.take_retry_wanted() {
             self.breaker.breaker.handle_reload();
         }
         if self.breaker.breaker.is_closed() {
@@ -97,13 +97,13 @@ impl Engine {
             self.judge_held_back(now_ns);
         }
         let change = self.breaker.breaker.poll(now_ns);
-        self.table.offload.set_stopped(self.breaker.breaker.is_open());
+        self.outside.table.offload.set_stopped(self.breaker.breaker.is_open());
         match change {
             None => {}
             Some(BreakerChange::Opened { reset, of }) => {
-                self.table.journal.record(What::OffloadStopped { reset, of });
+                self.outside.table.journal.record(What::OffloadStopped { reset, of });
             }
-            Some(BreakerChange::Closed) => self.table.journal.record(What::OffloadResumed {}),
+            Some(BreakerChange::Closed) => self.outside.table.journal.record(What::OffloadResumed {}),
         }
     }
 
@@ -134,10 +134,10 @@ impl Engine {
                 continue;
             }
             // What cannot be read is asked at the next turn.
-            let Ok(Some(entry)) = self.program.entry(&flow.ends.key(direction)) else { continue };
+            let Ok(Some(entry)) = self.outside.program.entry(&flow.ends.key(direction)) else { continue };
             let look = super::carried::CounterSnapshot::at(&entry);
-            self.wire.ask_end(&flow.ends, direction, &look);
-            self.wire.untrack(&flow.ends);
+            self.outside.wire.ask_end(&flow.ends, direction, &look);
+            self.outside.wire.untrack(&flow.ends);
         }
     }
 
@@ -152,7 +152,7 @@ impl Engine {
             let both_spoke = bytes[0] > held.bytes[0] && bytes[1] > held.bytes[1];
             both_spoke && now_ns.saturating_sub(held.since_ns) > SOON_NS
         };
-        for flow in self.table.flows.iter() {
+        for flow in self.outside.table.flows.iter() {
             if held.get(&flow.id).is_some_and(|held| lives(held, [flow.bytes_to_backend, flow.bytes_to_client])) {
                 breaker.handle_fate(flow.id, Fate::Lives, now_ns);
             }

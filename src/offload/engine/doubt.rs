@@ -63,7 +63,7 @@ struct OpenDoubt {
 impl Engine {
     /// Takes note of such a segment. The id: it is of a flow that another instance lists, whose client now speaks to this one.
     pub(super) fn doubt(&mut self, told: &UnknownPacket, now_ns: u64) -> Option<FleetId> {
-        let Ok(entry) = self.program.entry(&told.key) else {
+        let Ok(entry) = self.outside.program.entry(&told.key) else {
             // It may be the only word of an end that is gone.
             match self.doubts.unread.len() < DOUBTS_MAX {
                 true => self.doubts.unread.push(*told),
@@ -114,7 +114,7 @@ impl Engine {
         let count = self.doubts.silenced.len().min(HEAR_AT_ONCE);
         let heard: Vec<_> = self.doubts.silenced.drain(..count).collect();
         if !heard.is_empty()
-            && let Err(error) = self.program.change(&heard, EntryChange::Hear)
+            && let Err(error) = self.outside.program.change(&heard, EntryChange::Hear)
         {
             tracing::error!(%error, "cannot make the BPF program report segments of these flows again");
         }
@@ -138,12 +138,12 @@ impl Engine {
         let take = self.what_to_take(doubt)?;
         let asked = self.whom_it_seems(doubt)?;
         if let Some(take) = take.filter(|_| doubt.asked > 0) {
-            let _ = self.program.change(&[*key], take);
+            let _ = self.outside.program.change(&[*key], take);
             self.doubts.silenced.retain(|silenced| silenced != key);
         }
         if let Some((ends, look)) = asked {
-            self.wire.ask_end(&ends, doubt.direction, &look);
-            self.wire.untrack(&ends);
+            self.outside.wire.ask_end(&ends, doubt.direction, &look);
+            self.outside.wire.untrack(&ends);
         }
         doubt.asked += 1;
         let is_soon = take == Some(EntryChange::Take) && doubt.asked == 1;
@@ -153,7 +153,7 @@ impl Engine {
 
     /// Whether something that fits in has come since, or the flow is over.
     fn is_settled(&self, key: &Key, doubt: &OpenDoubt) -> Result<bool, Unread> {
-        let entry = self.program.entry(key)?.filter(|entry| entry.id == doubt.id);
+        let entry = self.outside.program.entry(key)?.filter(|entry| entry.id == doubt.id);
         let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
         // The program's clock is late by a tick at most.
         Ok(live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns))
@@ -168,14 +168,14 @@ impl Engine {
         let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
         Ok(match may_be_old {
             true => Some(EntryChange::Take),
-            false => self.table.fleet.is_shared().then_some(EntryChange::TakeNear),
+            false => self.outside.table.fleet.is_shared().then_some(EntryChange::TakeNear),
         })
     }
 
     /// The flow's ends, and what is known of the one that is to be asked; `None`: the flow is gone.
     fn whom_it_seems(&mut self, doubt: &OpenDoubt) -> Result<Option<(Ends, CounterSnapshot)>, Unread> {
         if let Some(ends) = doubt.held {
-            let entry = self.program.entry(&ends.key(doubt.direction))?.filter(|entry| entry.id == doubt.id);
+            let entry = self.outside.program.entry(&ends.key(doubt.direction))?.filter(|entry| entry.id == doubt.id);
             return Ok(entry.map(|entry| (ends, CounterSnapshot::at(&entry))));
         }
         self.look(doubt.id)?;

@@ -12,7 +12,7 @@ use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
 use crate::offload::entry::{Egress, Ends, Identity, Splice, Start};
 use crate::offload::program::{InstallError, LegAddresses};
 use crate::sys::clock::now_ns;
-use crate::sys::{netdev, silence, socket};
+use crate::sys::{silence, socket};
 use crate::table::backend::BackendEntry;
 use crate::table::offload::{Answer, Candidate, Stays};
 
@@ -28,7 +28,7 @@ impl Engine {
         if candidates.is_empty() {
             return;
         }
-        self.surroundings.refresh();
+        self.outside.surroundings.refresh();
         let mut named = Vec::new();
         for candidate in candidates {
             match ends(&candidate) {
@@ -39,7 +39,7 @@ impl Engine {
         let legs = named.iter().flat_map(|(_, ends)| {
             [LegAddresses::client(ends.client, ends.vip), LegAddresses::backend(ends.local, ends.backend)]
         });
-        let states = match self.program.probe(&legs.collect::<Vec<_>>()) {
+        let states = match self.outside.program.probe(&legs.collect::<Vec<_>>()) {
             Ok(states) => states,
             Err(error) => return named.into_iter().for_each(|(candidate, _)| self.fail(candidate, &error)),
         };
@@ -56,13 +56,13 @@ impl Engine {
     }
 
     fn enter_one(&mut self, candidate: Candidate, ends: Ends, client: &LegState, backend: &LegState) {
-        if self.is_frozen() || !self.table.offload.is_open() {
+        if self.outside.is_frozen() || !self.outside.table.offload.is_open() {
             return self.give_back(candidate, Stays::Busy);
         }
         if [client, backend].iter().any(|leg| [leg.interface, leg.receives_by].contains(&Some(LOOPBACK))) {
             return self.give_back(candidate, Stays::Local);
         }
-        if self.surroundings.are_covered(&ends) {
+        if self.outside.surroundings.are_covered(&ends) {
             return self.give_back(candidate, Stays::Ipsec);
         }
         // Whatever stands against it now, meanwhile its packets show what they look like.
@@ -89,9 +89,9 @@ impl Engine {
         if let Err(why) = self.have_shown(&candidate, &ends, [client, backend]) {
             return self.give_back(candidate, why);
         }
-        let (slot, is_new) = self.slots.of(ends.backend);
+        let (slot, is_new) = self.outside.slots.of(ends.backend);
         if is_new {
-            let _ = self.program.forget_evidence(slot);
+            let _ = self.outside.program.forget_evidence(slot);
         }
         if terms.in_flight_to_backend + terms.in_flight_to_client == 0 {
             // An ACK that our kernel still owes would never be sent, and the far end would send its bytes again.
@@ -132,19 +132,19 @@ impl Engine {
             return self.give_back(candidate, why);
         }
         if candidate.record.client != ends.client {
-            let kept = self.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
+            let kept = self.outside.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
             if let Err(error) = kept {
                 self.not_admitted(candidate.ticket.id);
                 return self.fail(candidate, &error);
             }
         }
         // Before the sockets are gone, so that the port is never free.
-        self.table.offload.reserve(ends.local, ends.backend);
+        self.outside.table.offload.reserve(ends.local, ends.backend);
         self.witnesses.remove(&candidate.ticket.id);
-        match self.program.install_over(&splice) {
+        match self.outside.program.install_over(&splice) {
             Ok(()) => self.entered(candidate, &splice, [backend.mss, client.mss]),
             Err(error) => {
-                self.table.offload.release(ends.local, ends.backend);
+                self.outside.table.offload.release(ends.local, ends.backend);
                 self.not_admitted(candidate.ticket.id);
                 self.fail(candidate, &error);
             }
@@ -204,7 +204,7 @@ impl Engine {
         if leg.peer_mss != leg.own_mss + timestamps {
             return leg.peer_mss;
         }
-        let entries = self.table.registry.backends();
+        let entries = self.outside.table.registry.backends();
         let its = |entry: &Arc<BackendEntry>| entry.address() == Some(backend);
         let told = entries.iter().filter(|entry| its(entry)).map(|entry| entry.segment_max.load(Relaxed)).max();
         let told = u16::try_from(told.unwrap_or(0)).unwrap_or(u16::MAX);
@@ -222,26 +222,14 @@ impl Engine {
         // A backend that has only acknowledged so far has not left the kernel a trace of its way. It is the way there
         // in all likelihood, and whatever interface it is, the program looks at it.
         let comes_by = leg.receives_by.unwrap_or_else(|| {
-            self.attach_everywhere();
+            self.outside.attach_everywhere(self.flows.len());
             leaves_by
         });
-        if self.surroundings.merges(comes_by) {
+        if self.outside.surroundings.merges(comes_by) {
             return Err(Stays::Lro);
         }
-        if !self.program.attached().contains(&comes_by) {
-            if !self.on_demand {
-                return Err(Stays::Interface);
-            }
-            if let Err(error) = self.program.attach(comes_by) {
-                tracing::warn!(
-                    interface = comes_by,
-                    %error,
-                    "cannot attach the BPF program; flows with packets that arrive by this interface stay proxied"
-                );
-                return Err(Stays::Interface);
-            }
-            tracing::info!(interface = netdev::name(comes_by).ok(), "attached the BPF program to an interface");
-            self.show();
+        if self.outside.interfaces.attach_for_leg(&mut self.outside.program, comes_by)? {
+            self.outside.show(self.flows.len());
         }
         Ok(Egress::Interface(leaves_by))
     }
@@ -251,9 +239,9 @@ impl Engine {
         if why.for_good() {
             self.forget_witness(ticket.id);
         }
-        self.table.offload.census.count_stayed(why);
-        self.table.offload.count_out();
-        self.answers.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
+        self.outside.table.offload.census.count_stayed(why);
+        self.outside.table.offload.count_out();
+        self.outside.answers.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
     }
 
     fn fail(&mut self, candidate: Candidate, error: &dyn Error) {

@@ -95,23 +95,23 @@ impl Engine {
     /// Lets the program ask again, for as many packets as each rule allows.
     pub(super) fn refill_asks(&self) {
         for (vip, unknown) in &self.keep.asks {
-            let _ = self.program.refill_asks(*vip, unknown);
+            let _ = self.outside.program.refill_asks(*vip, unknown);
         }
     }
 
     /// Tells the other instances how the flow's packets are passed on.
     pub(super) fn tell_offloaded(&mut self, id: FlowId) {
-        if !self.table.fleet.is_enabled() {
+        if !self.outside.table.fleet.is_enabled() {
             return;
         }
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        let Ok(entries) = self.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
+        let Ok(entries) = self.outside.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
             return self.unread.tell(id);
         };
         if let [Some(up), Some(down)] = entries {
             flow.told_bytes = up.bytes() + down.bytes();
             let passage = Box::new(Passage { up: way(&up), down: way(&down) });
-            self.table.fleet.tell(|| Local::Offloaded { id, passage });
+            self.outside.table.fleet.tell(|| Local::Offloaded { id, passage });
         }
     }
 
@@ -128,7 +128,7 @@ impl Engine {
         let Keeping::Passage(passage) = &record.keeping else { return Ok(()) };
         if self.flows.get(&id.flow).is_some_and(|flow| flow.ends == ends) {
             // Both count it as their own, and the failover decides who goes on with it.
-            self.table.offload.held.answer(StandbyAnswer::Ours(vec![id]));
+            self.outside.table.offload.held.answer(StandbyAnswer::Ours(vec![id]));
             return Ok(());
         }
         if let Some(held) = self.keep.held.get_mut(id) {
@@ -141,7 +141,7 @@ impl Engine {
         for key in BOTH.map(|direction| ends.key(direction)) {
             self.give_way(&key, Some(id), AcceptedFlow { ends, accepted_unix_ms: record.accepted_unix_ms })?;
         }
-        let slot = self.slots.of(ends.backend).0;
+        let slot = self.outside.slots.of(ends.backend).0;
         let [up, down] = [(FlowDirection::ToBackend, &passage.up), (FlowDirection::ToClient, &passage.down)].map(
             |(direction, way)| {
                 let egress = self.egress_to(ends.onward(direction).to.ip());
@@ -161,7 +161,7 @@ impl Engine {
             if self.is_as_told(&key, id, &entry)? {
                 continue;
             }
-            if let Err(error) = self.program.hold(&key, &entry) {
+            if let Err(error) = self.outside.program.hold(&key, &entry) {
                 tracing::debug!(flow = %id, %error, "a flow of another instance cannot be held");
                 self.unhold(id, &ends)?;
                 return Err(NoStandby::NoRoom);
@@ -170,7 +170,7 @@ impl Engine {
         }
         if record.client != ends.client
             && !self.is_named_twice(id)
-            && let Err(error) = self.program.keep_note(id.flow, &note::of(record.client))
+            && let Err(error) = self.outside.program.keep_note(id.flow, &note::of(record.client))
         {
             tracing::warn!(flow = %id, %error, "cannot store the client address that a PROXY header gave for a peer's flow");
         }
@@ -183,6 +183,7 @@ impl Engine {
     /// that its owner has not seen.
     fn is_as_told(&self, key: &Key, id: FleetId, told: &Entry) -> Result<bool, Unread> {
         let known = self
+            .outside
             .program
             .entry(key)?
             .filter(|known| known.held && known.action == Action::Splice && known.seen.packets > 0);
@@ -206,7 +207,7 @@ impl Engine {
             self.take_out_standby(id, &ends)?;
             self.remove_held(id);
             if !self.is_named_twice(id) {
-                let _ = self.program.drop_note(id.flow);
+                let _ = self.outside.program.drop_note(id.flow);
             }
         }
         Ok(())
@@ -220,9 +221,9 @@ impl Engine {
     /// Takes out the entries of a held flow, unless something else has come in their place.
     fn take_out_standby(&self, id: FleetId, ends: &Ends) -> Result<(), Unread> {
         for key in BOTH.map(|direction| ends.key(direction)) {
-            let entry = self.program.entry(&key)?;
+            let entry = self.outside.program.entry(&key)?;
             if entry.is_some_and(|entry| entry.held && FleetId::of(entry.id, &entry.ends(key)) == id) {
-                self.program.take_out(&key)?;
+                self.outside.program.take_out(&key)?;
             }
         }
         Ok(())
@@ -232,7 +233,7 @@ impl Engine {
     /// instance has at the address of a VIP that is here is an earlier one if it was accepted before: nobody can have two connections by one
     /// port, so the end of the first was not heard here.
     fn give_way(&mut self, key: &Key, to: Option<FleetId>, other: AcceptedFlow) -> Result<(), Unread> {
-        let entry = self.program.entry(key)?;
+        let entry = self.outside.program.entry(key)?;
         let Some(entry) = entry.filter(|entry| matches!(entry.action, Action::Splice | Action::Witness)) else {
             return Ok(());
         };
@@ -251,7 +252,7 @@ impl Engine {
         let own = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)).map(|flow| flow.ends);
         let Some(ends) = own else { return Ok(()) };
         let [up, down] = BOTH.map(|direction| ends.key(direction));
-        let began = self.program.entry(&up)?.map(|entry| entry.share);
+        let began = self.outside.program.entry(&up)?.map(|entry| entry.share);
         let is_before = |accepted_at_ns| clock::unix_ms_of(accepted_at_ns) < other.accepted_unix_ms;
         // With the same ends it is the same flow, under another id.
         let is_earlier =
@@ -279,7 +280,7 @@ impl Engine {
 
     /// Whether an entry of this instance stands there.
     fn is_ours(&self, key: &Key) -> Result<bool, Unread> {
-        let entry = self.program.entry(key)?;
+        let entry = self.outside.program.entry(key)?;
         Ok(entry.is_some_and(|entry| !entry.held && entry.action != Action::Witness))
     }
 
@@ -291,38 +292,38 @@ impl Engine {
             Action::Splice => true,
             _ => !entry.held,
         };
-        Ok(self.program.entry(key)?.is_some_and(is_carried))
+        Ok(self.outside.program.entry(key)?.is_some_and(is_carried))
     }
 
     pub(super) fn inherit_standby(&mut self, held: FleetId) -> Result<(), Unread> {
         let Some(ends) = self.keep.held.get(held).map(|held| held.ends) else {
             if self.keep.crowded.flows.contains_key(&held) {
-                self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
+                self.outside.table.offload.held.answer(StandbyAnswer::NoStandby(vec![held]));
             } else if !self.flows.contains_key(&held.flow) {
-                self.table.offload.held.answer(StandbyAnswer::Over(vec![held]));
+                self.outside.table.offload.held.answer(StandbyAnswer::Over(vec![held]));
             }
             return Ok(());
         };
         let keys = BOTH.map(|direction| ends.key(direction));
         // Without them it would be reset.
-        let mut entries = self.program.entries(keys)?;
+        let mut entries = self.outside.program.entries(keys)?;
         self.remove_held(held);
         self.keep.crowded.flows.remove(&held);
         let is_taken = self.flows.contains_key(&held.flow);
         let id = if is_taken { self.rename(held, &keys, &mut entries) } else { held.flow };
         let [up, down] = entries;
-        if let Err(error) = self.program.change(&keys, EntryChange::Own) {
+        if let Err(error) = self.outside.program.change(&keys, EntryChange::Own) {
             tracing::error!(%error, "cannot make this instance the owner of a dead peer's flow in the BPF map");
         }
         if let Some(entry) = &up {
-            self.slots.keep(entry.backend_slot, ends.backend);
+            self.outside.slots.keep(entry.backend_slot, ends.backend);
         }
-        self.table.offload.reserve(ends.local, ends.backend);
+        self.outside.table.offload.reserve(ends.local, ends.backend);
         let pair = Pair { ends: Some(ends), up, down };
         self.flows.insert(id, Carried { inherited_ns: now_ns(), ..carried(id, ends, &pair) });
         self.begin_asking(id);
         // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
-        let is_covered = self.surroundings.are_covered(&ends);
+        let is_covered = self.outside.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()].iter().all(|ip| self.egress_to(*ip) == Egress::Local);
         match (&pair.up, &pair.down) {
             (Some(up), Some(down)) if !is_stuck && !is_covered => self.offer(id, Some(up), Some(down)),
@@ -333,12 +334,12 @@ impl Engine {
 
     /// What one instance looks after has ids of its own: another flow has this one's.
     fn rename(&self, held: FleetId, keys: &[Key; 2], entries: &mut [Option<Entry>; 2]) -> FlowId {
-        let id = self.table.flows.single_id();
+        let id = self.outside.table.flows.single_id();
         tracing::info!(flow = %held, to = %id, "an inherited flow has the id of one of this instance's own flows; Baton gives it a new id");
         for (key, entry) in keys.iter().zip(entries) {
             let Some(entry) = entry else { continue };
             entry.id = id;
-            if let Err(error) = self.program.hold(key, entry) {
+            if let Err(error) = self.outside.program.hold(key, entry) {
                 tracing::error!(%error, "cannot give a peer's flow its new id in the BPF map");
             }
         }
@@ -354,8 +355,8 @@ impl Engine {
         self.over(id, EndReason::Moved);
         let Some(flow) = self.flows.remove(id) else { return Ok(()) };
         self.waiting.remove(&id);
-        self.table.offload.release(ends.local, ends.backend);
-        if let Err(error) = self.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
+        self.outside.table.offload.release(ends.local, ends.backend);
+        if let Err(error) = self.outside.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
             tracing::error!(%error, "cannot turn the entries of a flow that a peer now owns into standby entries");
         }
         self.insert_held(released, Held { ends, packets: flow.up.packets, confirmed: true });
@@ -367,7 +368,7 @@ impl Engine {
         for id in old {
             if claim {
                 self.inherit_standby(id)?;
-                self.table.fleet.census.inherited.add(1);
+                self.outside.table.fleet.census.inherited.add(1);
             } else {
                 self.drop_standby(id)?;
             }
@@ -381,7 +382,7 @@ impl Engine {
             for flow in flows {
                 let [up, down] = flow.keys();
                 let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
-                let [at_up, at_down] = self.program.entries([up, down])?;
+                let [at_up, at_down] = self.outside.program.entries([up, down])?;
                 // Entries of one flow at both: it has no sockets, see `is_carried`.
                 if at_up.map(|entry| named(entry, &up)) != at_down.map(|entry| named(entry, &down)) {
                     self.give_way(&up, None, *flow)?;
@@ -407,7 +408,7 @@ impl Engine {
                 self.keep.crowded.packets.remove(&key);
                 continue;
             }
-            match self.divert(key, |engine| engine.program.forward(&key, &owner, lent))? {
+            match self.divert(key, |engine| engine.outside.program.forward(&key, &owner, lent))? {
                 true => drop(self.keep.crowded.packets.remove(&key)),
                 false => drop(self.keep.crowded.packets.insert(key, (to, lent))),
             }
@@ -418,7 +419,7 @@ impl Engine {
     pub(super) fn refuse_packets(&mut self, key: Key) -> Result<(), Unread> {
         if !self.is_carried(&key)? {
             self.keep.crowded.packets.remove(&key);
-            self.divert(key, |engine| engine.program.refuse(&key))?;
+            self.divert(key, |engine| engine.outside.program.refuse(&key))?;
         }
         Ok(())
     }
@@ -442,7 +443,7 @@ impl Engine {
         self.keep.crowded.packets.remove(&key);
         if self.keep.diverted.contains_key(&key) {
             if !self.is_ours(&key)? {
-                self.program.take_out(&key)?;
+                self.outside.program.take_out(&key)?;
             }
             self.remove_diverted(key);
         }
@@ -453,12 +454,12 @@ impl Engine {
         let mut silent = Vec::new();
         for key in keys {
             // Without one, for want of room, nobody knows.
-            let entry = self.program.entry(key)?;
+            let entry = self.outside.program.entry(key)?;
             if entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0) {
                 silent.push(*key);
             }
         }
-        self.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
+        self.outside.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
         Ok(())
     }
 
@@ -467,7 +468,7 @@ impl Engine {
             Some(unknown) => drop(self.keep.asks.insert(vip, unknown)),
             None => drop(self.keep.asks.remove(&vip)),
         }
-        if let Err(error) = self.program.set_unknown(vip, unknown) {
+        if let Err(error) = self.outside.program.set_unknown(vip, unknown) {
             tracing::error!(%vip, %error, "cannot write the action for unknown packets to the BPF map");
         }
     }
@@ -476,7 +477,7 @@ impl Engine {
     /// long enough that conntrack need not be asked of each.
     pub(super) fn is_foreign(&self, key: &Key) -> bool {
         let is_foreign = netlink::is_translated(key.from, key.to).unwrap_or(false);
-        if is_foreign && let Err(error) = self.program.leave_alone(key, now_ns() + FOREIGN_NS) {
+        if is_foreign && let Err(error) = self.outside.program.leave_alone(key, now_ns() + FOREIGN_NS) {
             tracing::error!(%error, "cannot exempt a connection that this host translates (NAT); Baton asks conntrack again about it");
         }
         is_foreign
@@ -492,7 +493,7 @@ impl Engine {
                 (port_range.ports, port_range.at.iter().filter_map(|ip| self.owner_at(*ip).ok()).collect())
             })
             .collect();
-        if let Err(error) = self.program.set_port_ranges(&port_ranges) {
+        if let Err(error) = self.outside.program.set_port_ranges(&port_ranges) {
             tracing::error!(%error, "cannot write the peers' port ranges to the BPF map; replies to peers' new connections may be reset");
         }
     }
@@ -527,16 +528,8 @@ impl Engine {
 
     /// Has the program on an interface that other instances' flows may come by.
     fn look_at_interface(&mut self, index: u32) {
-        if index == 0 || !self.on_demand || self.program.attached().contains(&index) {
-            return;
-        }
-        match self.program.attach(index) {
-            Ok(()) => self.show(),
-            Err(error) => tracing::warn!(
-                interface = index,
-                %error,
-                "cannot attach the BPF program; this host cannot carry peers' flows that arrive by this interface"
-            ),
+        if self.outside.interfaces.attach_for_peers(&mut self.outside.program, index) {
+            self.outside.show(self.flows.len());
         }
     }
 
@@ -561,7 +554,7 @@ impl Engine {
                     Some(Egress::Local) => EntryChange::Local,
                     None => continue,
                 };
-                if let Err(error) = self.program.change(&[ends.key(direction)], change) {
+                if let Err(error) = self.outside.program.change(&[ends.key(direction)], change) {
                     tracing::error!(%error, "cannot change the outgoing interface of a standby entry; the flow's packets may leave by the old route");
                 }
             }

@@ -46,9 +46,9 @@ impl Engine {
 
     /// `key`: of packets that come, from a client as well, whose VIP's port is none of a port range.
     fn leave_port_out(&mut self, key: Key) {
-        if self.table.fleet.ports().is_some_and(|own| own.contains(key.to.port())) {
+        if self.outside.table.fleet.ports().is_some_and(|own| own.contains(key.to.port())) {
             *self.keep.ports_elsewhere.0.entry(key).or_default() += 1;
-            self.table.offload.reserve_elsewhere(LocalAddr::new(key.to), BackendAddr::new(key.from));
+            self.outside.table.offload.reserve_elsewhere(LocalAddr::new(key.to), BackendAddr::new(key.from));
         }
     }
 
@@ -57,7 +57,7 @@ impl Engine {
         *count -= 1;
         if *count == 0 {
             self.keep.ports_elsewhere.0.remove(&key);
-            self.table.offload.release_elsewhere(LocalAddr::new(key.to), BackendAddr::new(key.from));
+            self.outside.table.offload.release_elsewhere(LocalAddr::new(key.to), BackendAddr::new(key.from));
         }
     }
 }

@@ -80,7 +80,7 @@ impl Engine {
         let later: Vec<_> = self.flows.values().filter(is_later).map(|flow| flow.id).collect();
         later.into_iter().for_each(|id| self.begin_asking(id));
         let until_ns = self.soon.until_ns;
-        self.answers.answer_all(|| Answer::AskEnds { until_ns });
+        self.outside.answers.answer_all(|| Answer::AskEnds { until_ns });
     }
 
     /// Has it looked at from time to time. Those that come at once are not asked at once.
@@ -92,7 +92,7 @@ impl Engine {
     }
 
     fn ask_when_quiet(&mut self, id: FlowId, at_ns: u64) {
-        if self.table.fleet.is_enabled()
+        if self.outside.table.fleet.is_enabled()
             && let Some(flow) = self.flows.get_mut(&id)
         {
             flow.quiet_at_ns = at_ns;
@@ -104,12 +104,12 @@ impl Engine {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         flow.questioned_ns = now_ns;
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.wire.ask_end(&ends, FlowDirection::ToBackend, &up);
+        self.outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up);
         // Its packets may pass another instance: its client has acknowledged what was not seen here.
         let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
         let down = CounterSnapshot { sent: if is_further { up.taken } else { down.sent }, ..down };
-        self.wire.ask_end(&ends, FlowDirection::ToClient, &down);
+        self.outside.wire.ask_end(&ends, FlowDirection::ToClient, &down);
         // What this host sends itself begins an entry anew.
-        self.wire.untrack(&ends);
+        self.outside.wire.untrack(&ends);
     }
 }

@@ -41,13 +41,13 @@ impl Engine {
     pub(super) fn keep_names(&mut self) -> io::Result<()> {
         let LeftFlows { pairs, witnesses } = self.left()?;
         for ends in pairs.values().filter_map(|pair| pair.ends) {
-            self.table.offload.reserve(ends.local, ends.backend);
+            self.outside.table.offload.reserve(ends.local, ends.backend);
         }
         // Ids of other instances, which are held or were taken over, are theirs to give.
-        let (held, tag) = (self.keep.held.iter().map(|(id, _)| id.flow), self.table.flows.tag());
+        let (held, tag) = (self.keep.held.iter().map(|(id, _)| id.flow), self.outside.table.flows.tag());
         let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
         let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
-        self.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
+        self.outside.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
         Ok(())
     }
 
@@ -57,7 +57,7 @@ impl Engine {
             Ok(found) => found,
             Err(error) => {
                 if self.unread.recover_later(now_ns()) {
-                    self.table.fleet.set_whole();
+                    self.outside.table.fleet.set_whole();
                     tracing::error!(%error, "cannot read the flows of an earlier process from the BPF map; Baton tries again");
                 }
                 return;
@@ -73,7 +73,7 @@ impl Engine {
         let (mut found, mut unfinished) = (0, 0);
         for (id, pair) in pairs {
             let Some(ends) = pair.ends.filter(|_| !self.flows.contains_key(&id)) else { continue };
-            self.table.offload.reserve(ends.local, ends.backend);
+            self.outside.table.offload.reserve(ends.local, ends.backend);
             let whole = matches!(
                 (&pair.up, &pair.down),
                 (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
@@ -82,9 +82,9 @@ impl Engine {
             self.begin_asking(id);
             match pair.up {
                 Some(entry) if whole => {
-                    self.slots.keep(entry.backend_slot, ends.backend);
+                    self.outside.slots.keep(entry.backend_slot, ends.backend);
                     // The process before this one may have died on the way to that.
-                    self.wire.untrack(&ends);
+                    self.outside.wire.untrack(&ends);
                     self.unclaimed += 1;
                     self.offer(id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;
@@ -96,17 +96,17 @@ impl Engine {
             }
         }
         self.count_claimed(0);
-        self.surroundings.compare_again();
-        self.table.offload.census.recovered.add(found);
+        self.outside.surroundings.compare_again();
+        self.outside.table.offload.census.recovered.add(found);
         if found + unfinished > 0 {
-            self.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
+            self.outside.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
         }
     }
 
     pub(super) fn claim(&mut self, ticket: Ticket, patience_ns: u64) {
         let Some(flow) = self.flows.get_mut(&ticket.id) else {
             let reason = Some(EndReason::Internal);
-            return self.answers.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
+            return self.outside.answers.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
         };
         let is_new = flow.ticket.replace(ticket).is_none();
         flow.patience_ns = patience_ns;
@@ -118,7 +118,7 @@ impl Engine {
             // It ended before it had a worker that could be told.
             let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
             let last = last.unwrap_or_else(|| Progress::none(ticket));
-            return self.answers.answer(ticket.worker, Answer::Ended { last, reason });
+            return self.outside.answers.answer(ticket.worker, Answer::Ended { last, reason });
         }
         self.tell_offloaded(ticket.id);
         self.has_moved(ticket.id);
@@ -128,7 +128,7 @@ impl Engine {
     pub(super) fn count_claimed(&mut self, flows: u64) {
         self.unclaimed = self.unclaimed.saturating_sub(flows);
         if self.unclaimed == 0 {
-            self.table.fleet.set_whole();
+            self.outside.table.fleet.set_whole();
         }
     }
 
@@ -143,7 +143,7 @@ impl Engine {
             return self.refuse(id, "its two map entries are not of one flow");
         };
         let Some(flow) = self.flows.get(&id) else { return };
-        let Ok(note) = self.program.note(id) else {
+        let Ok(note) = self.outside.program.note(id) else {
             // Another client than its own would be shown for as long as it lives.
             return self.unread.offer(id, [up, down].map(|entry| entry.copied()));
         };
@@ -154,8 +154,8 @@ impl Engine {
             client: note.as_ref().map_or(flow.ends.client, note::client),
         };
         let found = Box::new(flow.found(record));
-        let worker = self.answers.any_worker(id.0);
-        self.answers.answer(worker, Answer::Found(found));
+        let worker = self.outside.answers.any_worker(id.0);
+        self.outside.answers.answer(worker, Answer::Found(found));
     }
 
     /// Flows of this instance; takes note of what is held for others.
@@ -164,7 +164,7 @@ impl Engine {
         let mut cursor = Cursor::default();
         loop {
             let mut seen = Vec::new();
-            let more = self.program.scan(&mut cursor, STEP, &mut seen)?;
+            let more = self.outside.program.scan(&mut cursor, STEP, &mut seen)?;
             for (key, entry) in seen {
                 if entry.action == Action::Witness {
                     // Its flow had sockets: they went with their process, or to this one, which looks at it anew.

@@ -13,19 +13,19 @@ impl Engine {
     /// Does what the failover asks. While another process takes over, requests wait for it.
     pub(super) fn take_standby_requests(&mut self) {
         // Before it has been read what an earlier process left, that would be taken for left behind as soon as it is said.
-        if self.is_frozen() || !self.listens {
+        if self.outside.is_frozen() || !self.listens {
             return;
         }
         for _ in 0..BURST {
             let unserved = self.keep.unserved.take();
-            let Some(request) = unserved.or_else(|| self.table.offload.held.next_request()) else { return };
+            let Some(request) = unserved.or_else(|| self.outside.table.offload.held.next_request()) else { return };
             self.keep.unserved = self.serve_failover(request).err();
             if self.keep.unserved.is_some() {
                 // Until the next turn.
                 return;
             }
         }
-        self.table.offload.wake();
+        self.outside.table.offload.wake();
     }
 
     /// Fails with what is to be done again, because an entry could not be read.
@@ -42,7 +42,7 @@ impl Engine {
                     Err(NoStandby::Unread) => return Err(StandbyRequest::Hold(record)),
                     Err(NoStandby::NoRoom | NoStandby::Taken) => {
                         self.keep.crowded.flows.insert(id, record);
-                        self.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
+                        self.outside.table.offload.held.answer(StandbyAnswer::NoStandby(vec![id]));
                     }
                 }
             }
@@ -64,7 +64,7 @@ impl Engine {
                 each(keys, |key| self.refuse_packets(key)).map_err(StandbyRequest::Refuse)?
             }
             StandbyRequest::Forget(keys) => each(keys, |key| self.forget(key)).map_err(StandbyRequest::Forget)?,
-            StandbyRequest::Report(number) => self.table.offload.held.answer(StandbyAnswer::Reached(number)),
+            StandbyRequest::Report(number) => self.outside.table.offload.held.answer(StandbyAnswer::Reached(number)),
             StandbyRequest::FindUnanswered(keys) => {
                 self.find_unanswered(&keys).map_err(|_| StandbyRequest::FindUnanswered(keys))?;
             }

@@ -55,16 +55,16 @@ impl Engine {
         }
         let last = flow.progress();
         // While this host heard nobody, bytes may have moved elsewhere.
-        let moved_ns = self.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
+        let moved_ns = self.outside.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
         if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
             && (moved_ns >= since_ns || !is_known)
         {
             // Its worker asks again, should it be idle for that long.
-            return self.answers.answer(ticket.worker, Answer::Moves(last));
+            return self.outside.answers.answer(ticket.worker, Answer::Moves(last));
         }
         self.reset(ticket.id);
         if let Some(last) = last {
-            self.answers.answer(ticket.worker, Answer::Ended { last, reason: None });
+            self.outside.answers.answer(ticket.worker, Answer::Ended { last, reason: None });
         }
     }
 
@@ -74,13 +74,13 @@ impl Engine {
         let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         // First the entries: what the ends answer to the segments below must find them.
-        if let Err(error) = self.program.change(&keys, EntryChange::Reset) {
+        if let Err(error) = self.outside.program.change(&keys, EntryChange::Reset) {
             tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
         }
         if let Step::Entered(lent) | Step::Filling(lent) = before {
             socket::reset(lent.sockets.client);
             socket::reset(lent.sockets.backend);
-            self.table.offload.count_out();
+            self.outside.table.offload.count_out();
         }
         self.reset_round(id);
         self.make_way(id);
@@ -101,7 +101,7 @@ impl Engine {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         if let Some(ticket) = flow.ticket {
             let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
-            self.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
+            self.outside.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
         }
     }
 
@@ -119,7 +119,7 @@ impl Engine {
     /// What was set for now.
     pub(super) fn do_what_is_due(&mut self) {
         let now_ns = now_ns();
-        while self.later.first().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.is_frozen() {
+        while self.later.first().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.outside.is_frozen() {
             let Some((_, id)) = self.later.pop_first() else { break };
             match self.flows.get(&id).map(|flow| &flow.step) {
                 Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => self.reset_round(id),
@@ -154,19 +154,19 @@ impl Engine {
                 (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
             ];
             for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
-                self.table.late_resets.tell(abandoned(from, to, &look, &other));
+                self.outside.table.late_resets.tell(abandoned(from, to, &look, &other));
             }
             return;
         }
         match client {
-            true => self.wire.challenge_end(&ends, FlowDirection::ToBackend, &up),
+            true => self.outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up),
             false => self.take_out_own(id, FlowDirection::ToBackend),
         }
         match backend {
-            true => self.wire.challenge_end(&ends, FlowDirection::ToClient, &down),
+            true => self.outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down),
             false => self.take_out_own(id, FlowDirection::ToClient),
         }
-        self.wire.untrack(&ends);
+        self.outside.wire.untrack(&ends);
         self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
     }
 
@@ -193,10 +193,10 @@ impl Engine {
             *rounds += 1;
         }
         let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
-        self.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
+        self.outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
+        self.outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
         // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
-        self.wire.untrack(&ends);
+        self.outside.wire.untrack(&ends);
         self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
     }
 
@@ -205,7 +205,7 @@ impl Engine {
     pub(super) fn reset_backend_soon(&self, id: FlowId) {
         if let Some(Carried { ends, up, down, .. }) = self.flows.get(&id) {
             let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
-            self.table.late_resets.repeat(backend);
+            self.outside.table.late_resets.repeat(backend);
         }
     }
 
@@ -214,8 +214,8 @@ impl Engine {
         let after = fastrand::usize(..self.flows.len().max(1));
         let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
         for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
-            self.wire.ask_end(ends, FlowDirection::ToBackend, up);
-            self.wire.untrack(ends);
+            self.outside.wire.ask_end(ends, FlowDirection::ToBackend, up);
+            self.outside.wire.untrack(ends);
         }
     }
 
@@ -228,12 +228,12 @@ impl Engine {
             return false;
         }
         if self.flows.remove(id).is_some_and(|flow| flow.inherited_ns != 0) {
-            self.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
+            self.outside.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
         }
-        if let Err(error) = self.program.drop_note(id) {
+        if let Err(error) = self.outside.program.drop_note(id) {
             tracing::error!(%error, "cannot remove the stored client address of an ended flow from the BPF map");
         }
-        self.table.offload.release(ends.local, ends.backend);
+        self.outside.table.offload.release(ends.local, ends.backend);
         true
     }
 
@@ -251,8 +251,8 @@ impl Engine {
 
     /// Takes out an entry, unless another flow has come in its place.
     pub(super) fn take_out(&self, id: FlowId, key: &Key) -> Result<(), Unread> {
-        if self.program.entry(key)?.is_some_and(|entry| entry.id == id) {
-            self.program.take_out(key)?;
+        if self.outside.program.entry(key)?.is_some_and(|entry| entry.id == id) {
+            self.outside.program.take_out(key)?;
         }
         Ok(())
     }
@@ -263,7 +263,7 @@ impl Engine {
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(false) };
         let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         // Both or neither: with one of them the other end would seem silent.
-        let seen = self.program.entries(keys).inspect_err(|_| self.unread.look_at(id))?;
+        let seen = self.outside.program.entries(keys).inspect_err(|_| self.unread.look_at(id))?;
         // Of both, whatever the first one says.
         let own = seen.iter().flatten().filter(|entry| entry.id == id);
         Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))

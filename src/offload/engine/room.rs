@@ -70,7 +70,7 @@ impl Engine {
             }
         }
         if !held.is_empty() {
-            self.table.offload.held.answer(StandbyAnswer::Held(held));
+            self.outside.table.offload.held.answer(StandbyAnswer::Held(held));
         }
         let packets: Vec<_> = self.keep.crowded.packets.iter().map(|(key, way)| (*key, *way)).take(AGAIN).collect();
         for (key, (to, lent)) in packets {
@@ -83,7 +83,7 @@ impl Engine {
             }
         }
         let flows = self.keep.crowded.len() as u64;
-        self.table.fleet.census.no_standby.store(flows, Relaxed);
+        self.outside.table.fleet.census.no_standby.store(flows, Relaxed);
         if flows == 0 && self.keep.crowded.said_ns > 0 {
             self.keep.crowded.said_ns = 0;
             tracing::info!("the map has room for all flows of other instances again");
@@ -91,7 +91,7 @@ impl Engine {
             self.keep.crowded.said_ns = now_ns;
             tracing::warn!(
                 flows,
-                room_for = self.program.flows_max(),
+                room_for = self.outside.program.flows_max(),
                 "the map has no room for flows of other instances: they are reset if their owner dies; raise offload.max_flows"
             );
         }

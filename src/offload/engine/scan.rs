@@ -128,14 +128,14 @@ impl Engine {
     fn look_at(&mut self, id: FlowId, touched: &mut Vec<FleetId>) -> Result<(), Unread> {
         for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
         {
-            if let Some(entry) = self.program.entry(&key)? {
+            if let Some(entry) = self.outside.program.entry(&key)? {
                 self.hear(&entry);
                 touched.extend(self.see_standby(&key, &entry));
             }
         }
         if self.look(id)? {
             let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
-            self.table.reachability.hear_client(heard_ns);
+            self.outside.table.reachability.hear_client(heard_ns);
             self.moved_on(id);
         }
         Ok(())
@@ -147,7 +147,7 @@ impl Engine {
         let mut next = ScanStage::Rest;
         for step in 1..=SWEEP / BATCH {
             seen.clear();
-            let Ok(more) = self.program.scan(&mut cursor, BATCH, &mut seen) else {
+            let Ok(more) = self.outside.program.scan(&mut cursor, BATCH, &mut seen) else {
                 // The marks are taken, and one entry takes less memory than many.
                 next = ScanStage::Looks(self.all_flows());
                 break;
@@ -182,7 +182,7 @@ impl Engine {
     /// Whether this host hears anybody at all is another's question.
     fn hear(&self, entry: &Entry) {
         if entry.direction == FlowDirection::ToBackend {
-            self.table.reachability.hear_client(entry.seen.last_ns);
+            self.outside.table.reachability.hear_client(entry.seen.last_ns);
         }
     }
 

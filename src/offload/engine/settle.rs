@@ -96,7 +96,7 @@ impl Engine {
             let position = in_flight.expected(held);
             if position != in_flight.shown.wrapping_add(in_flight.passed_by) {
                 let change = if in_flight.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
-                if let Err(error) = self.program.change(&[flow.ends.key(direction)], change) {
+                if let Err(error) = self.outside.program.change(&[flow.ends.key(direction)], change) {
                     tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
                 }
                 in_flight.shown = position.wrapping_sub(in_flight.passed_by);
@@ -111,7 +111,7 @@ impl Engine {
         let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
         let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
-        let (acknowledged, overdue) = match self.program.entries(keys) {
+        let (acknowledged, overdue) = match self.outside.program.entries(keys) {
             _ if !whole => (false, overdue),
             Ok([Some(up), Some(down)]) => (arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down), overdue),
             // Somebody has removed the entries: the sockets are all that is left of the flow.
@@ -146,7 +146,7 @@ impl Engine {
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
         // What cannot be read now is told at the next turn.
-        if let Ok([Some(of_client), Some(of_backend)]) = self.program.entries(keys) {
+        if let Ok([Some(of_client), Some(of_backend)]) = self.outside.program.entries(keys) {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
             for (socket, key, outgoing, acked, expected) in [
                 (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
@@ -154,7 +154,7 @@ impl Engine {
             ] {
                 // Before the RCU barrier is over more may have come than was read.
                 if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
-                    tell_acked(&self.wire, key, outgoing, acked, expected);
+                    tell_acked(&self.outside.wire, key, outgoing, acked, expected);
                 }
             }
         }
@@ -167,12 +167,12 @@ impl Engine {
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
         // What cannot be read now is told at the next turn.
-        let Ok([Some(of_client), Some(of_backend)]) = self.program.entries(keys) else { return Ok(()) };
+        let Ok([Some(of_client), Some(of_backend)]) = self.outside.program.entries(keys) else { return Ok(()) };
         // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
         let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
         let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
-        backend.tell(&self.wire, &sockets.backend, up, down, sockets.held_down.len());
-        client.tell(&self.wire, &sockets.client, down, up, sockets.held_up.len());
+        backend.tell(&self.outside.wire, &sockets.backend, up, down, sockets.held_down.len());
+        client.tell(&self.outside.wire, &sockets.client, down, up, sockets.held_up.len());
         Ok(())
     }
 
@@ -187,9 +187,9 @@ impl Engine {
                 socket::reset(socket);
             }
         }
-        self.table.offload.count_out();
-        match self.program.change(&keys, EntryChange::Commit) {
-            Ok(2) => self.wire.untrack(&flow.ends),
+        self.outside.table.offload.count_out();
+        match self.outside.program.change(&keys, EntryChange::Commit) {
+            Ok(2) => self.outside.wire.untrack(&flow.ends),
             found => {
                 tracing::error!(
                     flow = id.0,
@@ -200,9 +200,9 @@ impl Engine {
                 return self.reset(id);
             }
         }
-        self.table.offload.census.offloaded.add(1);
+        self.outside.table.offload.census.offloaded.add(1);
         if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
-            self.answers.answer(ticket.worker, Answer::Offloaded(ticket));
+            self.outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
         }
         self.tell_offloaded(id);
         // It may have ended while it had sockets, and then nothing comes any more that tells.

@@ -71,12 +71,15 @@ impl Engine {
     /// Ends offloaded flows that a new policy covers: their packets would go on as they are, and whoever has the policy, too,
     /// drops them.
     pub(super) fn end_covered(&mut self) {
-        self.surroundings.refresh();
-        if !std::mem::take(&mut self.surroundings.policies_moved) || self.surroundings.policies.is_empty() {
+        self.outside.surroundings.refresh();
+        if !std::mem::take(&mut self.outside.surroundings.policies_moved)
+            || self.outside.surroundings.policies.is_empty()
+        {
             return;
         }
         let lives = |step: &Step| !matches!(step, Step::Over | Step::Resetting { .. });
-        let covered = self.flows.values().filter(|flow| lives(&flow.step) && self.surroundings.are_covered(&flow.ends));
+        let covered =
+            self.flows.values().filter(|flow| lives(&flow.step) && self.outside.surroundings.are_covered(&flow.ends));
         for id in covered.map(|flow| flow.id).collect::<Vec<_>>() {
             self.over(id, EndReason::Ipsec);
             self.reset(id);

@@ -42,24 +42,24 @@ impl Scene {
     }
 
     fn serve(&mut self, request: StandbyRequest) {
-        self.engine.table.offload.ask_standby(request);
+        self.engine.outside.table.offload.ask_standby(request);
         self.engine.take_standby_requests();
     }
 
     fn set_unreadable(&mut self, unreadable: bool) {
-        self.engine.program.set_unreadable(unreadable);
+        self.engine.outside.program.set_unreadable(unreadable);
     }
 
     fn entry(&self, key: Key) -> Option<Entry> {
-        self.engine.program.entry(&key).expect("it can be read")
+        self.engine.outside.program.entry(&key).expect("it can be read")
     }
 
     fn answer(&self) -> Option<Answer> {
-        self.engine.table.offload.next_answer(0)
+        self.engine.outside.table.offload.next_answer(0)
     }
 
     fn standby_answer(&self) -> Option<StandbyAnswer> {
-        self.engine.table.offload.held.next_answer()
+        self.engine.outside.table.offload.held.next_answer()
     }
 
     /// A flow of this instance without sockets, which its worker knows.
@@ -132,7 +132,7 @@ fn a_flow_that_cannot_be_read_does_not_end_as_idle_and_is_looked_at_again() {
     let ticket = scene.own(&flow);
     let moved = Entry { held: false, ..scene.entry(up(&flow)).expect("an entry") };
     let moved = Entry { seen: Seen { packets: 5, last_ns: now_ns(), ..moved.seen }, ..moved };
-    scene.engine.program.hold(&up(&flow), &moved).expect("room");
+    scene.engine.outside.program.hold(&up(&flow), &moved).expect("room");
 
     scene.set_unreadable(true);
     scene.engine.end(ticket, Some(now_ns()));
@@ -140,12 +140,12 @@ fn a_flow_that_cannot_be_read_does_not_end_as_idle_and_is_looked_at_again() {
     assert!(scene.engine.flows.get(&flow.id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
     scene.engine.read_again(now_ns());
     scene.engine.say_unread(now_ns());
-    assert!(scene.engine.table.offload.census.unread.value() >= 2);
+    assert!(scene.engine.outside.table.offload.census.unread.value() >= 2);
 
     scene.set_unreadable(false);
     scene.engine.read_again(now_ns());
     assert_eq!(scene.engine.flows.get(&flow.id).map(|flow| flow.up.packets), Some(5));
-    assert_eq!(scene.engine.answers.waiting_for(0), 2, "once claimed, once read");
+    assert_eq!(scene.engine.outside.answers.waiting_for(0), 2, "once claimed, once read");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_flow_that_is_over_keeps_its_entries_and_its_port_until_they_can_be_read() {
     let flow = offloaded(1);
     let id = scene.own(&flow).id;
     scene.engine.fade(id, EndReason::ClientClosed);
-    let reserved = |scene: &Scene| scene.engine.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
+    let reserved = |scene: &Scene| scene.engine.outside.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
 
     scene.set_unreadable(true);
     scene.engine.do_what_is_due();
@@ -185,7 +185,7 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
         "before that nothing is looked at, nor taken for nobody's"
     );
     scene.engine.read_again(now_ns() + 2_000_000_000);
-    assert!(scene.engine.orders.recover.load(Acquire), "it is tried again");
+    assert!(scene.engine.outside.orders.recover.load(Acquire), "it is tried again");
 
     scene.set_unreadable(false);
     scene.engine.recover();
@@ -200,8 +200,8 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
 fn a_port_is_not_used_again_for_as_long_as_something_is_kept_for_a_flow_that_has_gone_with_it() {
     let Some(mut scene) = Scene::open("ports") else { return };
     let flow = offloaded(1);
-    scene.engine.table.fleet.set_ports(PortRange { first: 1, last: u16::MAX });
-    let reserved = |scene: &Scene| scene.engine.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
+    scene.engine.outside.table.fleet.set_ports(PortRange { first: 1, last: u16::MAX });
+    let reserved = |scene: &Scene| scene.engine.outside.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
     scene.own(&flow);
     assert!(reserved(&scene));
     scene.serve(StandbyRequest::Release(vec![flow.fleet_id()]));
@@ -212,5 +212,5 @@ fn a_port_is_not_used_again_for_as_long_as_something_is_kept_for_a_flow_that_has
     scene.serve(StandbyRequest::Refuse(vec![down]));
     assert!(reserved(&scene), "its last packets are another's");
     scene.serve(StandbyRequest::Forget(vec![down]));
-    assert!(!reserved(&scene) && !scene.engine.table.offload.keeps_ports());
+    assert!(!reserved(&scene) && !scene.engine.outside.table.offload.keeps_ports());
 }

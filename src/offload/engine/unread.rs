@@ -55,8 +55,8 @@ impl ToReadAgain {
 impl Engine {
     /// Counts reads that failed, and says so now and then.
     pub(super) fn say_unread(&mut self, now_ns: u64) {
-        let Some((count, error)) = self.program.unread() else { return };
-        let census = &self.table.offload.census;
+        let Some((count, error)) = self.outside.program.unread() else { return };
+        let census = &self.outside.table.offload.census;
         census.unread.add(count);
         let is_said = |at_ns: u64| now_ns.saturating_sub(at_ns) < SAY_EVERY.as_nanos() as u64;
         if !self.unread.said_ns.is_some_and(is_said) {
@@ -69,7 +69,7 @@ impl Engine {
     /// Looks at what could not be read, as far as it can by now.
     pub(super) fn read_again(&mut self, now_ns: u64) {
         if self.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
-            self.orders.recover.store(true, Release);
+            self.outside.orders.recover.store(true, Release);
         }
         for _ in 0..self.unread.looks.len() {
             let Some(id) = self.unread.looks.pop_first() else { break };

@@ -13,10 +13,9 @@ use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
 use crate::offload::program::Evidence;
 use crate::sys::clock::now_ns;
-use crate::sys::netdev;
 use crate::table::backend::Suspicion;
 use crate::table::journal::What;
-use crate::table::offload::{OffloadView, StandbyAnswer, Ticket};
+use crate::table::offload::{StandbyAnswer, Ticket};
 
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
@@ -42,7 +41,7 @@ impl Engine {
         let now_ns = now_ns();
         self.see_backends(now_ns);
         self.say_unread(now_ns);
-        if self.is_frozen() {
+        if self.outside.is_frozen() {
             return self.scan.begin_anew();
         }
         self.read_again(now_ns);
@@ -53,9 +52,9 @@ impl Engine {
             self.fix();
             self.use_room(now_ns);
             self.audit(now_ns);
-            self.show();
+            self.outside.show(self.flows.len());
         }
-        if self.table.reachability.take_wanted() {
+        if self.outside.table.reachability.take_wanted() {
             self.ask_clients();
         }
         self.judge(now_ns);
@@ -81,7 +80,7 @@ impl Engine {
 
     /// Takes note of flows that something has just happened to.
     pub(super) fn take_events(&mut self) {
-        if !self.listens || self.is_frozen() {
+        if !self.listens || self.outside.is_frozen() {
             return;
         }
         let (mut packets, mut touched) = (Vec::new(), Vec::new());
@@ -109,7 +108,7 @@ impl Engine {
     }
 
     pub(super) fn tell_failover(&self, mut touched: Vec<FleetId>, packets: Vec<UnknownPacket>) {
-        let held = &self.table.offload.held;
+        let held = &self.outside.table.offload.held;
         if !touched.is_empty() {
             touched.sort_unstable();
             touched.dedup();
@@ -136,7 +135,7 @@ impl Engine {
             false => drop(self.closing.remove(&id)),
         }
         if let Some(progress) = flow.progress() {
-            self.answers.has_come_to(progress);
+            self.outside.answers.has_come_to(progress);
         }
         let Some(flow) = self.flows.get(&id) else { return };
         match (flow.ended(), &flow.step) {
@@ -155,7 +154,7 @@ impl Engine {
     /// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
     /// too long: whoever is left waits for bytes that nobody will send again.
     fn end_unfinished(&mut self, now_ns: u64) {
-        let (flows, reachability) = (&self.flows, &self.table.reachability);
+        let (flows, reachability) = (&self.flows, &self.outside.table.reachability);
         self.closing
             .retain(|id, _| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone) && flow.is_closing()));
         let (mut silent, mut to_ask) = (Vec::new(), Vec::new());
@@ -187,11 +186,11 @@ impl Engine {
 
     /// Ends flows one side of which has been silent for too long though the other waits for it.
     fn end_silent(&mut self, now_ns: u64) {
-        if self.table.fleet.is_shared() {
+        if self.outside.table.fleet.is_shared() {
             // The other side's packets may come to another instance.
             return;
         }
-        let (flows, reachability) = (&self.flows, &self.table.reachability);
+        let (flows, reachability) = (&self.flows, &self.outside.table.reachability);
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
         let too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
@@ -242,24 +241,25 @@ impl Engine {
         unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
         let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
         match by_client {
-            true => self.wire.ask_end(&ends, FlowDirection::ToBackend, &up),
-            false => self.wire.ask_end(&ends, FlowDirection::ToClient, &down),
+            true => self.outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up),
+            false => self.outside.wire.ask_end(&ends, FlowDirection::ToClient, &down),
         }
-        self.wire.untrack(&ends);
+        self.outside.wire.untrack(&ends);
     }
 
     /// Tells of backends that were asked and do not answer.
     fn see_backends(&mut self, now_ns: u64) {
         let seen: Vec<_> = self
+            .outside
             .slots
             .iter()
-            .filter_map(|(slot, backend)| Some((backend, self.program.evidence(slot).ok()?)))
+            .filter_map(|(slot, backend)| Some((backend, self.outside.program.evidence(slot).ok()?)))
             .collect();
         let is_older = |since_ns: u64, than: Duration| now_ns.saturating_sub(since_ns) > than.as_nanos() as u64;
         for (address, Evidence { asked_ns, answered_ns, spoke_ns, given_ns, taken_ns }) in seen {
             let silent = asked_ns > answered_ns && is_older(asked_ns, PATIENCE);
             let takes_nothing = given_ns > taken_ns && is_older(given_ns, SENT_AGAIN);
-            for entry in self.table.registry.backends() {
+            for entry in self.outside.table.registry.backends() {
                 if entry.address().is_some_and(|its: BackendAddr| its == address) {
                     entry.heard_ns.store(answered_ns, Relaxed);
                     entry.spoke_ns.fetch_max(spoke_ns, Relaxed);
@@ -277,26 +277,14 @@ impl Engine {
 
     /// Puts the program back where somebody took it away.
     fn fix(&mut self) {
-        match self.program.fix() {
+        match self.outside.program.fix() {
             Ok(interfaces) if interfaces.is_empty() => {}
             Ok(interfaces) => {
-                self.table.offload.census.reattached.add(1);
-                self.table.journal.record(What::ProgramReattached { interfaces });
+                self.outside.table.offload.census.reattached.add(1);
+                self.outside.table.journal.record(What::ProgramReattached { interfaces });
             }
             Err(error) => tracing::error!(%error, "cannot attach the BPF program again"),
         }
-    }
-
-    /// Shows how the offload engine stands.
-    pub(super) fn show(&self) {
-        let census = &self.table.offload.census;
-        census.show(OffloadView {
-            why_not: None,
-            interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
-            flows_max: self.program.flows_max().into(),
-            flows_held: self.flows.len() as u64,
-            packets: self.program.counters().map(|counters| counters.labelled().to_vec()).unwrap_or_default(),
-        });
     }
 }
 

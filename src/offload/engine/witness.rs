@@ -47,7 +47,7 @@ pub(super) struct Witness {
 impl Engine {
     /// It may be offloaded soon. Whatever stands against that shows when it is tried.
     pub(super) fn announced(&mut self, id: FlowId, ends: Ends) {
-        if !self.is_frozen() && self.table.offload.is_open() {
+        if !self.outside.is_frozen() && self.outside.table.offload.is_open() {
             let _ = self.watch_for(id, ends);
         }
     }
@@ -59,7 +59,7 @@ impl Engine {
             return Ok(());
         }
         self.forget_witness(id);
-        self.program.witness(id, &ends)?;
+        self.outside.program.witness(id, &ends)?;
         self.witnesses.insert(id, Witness { ends, since_ns: now_ns, heard: [None; 2] });
         Ok(())
     }
@@ -72,7 +72,7 @@ impl Engine {
 
     /// Takes out what takes note of the flow's packets; what cannot be read is taken out later, as what is stale.
     pub(super) fn withdraw(&mut self, id: FlowId, ends: Ends) {
-        if self.program.withdraw(id, &ends).is_err() {
+        if self.outside.program.withdraw(id, &ends).is_err() {
             self.witnesses.insert(id, Witness { ends, since_ns: 0, heard: [None; 2] });
         }
     }
@@ -109,7 +109,7 @@ impl Engine {
     ) -> Result<bool, Stays> {
         // Before the entry is read: what the socket has heard by now, the program has seen.
         let heard = segments_in(socket).map_err(|error| failed(id, &error))?;
-        let entry = self.program.entry(&key).map_err(|error| failed(id, &error))?;
+        let entry = self.outside.program.entry(&key).map_err(|error| failed(id, &error))?;
         let Some(entry) = entry.filter(|entry| entry.is_witness_of(id)) else {
             // Another flow's is there now, or another process has taken it for a dead one's.
             self.forget_witness(id);
@@ -135,7 +135,7 @@ impl Engine {
         let (seq, ack) = (state.snd_una.wrapping_sub(2), state.rcv_nxt);
         let window = if state.own_window_scale == 0 { WINDOW_UNSCALED } else { WINDOW };
         let segment = Segment { from: key.to, to: key.from, seq, ack, flags: Flags::Ack, window };
-        self.wire.send_zeros(&segment, 1);
+        self.outside.wire.send_zeros(&segment, 1);
     }
 }
 

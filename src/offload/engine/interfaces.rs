@@ -1,0 +1,148 @@
+//! Interfaces: where the program looks at packets, and by which of them flows leave. Routes move while flows are offloaded: an
+//! entry names the interface that its packets leave by, and the kernel finds the next hop there and nowhere else.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+
+use super::Engine;
+use super::carried::Step;
+use crate::model::splice::FlowDirection;
+use crate::offload::probe::EntryChange;
+use crate::offload::program::Program;
+use crate::sys::netdev::HARDWARE_ETHERNET;
+use crate::sys::netlink::Watch;
+use crate::sys::{netdev, netlink};
+use crate::table::offload::Stays;
+
+/// Where the program looks at packets, and where it may.
+#[derive(Debug)]
+pub(super) struct Interfaces {
+    routes: Watch,
+    /// It is attached as need be.
+    on_demand: bool,
+}
+
+impl Interfaces {
+    pub(super) fn open(on_demand: bool) -> io::Result<Self> {
+        Ok(Self { routes: Watch::open()?, on_demand })
+    }
+
+    /// By an interface that has an address packets of a flow may come as soon as a route says so, and a packet of theirs
+    /// that the program does not see is answered with RST. So it looks there before. Interfaces that have nothing but a
+    /// link-local address, such as those of a node's many pods, are none of its business. True if there was one to attach to.
+    pub(super) fn attach_everywhere(&self, program: &mut Program) -> bool {
+        if !self.on_demand {
+            return false;
+        }
+        let networks = netdev::networks().unwrap_or_default();
+        let routable = networks.iter().filter(|(_, network)| is_routable(network.addr()));
+        let interfaces = routable.filter_map(|(name, _)| netdev::interface(name).ok());
+        // The program looks for Ethernet headers: it cannot attach to tunnels, nor should it complain of each.
+        let indices = interfaces.filter(|interface| interface.hardware == HARDWARE_ETHERNET).map(|one| one.index);
+        let mut was_missing = false;
+        for index in indices.collect::<Vec<_>>() {
+            if program.attached().contains(&index) {
+                continue;
+            }
+            if let Err(error) = program.attach(index) {
+                tracing::error!(
+                    interface = netdev::name(index).ok(),
+                    %error,
+                    "cannot attach the BPF program; the kernel resets offloaded flows that arrive by this interface"
+                );
+            }
+            was_missing = true;
+        }
+        was_missing
+    }
+
+    /// Has the program on the interface that a leg's packets come by; true if it was not there yet.
+    pub(super) fn attach_for_leg(&self, program: &mut Program, index: u32) -> Result<bool, Stays> {
+        if program.attached().contains(&index) {
+            return Ok(false);
+        }
+        if !self.on_demand {
+            return Err(Stays::Interface);
+        }
+        if let Err(error) = program.attach(index) {
+            tracing::warn!(
+                interface = index,
+                %error,
+                "cannot attach the BPF program; flows with packets that arrive by this interface stay proxied"
+            );
+            return Err(Stays::Interface);
+        }
+        tracing::info!(interface = netdev::name(index).ok(), "attached the BPF program to an interface");
+        Ok(true)
+    }
+
+    /// Has the program on an interface that other instances' flows may come by; true if it was not there yet, and is now.
+    pub(super) fn attach_for_peers(&self, program: &mut Program, index: u32) -> bool {
+        if index == 0 || !self.on_demand || program.attached().contains(&index) {
+            return false;
+        }
+        match program.attach(index) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(
+                    interface = index,
+                    %error,
+                    "cannot attach the BPF program; this host cannot carry peers' flows that arrive by this interface"
+                );
+                false
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Has every flow leave by the interface that its route has now. Cheap while no route changes.
+    pub(super) fn follow_routes(&mut self) {
+        if !self.outside.interfaces.routes.has_changed() {
+            return;
+        }
+        self.outside.surroundings.links_changed();
+        if !self.flows.is_empty() {
+            self.outside.attach_everywhere(self.flows.len());
+        }
+        // Many flows go to few places.
+        let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
+        let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
+        for flow in self.flows.values().filter(|flow| !matches!(flow.step, Step::Over)) {
+            let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
+            let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
+            for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
+                let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
+                // Without a route, or while it would stay on this host, there is nowhere better to go.
+                if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
+                    moved.entry(interface).or_default().push(flow.ends.key(direction));
+                }
+            }
+        }
+        for (interface, keys) in moved {
+            if let Err(error) = self.outside.program.change(&keys, EntryChange::Interface(interface)) {
+                tracing::error!(%error, "cannot move offloaded flows to the interface of their new route");
+            }
+        }
+    }
+}
+
+fn is_routable(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_with_a_link_local_address_alone_is_left_alone() {
+        let routable = |address: &str| is_routable(address.parse().unwrap());
+        assert!(routable("10.0.0.1") && routable("fd77::1"));
+        assert!(!routable("169.254.1.1") && !routable("fe80::1") && !routable("127.0.0.1") && !routable("::1"));
+    }
+}

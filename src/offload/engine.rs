@@ -17,9 +17,11 @@ mod breaker;
 mod carried;
 mod doubt;
 mod enter;
+mod flows;
 mod held;
 mod holding;
 mod interfaces;
+mod later;
 mod note;
 mod ports;
 mod quiet;
@@ -41,7 +43,7 @@ mod witness;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -50,7 +52,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::events::ProgramEvents;
-use super::moved::Marked;
 use super::program::{OpenError, Program};
 use crate::essential;
 use crate::model::ids::FlowId;
@@ -62,15 +63,13 @@ use crate::table::offload::{OffloadView, Request};
 use answers::Answers;
 use audit::Audit;
 use barrier::RcuBarrier;
-use breaker::Judge;
-use carried::Carried;
 use doubt::Doubts;
+use flows::Flows;
 use held::Keep;
 use interfaces::Interfaces;
 use scan::Scan;
 use slots::Slots;
 use surroundings::HostSurroundings;
-use unread::ToReadAgain;
 use wire::EngineWire;
 
 /// How often what is carried is looked at.
@@ -188,7 +187,7 @@ impl Outside {
 struct Engine {
     outside: Outside,
     barrier: RcuBarrier,
-    flows: Marked<Carried>,
+    flows: Flows,
     /// Entered since the last RCU barrier began, and those that it is for.
     await_barrier: Vec<FlowId>,
     in_barrier: Vec<FlowId>,
@@ -196,25 +195,12 @@ struct Engine {
     unsettled: Vec<FlowId>,
     /// Their sockets would soon send something again.
     hasty: HashSet<FlowId>,
-    /// What is to be done with flows that are over, soonest first.
-    later: BTreeSet<(u64, FlowId)>,
     events: ProgramEvents,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
-    /// Flows of an earlier process that no worker has taken or refused yet.
-    unclaimed: u64,
     /// Flows in their sockets, of which it is to be seen what they look like on the wire.
     witnesses: HashMap<FlowId, witness::Witness>,
     sweep_at_ns: u64,
-    /// Whether flows may go on offloading.
-    breaker: Judge,
-    /// Flows of which one side waits for the other.
-    waiting: HashSet<FlowId>,
-    /// Flows of which a FIN has passed, and not both are acknowledged yet, and when their ends are asked.
-    closing: HashMap<FlowId, u64>,
-    /// When it is looked whether flows have been quiet for long, soonest first.
-    quiet: BTreeSet<(u64, FlowId)>,
-    soon: quiet::Soon,
     doubts: Doubts,
     scan: Scan,
     audit: Audit,
@@ -223,30 +209,21 @@ struct Engine {
     doubt_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,
-    /// What could not be read.
-    unread: ToReadAgain,
 }
 
 impl Engine {
     fn open(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         Ok(Self {
             barrier: RcuBarrier::start(table.part()).map_err(OpenError::Begin)?,
-            flows: Marked::default(),
+            flows: Flows::default(),
             await_barrier: Vec::new(),
             in_barrier: Vec::new(),
             unsettled: Vec::new(),
             hasty: HashSet::new(),
-            later: BTreeSet::new(),
             events: program.events()?,
             listens: false,
-            unclaimed: 0,
             witnesses: HashMap::new(),
-            breaker: Judge::default(),
             sweep_at_ns: 0,
-            waiting: HashSet::new(),
-            closing: HashMap::new(),
-            quiet: BTreeSet::new(),
-            soon: quiet::Soon::default(),
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             audit: Audit::default(),
@@ -254,7 +231,6 @@ impl Engine {
             reattach_at_ns: 0,
             doubt_at_ns: 0,
             keep: Keep::default(),
-            unread: ToReadAgain::default(),
             outside: Outside::open(program, table, on_demand).map_err(OpenError::Begin)?,
         })
     }
@@ -323,7 +299,7 @@ impl Engine {
                 }
                 Request::Witness { id, ends } => self.announced(id, ends),
                 Request::Forget { id, reason, bytes } => {
-                    self.held_back_ended(id, reason, bytes);
+                    self.flows.judge.held_back_ended(id, reason, bytes);
                     self.forget_witness(id);
                 }
                 Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
@@ -347,7 +323,7 @@ impl Engine {
         if !self.unsettled.is_empty() {
             return settle::RETRY;
         }
-        let next_ns = self.later.first().filter(|_| !self.outside.is_frozen()).map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        let next_ns = self.flows.later.next_ns().filter(|_| !self.outside.is_frozen()).unwrap_or(u64::MAX);
         TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
     }
 

@@ -9,6 +9,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::sys::clock::now_ns;
+use crate::table::flows::FlowTable;
 use crate::table::journal::What;
 use crate::table::offload::Stays;
 
@@ -31,17 +32,18 @@ struct HeldBack {
     bytes: [u64; 2],
 }
 
-impl Engine {
-    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far.
-    pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2]) -> Result<(), Stays> {
-        if self.outside.table.offload.is_hurried() && !self.breaker.breaker.is_open() {
-            // The host is about to go: who is held back now is lost.
+impl Judge {
+    /// Whether this flow may be offloaded; `bytes` are those from its client and its backend so far. `is_hurried`: the host is
+    /// about to go.
+    pub(super) fn admit(&mut self, id: FlowId, bytes: [u64; 2], is_hurried: bool) -> Result<(), Stays> {
+        if is_hurried && !self.breaker.is_open() {
+            // Who is held back now is lost.
             return Ok(());
         }
         let now_ns = now_ns();
-        match self.breaker.breaker.admit(id, now_ns) {
+        match self.breaker.admit(id, now_ns) {
             Admission::Offload => return Ok(()),
-            Admission::Observe => drop(self.breaker.held.insert(id, HeldBack { since_ns: now_ns, bytes })),
+            Admission::Observe => drop(self.held.insert(id, HeldBack { since_ns: now_ns, bytes })),
             Admission::Stay => {}
         }
         Err(Stays::Resets)
@@ -49,26 +51,26 @@ impl Engine {
 
     /// A flow was admitted and does not be offloaded.
     pub(super) fn not_admitted(&mut self, id: FlowId) {
-        self.breaker.breaker.handle_fate(id, Fate::Gone, now_ns());
+        self.breaker.handle_fate(id, Fate::Gone, now_ns());
     }
 
     /// One of its ends has reset it, as `reason` says.
-    pub(super) fn was_reset(&mut self, id: FlowId, reason: EndReason) {
+    pub(super) fn was_reset(&mut self, flow: &Carried, reason: EndReason) {
         let by = match reason {
             EndReason::ClientReset => FlowDirection::ToBackend,
             EndReason::BackendReset => FlowDirection::ToClient,
             _ => return,
         };
-        let now_ns = now_ns();
-        if let Some(flow) = self.flows.get(&id).filter(|flow| !(flow.up.reused || flow.down.reused)) {
+        if !(flow.up.reused || flow.down.reused) {
+            let now_ns = now_ns();
             let fate = if flow.is_reset_right_after(by, now_ns) { Fate::Reset } else { Fate::Lives };
-            self.breaker.breaker.handle_fate(id, fate, now_ns);
+            self.breaker.handle_fate(flow.id, fate, now_ns);
         }
     }
 
     /// A flow has ended in its sockets, after so many bytes from its client and its backend.
     pub(super) fn held_back_ended(&mut self, id: FlowId, reason: EndReason, bytes: [u64; 2]) {
-        let Some(held) = self.breaker.held.remove(&id) else { return };
+        let Some(held) = self.held.remove(&id) else { return };
         let now_ns = now_ns();
         let by = match reason {
             EndReason::ClientReset => Some(0),
@@ -80,35 +82,57 @@ impl Engine {
             let is_answer = bytes[by] == held.bytes[by] && bytes[1 - by] > held.bytes[1 - by];
             is_answer || now_ns.saturating_sub(held.since_ns) <= SOON_NS
         });
-        self.breaker.breaker.handle_fate(id, if was_reset { Fate::Reset } else { Fate::Lives }, now_ns);
+        self.breaker.handle_fate(id, if was_reset { Fate::Reset } else { Fate::Lives }, now_ns);
     }
 
+    fn judge_held_back(&mut self, flows: &FlowTable, now_ns: u64) {
+        let Self { breaker, held, .. } = self;
+        let watched: Vec<_> = breaker.watched(false).collect();
+        held.retain(|id, _| watched.contains(id));
+        if held.is_empty() {
+            return;
+        }
+        let lives = |held: &HeldBack, bytes: [u64; 2]| {
+            let both_spoke = bytes[0] > held.bytes[0] && bytes[1] > held.bytes[1];
+            both_spoke && now_ns.saturating_sub(held.since_ns) > SOON_NS
+        };
+        for flow in flows.iter() {
+            if held.get(&flow.id).is_some_and(|held| lives(held, [flow.bytes_to_backend, flow.bytes_to_client])) {
+                breaker.handle_fate(flow.id, Fate::Lives, now_ns);
+            }
+        }
+    }
+}
+
+impl Engine {
     /// Looks what became of flows that are watched, and what follows from that.
     pub(super) fn judge(&mut self, now_ns: u64) {
-        if self.outside.table.offload.take_retry_wanted() {
-            self.breaker.breaker.handle_reload();
+        let (table, judge) = (&self.outside.table, &mut self.flows.judge);
+        if table.offload.take_retry_wanted() {
+            judge.breaker.handle_reload();
         }
-        if self.breaker.breaker.is_closed() {
+        if judge.breaker.is_closed() {
             return;
         }
         self.judge_offloaded(now_ns);
-        if now_ns >= self.breaker.look_at_ns {
-            self.breaker.look_at_ns = now_ns + LOOK_EVERY_NS;
-            self.judge_held_back(now_ns);
+        let (table, judge) = (&self.outside.table, &mut self.flows.judge);
+        if now_ns >= judge.look_at_ns {
+            judge.look_at_ns = now_ns + LOOK_EVERY_NS;
+            judge.judge_held_back(&table.flows, now_ns);
         }
-        let change = self.breaker.breaker.poll(now_ns);
-        self.outside.table.offload.set_stopped(self.breaker.breaker.is_open());
+        let change = judge.breaker.poll(now_ns);
+        table.offload.set_stopped(judge.breaker.is_open());
         match change {
             None => {}
             Some(BreakerChange::Opened { reset, of }) => {
-                self.outside.table.journal.record(What::OffloadStopped { reset, of });
+                table.journal.record(What::OffloadStopped { reset, of });
             }
-            Some(BreakerChange::Closed) => self.outside.table.journal.record(What::OffloadResumed {}),
+            Some(BreakerChange::Closed) => table.journal.record(What::OffloadResumed {}),
         }
     }
 
     fn judge_offloaded(&mut self, now_ns: u64) {
-        for id in self.breaker.breaker.watched(true).collect::<Vec<_>>() {
+        for id in self.flows.judge.breaker.watched(true).collect::<Vec<_>>() {
             if self.look(id).is_err() {
                 continue;
             }
@@ -117,7 +141,7 @@ impl Engine {
                 Some(flow) => flow.fate(now_ns),
             };
             match fate {
-                Some(fate) => self.breaker.breaker.handle_fate(id, fate, now_ns),
+                Some(fate) => self.flows.judge.breaker.handle_fate(id, fate, now_ns),
                 None => self.make_speak(id),
             }
         }
@@ -138,24 +162,6 @@ impl Engine {
             let look = super::carried::CounterSnapshot::at(&entry);
             self.outside.wire.ask_end(&flow.ends, direction, &look);
             self.outside.wire.untrack(&flow.ends);
-        }
-    }
-
-    fn judge_held_back(&mut self, now_ns: u64) {
-        let Judge { breaker, held, .. } = &mut self.breaker;
-        let watched: Vec<_> = breaker.watched(false).collect();
-        held.retain(|id, _| watched.contains(id));
-        if held.is_empty() {
-            return;
-        }
-        let lives = |held: &HeldBack, bytes: [u64; 2]| {
-            let both_spoke = bytes[0] > held.bytes[0] && bytes[1] > held.bytes[1];
-            both_spoke && now_ns.saturating_sub(held.since_ns) > SOON_NS
-        };
-        for flow in self.outside.table.flows.iter() {
-            if held.get(&flow.id).is_some_and(|held| lives(held, [flow.bytes_to_backend, flow.bytes_to_client])) {
-                breaker.handle_fate(flow.id, Fate::Lives, now_ns);
-            }
         }
     }
 }

@@ -191,6 +191,21 @@ impl Carried {
         self.inherited_ns != 0 && look.last_ns <= self.inherited_ns
     }
 
+    /// Takes note of one direction; true if anything has passed since the last time.
+    pub(super) fn take_note(&mut self, entry: &Entry) -> bool {
+        let look = match entry.direction {
+            FlowDirection::ToBackend => &mut self.up,
+            FlowDirection::ToClient => &mut self.down,
+        };
+        let now = CounterSnapshot::at(entry);
+        // Before the first packet the entry knows less than the relay did.
+        let last_data_ns = now.last_data_ns.max(look.last_data_ns);
+        let changed =
+            (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);
+        *look = CounterSnapshot { last_data_ns, ..now };
+        changed
+    }
+
     pub(super) fn has_sockets(&self) -> bool {
         matches!(self.step, Step::Entered(_) | Step::Filling(_))
     }

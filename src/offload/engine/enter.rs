@@ -128,13 +128,17 @@ impl Engine {
             return self.give_back(candidate, obstacle.into());
         }
         // Last of all: whoever is admitted is offloaded.
-        if let Err(why) = self.admit(candidate.ticket.id, [splice.up.bytes_before, splice.down.bytes_before]) {
+        if let Err(why) = self.flows.judge.admit(
+            candidate.ticket.id,
+            [splice.up.bytes_before, splice.down.bytes_before],
+            self.outside.table.offload.is_hurried(),
+        ) {
             return self.give_back(candidate, why);
         }
         if candidate.record.client != ends.client {
             let kept = self.outside.program.keep_note(candidate.ticket.id, &note::of(candidate.record.client));
             if let Err(error) = kept {
-                self.not_admitted(candidate.ticket.id);
+                self.flows.judge.not_admitted(candidate.ticket.id);
                 return self.fail(candidate, &error);
             }
         }
@@ -145,7 +149,7 @@ impl Engine {
             Ok(()) => self.entered(candidate, &splice, [backend.mss, client.mss]),
             Err(error) => {
                 self.outside.table.offload.release(ends.local, ends.backend);
-                self.not_admitted(candidate.ticket.id);
+                self.flows.judge.not_admitted(candidate.ticket.id);
                 self.fail(candidate, &error);
             }
         }

@@ -106,7 +106,7 @@ impl Engine {
         }
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Ok(entries) = self.outside.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
-            return self.unread.tell(id);
+            return self.flows.unread.tell(id);
         };
         if let [Some(up), Some(down)] = entries {
             flow.told_bytes = up.bytes() + down.bytes();
@@ -269,7 +269,6 @@ impl Engine {
             self.take_out(id, key)?;
             tracing::info!(flow = %id, "the client reused its port for a new connection at another instance; the old entries are dropped");
             self.over(id, EndReason::ClientReset);
-            self.waiting.remove(&id);
             if let Some(flow) = self.flows.get_mut(&id) {
                 flow.step = Step::Over;
             }
@@ -354,7 +353,6 @@ impl Engine {
         self.look(id)?;
         self.over(id, EndReason::Moved);
         let Some(flow) = self.flows.remove(id) else { return Ok(()) };
-        self.waiting.remove(&id);
         self.outside.table.offload.release(ends.local, ends.backend);
         if let Err(error) = self.outside.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
             tracing::error!(%error, "cannot turn the entries of a flow that a peer now owns into standby entries");

@@ -4,6 +4,8 @@
 //! lost. A living end answers, and nothing follows from silence: some kernels drop what has no timestamp. Who knows nothing of
 //! the connection any more says so by RST.
 
+use std::collections::BTreeSet;
+
 use super::Engine;
 use super::carried::{Carried, CounterSnapshot, Step};
 use crate::model::ids::FlowId;
@@ -28,34 +30,49 @@ const SOON_FOR_NS: u64 = 35_000_000_000;
 const SOON_PER_S: u32 = 2000;
 const SOON_BURST: u32 = 200;
 
-/// While flows are asked sooner than they would be.
+/// When it is looked whether flows have been quiet for long.
 #[derive(Debug)]
-pub(super) struct Soon {
-    until_ns: u64,
+pub(super) struct Quiet {
+    /// Soonest first. Only the last that was set for a flow counts.
+    due: BTreeSet<(u64, FlowId)>,
+    /// Until then flows are asked sooner than they would be, at this pace.
+    soon_until_ns: u64,
     pace: TokenBucket,
 }
 
-impl Default for Soon {
+impl Default for Quiet {
     fn default() -> Self {
-        Self { until_ns: 0, pace: TokenBucket::new(SOON_PER_S, SOON_BURST, 0) }
+        Self { due: BTreeSet::new(), soon_until_ns: 0, pace: TokenBucket::new(SOON_PER_S, SOON_BURST, 0) }
+    }
+}
+
+impl Quiet {
+    /// After so long without a packet a flow is asked.
+    fn between_ns(&self, flow: &Carried, now_ns: u64) -> u64 {
+        let long_ns = QUIET * flow.patience_ns;
+        if now_ns < self.soon_until_ns { long_ns.min(SOON_NS) } else { long_ns }
+    }
+
+    fn first_due(&self, now_ns: u64) -> Option<(u64, FlowId)> {
+        self.due.first().filter(|(at_ns, _)| *at_ns <= now_ns).copied()
     }
 }
 
 impl Engine {
     pub(super) fn ask_quiet(&mut self, now_ns: u64) {
-        let is_soon = now_ns < self.soon.until_ns;
+        let is_soon = now_ns < self.flows.quiet.soon_until_ns;
         for _ in 0..if is_soon { SOON_BURST as usize } else { AT_ONCE } {
-            let Some((at_ns, id)) = self.quiet.first().filter(|(at_ns, _)| *at_ns <= now_ns).copied() else { return };
+            let Some((at_ns, id)) = self.flows.quiet.first_due(now_ns) else { return };
             let Some(flow) = self.flows.get(&id).filter(|flow| flow.quiet_at_ns == at_ns) else {
-                self.quiet.pop_first();
+                self.flows.quiet.due.pop_first();
                 continue;
             };
-            let between_ns = self.quiet_ns(flow, now_ns);
+            let between_ns = self.flows.quiet.between_ns(flow, now_ns);
             let (due_ns, is_alone) = (flow.heard_ns() + between_ns, matches!(flow.step, Step::Alone));
-            if due_ns <= now_ns && is_soon && !self.soon.pace.take(now_ns) {
+            if due_ns <= now_ns && is_soon && !self.flows.quiet.pace.take(now_ns) {
                 return;
             }
-            self.quiet.pop_first();
+            self.flows.quiet.due.pop_first();
             if due_ns > now_ns {
                 self.ask_when_quiet(id, due_ns);
             } else {
@@ -67,19 +84,14 @@ impl Engine {
         }
     }
 
-    fn quiet_ns(&self, flow: &Carried, now_ns: u64) -> u64 {
-        let long_ns = QUIET * flow.patience_ns;
-        if now_ns < self.soon.until_ns { long_ns.min(SOON_NS) } else { long_ns }
-    }
-
     /// Another instance may have reset flows of this one at one end only.
     pub(super) fn ask_ends_soon(&mut self) {
         let now_ns = now_ns();
-        self.soon.until_ns = now_ns + SOON_FOR_NS;
+        self.flows.quiet.soon_until_ns = now_ns + SOON_FOR_NS;
         let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
         let later: Vec<_> = self.flows.values().filter(is_later).map(|flow| flow.id).collect();
         later.into_iter().for_each(|id| self.begin_asking(id));
-        let until_ns = self.soon.until_ns;
+        let until_ns = self.flows.quiet.soon_until_ns;
         self.outside.answers.answer_all(|| Answer::AskEnds { until_ns });
     }
 
@@ -87,7 +99,7 @@ impl Engine {
     pub(super) fn begin_asking(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(&id) else { return };
         let now_ns = now_ns();
-        let between_ns = self.quiet_ns(flow, now_ns);
+        let between_ns = self.flows.quiet.between_ns(flow, now_ns);
         self.ask_when_quiet(id, now_ns + fastrand::u64(between_ns / 2..=between_ns));
     }
 
@@ -96,7 +108,7 @@ impl Engine {
             && let Some(flow) = self.flows.get_mut(&id)
         {
             flow.quiet_at_ns = at_ns;
-            self.quiet.insert((at_ns, id));
+            self.flows.quiet.due.insert((at_ns, id));
         }
     }
 

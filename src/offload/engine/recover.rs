@@ -56,7 +56,7 @@ impl Engine {
         let LeftFlows { pairs, witnesses } = match self.left() {
             Ok(found) => found,
             Err(error) => {
-                if self.unread.recover_later(now_ns()) {
+                if self.flows.unread.recover_later(now_ns()) {
                     self.outside.table.fleet.set_whole();
                     tracing::error!(%error, "cannot read the flows of an earlier process from the BPF map; Baton tries again");
                 }
@@ -85,7 +85,7 @@ impl Engine {
                     self.outside.slots.keep(entry.backend_slot, ends.backend);
                     // The process before this one may have died on the way to that.
                     self.outside.wire.untrack(&ends);
-                    self.unclaimed += 1;
+                    self.flows.wait_for_claim();
                     self.offer(id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;
                 }
@@ -126,8 +126,7 @@ impl Engine {
 
     /// Peers are told nothing before every flow that was found has been told of.
     pub(super) fn count_claimed(&mut self, flows: u64) {
-        self.unclaimed = self.unclaimed.saturating_sub(flows);
-        if self.unclaimed == 0 {
+        if self.flows.count_claimed(flows) {
             self.outside.table.fleet.set_whole();
         }
     }
@@ -145,7 +144,7 @@ impl Engine {
         let Some(flow) = self.flows.get(&id) else { return };
         let Ok(note) = self.outside.program.note(id) else {
             // Another client than its own would be shown for as long as it lives.
-            return self.unread.offer(id, [up, down].map(|entry| entry.copied()));
+            return self.flows.unread.offer(id, [up, down].map(|entry| entry.copied()));
         };
         let record = Record {
             accepted_at_ns: identity.accepted_at_ns,

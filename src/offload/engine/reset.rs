@@ -112,15 +112,16 @@ impl Engine {
             flow.step = Step::Over;
             // From its last packet: it may have ended long before this process began.
             let last_ns = flow.up.last_ns.max(flow.down.last_ns);
-            self.later.insert((last_ns + LINGER.as_nanos() as u64, id));
+            self.flows.later.insert(last_ns + LINGER.as_nanos() as u64, id);
         }
     }
 
     /// What was set for now.
     pub(super) fn do_what_is_due(&mut self) {
         let now_ns = now_ns();
-        while self.later.first().is_some_and(|(at_ns, _)| *at_ns <= now_ns) && !self.outside.is_frozen() {
-            let Some((_, id)) = self.later.pop_first() else { break };
+        while !self.outside.is_frozen()
+            && let Some(id) = self.flows.later.take_due(now_ns)
+        {
             match self.flows.get(&id).map(|flow| &flow.step) {
                 Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => self.reset_round(id),
                 Some(Step::Resetting { .. }) => self.reset_silent(id),
@@ -134,7 +135,7 @@ impl Engine {
     fn reset_silent(&mut self, id: FlowId) {
         if self.look(id).is_err() {
             // Whoever has spoken meanwhile would be taken for silent.
-            self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
+            self.flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
             return;
         }
         let Some(flow) = self.flows.get_mut(&id) else { return };
@@ -167,19 +168,19 @@ impl Engine {
             false => self.take_out_own(id, FlowDirection::ToClient),
         }
         self.outside.wire.untrack(&ends);
-        self.later.insert((now_ns() + SILENT_ROUND.as_nanos() as u64, id));
+        self.flows.later.insert(now_ns() + SILENT_ROUND.as_nanos() as u64, id);
     }
 
     /// Its entries stay for as long as something passes by them.
     fn remove_if_quiet(&mut self, id: FlowId, now_ns: u64) {
         if self.look(id).is_err() {
-            self.later.insert((now_ns + LINGER.as_nanos() as u64, id));
+            self.flows.later.insert(now_ns + LINGER.as_nanos() as u64, id);
             return;
         }
         let Some(flow) = self.flows.get(&id) else { return };
         let until_ns = flow.up.last_ns.max(flow.down.last_ns) + LINGER.as_nanos() as u64;
         match until_ns > now_ns {
-            true => drop(self.later.insert((until_ns, id))),
+            true => self.flows.later.insert(until_ns, id),
             false => _ = self.remove(id),
         }
     }
@@ -197,7 +198,7 @@ impl Engine {
         self.outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
         // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
         self.outside.wire.untrack(&ends);
-        self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
+        self.flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
     }
 
     /// Its client has another connection by now. Not at once: what the backend answers may come to an instance that still holds the flow,
@@ -224,7 +225,7 @@ impl Engine {
         let Some(flow) = self.flows.get(&id) else { return true };
         let ends = flow.ends;
         if self.take_out_both(id, &ends).is_err() {
-            self.later.insert((now_ns() + ROUND.as_nanos() as u64, id));
+            self.flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
             return false;
         }
         if self.flows.remove(id).is_some_and(|flow| flow.inherited_ns != 0) {
@@ -260,30 +261,14 @@ impl Engine {
     /// Takes note of what the entries hold now; true if anything has passed since the last time. Of a flow that cannot be read nothing new
     /// is known, and it is looked at again at the next turn.
     pub(super) fn look(&mut self, id: FlowId) -> Result<bool, Unread> {
-        let Some(flow) = self.flows.get_mut(&id) else { return Ok(false) };
+        let Some(flow) = self.flows.get(&id) else { return Ok(false) };
         let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         // Both or neither: with one of them the other end would seem silent.
-        let seen = self.outside.program.entries(keys).inspect_err(|_| self.unread.look_at(id))?;
+        let seen = self.outside.program.entries(keys).inspect_err(|_| self.flows.unread.look_at(id))?;
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(false) };
         // Of both, whatever the first one says.
         let own = seen.iter().flatten().filter(|entry| entry.id == id);
         Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))
-    }
-}
-
-impl Carried {
-    /// Takes note of one direction; true if anything has passed since the last time.
-    pub(super) fn take_note(&mut self, entry: &crate::offload::entry::Entry) -> bool {
-        let look = match entry.direction {
-            FlowDirection::ToBackend => &mut self.up,
-            FlowDirection::ToClient => &mut self.down,
-        };
-        let now = CounterSnapshot::at(entry);
-        // Before the first packet the entry knows less than the relay did.
-        let last_data_ns = now.last_data_ns.max(look.last_data_ns);
-        let changed =
-            (now.packets, now.fin_ns, now.rst_ns, now.reused) != (look.packets, look.fin_ns, look.rst_ns, look.reused);
-        *look = CounterSnapshot { last_data_ns, ..now };
-        changed
     }
 }
 

@@ -219,7 +219,7 @@ impl Engine {
             (true, _) => EndReason::ClientReset,
             (false, _) => EndReason::BackendReset,
         };
-        self.was_reset(id, reason);
+        self.flows.was_reset(id, reason);
         self.over(id, reason);
         self.reset(id);
     }

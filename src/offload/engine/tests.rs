@@ -161,7 +161,7 @@ fn a_flow_that_is_over_keeps_its_entries_and_its_port_until_they_can_be_read() {
     assert!(scene.engine.flows.contains_key(&id) && reserved(&scene));
 
     scene.set_unreadable(false);
-    scene.engine.later = BTreeSet::from([(0, id)]);
+    scene.engine.flows.later.insert(0, id);
     scene.engine.do_what_is_due();
     assert!(scene.engine.flows.is_empty() && !reserved(&scene));
     assert_eq!(scene.entry(up(&flow)), None);
@@ -174,7 +174,7 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     let flow = offloaded(1);
     scene.own(&flow);
     // As another process finds it.
-    scene.engine.flows = Marked::default();
+    scene.engine.flows = Flows::default();
     scene.engine.listens = false;
 
     scene.set_unreadable(true);

@@ -59,8 +59,8 @@ impl Engine {
         let census = &self.outside.table.offload.census;
         census.unread.add(count);
         let is_said = |at_ns: u64| now_ns.saturating_sub(at_ns) < SAY_EVERY.as_nanos() as u64;
-        if !self.unread.said_ns.is_some_and(is_said) {
-            self.unread.said_ns = Some(now_ns);
+        if !self.flows.unread.said_ns.is_some_and(is_said) {
+            self.flows.unread.said_ns = Some(now_ns);
             let times = census.unread.value();
             tracing::error!(%error, times, "cannot read entries of the BPF map; Baton leaves their flows as they are and tries again");
         }
@@ -68,34 +68,34 @@ impl Engine {
 
     /// Looks at what could not be read, as far as it can by now.
     pub(super) fn read_again(&mut self, now_ns: u64) {
-        if self.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
+        if self.flows.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
             self.outside.orders.recover.store(true, Release);
         }
-        for _ in 0..self.unread.looks.len() {
-            let Some(id) = self.unread.looks.pop_first() else { break };
+        for _ in 0..self.flows.unread.looks.len() {
+            let Some(id) = self.flows.unread.looks.pop_first() else { break };
             if self.look(id).is_err() {
                 break;
             }
             self.moved_on(id);
         }
-        for _ in 0..self.unread.untold.len() {
-            let Some(id) = self.unread.untold.pop_first() else { break };
+        for _ in 0..self.flows.unread.untold.len() {
+            let Some(id) = self.flows.unread.untold.pop_first() else { break };
             if self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
                 self.tell_offloaded(id);
             }
-            if self.unread.untold.contains(&id) {
+            if self.flows.unread.untold.contains(&id) {
                 break;
             }
         }
-        for _ in 0..self.unread.offers.len() {
-            let Some((id, [up, down])) = self.unread.offers.pop() else { break };
-            let left = self.unread.offers.len();
+        for _ in 0..self.flows.unread.offers.len() {
+            let Some((id, [up, down])) = self.flows.unread.offers.pop() else { break };
+            let left = self.flows.unread.offers.len();
             match self.flows.contains_key(&id) {
                 true => self.offer(id, up.as_ref(), down.as_ref()),
                 // It is over, and nobody will claim it.
                 false => self.count_claimed(1),
             }
-            if self.unread.offers.len() > left {
+            if self.flows.unread.offers.len() > left {
                 break;
             }
         }

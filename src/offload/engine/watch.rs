@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::carried::{Carried, Step, Unanswered};
+use super::flows::{ASK_EVERY, Silent};
 use super::{Engine, witness};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
@@ -25,9 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// What it was sent so long ago was sent again by now, twice by most kernels (TCP_RTO_MIN is 200 ms, include/net/tcp.h).
 const SENT_AGAIN: Duration = Duration::from_millis(600);
-
-/// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
-const ASK_EVERY: u64 = 8;
 
 /// How often the program may ask again for unknown packets.
 const REFILL_EVERY: Duration = Duration::from_millis(100);
@@ -121,27 +119,19 @@ impl Engine {
 
     /// Tells the worker, and ends what is over.
     pub(super) fn has_moved(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(flow) = self.flows.get(&id) else { return };
         if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
             return self.make_way(id);
         }
-        flow.count_silence();
-        match flow.unanswered {
-            Some(_) => self.waiting.insert(id),
-            None => self.waiting.remove(&id),
-        };
-        match flow.is_closing() {
-            true => drop(self.closing.entry(id).or_insert(0)),
-            false => drop(self.closing.remove(&id)),
-        }
+        self.flows.sort(id);
+        let Some(flow) = self.flows.get(&id) else { return };
         if let Some(progress) = flow.progress() {
             self.outside.answers.has_come_to(progress);
         }
-        let Some(flow) = self.flows.get(&id) else { return };
         match (flow.ended(), &flow.step) {
             // An RST may be lost on its last way, and an idle end would never know.
             (Some(reason), _) if !flow.is_finished() => {
-                self.was_reset(id, reason);
+                self.flows.was_reset(id, reason);
                 self.over(id, reason);
                 self.reset(id);
             }
@@ -154,24 +144,9 @@ impl Engine {
     /// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
     /// too long: whoever is left waits for bytes that nobody will send again.
     fn end_unfinished(&mut self, now_ns: u64) {
-        let (flows, reachability) = (&self.flows, &self.outside.table.reachability);
-        self.closing
-            .retain(|id, _| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone) && flow.is_closing()));
-        let (mut silent, mut to_ask) = (Vec::new(), Vec::new());
-        for (id, ask_at_ns) in &mut self.closing {
-            let Some(flow) = flows.get(id) else { continue };
-            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
-            let between_ns = flow.patience_ns / ASK_EVERY;
-            let too_long = now_ns.saturating_sub(reachability.counts_from(last_ns)) > flow.patience_ns;
-            if too_long && flow.have_both_closed() {
-                silent.push(*id);
-            } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
-                *ask_at_ns = now_ns + between_ns;
-                to_ask.push(*id);
-            }
-        }
+        let Silent { over, to_ask } = self.flows.unfinished(now_ns, &self.outside.table.reachability);
         to_ask.into_iter().for_each(|id| self.ask_both(id, now_ns));
-        for id in silent {
+        for id in over {
             // The last scan may have been a while ago.
             let Ok(has_moved) = self.look(id) else { continue };
             if has_moved {
@@ -190,19 +165,9 @@ impl Engine {
             // The other side's packets may come to another instance.
             return;
         }
-        let (flows, reachability) = (&self.flows, &self.outside.table.reachability);
-        self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
-        let too_long = |flow: &&Carried| {
-            let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
-            now_ns.saturating_sub(reachability.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
-        };
-        let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
-        let (silent, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);
-        let due = |flow: &&&Carried| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
-        let to_ask: Vec<_> = waiting.iter().filter(due).map(|flow| flow.id).collect();
-        let silent: Vec<_> = silent.iter().map(|flow| flow.id).collect();
+        let Silent { over, to_ask } = self.flows.unanswered(now_ns, &self.outside.table.reachability);
         to_ask.into_iter().for_each(|id| self.ask_silent(id, now_ns));
-        for id in silent {
+        for id in over {
             // The last scan may have been a while ago.
             if self.look(id).is_err() {
                 continue;
@@ -225,10 +190,9 @@ impl Engine {
         if let Some(unanswered) = &mut flow.unanswered {
             unanswered.ask_at_ns = unanswered.ask_at_ns.min(unanswered.since_ns + patience_ns / 2);
         }
-        if let Some(at_ns) = self.closing.get_mut(&ticket.id) {
-            *at_ns = 0;
-        }
-        if flow.quiet_at_ns != 0 {
+        let is_asked_when_quiet = flow.quiet_at_ns != 0;
+        self.flows.ask_if_closing(ticket.id);
+        if is_asked_when_quiet {
             self.begin_asking(ticket.id);
         }
     }
@@ -331,7 +295,7 @@ impl Carried {
         self.up.last_ns.max(self.down.last_ns).max(self.inherited_ns)
     }
 
-    fn have_both_closed(&self) -> bool {
+    pub(super) fn have_both_closed(&self) -> bool {
         self.up.fin_ns != 0 && self.down.fin_ns != 0
     }
 
@@ -342,14 +306,14 @@ impl Carried {
 
     /// Bytes are answered by any living end. What else seems to demand an answer may be an ACK that was overtaken by bytes
     /// and gets none; a probe comes again.
-    fn is_surely_silent(&self) -> bool {
+    pub(super) fn is_surely_silent(&self) -> bool {
         let Some(unanswered) = self.unanswered else { return false };
         let (silent, other) = if unanswered.by_client { (&self.up, &self.down) } else { (&self.down, &self.up) };
         other.last_data_ns > silent.last_ns || other.packets > unanswered.packets + 1
     }
 
     /// Begins to count, or goes on, or stops: a side is silent while the other has demanded an answer since its last packet.
-    fn count_silence(&mut self) {
+    pub(super) fn count_silence(&mut self) {
         let silent = [(true, &self.up, &self.down), (false, &self.down, &self.up)]
             .into_iter()
             .find(|(_, silent, other)| other.packets > 0 && other.asked_ns > silent.last_ns);

@@ -34,6 +34,7 @@ mod scan;
 mod settle;
 mod slots;
 mod surroundings;
+mod tell;
 mod unread;
 mod untrack;
 mod watch;
@@ -67,9 +68,12 @@ use doubt::Doubts;
 use flows::Flows;
 use held::Keep;
 use interfaces::Interfaces;
+use recover::{claim, refuse};
+use reset::{do_what_is_due, end, reset};
 use scan::Scan;
 use slots::Slots;
 use surroundings::HostSurroundings;
+use watch::set_patience;
 use wire::EngineWire;
 
 /// How often what is carried is looked at.
@@ -276,7 +280,7 @@ impl Engine {
         }
         self.take_standby_requests();
         self.settle();
-        self.do_what_is_due();
+        do_what_is_due(&self.outside, &mut self.flows);
         self.take_events();
         self.watch();
         self.outside.answers.wake_workers();
@@ -295,20 +299,22 @@ impl Engine {
                 Request::End { ticket, unless_moved_since_ns } => {
                     // It may be among those that have just come.
                     self.enter(std::mem::take(&mut candidates));
-                    self.end(ticket, unless_moved_since_ns);
+                    end(&mut self.outside, &mut self.flows, ticket, unless_moved_since_ns);
                 }
                 Request::Witness { id, ends } => self.announced(id, ends),
                 Request::Forget { id, reason, bytes } => {
                     self.flows.judge.held_back_ended(id, reason, bytes);
                     self.forget_witness(id);
                 }
-                Request::Claim { ticket, patience_ns } => self.claim(ticket, patience_ns),
+                Request::Claim { ticket, patience_ns } => {
+                    claim(&mut self.outside, &mut self.flows, ticket, patience_ns)
+                }
                 Request::Patience { ticket, patience_ns } => {
                     // It may be among those that have just come.
                     self.enter(std::mem::take(&mut candidates));
-                    self.set_patience(ticket, patience_ns);
+                    set_patience(&self.outside, &mut self.flows, ticket, patience_ns);
                 }
-                Request::Refuse { id, why } => self.refuse(id, &why),
+                Request::Refuse { id, why } => refuse(&self.outside, &mut self.flows, id, &why),
             }
         }
         self.enter(candidates);
@@ -338,7 +344,7 @@ impl Engine {
         }
         let unfinished: Vec<_> = self.flows.values().filter(|flow| flow.has_sockets()).map(|flow| flow.id).collect();
         for id in unfinished {
-            self.reset(id);
+            reset(&self.outside, &mut self.flows, id);
         }
     }
 }

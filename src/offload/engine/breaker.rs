@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::Engine;
+use super::Outside;
 use super::carried::{Carried, Step};
+use super::flows::Flows;
+use super::reset::look;
 use crate::model::breaker::{Admission, Breaker, BreakerChange, Fate, SOON_NS};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
@@ -104,65 +106,63 @@ impl Judge {
     }
 }
 
-impl Engine {
-    /// Looks what became of flows that are watched, and what follows from that.
-    pub(super) fn judge(&mut self, now_ns: u64) {
-        let (table, judge) = (&self.outside.table, &mut self.flows.judge);
-        if table.offload.take_retry_wanted() {
-            judge.breaker.handle_reload();
+/// Looks what became of flows that are watched, and what follows from that.
+pub(super) fn judge(outside: &Outside, flows: &mut Flows, now_ns: u64) {
+    let (table, judge) = (&outside.table, &mut flows.judge);
+    if table.offload.take_retry_wanted() {
+        judge.breaker.handle_reload();
+    }
+    if judge.breaker.is_closed() {
+        return;
+    }
+    judge_offloaded(outside, flows, now_ns);
+    let (table, judge) = (&outside.table, &mut flows.judge);
+    if now_ns >= judge.look_at_ns {
+        judge.look_at_ns = now_ns + LOOK_EVERY_NS;
+        judge.judge_held_back(&table.flows, now_ns);
+    }
+    let change = judge.breaker.poll(now_ns);
+    table.offload.set_stopped(judge.breaker.is_open());
+    match change {
+        None => {}
+        Some(BreakerChange::Opened { reset, of }) => {
+            table.journal.record(What::OffloadStopped { reset, of });
         }
-        if judge.breaker.is_closed() {
-            return;
+        Some(BreakerChange::Closed) => table.journal.record(What::OffloadResumed {}),
+    }
+}
+
+fn judge_offloaded(outside: &Outside, flows: &mut Flows, now_ns: u64) {
+    for id in flows.judge.breaker.watched(true).collect::<Vec<_>>() {
+        if look(&outside.program, flows, id).is_err() {
+            continue;
         }
-        self.judge_offloaded(now_ns);
-        let (table, judge) = (&self.outside.table, &mut self.flows.judge);
-        if now_ns >= judge.look_at_ns {
-            judge.look_at_ns = now_ns + LOOK_EVERY_NS;
-            judge.judge_held_back(&table.flows, now_ns);
-        }
-        let change = judge.breaker.poll(now_ns);
-        table.offload.set_stopped(judge.breaker.is_open());
-        match change {
-            None => {}
-            Some(BreakerChange::Opened { reset, of }) => {
-                table.journal.record(What::OffloadStopped { reset, of });
-            }
-            Some(BreakerChange::Closed) => table.journal.record(What::OffloadResumed {}),
+        let fate = match flows.get(&id) {
+            None => Some(Fate::Gone),
+            Some(flow) => flow.fate(now_ns),
+        };
+        match fate {
+            Some(fate) => flows.judge.breaker.handle_fate(id, fate, now_ns),
+            None => make_speak(outside, flows, id),
         }
     }
+}
 
-    fn judge_offloaded(&mut self, now_ns: u64) {
-        for id in self.flows.judge.breaker.watched(true).collect::<Vec<_>>() {
-            if self.look(id).is_err() {
-                continue;
-            }
-            let fate = match self.flows.get(&id) {
-                None => Some(Fate::Gone),
-                Some(flow) => flow.fate(now_ns),
-            };
-            match fate {
-                Some(fate) => self.flows.judge.breaker.handle_fate(id, fate, now_ns),
-                None => self.make_speak(id),
-            }
+/// What an idle flow's ends answer goes the way that its bytes will.
+fn make_speak(outside: &Outside, flows: &Flows, id: FlowId) {
+    let Some(flow) = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+    // Of an end that has said nothing the entry knows what its socket did.
+    for (direction, packets) in
+        [(FlowDirection::ToBackend, flow.up.packets), (FlowDirection::ToClient, flow.down.packets)]
+    {
+        if packets > 0 {
+            continue;
         }
-    }
-
-    /// What an idle flow's ends answer goes the way that its bytes will.
-    fn make_speak(&self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
-        // Of an end that has said nothing the entry knows what its socket did.
-        for (direction, packets) in
-            [(FlowDirection::ToBackend, flow.up.packets), (FlowDirection::ToClient, flow.down.packets)]
-        {
-            if packets > 0 {
-                continue;
-            }
-            // What cannot be read is asked at the next turn.
-            let Ok(Some(entry)) = self.outside.program.entry(&flow.ends.key(direction)) else { continue };
-            let look = super::carried::CounterSnapshot::at(&entry);
-            self.outside.wire.ask_end(&flow.ends, direction, &look);
-            self.outside.wire.untrack(&flow.ends);
-        }
+        // What cannot be read is asked at the next turn.
+        let Ok(Some(entry)) = outside.program.entry(&flow.ends.key(direction)) else { continue };
+        let look = super::carried::CounterSnapshot::at(&entry);
+        outside.wire.ask_end(&flow.ends, direction, &look);
+        outside.wire.untrack(&flow.ends);
     }
 }
 

@@ -14,6 +14,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::Engine;
 use super::carried::{Carried, CounterSnapshot, Step};
+use super::reset::look;
+use super::tell::tell_failover;
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, UnknownPacket};
 use crate::model::ids::FlowId;
@@ -104,7 +106,7 @@ impl Engine {
     pub(super) fn settle_doubts(&mut self, now_ns: u64) {
         let unread = std::mem::take(&mut self.doubts.unread);
         let touched: Vec<_> = unread.iter().filter_map(|told| self.doubt(told, now_ns)).collect();
-        self.tell_failover(touched, Vec::new());
+        tell_failover(&self.outside, touched, Vec::new());
         for (key, mut doubt) in std::mem::take(&mut self.doubts.of) {
             // What cannot be read settles nothing.
             if !self.settle_doubt(&key, &mut doubt, now_ns).unwrap_or(false) {
@@ -164,7 +166,7 @@ impl Engine {
         if doubt.held.is_some() {
             return Ok(None);
         }
-        self.look(doubt.id)?;
+        look(&self.outside.program, &mut self.flows, doubt.id)?;
         let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
         Ok(match may_be_old {
             true => Some(EntryChange::Take),
@@ -178,7 +180,7 @@ impl Engine {
             let entry = self.outside.program.entry(&ends.key(doubt.direction))?.filter(|entry| entry.id == doubt.id);
             return Ok(entry.map(|entry| (ends, CounterSnapshot::at(&entry))));
         }
-        self.look(doubt.id)?;
+        look(&self.outside.program, &mut self.flows, doubt.id)?;
         let its = |flow: &Carried| if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down };
         Ok(self.flows.get(&doubt.id).map(|flow| (flow.ends, its(flow))))
     }

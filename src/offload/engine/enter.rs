@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::carried::{Carried, CounterSnapshot, Entered, InFlight, Lent, Step};
+use super::quiet::begin_asking;
 use super::{Engine, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
@@ -190,7 +191,7 @@ impl Engine {
         };
         flow.up.last_data_ns = record.accepted_at_ns;
         self.flows.insert(ticket.id, flow);
-        self.begin_asking(ticket.id);
+        begin_asking(&self.outside, &mut self.flows, ticket.id);
         match self.drain(ticket.id) {
             Ok(()) => {
                 self.await_barrier.push(ticket.id);

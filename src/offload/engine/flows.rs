@@ -37,7 +37,7 @@ pub(super) struct Flows {
 #[derive(Debug)]
 pub(super) struct Silent {
     /// For too long.
-    pub over: Vec<FlowId>,
+    pub too_long: Vec<FlowId>,
     /// For so long that they are asked.
     pub to_ask: Vec<FlowId>,
 }
@@ -83,41 +83,41 @@ impl Flows {
         }
     }
 
-    /// Those that are about to end: over are those whose both FINs have passed. Whom it says to ask is not named again at once.
+    /// Those that are about to end; it is too long for those whose both FINs have passed. Whom it says to ask is not named again at once.
     pub(super) fn unfinished(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.closing
             .retain(|id, _| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone) && flow.is_closing()));
-        let (mut over, mut to_ask) = (Vec::new(), Vec::new());
+        let (mut too_long, mut to_ask) = (Vec::new(), Vec::new());
         for (id, ask_at_ns) in &mut self.closing {
             let Some(flow) = flows.get(id) else { continue };
             let last_ns = flow.up.last_ns.max(flow.down.last_ns);
             let between_ns = flow.patience_ns / ASK_EVERY;
-            let too_long = now_ns.saturating_sub(reachability.counts_from(last_ns)) > flow.patience_ns;
-            if too_long && flow.have_both_closed() {
-                over.push(*id);
+            let is_too_long = now_ns.saturating_sub(reachability.counts_from(last_ns)) > flow.patience_ns;
+            if is_too_long && flow.have_both_closed() {
+                too_long.push(*id);
             } else if now_ns > (*ask_at_ns).max(last_ns + between_ns) {
                 *ask_at_ns = now_ns + between_ns;
                 to_ask.push(*id);
             }
         }
-        Silent { over, to_ask }
+        Silent { too_long, to_ask }
     }
 
     /// Those of which one side waits for the other.
     pub(super) fn unanswered(&mut self, now_ns: u64, reachability: &Reachability) -> Silent {
         let flows = &self.all;
         self.waiting.retain(|id| flows.get(id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
-        let too_long = |flow: &&Carried| {
+        let is_too_long = |flow: &&Carried| {
             let since_ns = flow.unanswered.map_or(now_ns, |unanswered| unanswered.since_ns);
             now_ns.saturating_sub(reachability.counts_from(since_ns)) > flow.patience_ns && flow.is_surely_silent()
         };
         let waiting = self.waiting.iter().filter_map(|id| flows.get(id));
-        let (over, waiting): (Vec<_>, Vec<_>) = waiting.partition(too_long);
+        let (too_long, waiting): (Vec<_>, Vec<_>) = waiting.partition(is_too_long);
         let due = |flow: &&&Carried| flow.unanswered.is_some_and(|unanswered| now_ns >= unanswered.ask_at_ns);
         Silent {
             to_ask: waiting.iter().filter(due).map(|flow| flow.id).collect(),
-            over: over.iter().map(|flow| flow.id).collect(),
+            too_long: too_long.iter().map(|flow| flow.id).collect(),
         }
     }
 

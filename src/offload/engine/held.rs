@@ -11,14 +11,16 @@ use std::net::IpAddr;
 use super::carried::{Carried, Step};
 use super::holding::{Held, Holding};
 use super::ports::PortsElsewhere;
-use super::recover::{Pair, carried};
-use super::retold::{entry, way};
+use super::quiet::begin_asking;
+use super::recover::{Pair, carried, offer};
+use super::reset::{look, over, remove, reset, reset_backend_soon, take_out};
+use super::retold::entry;
 use super::room::{Crowded, NoStandby};
 use super::{Engine, note};
 use crate::addr::VipAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, Keeping, Passage, PortRange, Then, Unknown};
+use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, Keeping, PortRange, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Share, Windows};
@@ -26,12 +28,7 @@ use crate::offload::probe::EntryChange;
 use crate::offload::program::{InstallError, Owner, Unread};
 use crate::sys::clock::{self, now_ns};
 use crate::sys::netlink;
-use crate::table::fleet::Local;
 use crate::table::offload::{PeerPortRange, StandbyAnswer, StandbyRequest};
-
-/// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
-/// only within 2 GiB.
-const TELL_AGAIN: u64 = 1 << 30;
 
 /// What conntrack says of a connection that is none of Baton's is good for so long. Twice FOREIGN_RENEW_NS of
 /// bpf/unknown.h.
@@ -96,30 +93,6 @@ impl Engine {
     pub(super) fn refill_asks(&self) {
         for (vip, unknown) in &self.keep.asks {
             let _ = self.outside.program.refill_asks(*vip, unknown);
-        }
-    }
-
-    /// Tells the other instances how the flow's packets are passed on.
-    pub(super) fn tell_offloaded(&mut self, id: FlowId) {
-        if !self.outside.table.fleet.is_enabled() {
-            return;
-        }
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let Ok(entries) = self.outside.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
-            return self.flows.unread.tell(id);
-        };
-        if let [Some(up), Some(down)] = entries {
-            flow.told_bytes = up.bytes() + down.bytes();
-            let passage = Box::new(Passage { up: way(&up), down: way(&down) });
-            self.outside.table.fleet.tell(|| Local::Offloaded { id, passage });
-        }
-    }
-
-    /// As [`Engine::tell_offloaded`], if it has come far since the last time.
-    pub(super) fn tell_progress(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
-        if flow.up.bytes + flow.down.bytes > flow.told_bytes + TELL_AGAIN {
-            self.tell_offloaded(id);
         }
     }
 
@@ -261,18 +234,18 @@ impl Engine {
         if is_earlier || !is_here {
             if is_here {
                 // Its backend has not heard of its end either.
-                let _ = self.look(id);
-                self.reset_backend_soon(id);
+                let _ = look(&self.outside.program, &mut self.flows, id);
+                reset_backend_soon(&self.outside, &self.flows, id);
             }
             // This one last: what cannot be taken out is found by it again.
-            self.take_out(id, if up == *key { &down } else { &up })?;
-            self.take_out(id, key)?;
+            take_out(&self.outside.program, id, if up == *key { &down } else { &up })?;
+            take_out(&self.outside.program, id, key)?;
             tracing::info!(flow = %id, "the client reused its port for a new connection at another instance; the old entries are dropped");
-            self.over(id, EndReason::ClientReset);
+            over(&mut self.outside, &self.flows, id, EndReason::ClientReset);
             if let Some(flow) = self.flows.get_mut(&id) {
                 flow.step = Step::Over;
             }
-            self.remove(id);
+            remove(&self.outside, &mut self.flows, id);
         }
         Ok(())
     }
@@ -320,13 +293,15 @@ impl Engine {
         self.outside.table.offload.reserve(ends.local, ends.backend);
         let pair = Pair { ends: Some(ends), up, down };
         self.flows.insert(id, Carried { inherited_ns: now_ns(), ..carried(id, ends, &pair) });
-        self.begin_asking(id);
+        begin_asking(&self.outside, &mut self.flows, id);
         // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
         let is_covered = self.outside.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()].iter().all(|ip| self.egress_to(*ip) == Egress::Local);
         match (&pair.up, &pair.down) {
-            (Some(up), Some(down)) if !is_stuck && !is_covered => self.offer(id, Some(up), Some(down)),
-            _ => self.reset(id),
+            (Some(up), Some(down)) if !is_stuck && !is_covered => {
+                offer(&mut self.outside, &mut self.flows, id, Some(up), Some(down))
+            }
+            _ => reset(&self.outside, &mut self.flows, id),
         }
         Ok(())
     }
@@ -350,8 +325,8 @@ impl Engine {
         let is_it = |flow: &&Carried| matches!(flow.step, Step::Alone) && FleetId::of(id, &flow.ends) == released;
         let Some(flow) = self.flows.get(&id).filter(is_it) else { return Ok(()) };
         let ends = flow.ends;
-        self.look(id)?;
-        self.over(id, EndReason::Moved);
+        look(&self.outside.program, &mut self.flows, id)?;
+        over(&mut self.outside, &self.flows, id, EndReason::Moved);
         let Some(flow) = self.flows.remove(id) else { return Ok(()) };
         self.outside.table.offload.release(ends.local, ends.backend);
         if let Err(error) = self.outside.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
-use super::Engine;
+use super::Outside;
 use super::carried::Step;
+use super::flows::Flows;
 use crate::model::splice::FlowDirection;
 use crate::offload::probe::EntryChange;
 use crate::offload::program::Program;
@@ -96,34 +97,32 @@ impl Interfaces {
     }
 }
 
-impl Engine {
-    /// Has every flow leave by the interface that its route has now. Cheap while no route changes.
-    pub(super) fn follow_routes(&mut self) {
-        if !self.outside.interfaces.routes.has_changed() {
-            return;
-        }
-        self.outside.surroundings.links_changed();
-        if !self.flows.is_empty() {
-            self.outside.attach_everywhere(self.flows.len());
-        }
-        // Many flows go to few places.
-        let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
-        let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
-        for flow in self.flows.values().filter(|flow| !matches!(flow.step, Step::Over)) {
-            let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
-            let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
-            for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
-                let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
-                // Without a route, or while it would stay on this host, there is nowhere better to go.
-                if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
-                    moved.entry(interface).or_default().push(flow.ends.key(direction));
-                }
+/// Has every flow leave by the interface that its route has now. Cheap while no route changes.
+pub(super) fn follow_routes(outside: &mut Outside, flows: &Flows) {
+    if !outside.interfaces.routes.has_changed() {
+        return;
+    }
+    outside.surroundings.links_changed();
+    if !flows.is_empty() {
+        outside.attach_everywhere(flows.len());
+    }
+    // Many flows go to few places.
+    let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
+    let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
+    for flow in flows.values().filter(|flow| !matches!(flow.step, Step::Over)) {
+        let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
+        let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
+        for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
+            let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
+            // Without a route, or while it would stay on this host, there is nowhere better to go.
+            if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
+                moved.entry(interface).or_default().push(flow.ends.key(direction));
             }
         }
-        for (interface, keys) in moved {
-            if let Err(error) = self.outside.program.change(&keys, EntryChange::Interface(interface)) {
-                tracing::error!(%error, "cannot move offloaded flows to the interface of their new route");
-            }
+    }
+    for (interface, keys) in moved {
+        if let Err(error) = outside.program.change(&keys, EntryChange::Interface(interface)) {
+            tracing::error!(%error, "cannot move offloaded flows to the interface of their new route");
         }
     }
 }

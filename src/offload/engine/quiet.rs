@@ -6,8 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Engine;
+use super::Outside;
 use super::carried::{Carried, CounterSnapshot, Step};
+use super::flows::Flows;
 use crate::model::ids::FlowId;
 use crate::model::pacing::TokenBucket;
 use crate::model::splice::FlowDirection;
@@ -58,70 +59,68 @@ impl Quiet {
     }
 }
 
-impl Engine {
-    pub(super) fn ask_quiet(&mut self, now_ns: u64) {
-        let is_soon = now_ns < self.flows.quiet.soon_until_ns;
-        for _ in 0..if is_soon { SOON_BURST as usize } else { AT_ONCE } {
-            let Some((at_ns, id)) = self.flows.quiet.first_due(now_ns) else { return };
-            let Some(flow) = self.flows.get(&id).filter(|flow| flow.quiet_at_ns == at_ns) else {
-                self.flows.quiet.due.pop_first();
-                continue;
-            };
-            let between_ns = self.flows.quiet.between_ns(flow, now_ns);
-            let (due_ns, is_alone) = (flow.heard_ns() + between_ns, matches!(flow.step, Step::Alone));
-            if due_ns <= now_ns && is_soon && !self.flows.quiet.pace.take(now_ns) {
-                return;
+pub(super) fn ask_quiet(outside: &Outside, flows: &mut Flows, now_ns: u64) {
+    let is_soon = now_ns < flows.quiet.soon_until_ns;
+    for _ in 0..if is_soon { SOON_BURST as usize } else { AT_ONCE } {
+        let Some((at_ns, id)) = flows.quiet.first_due(now_ns) else { return };
+        let Some(flow) = flows.get(&id).filter(|flow| flow.quiet_at_ns == at_ns) else {
+            flows.quiet.due.pop_first();
+            continue;
+        };
+        let between_ns = flows.quiet.between_ns(flow, now_ns);
+        let (due_ns, is_alone) = (flow.heard_ns() + between_ns, matches!(flow.step, Step::Alone));
+        if due_ns <= now_ns && is_soon && !flows.quiet.pace.take(now_ns) {
+            return;
+        }
+        flows.quiet.due.pop_first();
+        if due_ns > now_ns {
+            ask_when_quiet(outside, flows, id, due_ns);
+        } else {
+            if is_alone {
+                ask_both(outside, flows, id, now_ns);
             }
-            self.flows.quiet.due.pop_first();
-            if due_ns > now_ns {
-                self.ask_when_quiet(id, due_ns);
-            } else {
-                if is_alone {
-                    self.ask_both(id, now_ns);
-                }
-                self.ask_when_quiet(id, now_ns + between_ns);
-            }
+            ask_when_quiet(outside, flows, id, now_ns + between_ns);
         }
     }
+}
 
-    /// Another instance may have reset flows of this one at one end only.
-    pub(super) fn ask_ends_soon(&mut self) {
-        let now_ns = now_ns();
-        self.flows.quiet.soon_until_ns = now_ns + SOON_FOR_NS;
-        let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
-        let later: Vec<_> = self.flows.values().filter(is_later).map(|flow| flow.id).collect();
-        later.into_iter().for_each(|id| self.begin_asking(id));
-        let until_ns = self.flows.quiet.soon_until_ns;
-        self.outside.answers.answer_all(|| Answer::AskEnds { until_ns });
-    }
+/// Another instance may have reset flows of this one at one end only.
+pub(super) fn ask_ends_soon(outside: &mut Outside, flows: &mut Flows) {
+    let now_ns = now_ns();
+    flows.quiet.soon_until_ns = now_ns + SOON_FOR_NS;
+    let is_later = |flow: &&Carried| flow.quiet_at_ns > now_ns + SOON_NS;
+    let later: Vec<_> = flows.values().filter(is_later).map(|flow| flow.id).collect();
+    later.into_iter().for_each(|id| begin_asking(outside, flows, id));
+    let until_ns = flows.quiet.soon_until_ns;
+    outside.answers.answer_all(|| Answer::AskEnds { until_ns });
+}
 
-    /// Has it looked at from time to time. Those that come at once are not asked at once.
-    pub(super) fn begin_asking(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
-        let now_ns = now_ns();
-        let between_ns = self.flows.quiet.between_ns(flow, now_ns);
-        self.ask_when_quiet(id, now_ns + fastrand::u64(between_ns / 2..=between_ns));
-    }
+/// Has it looked at from time to time. Those that come at once are not asked at once.
+pub(super) fn begin_asking(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    let Some(flow) = flows.get(&id) else { return };
+    let now_ns = now_ns();
+    let between_ns = flows.quiet.between_ns(flow, now_ns);
+    ask_when_quiet(outside, flows, id, now_ns + fastrand::u64(between_ns / 2..=between_ns));
+}
 
-    fn ask_when_quiet(&mut self, id: FlowId, at_ns: u64) {
-        if self.outside.table.fleet.is_enabled()
-            && let Some(flow) = self.flows.get_mut(&id)
-        {
-            flow.quiet_at_ns = at_ns;
-            self.flows.quiet.due.insert((at_ns, id));
-        }
+fn ask_when_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, at_ns: u64) {
+    if outside.table.fleet.is_enabled()
+        && let Some(flow) = flows.get_mut(&id)
+    {
+        flow.quiet_at_ns = at_ns;
+        flows.quiet.due.insert((at_ns, id));
     }
+}
 
-    pub(super) fn ask_both(&mut self, id: FlowId, now_ns: u64) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        flow.questioned_ns = now_ns;
-        let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up);
-        // Its packets may pass another instance: its client has acknowledged what was not seen here.
-        let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
-        let down = CounterSnapshot { sent: if is_further { up.taken } else { down.sent }, ..down };
-        self.outside.wire.ask_end(&ends, FlowDirection::ToClient, &down);
-        // What this host sends itself begins an entry anew.
-        self.outside.wire.untrack(&ends);
-    }
+pub(super) fn ask_both(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
+    let Some(flow) = flows.get_mut(&id) else { return };
+    flow.questioned_ns = now_ns;
+    let (ends, up, down) = (flow.ends, flow.up, flow.down);
+    outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up);
+    // Its packets may pass another instance: its client has acknowledged what was not seen here.
+    let is_further = up.taken.wrapping_sub(down.sent) < 1 << 31;
+    let down = CounterSnapshot { sent: if is_further { up.taken } else { down.sent }, ..down };
+    outside.wire.ask_end(&ends, FlowDirection::ToClient, &down);
+    // What this host sends itself begins an entry anew.
+    outside.wire.untrack(&ends);
 }

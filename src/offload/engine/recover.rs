@@ -4,7 +4,12 @@ use std::collections::HashMap;
 use std::io;
 
 use super::carried::{Carried, CounterSnapshot, Step};
-use super::{Engine, note};
+use super::flows::Flows;
+use super::quiet::begin_asking;
+use super::reset::reset;
+use super::tell::tell_offloaded;
+use super::watch::has_moved;
+use super::{Engine, Outside, note};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
@@ -79,82 +84,28 @@ impl Engine {
                 (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
             );
             self.flows.insert(id, carried(id, ends, &pair));
-            self.begin_asking(id);
+            begin_asking(&self.outside, &mut self.flows, id);
             match pair.up {
                 Some(entry) if whole => {
                     self.outside.slots.keep(entry.backend_slot, ends.backend);
                     // The process before this one may have died on the way to that.
                     self.outside.wire.untrack(&ends);
                     self.flows.wait_for_claim();
-                    self.offer(id, pair.up.as_ref(), pair.down.as_ref());
+                    offer(&mut self.outside, &mut self.flows, id, pair.up.as_ref(), pair.down.as_ref());
                     found += 1;
                 }
                 _ => {
-                    self.reset(id);
+                    reset(&self.outside, &mut self.flows, id);
                     unfinished += 1;
                 }
             }
         }
-        self.count_claimed(0);
+        count_claimed(&self.outside, &mut self.flows, 0);
         self.outside.surroundings.compare_again();
         self.outside.table.offload.census.recovered.add(found);
         if found + unfinished > 0 {
             self.outside.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
         }
-    }
-
-    pub(super) fn claim(&mut self, ticket: Ticket, patience_ns: u64) {
-        let Some(flow) = self.flows.get_mut(&ticket.id) else {
-            let reason = Some(EndReason::Internal);
-            return self.outside.answers.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
-        };
-        let is_new = flow.ticket.replace(ticket).is_none();
-        flow.patience_ns = patience_ns;
-        if is_new {
-            self.count_claimed(1);
-        }
-        let Some(flow) = self.flows.get(&ticket.id) else { return };
-        if let Step::Over | Step::Resetting { .. } = flow.step {
-            // It ended before it had a worker that could be told.
-            let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
-            let last = last.unwrap_or_else(|| Progress::none(ticket));
-            return self.outside.answers.answer(ticket.worker, Answer::Ended { last, reason });
-        }
-        self.tell_offloaded(ticket.id);
-        self.has_moved(ticket.id);
-    }
-
-    /// Peers are told nothing before every flow that was found has been told of.
-    pub(super) fn count_claimed(&mut self, flows: u64) {
-        if self.flows.count_claimed(flows) {
-            self.outside.table.fleet.set_whole();
-        }
-    }
-
-    pub(super) fn refuse(&mut self, id: FlowId, why: &str) {
-        self.count_claimed(1);
-        tracing::warn!(flow = id.0, "Baton resets a flow of an earlier process: {why}");
-        self.reset(id);
-    }
-
-    pub(super) fn offer(&mut self, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
-        let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
-            return self.refuse(id, "its two map entries are not of one flow");
-        };
-        let Some(flow) = self.flows.get(&id) else { return };
-        let Ok(note) = self.outside.program.note(id) else {
-            // Another client than its own would be shown for as long as it lives.
-            return self.flows.unread.offer(id, [up, down].map(|entry| entry.copied()));
-        };
-        let record = Record {
-            accepted_at_ns: identity.accepted_at_ns,
-            connect_us: identity.connect_us.into(),
-            backend_key: identity.backend_key,
-            client: note.as_ref().map_or(flow.ends.client, note::client),
-        };
-        let found = Box::new(flow.found(record));
-        let worker = self.outside.answers.any_worker(id.0);
-        self.outside.answers.answer(worker, Answer::Found(found));
     }
 
     /// Flows of this instance; takes note of what is held for others.
@@ -187,6 +138,60 @@ impl Engine {
         }
         Ok(LeftFlows { pairs, witnesses })
     }
+}
+
+pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {
+    let Some(flow) = flows.get_mut(&ticket.id) else {
+        let reason = Some(EndReason::Internal);
+        return outside.answers.answer(ticket.worker, Answer::Ended { last: Progress::none(ticket), reason });
+    };
+    let is_new = flow.ticket.replace(ticket).is_none();
+    flow.patience_ns = patience_ns;
+    if is_new {
+        count_claimed(outside, flows, 1);
+    }
+    let Some(flow) = flows.get(&ticket.id) else { return };
+    if let Step::Over | Step::Resetting { .. } = flow.step {
+        // It ended before it had a worker that could be told.
+        let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
+        let last = last.unwrap_or_else(|| Progress::none(ticket));
+        return outside.answers.answer(ticket.worker, Answer::Ended { last, reason });
+    }
+    tell_offloaded(outside, flows, ticket.id);
+    has_moved(outside, flows, ticket.id);
+}
+
+/// Peers are told nothing before every flow that was found has been told of.
+pub(super) fn count_claimed(outside: &Outside, flows: &mut Flows, count: u64) {
+    if flows.count_claimed(count) {
+        outside.table.fleet.set_whole();
+    }
+}
+
+pub(super) fn refuse(outside: &Outside, flows: &mut Flows, id: FlowId, why: &str) {
+    count_claimed(outside, flows, 1);
+    tracing::warn!(flow = id.0, "Baton resets a flow of an earlier process: {why}");
+    reset(outside, flows, id);
+}
+
+pub(super) fn offer(outside: &mut Outside, flows: &mut Flows, id: FlowId, up: Option<&Entry>, down: Option<&Entry>) {
+    let Some(identity) = up.zip(down).and_then(|(up, down)| Identity::of(up, down)) else {
+        return refuse(outside, flows, id, "its two map entries are not of one flow");
+    };
+    let Some(flow) = flows.get(&id) else { return };
+    let Ok(note) = outside.program.note(id) else {
+        // Another client than its own would be shown for as long as it lives.
+        return flows.unread.offer(id, [up, down].map(|entry| entry.copied()));
+    };
+    let record = Record {
+        accepted_at_ns: identity.accepted_at_ns,
+        connect_us: identity.connect_us.into(),
+        backend_key: identity.backend_key,
+        client: note.as_ref().map_or(flow.ends.client, note::client),
+    };
+    let found = Box::new(flow.found(record));
+    let worker = outside.answers.any_worker(id.0);
+    outside.answers.answer(worker, Answer::Found(found));
 }
 
 /// As it is found: alone, and nobody's yet.

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::held::BOTH;
+use super::quiet::ask_ends_soon;
 use super::room::NoStandby;
 use crate::offload::program::Unread;
 use crate::table::offload::{StandbyAnswer, StandbyRequest};
@@ -73,7 +74,7 @@ impl Engine {
                 self.keep.port_ranges = port_ranges;
                 self.show_port_ranges();
             }
-            StandbyRequest::AskEnds => self.ask_ends_soon(),
+            StandbyRequest::AskEnds => ask_ends_soon(&mut self.outside, &mut self.flows),
             StandbyRequest::RoutesMoved => self.routes_moved(),
         }
         Ok(())

@@ -8,8 +8,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::Engine;
+use super::Outside;
 use super::carried::{Carried, CounterSnapshot, Step};
+use super::flows::Flows;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, StandbyAnswer};
@@ -17,7 +18,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::Key;
 use crate::offload::probe::EntryChange;
-use crate::offload::program::Unread;
+use crate::offload::program::{Program, Unread};
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
 use crate::table::late_resets::Abandoned;
@@ -41,235 +42,233 @@ const SILENT_ROUNDS: u8 = ROUNDS + 1;
 /// How long entries outlive a flow that has ended by itself, for what is still on its way.
 const LINGER: Duration = Duration::from_secs(2);
 
-impl Engine {
-    /// An order of the flow's worker.
-    pub(super) fn end(&mut self, ticket: Ticket, unless_moved_since_ns: Option<u64>) {
-        let is_known = self.look(ticket.id).is_ok();
-        let Some(flow) = self.flows.get_mut(&ticket.id) else {
-            // It stayed, and its worker knows by now, or it has ended, and its worker is about to know.
-            return;
-        };
-        flow.ticket = Some(ticket);
-        if matches!(flow.step, Step::Over | Step::Resetting { .. }) {
-            return;
-        }
-        let last = flow.progress();
-        // While this host heard nobody, bytes may have moved elsewhere.
-        let moved_ns = self.outside.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
-        if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
-            && (moved_ns >= since_ns || !is_known)
-        {
-            // Its worker asks again, should it be idle for that long.
-            return self.outside.answers.answer(ticket.worker, Answer::Moves(last));
-        }
-        self.reset(ticket.id);
-        if let Some(last) = last {
-            self.outside.answers.answer(ticket.worker, Answer::Ended { last, reason: None });
+/// An order of the flow's worker.
+pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unless_moved_since_ns: Option<u64>) {
+    let is_known = look(&outside.program, flows, ticket.id).is_ok();
+    let Some(flow) = flows.get_mut(&ticket.id) else {
+        // It stayed, and its worker knows by now, or it has ended, and its worker is about to know.
+        return;
+    };
+    flow.ticket = Some(ticket);
+    if matches!(flow.step, Step::Over | Step::Resetting { .. }) {
+        return;
+    }
+    let last = flow.progress();
+    // While this host heard nobody, bytes may have moved elsewhere.
+    let moved_ns = outside.table.reachability.counts_from(flow.up.last_data_ns.max(flow.down.last_data_ns));
+    if let (Some(since_ns), Some(last)) = (unless_moved_since_ns, last)
+        && (moved_ns >= since_ns || !is_known)
+    {
+        // Its worker asks again, should it be idle for that long.
+        return outside.answers.answer(ticket.worker, Answer::Moves(last));
+    }
+    reset(outside, flows, ticket.id);
+    if let Some(last) = last {
+        outside.answers.answer(ticket.worker, Answer::Ended { last, reason: None });
+    }
+}
+
+/// Resets both ends, and the sockets if there are any.
+pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    let Some(flow) = flows.get_mut(&id) else { return };
+    let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
+    let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+    // First the entries: what the ends answer to the segments below must find them.
+    if let Err(error) = outside.program.change(&keys, EntryChange::Reset) {
+        tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
+    }
+    if let Step::Entered(lent) | Step::Filling(lent) = before {
+        socket::reset(lent.sockets.client);
+        socket::reset(lent.sockets.backend);
+        outside.table.offload.count_out();
+    }
+    reset_round(outside, flows, id);
+    make_way(&outside.program, flows, id);
+}
+
+/// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
+pub(super) fn make_way(program: &Program, flows: &Flows, id: FlowId) {
+    let Some(flow) = flows.get(&id) else { return };
+    for (direction, look) in [(FlowDirection::ToBackend, &flow.up), (FlowDirection::ToClient, &flow.down)] {
+        if look.reused {
+            take_out_own(program, flows, id, direction);
         }
     }
+}
 
-    /// Resets both ends, and the sockets if there are any.
-    pub(super) fn reset(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
-        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
-        // First the entries: what the ends answer to the segments below must find them.
-        if let Err(error) = self.outside.program.change(&keys, EntryChange::Reset) {
-            tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
-        }
-        if let Step::Entered(lent) | Step::Filling(lent) = before {
-            socket::reset(lent.sockets.client);
-            socket::reset(lent.sockets.backend);
-            self.outside.table.offload.count_out();
-        }
-        self.reset_round(id);
-        self.make_way(id);
+/// A flow has ended by itself; its worker is told.
+pub(super) fn over(outside: &mut Outside, flows: &Flows, id: FlowId, reason: EndReason) {
+    let Some(flow) = flows.get(&id) else { return };
+    if let Some(ticket) = flow.ticket {
+        let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
+        outside.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
     }
+}
 
-    /// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
-    pub(super) fn make_way(&self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
-        for (direction, look) in [(FlowDirection::ToBackend, &flow.up), (FlowDirection::ToClient, &flow.down)] {
-            if look.reused {
-                self.take_out_own(id, direction);
-            }
-        }
+/// As [`over`]; its entries serve what is still on its way.
+pub(super) fn fade(outside: &mut Outside, flows: &mut Flows, id: FlowId, reason: EndReason) {
+    over(outside, flows, id, reason);
+    if let Some(flow) = flows.get_mut(&id) {
+        flow.step = Step::Over;
+        // From its last packet: it may have ended long before this process began.
+        let last_ns = flow.up.last_ns.max(flow.down.last_ns);
+        flows.later.insert(last_ns + LINGER.as_nanos() as u64, id);
     }
+}
 
-    /// A flow has ended by itself; its worker is told.
-    pub(super) fn over(&mut self, id: FlowId, reason: EndReason) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        if let Some(ticket) = flow.ticket {
-            let last = flow.progress().unwrap_or_else(|| Progress::none(ticket));
-            self.outside.answers.answer(ticket.worker, Answer::Ended { last, reason: Some(reason) });
+/// What was set for now.
+pub(super) fn do_what_is_due(outside: &Outside, flows: &mut Flows) {
+    let now_ns = now_ns();
+    while !outside.is_frozen()
+        && let Some(id) = flows.later.take_due(now_ns)
+    {
+        match flows.get(&id).map(|flow| &flow.step) {
+            Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => reset_round(outside, flows, id),
+            Some(Step::Resetting { .. }) => reset_silent(outside, flows, id),
+            Some(Step::Over) => remove_if_quiet(outside, flows, id, now_ns),
+            _ => {}
         }
     }
+}
 
-    /// As [`Engine::over`]; its entries serve what is still on its way.
-    pub(super) fn fade(&mut self, id: FlowId, reason: EndReason) {
-        self.over(id, reason);
-        if let Some(flow) = self.flows.get_mut(&id) {
-            flow.step = Step::Over;
-            // From its last packet: it may have ended long before this process began.
-            let last_ns = flow.up.last_ns.max(flow.down.last_ns);
-            self.flows.later.insert(last_ns + LINGER.as_nanos() as u64, id);
-        }
+/// Goes on with an end that has said nothing since it is being reset; the other one may use its port again.
+fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    if look(&outside.program, flows, id).is_err() {
+        // Whoever has spoken meanwhile would be taken for silent.
+        flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
+        return;
     }
-
-    /// What was set for now.
-    pub(super) fn do_what_is_due(&mut self) {
-        let now_ns = now_ns();
-        while !self.outside.is_frozen()
-            && let Some(id) = self.flows.later.take_due(now_ns)
-        {
-            match self.flows.get(&id).map(|flow| &flow.step) {
-                Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => self.reset_round(id),
-                Some(Step::Resetting { .. }) => self.reset_silent(id),
-                Some(Step::Over) => self.remove_if_quiet(id, now_ns),
-                _ => {}
-            }
-        }
-    }
-
-    /// Goes on with an end that has said nothing since it is being reset; the other one may use its port again.
-    fn reset_silent(&mut self, id: FlowId) {
-        if self.look(id).is_err() {
-            // Whoever has spoken meanwhile would be taken for silent.
-            self.flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
-            return;
-        }
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let Step::Resetting { rounds, since_ns } = &mut flow.step else { return };
-        *rounds = rounds.saturating_add(1);
-        let is_last = *rounds > SILENT_ROUNDS;
-        let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        // What has no entry any more was heard before.
-        let [client, backend] =
-            [&up, &down].map(|look| *look != CounterSnapshot::default() && !look.reused && look.last_ns < *since_ns);
-        if is_last || !(client || backend) {
-            if !self.remove(id) {
-                return;
-            }
-            let silent = [
-                (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
-                (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
-            ];
-            for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
-                self.outside.table.late_resets.tell(abandoned(from, to, &look, &other));
-            }
+    let Some(flow) = flows.get_mut(&id) else { return };
+    let Step::Resetting { rounds, since_ns } = &mut flow.step else { return };
+    *rounds = rounds.saturating_add(1);
+    let is_last = *rounds > SILENT_ROUNDS;
+    let (ends, up, down) = (flow.ends, flow.up, flow.down);
+    // What has no entry any more was heard before.
+    let [client, backend] =
+        [&up, &down].map(|look| *look != CounterSnapshot::default() && !look.reused && look.last_ns < *since_ns);
+    if is_last || !(client || backend) {
+        if !remove(outside, flows, id) {
             return;
         }
-        match client {
-            true => self.outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up),
-            false => self.take_out_own(id, FlowDirection::ToBackend),
+        let silent = [
+            (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
+            (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
+        ];
+        for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
+            outside.table.late_resets.tell(abandoned(from, to, &look, &other));
         }
-        match backend {
-            true => self.outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down),
-            false => self.take_out_own(id, FlowDirection::ToClient),
-        }
-        self.outside.wire.untrack(&ends);
-        self.flows.later.insert(now_ns() + SILENT_ROUND.as_nanos() as u64, id);
+        return;
     }
+    match client {
+        true => outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up),
+        false => take_out_own(&outside.program, flows, id, FlowDirection::ToBackend),
+    }
+    match backend {
+        true => outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down),
+        false => take_out_own(&outside.program, flows, id, FlowDirection::ToClient),
+    }
+    outside.wire.untrack(&ends);
+    flows.later.insert(now_ns() + SILENT_ROUND.as_nanos() as u64, id);
+}
 
-    /// Its entries stay for as long as something passes by them.
-    fn remove_if_quiet(&mut self, id: FlowId, now_ns: u64) {
-        if self.look(id).is_err() {
-            self.flows.later.insert(now_ns + LINGER.as_nanos() as u64, id);
-            return;
-        }
-        let Some(flow) = self.flows.get(&id) else { return };
-        let until_ns = flow.up.last_ns.max(flow.down.last_ns) + LINGER.as_nanos() as u64;
-        match until_ns > now_ns {
-            true => self.flows.later.insert(until_ns, id),
-            false => _ = self.remove(id),
-        }
+/// Its entries stay for as long as something passes by them.
+fn remove_if_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
+    if look(&outside.program, flows, id).is_err() {
+        flows.later.insert(now_ns + LINGER.as_nanos() as u64, id);
+        return;
     }
+    let Some(flow) = flows.get(&id) else { return };
+    let until_ns = flow.up.last_ns.max(flow.down.last_ns) + LINGER.as_nanos() as u64;
+    match until_ns > now_ns {
+        true => flows.later.insert(until_ns, id),
+        false => _ = remove(outside, flows, id),
+    }
+}
 
-    /// Makes both ends of the flow take an RST.
-    fn reset_round(&mut self, id: FlowId) {
-        // An older number makes an end say its own all the same, and the entries answer that.
-        let _ = self.look(id);
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        if let Step::Resetting { rounds, .. } = &mut flow.step {
-            *rounds += 1;
-        }
-        let (ends, up, down) = (flow.ends, flow.up, flow.down);
-        self.outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
-        self.outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
-        // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
-        self.outside.wire.untrack(&ends);
-        self.flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
+/// Makes both ends of the flow take an RST.
+fn reset_round(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    // An older number makes an end say its own all the same, and the entries answer that.
+    let _ = look(&outside.program, flows, id);
+    let Some(flow) = flows.get_mut(&id) else { return };
+    if let Step::Resetting { rounds, .. } = &mut flow.step {
+        *rounds += 1;
     }
+    let (ends, up, down) = (flow.ends, flow.up, flow.down);
+    outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
+    outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
+    // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).
+    outside.wire.untrack(&ends);
+    flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
+}
 
-    /// Its client has another connection by now. Not at once: what the backend answers may come to an instance that still holds the flow,
-    /// and would take it for its own.
-    pub(super) fn reset_backend_soon(&self, id: FlowId) {
-        if let Some(Carried { ends, up, down, .. }) = self.flows.get(&id) {
-            let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
-            self.outside.table.late_resets.repeat(backend);
-        }
+/// Its client has another connection by now. Not at once: what the backend answers may come to an instance that still holds the flow,
+/// and would take it for its own.
+pub(super) fn reset_backend_soon(outside: &Outside, flows: &Flows, id: FlowId) {
+    if let Some(Carried { ends, up, down, .. }) = flows.get(&id) {
+        let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
+        outside.table.late_resets.repeat(backend);
     }
+}
 
-    /// Makes some clients show that they hear this host.
-    pub(super) fn ask_clients(&self) {
-        let after = fastrand::usize(..self.flows.len().max(1));
-        let flows = self.flows.values().cycle().skip(after).take(self.flows.len().min(CLIENTS_ASKED));
-        for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
-            self.outside.wire.ask_end(ends, FlowDirection::ToBackend, up);
-            self.outside.wire.untrack(ends);
-        }
+/// Makes some clients show that they hear this host.
+pub(super) fn ask_clients(outside: &Outside, flows: &Flows) {
+    let after = fastrand::usize(..flows.len().max(1));
+    let flows = flows.values().cycle().skip(after).take(flows.len().min(CLIENTS_ASKED));
+    for Carried { ends, up, .. } in flows.filter(|flow| matches!(flow.step, Step::Alone)) {
+        outside.wire.ask_end(ends, FlowDirection::ToBackend, up);
+        outside.wire.untrack(ends);
     }
+}
 
-    /// Takes the entries out of a flow that is over and lets the port be used again. False: not yet, it is tried again.
-    pub(super) fn remove(&mut self, id: FlowId) -> bool {
-        let Some(flow) = self.flows.get(&id) else { return true };
-        let ends = flow.ends;
-        if self.take_out_both(id, &ends).is_err() {
-            self.flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
-            return false;
-        }
-        if self.flows.remove(id).is_some_and(|flow| flow.inherited_ns != 0) {
-            self.outside.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
-        }
-        if let Err(error) = self.outside.program.drop_note(id) {
-            tracing::error!(%error, "cannot remove the stored client address of an ended flow from the BPF map");
-        }
-        self.outside.table.offload.release(ends.local, ends.backend);
-        true
+/// Takes the entries out of a flow that is over and lets the port be used again. False: not yet, it is tried again.
+pub(super) fn remove(outside: &Outside, flows: &mut Flows, id: FlowId) -> bool {
+    let Some(flow) = flows.get(&id) else { return true };
+    let ends = flow.ends;
+    if take_out_both(&outside.program, id, &ends).is_err() {
+        flows.later.insert(now_ns() + ROUND.as_nanos() as u64, id);
+        return false;
     }
+    if flows.remove(id).is_some_and(|flow| flow.inherited_ns != 0) {
+        outside.table.offload.held.answer(StandbyAnswer::Over(vec![FleetId::of(id, &ends)]));
+    }
+    if let Err(error) = outside.program.drop_note(id) {
+        tracing::error!(%error, "cannot remove the stored client address of an ended flow from the BPF map");
+    }
+    outside.table.offload.release(ends.local, ends.backend);
+    true
+}
 
-    fn take_out_both(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
-        self.take_out(id, &ends.key(FlowDirection::ToBackend))?;
-        self.take_out(id, &ends.key(FlowDirection::ToClient))
-    }
+fn take_out_both(program: &Program, id: FlowId, ends: &Ends) -> Result<(), Unread> {
+    take_out(program, id, &ends.key(FlowDirection::ToBackend))?;
+    take_out(program, id, &ends.key(FlowDirection::ToClient))
+}
 
-    fn take_out_own(&self, id: FlowId, direction: FlowDirection) {
-        if let Some(flow) = self.flows.get(&id) {
-            // What cannot be read goes with the flow.
-            let _ = self.take_out(id, &flow.ends.key(direction));
-        }
+fn take_out_own(program: &Program, flows: &Flows, id: FlowId, direction: FlowDirection) {
+    if let Some(flow) = flows.get(&id) {
+        // What cannot be read goes with the flow.
+        let _ = take_out(program, id, &flow.ends.key(direction));
     }
+}
 
-    /// Takes out an entry, unless another flow has come in its place.
-    pub(super) fn take_out(&self, id: FlowId, key: &Key) -> Result<(), Unread> {
-        if self.outside.program.entry(key)?.is_some_and(|entry| entry.id == id) {
-            self.outside.program.take_out(key)?;
-        }
-        Ok(())
+/// Takes out an entry, unless another flow has come in its place.
+pub(super) fn take_out(program: &Program, id: FlowId, key: &Key) -> Result<(), Unread> {
+    if program.entry(key)?.is_some_and(|entry| entry.id == id) {
+        program.take_out(key)?;
     }
+    Ok(())
+}
 
-    /// Takes note of what the entries hold now; true if anything has passed since the last time. Of a flow that cannot be read nothing new
-    /// is known, and it is looked at again at the next turn.
-    pub(super) fn look(&mut self, id: FlowId) -> Result<bool, Unread> {
-        let Some(flow) = self.flows.get(&id) else { return Ok(false) };
-        let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
-        // Both or neither: with one of them the other end would seem silent.
-        let seen = self.outside.program.entries(keys).inspect_err(|_| self.flows.unread.look_at(id))?;
-        let Some(flow) = self.flows.get_mut(&id) else { return Ok(false) };
-        // Of both, whatever the first one says.
-        let own = seen.iter().flatten().filter(|entry| entry.id == id);
-        Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))
-    }
+/// Takes note of what the entries hold now; true if anything has passed since the last time. Of a flow that cannot be read nothing new
+/// is known, and it is looked at again at the next turn.
+pub(super) fn look(program: &Program, flows: &mut Flows, id: FlowId) -> Result<bool, Unread> {
+    let Some(flow) = flows.get(&id) else { return Ok(false) };
+    let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
+    // Both or neither: with one of them the other end would seem silent.
+    let seen = program.entries(keys).inspect_err(|_| flows.unread.look_at(id))?;
+    let Some(flow) = flows.get_mut(&id) else { return Ok(false) };
+    // Of both, whatever the first one says.
+    let own = seen.iter().flatten().filter(|entry| entry.id == id);
+    Ok(own.fold(false, |changed, entry| flow.take_note(entry) | changed))
 }
 
 /// `look` is at what `to` has sent.

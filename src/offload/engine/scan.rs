@@ -10,7 +10,11 @@
 
 use std::time::Duration;
 
-use super::Engine;
+use super::flows::Flows;
+use super::reset::look;
+use super::tell::{tell_failover, tell_progress};
+use super::watch::has_moved;
+use super::{Engine, Outside};
 use crate::model::fleet::FleetId;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
@@ -97,7 +101,7 @@ impl Engine {
             ScanStage::Looks(flows) => self.look_up(flows, &mut touched),
             ScanStage::Sweep(cursor) => self.sweep(cursor, &mut touched),
         };
-        self.tell_failover(touched, Vec::new());
+        tell_failover(&self.outside, touched, Vec::new());
         self.scan.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
     }
 
@@ -133,10 +137,10 @@ impl Engine {
                 touched.extend(self.see_standby(&key, &entry));
             }
         }
-        if self.look(id)? {
+        if look(&self.outside.program, &mut self.flows, id)? {
             let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
             self.outside.table.reachability.hear_client(heard_ns);
-            self.moved_on(id);
+            moved_on(&mut self.outside, &mut self.flows, id);
         }
         Ok(())
     }
@@ -171,7 +175,7 @@ impl Engine {
         }
         changed.sort_unstable();
         changed.dedup();
-        changed.into_iter().for_each(|id| self.moved_on(id));
+        changed.into_iter().for_each(|id| moved_on(&mut self.outside, &mut self.flows, id));
         next
     }
 
@@ -185,9 +189,9 @@ impl Engine {
             self.outside.table.reachability.hear_client(entry.seen.last_ns);
         }
     }
+}
 
-    pub(super) fn moved_on(&mut self, id: FlowId) {
-        self.tell_progress(id);
-        self.has_moved(id);
-    }
+pub(super) fn moved_on(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+    tell_progress(outside, flows, id);
+    has_moved(outside, flows, id);
 }

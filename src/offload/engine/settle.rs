@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use super::Engine;
 use super::carried::{Carried, InFlight, Lent, Step};
+use super::reset::{look, over, reset};
+use super::tell::tell_offloaded;
+use super::watch::has_moved;
 use super::wire::EngineWire;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
@@ -196,18 +199,18 @@ impl Engine {
                     ?found,
                     "cannot mark the entries of a flow as offloaded; Baton resets the flow"
                 );
-                self.over(id, EndReason::Internal);
-                return self.reset(id);
+                over(&mut self.outside, &self.flows, id, EndReason::Internal);
+                return reset(&self.outside, &mut self.flows, id);
             }
         }
         self.outside.table.offload.census.offloaded.add(1);
         if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
             self.outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
         }
-        self.tell_offloaded(id);
+        tell_offloaded(&self.outside, &mut self.flows, id);
         // It may have ended while it had sockets, and then nothing comes any more that tells.
-        if self.look(id).is_ok() {
-            self.has_moved(id);
+        if look(&self.outside.program, &mut self.flows, id).is_ok() {
+            has_moved(&mut self.outside, &mut self.flows, id);
         }
     }
 
@@ -220,21 +223,21 @@ impl Engine {
             (false, _) => EndReason::BackendReset,
         };
         self.flows.was_reset(id, reason);
-        self.over(id, reason);
-        self.reset(id);
+        over(&mut self.outside, &self.flows, id, reason);
+        reset(&self.outside, &mut self.flows, id);
     }
 
     fn lost(&mut self, id: FlowId) {
         tracing::error!(flow = id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
-        self.over(id, EndReason::Internal);
-        self.reset(id);
+        over(&mut self.outside, &self.flows, id, EndReason::Internal);
+        reset(&self.outside, &mut self.flows, id);
     }
 
     fn silent(&mut self, id: FlowId) {
         let Some(Carried { step: Step::Filling(lent), .. }) = self.flows.get(&id) else { return };
         let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
-        self.over(id, reason);
-        self.reset(id);
+        over(&mut self.outside, &self.flows, id, reason);
+        reset(&self.outside, &mut self.flows, id);
     }
 }
 

@@ -9,8 +9,10 @@
 use std::collections::HashSet;
 use std::io;
 
-use super::Engine;
+use super::Outside;
 use super::carried::Step;
+use super::flows::Flows;
+use super::reset::{over, reset};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::sys::netlink;
@@ -67,22 +69,17 @@ impl HostSurroundings {
     }
 }
 
-impl Engine {
-    /// Ends offloaded flows that a new policy covers: their packets would go on as they are, and whoever has the policy, too,
-    /// drops them.
-    pub(super) fn end_covered(&mut self) {
-        self.outside.surroundings.refresh();
-        if !std::mem::take(&mut self.outside.surroundings.policies_moved)
-            || self.outside.surroundings.policies.is_empty()
-        {
-            return;
-        }
-        let lives = |step: &Step| !matches!(step, Step::Over | Step::Resetting { .. });
-        let covered =
-            self.flows.values().filter(|flow| lives(&flow.step) && self.outside.surroundings.are_covered(&flow.ends));
-        for id in covered.map(|flow| flow.id).collect::<Vec<_>>() {
-            self.over(id, EndReason::Ipsec);
-            self.reset(id);
-        }
+/// Ends offloaded flows that a new policy covers: their packets would go on as they are, and whoever has the policy, too,
+/// drops them.
+pub(super) fn end_covered(outside: &mut Outside, flows: &mut Flows) {
+    outside.surroundings.refresh();
+    if !std::mem::take(&mut outside.surroundings.policies_moved) || outside.surroundings.policies.is_empty() {
+        return;
+    }
+    let lives = |step: &Step| !matches!(step, Step::Over | Step::Resetting { .. });
+    let covered = flows.values().filter(|flow| lives(&flow.step) && outside.surroundings.are_covered(&flow.ends));
+    for id in covered.map(|flow| flow.id).collect::<Vec<_>>() {
+        over(outside, flows, id, EndReason::Ipsec);
+        reset(outside, flows, id);
     }
 }

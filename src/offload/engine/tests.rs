@@ -15,6 +15,9 @@ use crate::table::flows::FlowKey;
 use crate::table::offload::Answer;
 use crate::table::offload::{Found, Ticket};
 use carried::Step;
+use recover::claim;
+use reset::{do_what_is_due, end, fade};
+use unread::{read_again, say_unread};
 
 struct Scene {
     engine: Engine,
@@ -69,7 +72,7 @@ impl Scene {
         let Some(Answer::Found(found)) = self.answer() else { panic!("it is offered to its worker") };
         let Found { id, .. } = *found;
         let ticket = Ticket { worker: 0, key: FlowKey::new(0), id };
-        self.engine.claim(ticket, 30_000_000_000);
+        claim(&mut self.engine.outside, &mut self.engine.flows, ticket, 30_000_000_000);
         ticket
     }
 }
@@ -135,15 +138,15 @@ fn a_flow_that_cannot_be_read_does_not_end_as_idle_and_is_looked_at_again() {
     scene.engine.outside.program.hold(&up(&flow), &moved).expect("room");
 
     scene.set_unreadable(true);
-    scene.engine.end(ticket, Some(now_ns()));
+    end(&mut scene.engine.outside, &mut scene.engine.flows, ticket, Some(now_ns()));
     assert!(matches!(scene.answer(), Some(Answer::Moves(_))), "nobody knows whether it is idle");
     assert!(scene.engine.flows.get(&flow.id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
-    scene.engine.read_again(now_ns());
-    scene.engine.say_unread(now_ns());
+    read_again(&mut scene.engine.outside, &mut scene.engine.flows, now_ns());
+    say_unread(&scene.engine.outside, &mut scene.engine.flows, now_ns());
     assert!(scene.engine.outside.table.offload.census.unread.value() >= 2);
 
     scene.set_unreadable(false);
-    scene.engine.read_again(now_ns());
+    read_again(&mut scene.engine.outside, &mut scene.engine.flows, now_ns());
     assert_eq!(scene.engine.flows.get(&flow.id).map(|flow| flow.up.packets), Some(5));
     assert_eq!(scene.engine.outside.answers.waiting_for(0), 2, "once claimed, once read");
 }
@@ -153,16 +156,16 @@ fn a_flow_that_is_over_keeps_its_entries_and_its_port_until_they_can_be_read() {
     let Some(mut scene) = Scene::open("over") else { return };
     let flow = offloaded(1);
     let id = scene.own(&flow).id;
-    scene.engine.fade(id, EndReason::ClientClosed);
+    fade(&mut scene.engine.outside, &mut scene.engine.flows, id, EndReason::ClientClosed);
     let reserved = |scene: &Scene| scene.engine.outside.table.offload.is_reserved(flow.ends.local, flow.ends.backend);
 
     scene.set_unreadable(true);
-    scene.engine.do_what_is_due();
+    do_what_is_due(&scene.engine.outside, &mut scene.engine.flows);
     assert!(scene.engine.flows.contains_key(&id) && reserved(&scene));
 
     scene.set_unreadable(false);
     scene.engine.flows.later.insert(0, id);
-    scene.engine.do_what_is_due();
+    do_what_is_due(&scene.engine.outside, &mut scene.engine.flows);
     assert!(scene.engine.flows.is_empty() && !reserved(&scene));
     assert_eq!(scene.entry(up(&flow)), None);
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Over(vec![flow.fleet_id()])), "it was another instance's");
@@ -184,7 +187,7 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
         !scene.engine.listens && scene.standby_answer().is_none(),
         "before that nothing is looked at, nor taken for nobody's"
     );
-    scene.engine.read_again(now_ns() + 2_000_000_000);
+    read_again(&mut scene.engine.outside, &mut scene.engine.flows, now_ns() + 2_000_000_000);
     assert!(scene.engine.outside.orders.recover.load(Acquire), "it is tried again");
 
     scene.set_unreadable(false);

@@ -4,8 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use super::Engine;
+use super::Outside;
 use super::carried::Step;
+use super::flows::Flows;
+use super::recover::{count_claimed, offer};
+use super::reset::look;
+use super::scan::moved_on;
+use super::tell::tell_offloaded;
 use crate::model::ids::FlowId;
 use crate::offload::entry::Entry;
 
@@ -52,52 +57,50 @@ impl ToReadAgain {
     }
 }
 
-impl Engine {
-    /// Counts reads that failed, and says so now and then.
-    pub(super) fn say_unread(&mut self, now_ns: u64) {
-        let Some((count, error)) = self.outside.program.unread() else { return };
-        let census = &self.outside.table.offload.census;
-        census.unread.add(count);
-        let is_said = |at_ns: u64| now_ns.saturating_sub(at_ns) < SAY_EVERY.as_nanos() as u64;
-        if !self.flows.unread.said_ns.is_some_and(is_said) {
-            self.flows.unread.said_ns = Some(now_ns);
-            let times = census.unread.value();
-            tracing::error!(%error, times, "cannot read entries of the BPF map; Baton leaves their flows as they are and tries again");
+/// Counts reads that failed, and says so now and then.
+pub(super) fn say_unread(outside: &Outside, flows: &mut Flows, now_ns: u64) {
+    let Some((count, error)) = outside.program.unread() else { return };
+    let census = &outside.table.offload.census;
+    census.unread.add(count);
+    let is_said = |at_ns: u64| now_ns.saturating_sub(at_ns) < SAY_EVERY.as_nanos() as u64;
+    if !flows.unread.said_ns.is_some_and(is_said) {
+        flows.unread.said_ns = Some(now_ns);
+        let times = census.unread.value();
+        tracing::error!(%error, times, "cannot read entries of the BPF map; Baton leaves their flows as they are and tries again");
+    }
+}
+
+/// Looks at what could not be read, as far as it can by now.
+pub(super) fn read_again(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
+    if flows.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
+        outside.orders.recover.store(true, Release);
+    }
+    for _ in 0..flows.unread.looks.len() {
+        let Some(id) = flows.unread.looks.pop_first() else { break };
+        if look(&outside.program, flows, id).is_err() {
+            break;
+        }
+        moved_on(outside, flows, id);
+    }
+    for _ in 0..flows.unread.untold.len() {
+        let Some(id) = flows.unread.untold.pop_first() else { break };
+        if flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
+            tell_offloaded(outside, flows, id);
+        }
+        if flows.unread.untold.contains(&id) {
+            break;
         }
     }
-
-    /// Looks at what could not be read, as far as it can by now.
-    pub(super) fn read_again(&mut self, now_ns: u64) {
-        if self.flows.unread.recover_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_some() {
-            self.outside.orders.recover.store(true, Release);
+    for _ in 0..flows.unread.offers.len() {
+        let Some((id, [up, down])) = flows.unread.offers.pop() else { break };
+        let left = flows.unread.offers.len();
+        match flows.contains_key(&id) {
+            true => offer(outside, flows, id, up.as_ref(), down.as_ref()),
+            // It is over, and nobody will claim it.
+            false => count_claimed(outside, flows, 1),
         }
-        for _ in 0..self.flows.unread.looks.len() {
-            let Some(id) = self.flows.unread.looks.pop_first() else { break };
-            if self.look(id).is_err() {
-                break;
-            }
-            self.moved_on(id);
-        }
-        for _ in 0..self.flows.unread.untold.len() {
-            let Some(id) = self.flows.unread.untold.pop_first() else { break };
-            if self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone)) {
-                self.tell_offloaded(id);
-            }
-            if self.flows.unread.untold.contains(&id) {
-                break;
-            }
-        }
-        for _ in 0..self.flows.unread.offers.len() {
-            let Some((id, [up, down])) = self.flows.unread.offers.pop() else { break };
-            let left = self.flows.unread.offers.len();
-            match self.flows.contains_key(&id) {
-                true => self.offer(id, up.as_ref(), down.as_ref()),
-                // It is over, and nobody will claim it.
-                false => self.count_claimed(1),
-            }
-            if self.flows.unread.offers.len() > left {
-                break;
-            }
+        if flows.unread.offers.len() > left {
+            break;
         }
     }
 }

@@ -3,12 +3,18 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use super::breaker::judge;
 use super::carried::{Carried, Step, Unanswered};
-use super::flows::{ASK_EVERY, Silent};
-use super::{Engine, witness};
+use super::flows::{ASK_EVERY, Flows, Silent};
+use super::interfaces::follow_routes;
+use super::quiet::{ask_both, ask_quiet, begin_asking};
+use super::reset::{ask_clients, fade, look, make_way, over, reset};
+use super::surroundings::end_covered;
+use super::tell::tell_failover;
+use super::unread::{read_again, say_unread};
+use super::{Engine, Outside, witness};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
-use crate::model::fleet::{FleetId, UnknownPacket};
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
@@ -16,7 +22,7 @@ use crate::offload::program::Evidence;
 use crate::sys::clock::now_ns;
 use crate::table::backend::Suspicion;
 use crate::table::journal::What;
-use crate::table::offload::{StandbyAnswer, Ticket};
+use crate::table::offload::Ticket;
 
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
@@ -37,25 +43,25 @@ impl Engine {
     /// What is to be done at each turn.
     pub(super) fn watch(&mut self) {
         let now_ns = now_ns();
-        self.see_backends(now_ns);
-        self.say_unread(now_ns);
+        see_backends(&self.outside, now_ns);
+        say_unread(&self.outside, &mut self.flows, now_ns);
         if self.outside.is_frozen() {
             return self.scan.begin_anew();
         }
-        self.read_again(now_ns);
-        self.follow_routes();
-        self.end_covered();
+        read_again(&mut self.outside, &mut self.flows, now_ns);
+        follow_routes(&mut self.outside, &self.flows);
+        end_covered(&mut self.outside, &mut self.flows);
         if now_ns >= self.reattach_at_ns {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
-            self.fix();
+            fix(&mut self.outside);
             self.use_room(now_ns);
             self.audit(now_ns);
             self.outside.show(self.flows.len());
         }
         if self.outside.table.reachability.take_wanted() {
-            self.ask_clients();
+            ask_clients(&self.outside, &self.flows);
         }
-        self.judge(now_ns);
+        judge(&self.outside, &mut self.flows, now_ns);
         if now_ns >= self.sweep_at_ns {
             self.sweep_at_ns = now_ns + witness::SWEEP_EVERY.as_nanos() as u64;
             self.forget_stale_witnesses(now_ns);
@@ -66,9 +72,9 @@ impl Engine {
         }
         if !(self.flows.is_empty() && self.keep.held.is_empty()) {
             self.scan(now_ns);
-            self.ask_quiet(now_ns);
-            self.end_unfinished(now_ns);
-            self.end_silent(now_ns);
+            ask_quiet(&self.outside, &mut self.flows, now_ns);
+            end_unfinished(&mut self.outside, &mut self.flows, now_ns);
+            end_silent(&mut self.outside, &mut self.flows, now_ns);
         }
         if now_ns >= self.doubt_at_ns {
             self.doubt_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
@@ -95,160 +101,147 @@ impl Engine {
                         touched.extend(counts.then_some(held));
                     }
                     None => {
-                        if self.look(event.id).is_ok() {
-                            self.has_moved(event.id);
+                        if look(&self.outside.program, &mut self.flows, event.id).is_ok() {
+                            has_moved(&mut self.outside, &mut self.flows, event.id);
                         }
                     }
                 },
             }
         }
-        self.tell_failover(touched, packets);
+        tell_failover(&self.outside, touched, packets);
     }
+}
 
-    pub(super) fn tell_failover(&self, mut touched: Vec<FleetId>, packets: Vec<UnknownPacket>) {
-        let held = &self.outside.table.offload.held;
-        if !touched.is_empty() {
-            touched.sort_unstable();
-            touched.dedup();
-            held.answer(StandbyAnswer::Touched(touched));
-        }
-        if !packets.is_empty() {
-            held.answer(StandbyAnswer::UnknownPackets(packets));
-        }
+/// Tells the worker, and ends what is over.
+pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+    let Some(flow) = flows.get(&id) else { return };
+    if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
+        return make_way(&outside.program, flows, id);
     }
-
-    /// Tells the worker, and ends what is over.
-    pub(super) fn has_moved(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
-        if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
-            return self.make_way(id);
-        }
-        self.flows.sort(id);
-        let Some(flow) = self.flows.get(&id) else { return };
-        if let Some(progress) = flow.progress() {
-            self.outside.answers.has_come_to(progress);
-        }
-        match (flow.ended(), &flow.step) {
-            // An RST may be lost on its last way, and an idle end would never know.
-            (Some(reason), _) if !flow.is_finished() => {
-                self.flows.was_reset(id, reason);
-                self.over(id, reason);
-                self.reset(id);
-            }
-            // With sockets, it is looked at once more when they are gone.
-            (Some(reason), Step::Alone) => self.fade(id, reason),
-            _ => {}
-        }
+    flows.sort(id);
+    let Some(flow) = flows.get(&id) else { return };
+    if let Some(progress) = flow.progress() {
+        outside.answers.has_come_to(progress);
     }
+    match (flow.ended(), &flow.step) {
+        // An RST may be lost on its last way, and an idle end would never know.
+        (Some(reason), _) if !flow.is_finished() => {
+            flows.was_reset(id, reason);
+            over(outside, flows, id, reason);
+            reset(outside, flows, id);
+        }
+        // With sockets, it is looked at once more when they are gone.
+        (Some(reason), Step::Alone) => fade(outside, flows, id, reason),
+        _ => {}
+    }
+}
 
-    /// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
-    /// too long: whoever is left waits for bytes that nobody will send again.
-    fn end_unfinished(&mut self, now_ns: u64) {
-        let Silent { over, to_ask } = self.flows.unfinished(now_ns, &self.outside.table.reachability);
-        to_ask.into_iter().for_each(|id| self.ask_both(id, now_ns));
-        for id in over {
-            // The last scan may have been a while ago.
-            let Ok(has_moved) = self.look(id) else { continue };
-            if has_moved {
-                self.has_moved(id);
-            } else if let Some(flow) = self.flows.get(&id) {
-                let by_backend = !flow.up.is_finished(&flow.down);
-                self.over(id, if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut });
-                self.reset(id);
-            }
+/// Asks the ends of flows that seem to end, and ends those whose both FINs have passed when neither end has said anything for
+/// too long: whoever is left waits for bytes that nobody will send again.
+fn end_unfinished(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
+    let Silent { too_long, to_ask } = flows.unfinished(now_ns, &outside.table.reachability);
+    to_ask.into_iter().for_each(|id| ask_both(outside, flows, id, now_ns));
+    for id in too_long {
+        // The last scan may have been a while ago.
+        let Ok(is_news) = look(&outside.program, flows, id) else { continue };
+        if is_news {
+            has_moved(outside, flows, id);
+        } else if let Some(flow) = flows.get(&id) {
+            let by_backend = !flow.up.is_finished(&flow.down);
+            over(outside, flows, id, if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut });
+            reset(outside, flows, id);
         }
     }
+}
 
-    /// Ends flows one side of which has been silent for too long though the other waits for it.
-    fn end_silent(&mut self, now_ns: u64) {
-        if self.outside.table.fleet.is_shared() {
-            // The other side's packets may come to another instance.
-            return;
+/// Ends flows one side of which has been silent for too long though the other waits for it.
+fn end_silent(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
+    if outside.table.fleet.is_shared() {
+        // The other side's packets may come to another instance.
+        return;
+    }
+    let Silent { too_long, to_ask } = flows.unanswered(now_ns, &outside.table.reachability);
+    to_ask.into_iter().for_each(|id| ask_silent(outside, flows, id, now_ns));
+    for id in too_long {
+        // The last scan may have been a while ago.
+        if look(&outside.program, flows, id).is_err() {
+            continue;
         }
-        let Silent { over, to_ask } = self.flows.unanswered(now_ns, &self.outside.table.reachability);
-        to_ask.into_iter().for_each(|id| self.ask_silent(id, now_ns));
-        for id in over {
-            // The last scan may have been a while ago.
-            if self.look(id).is_err() {
-                continue;
-            }
-            let Some(flow) = self.flows.get_mut(&id) else { continue };
-            let before = flow.unanswered;
-            flow.count_silence();
-            if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
-                let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
-                self.over(id, reason);
-                self.reset(id);
-            }
+        let Some(flow) = flows.get_mut(&id) else { continue };
+        let before = flow.unanswered;
+        flow.count_silence();
+        if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
+            let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+            over(outside, flows, id, reason);
+            reset(outside, flows, id);
         }
     }
+}
 
-    /// Silence that ends the flow, from now on.
-    pub(super) fn set_patience(&mut self, ticket: Ticket, patience_ns: u64) {
-        let Some(flow) = self.flows.get_mut(&ticket.id).filter(|flow| flow.ticket == Some(ticket)) else { return };
-        flow.patience_ns = patience_ns;
-        if let Some(unanswered) = &mut flow.unanswered {
-            unanswered.ask_at_ns = unanswered.ask_at_ns.min(unanswered.since_ns + patience_ns / 2);
-        }
-        let is_asked_when_quiet = flow.quiet_at_ns != 0;
-        self.flows.ask_if_closing(ticket.id);
-        if is_asked_when_quiet {
-            self.begin_asking(ticket.id);
-        }
+/// Silence that ends the flow, from now on.
+pub(super) fn set_patience(outside: &Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {
+    let Some(flow) = flows.get_mut(&ticket.id).filter(|flow| flow.ticket == Some(ticket)) else { return };
+    flow.patience_ns = patience_ns;
+    if let Some(unanswered) = &mut flow.unanswered {
+        unanswered.ask_at_ns = unanswered.ask_at_ns.min(unanswered.since_ns + patience_ns / 2);
     }
-
-    /// Asks the silent side, which any living end answers. The other one may do so too rarely to tell silence from a lost
-    /// answer: probes of a closed window, and segments sent again, come up to two minutes apart.
-    fn ask_silent(&mut self, id: FlowId, now_ns: u64) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let Some(unanswered) = &mut flow.unanswered else { return };
-        unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
-        let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
-        match by_client {
-            true => self.outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up),
-            false => self.outside.wire.ask_end(&ends, FlowDirection::ToClient, &down),
-        }
-        self.outside.wire.untrack(&ends);
+    let is_asked_when_quiet = flow.quiet_at_ns != 0;
+    flows.ask_if_closing(ticket.id);
+    if is_asked_when_quiet {
+        begin_asking(outside, flows, ticket.id);
     }
+}
 
-    /// Tells of backends that were asked and do not answer.
-    fn see_backends(&mut self, now_ns: u64) {
-        let seen: Vec<_> = self
-            .outside
-            .slots
-            .iter()
-            .filter_map(|(slot, backend)| Some((backend, self.outside.program.evidence(slot).ok()?)))
-            .collect();
-        let is_older = |since_ns: u64, than: Duration| now_ns.saturating_sub(since_ns) > than.as_nanos() as u64;
-        for (address, Evidence { asked_ns, answered_ns, spoke_ns, given_ns, taken_ns }) in seen {
-            let silent = asked_ns > answered_ns && is_older(asked_ns, PATIENCE);
-            let takes_nothing = given_ns > taken_ns && is_older(given_ns, SENT_AGAIN);
-            for entry in self.outside.table.registry.backends() {
-                if entry.address().is_some_and(|its: BackendAddr| its == address) {
-                    entry.heard_ns.store(answered_ns, Relaxed);
-                    entry.spoke_ns.fetch_max(spoke_ns, Relaxed);
-                    entry.taken_ns.fetch_max(taken_ns, Relaxed);
-                    if takes_nothing {
-                        entry.untaken_ns.fetch_max(now_ns, Relaxed);
-                    }
-                    if silent && entry.active.load(Relaxed) > 0 {
-                        entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
-                    }
+/// Asks the silent side, which any living end answers. The other one may do so too rarely to tell silence from a lost
+/// answer: probes of a closed window, and segments sent again, come up to two minutes apart.
+fn ask_silent(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64) {
+    let Some(flow) = flows.get_mut(&id) else { return };
+    let Some(unanswered) = &mut flow.unanswered else { return };
+    unanswered.ask_at_ns = now_ns + flow.patience_ns / ASK_EVERY;
+    let (ends, by_client, up, down) = (flow.ends, unanswered.by_client, flow.up, flow.down);
+    match by_client {
+        true => outside.wire.ask_end(&ends, FlowDirection::ToBackend, &up),
+        false => outside.wire.ask_end(&ends, FlowDirection::ToClient, &down),
+    }
+    outside.wire.untrack(&ends);
+}
+
+/// Tells of backends that were asked and do not answer.
+fn see_backends(outside: &Outside, now_ns: u64) {
+    let seen: Vec<_> = outside
+        .slots
+        .iter()
+        .filter_map(|(slot, backend)| Some((backend, outside.program.evidence(slot).ok()?)))
+        .collect();
+    let is_older = |since_ns: u64, than: Duration| now_ns.saturating_sub(since_ns) > than.as_nanos() as u64;
+    for (address, Evidence { asked_ns, answered_ns, spoke_ns, given_ns, taken_ns }) in seen {
+        let silent = asked_ns > answered_ns && is_older(asked_ns, PATIENCE);
+        let takes_nothing = given_ns > taken_ns && is_older(given_ns, SENT_AGAIN);
+        for entry in outside.table.registry.backends() {
+            if entry.address().is_some_and(|its: BackendAddr| its == address) {
+                entry.heard_ns.store(answered_ns, Relaxed);
+                entry.spoke_ns.fetch_max(spoke_ns, Relaxed);
+                entry.taken_ns.fetch_max(taken_ns, Relaxed);
+                if takes_nothing {
+                    entry.untaken_ns.fetch_max(now_ns, Relaxed);
+                }
+                if silent && entry.active.load(Relaxed) > 0 {
+                    entry.suspicion.raise(Suspicion::SEGMENTS_UNACKED);
                 }
             }
         }
     }
+}
 
-    /// Puts the program back where somebody took it away.
-    fn fix(&mut self) {
-        match self.outside.program.fix() {
-            Ok(interfaces) if interfaces.is_empty() => {}
-            Ok(interfaces) => {
-                self.outside.table.offload.census.reattached.add(1);
-                self.outside.table.journal.record(What::ProgramReattached { interfaces });
-            }
-            Err(error) => tracing::error!(%error, "cannot attach the BPF program again"),
+/// Puts the program back where somebody took it away.
+fn fix(outside: &mut Outside) {
+    match outside.program.fix() {
+        Ok(interfaces) if interfaces.is_empty() => {}
+        Ok(interfaces) => {
+            outside.table.offload.census.reattached.add(1);
+            outside.table.journal.record(What::ProgramReattached { interfaces });
         }
+        Err(error) => tracing::error!(%error, "cannot attach the BPF program again"),
     }
 }
 

@@ -1,0 +1,51 @@
+//! Telling the other instances how packets of this one's flows are passed on, and the failover what came of theirs.
+
+use super::Outside;
+use super::carried::Step;
+use super::flows::Flows;
+use super::held::BOTH;
+use super::retold::way;
+use crate::model::fleet::{FleetId, Passage, UnknownPacket};
+use crate::model::ids::FlowId;
+use crate::table::fleet::Local;
+use crate::table::offload::StandbyAnswer;
+
+/// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
+/// only within 2 GiB.
+const TELL_AGAIN: u64 = 1 << 30;
+
+/// Tells the other instances how the flow's packets are passed on.
+pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    if !outside.table.fleet.is_enabled() {
+        return;
+    }
+    let Some(flow) = flows.get_mut(&id) else { return };
+    let Ok(entries) = outside.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
+        return flows.unread.tell(id);
+    };
+    if let [Some(up), Some(down)] = entries {
+        flow.told_bytes = up.bytes() + down.bytes();
+        let passage = Box::new(Passage { up: way(&up), down: way(&down) });
+        outside.table.fleet.tell(|| Local::Offloaded { id, passage });
+    }
+}
+
+/// As [`tell_offloaded`], if it has come far since the last time.
+pub(super) fn tell_progress(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    let Some(flow) = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)) else { return };
+    if flow.up.bytes + flow.down.bytes > flow.told_bytes + TELL_AGAIN {
+        tell_offloaded(outside, flows, id);
+    }
+}
+
+pub(super) fn tell_failover(outside: &Outside, mut touched: Vec<FleetId>, packets: Vec<UnknownPacket>) {
+    let held = &outside.table.offload.held;
+    if !touched.is_empty() {
+        touched.sort_unstable();
+        touched.dedup();
+        held.answer(StandbyAnswer::Touched(touched));
+    }
+    if !packets.is_empty() {
+        held.answer(StandbyAnswer::UnknownPackets(packets));
+    }
+}

@@ -44,7 +44,7 @@ mod witness;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -75,6 +75,7 @@ use slots::Slots;
 use surroundings::HostSurroundings;
 use watch::set_patience;
 use wire::EngineWire;
+use witness::Witnesses;
 
 /// How often what is carried is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -202,9 +203,7 @@ struct Engine {
     events: ProgramEvents,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
-    /// Flows in their sockets, of which it is to be seen what they look like on the wire.
-    witnesses: HashMap<FlowId, witness::Witness>,
-    sweep_at_ns: u64,
+    witnesses: Witnesses,
     doubts: Doubts,
     scan: Scan,
     audit: Audit,
@@ -226,8 +225,7 @@ impl Engine {
             hasty: HashSet::new(),
             events: program.events()?,
             listens: false,
-            witnesses: HashMap::new(),
-            sweep_at_ns: 0,
+            witnesses: Witnesses::default(),
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             audit: Audit::default(),
@@ -301,10 +299,10 @@ impl Engine {
                     self.enter(std::mem::take(&mut candidates));
                     end(&mut self.outside, &mut self.flows, ticket, unless_moved_since_ns);
                 }
-                Request::Witness { id, ends } => self.announced(id, ends),
+                Request::Witness { id, ends } => self.witnesses.announced(&self.outside, id, ends),
                 Request::Forget { id, reason, bytes } => {
                     self.flows.judge.held_back_ended(id, reason, bytes);
-                    self.forget_witness(id);
+                    self.witnesses.forget(&self.outside.program, id);
                 }
                 Request::Claim { ticket, patience_ns } => {
                     claim(&mut self.outside, &mut self.flows, ticket, patience_ns)

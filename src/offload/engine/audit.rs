@@ -107,7 +107,7 @@ impl Engine {
     /// Whether it is of a flow of this instance.
     fn is_known(&self, key: &Key, entry: &Entry) -> bool {
         match entry.action {
-            Action::Witness => self.witnesses.contains_key(&entry.id),
+            Action::Witness => self.witnesses.contains(entry.id),
             _ => !entry.held && self.flows.get(&entry.id).is_some_and(|flow| flow.ends.key(entry.direction) == *key),
         }
     }

@@ -67,7 +67,7 @@ impl Engine {
             return self.give_back(candidate, Stays::Ipsec);
         }
         // Whatever stands against it now, meanwhile its packets show what they look like.
-        match self.watch_for(candidate.ticket.id, ends) {
+        match self.witnesses.watch_for(&self.outside.program, candidate.ticket.id, ends) {
             Ok(()) => {}
             Err(InstallError::Full) => return self.give_back(candidate, Stays::MapFull),
             Err(InstallError::Exists) => return self.give_back(candidate, Stays::AddressInUse),
@@ -87,7 +87,7 @@ impl Engine {
             (Ok(client), Ok(backend)) => (client, backend),
             (Err(why), _) | (_, Err(why)) => return self.give_back(candidate, why),
         };
-        if let Err(why) = self.have_shown(&candidate, &ends, [client, backend]) {
+        if let Err(why) = self.witnesses.have_shown(&self.outside, &candidate, &ends, [client, backend]) {
             return self.give_back(candidate, why);
         }
         let (slot, is_new) = self.outside.slots.of(ends.backend);
@@ -145,7 +145,7 @@ impl Engine {
         }
         // Before the sockets are gone, so that the port is never free.
         self.outside.table.offload.reserve(ends.local, ends.backend);
-        self.witnesses.remove(&candidate.ticket.id);
+        self.witnesses.give_way(candidate.ticket.id);
         match self.outside.program.install_over(&splice) {
             Ok(()) => self.entered(candidate, &splice, [backend.mss, client.mss]),
             Err(error) => {
@@ -242,7 +242,7 @@ impl Engine {
     fn give_back(&mut self, candidate: Candidate, why: Stays) {
         let Candidate { ticket, sockets, .. } = candidate;
         if why.for_good() {
-            self.forget_witness(ticket.id);
+            self.witnesses.forget(&self.outside.program, ticket.id);
         }
         self.outside.table.offload.census.count_stayed(why);
         self.outside.table.offload.count_out();

@@ -211,7 +211,7 @@ impl Engine {
             return Ok(());
         };
         if entry.action == Action::Witness {
-            self.forget_witness(entry.id);
+            self.witnesses.forget(&self.outside.program, entry.id);
             return Ok(());
         }
         let id = FleetId::of(entry.id, &entry.ends(*key));

@@ -71,8 +71,8 @@ impl Engine {
         // Not before: all that is in the map would be nobody's.
         self.listens = true;
         for (id, ends) in witnesses {
-            if !self.witnesses.contains_key(&id) {
-                self.withdraw(id, ends);
+            if !self.witnesses.contains(id) {
+                self.witnesses.withdraw(&self.outside.program, id, ends);
             }
         }
         let (mut found, mut unfinished) = (0, 0);

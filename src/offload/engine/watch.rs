@@ -12,7 +12,7 @@ use super::reset::{ask_clients, fade, look, make_way, over, reset};
 use super::surroundings::end_covered;
 use super::tell::tell_failover;
 use super::unread::{read_again, say_unread};
-use super::{Engine, Outside, witness};
+use super::{Engine, Outside};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
@@ -62,10 +62,7 @@ impl Engine {
             ask_clients(&self.outside, &self.flows);
         }
         judge(&self.outside, &mut self.flows, now_ns);
-        if now_ns >= self.sweep_at_ns {
-            self.sweep_at_ns = now_ns + witness::SWEEP_EVERY.as_nanos() as u64;
-            self.forget_stale_witnesses(now_ns);
-        }
+        self.witnesses.forget_stale(&self.outside.program, now_ns);
         if now_ns >= self.refill_at_ns {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
             self.refill_asks();

@@ -11,16 +11,18 @@
 //!                                   └─ a leg's socket heard what was not seen ──▶ it stays: nat
 //! ```
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::Engine;
+use super::Outside;
+use super::wire::EngineWire;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::{FlowDirection, LegState};
 use crate::offload::entry::{Ends, Key};
-use crate::offload::program::InstallError;
+use crate::offload::program::{InstallError, Program};
 use crate::sys::clock::now_ns;
 use crate::sys::tcp_info::segments_in;
 use crate::table::offload::{Candidate, Stays};
@@ -32,11 +34,11 @@ const ON_ITS_WAY: Duration = Duration::from_millis(10);
 const STALE: Duration = Duration::from_secs(300);
 
 /// How often it is looked for such flows.
-pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(60);
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// A flow that is watched.
 #[derive(Debug)]
-pub(super) struct Witness {
+struct Witness {
     ends: Ends,
     since_ns: u64,
     /// Segments that the client's and the backend's leg had heard when they were asked, and anything on its way before had
@@ -44,54 +46,80 @@ pub(super) struct Witness {
     heard: [Option<u32>; 2],
 }
 
-impl Engine {
+/// Flows in their sockets, of which it is to be seen what they look like on the wire.
+#[derive(Debug, Default)]
+pub(super) struct Witnesses {
+    of: HashMap<FlowId, Witness>,
+    sweep_at_ns: u64,
+}
+
+impl Witnesses {
+    pub(super) fn contains(&self, id: FlowId) -> bool {
+        self.of.contains_key(&id)
+    }
+
+    /// The flow is being offloaded: its entries come in the place of these.
+    pub(super) fn give_way(&mut self, id: FlowId) {
+        self.of.remove(&id);
+    }
+
     /// It may be offloaded soon. Whatever stands against that shows when it is tried.
-    pub(super) fn announced(&mut self, id: FlowId, ends: Ends) {
-        if !self.outside.is_frozen() && self.outside.table.offload.is_open() {
-            let _ = self.watch_for(id, ends);
+    pub(super) fn announced(&mut self, outside: &Outside, id: FlowId, ends: Ends) {
+        if !outside.is_frozen() && outside.table.offload.is_open() {
+            let _ = self.watch_for(&outside.program, id, ends);
         }
     }
 
     /// Has the program take note of the flow's packets.
-    pub(super) fn watch_for(&mut self, id: FlowId, ends: Ends) -> Result<(), InstallError> {
+    pub(super) fn watch_for(&mut self, program: &Program, id: FlowId, ends: Ends) -> Result<(), InstallError> {
         let now_ns = now_ns();
-        if self.witnesses.get(&id).is_some_and(|witness| witness.ends == ends) {
+        if self.of.get(&id).is_some_and(|witness| witness.ends == ends) {
             return Ok(());
         }
-        self.forget_witness(id);
-        self.outside.program.witness(id, &ends)?;
-        self.witnesses.insert(id, Witness { ends, since_ns: now_ns, heard: [None; 2] });
+        self.forget(program, id);
+        program.witness(id, &ends)?;
+        self.of.insert(id, Witness { ends, since_ns: now_ns, heard: [None; 2] });
         Ok(())
     }
 
-    pub(super) fn forget_witness(&mut self, id: FlowId) {
-        if let Some(Witness { ends, .. }) = self.witnesses.remove(&id) {
-            self.withdraw(id, ends);
+    pub(super) fn forget(&mut self, program: &Program, id: FlowId) {
+        if let Some(Witness { ends, .. }) = self.of.remove(&id) {
+            self.withdraw(program, id, ends);
         }
     }
 
     /// Takes out what takes note of the flow's packets; what cannot be read is taken out later, as what is stale.
-    pub(super) fn withdraw(&mut self, id: FlowId, ends: Ends) {
-        if self.outside.program.withdraw(id, &ends).is_err() {
-            self.witnesses.insert(id, Witness { ends, since_ns: 0, heard: [None; 2] });
+    pub(super) fn withdraw(&mut self, program: &Program, id: FlowId, ends: Ends) {
+        if program.withdraw(id, &ends).is_err() {
+            self.of.insert(id, Witness { ends, since_ns: 0, heard: [None; 2] });
         }
     }
 
-    /// Those whose workers have not said what became of them.
-    pub(super) fn forget_stale_witnesses(&mut self, now_ns: u64) {
+    /// Takes out, now and then, those whose workers have not said what became of them.
+    pub(super) fn forget_stale(&mut self, program: &Program, now_ns: u64) {
+        if now_ns < self.sweep_at_ns {
+            return;
+        }
+        self.sweep_at_ns = now_ns + SWEEP_EVERY.as_nanos() as u64;
         let stale = |witness: &Witness| now_ns.saturating_sub(witness.since_ns) > STALE.as_nanos() as u64;
-        let ids: Vec<_> = self.witnesses.iter().filter(|(_, witness)| stale(witness)).map(|(id, _)| *id).collect();
-        ids.into_iter().for_each(|id| self.forget_witness(id));
+        let ids: Vec<_> = self.of.iter().filter(|(_, witness)| stale(witness)).map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.forget(program, id));
     }
 
     /// Whether both legs have shown themselves as their sockets know them; asks those that were silent.
-    pub(super) fn have_shown(&mut self, candidate: &Candidate, ends: &Ends, legs: [&LegState; 2]) -> Result<(), Stays> {
+    pub(super) fn have_shown(
+        &mut self,
+        outside: &Outside,
+        candidate: &Candidate,
+        ends: &Ends,
+        legs: [&LegState; 2],
+    ) -> Result<(), Stays> {
         let id = candidate.ticket.id;
         let sockets = [&candidate.sockets.client, &candidate.sockets.backend];
         let keys = [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)];
         let mut all = true;
         for (leg, ((socket, key), state)) in sockets.into_iter().zip(keys).zip(legs).enumerate() {
-            match self.has_shown(id, leg, socket, key, state) {
+            match self.has_shown(outside, id, leg, socket, key, state) {
                 Ok(shown) => all &= shown,
                 Err(why) => return Err(why),
             }
@@ -101,6 +129,7 @@ impl Engine {
 
     fn has_shown(
         &mut self,
+        outside: &Outside,
         id: FlowId,
         leg: usize,
         socket: &OwnedFd,
@@ -109,34 +138,34 @@ impl Engine {
     ) -> Result<bool, Stays> {
         // Before the entry is read: what the socket has heard by now, the program has seen.
         let heard = segments_in(socket).map_err(|error| failed(id, &error))?;
-        let entry = self.outside.program.entry(&key).map_err(|error| failed(id, &error))?;
+        let entry = outside.program.entry(&key).map_err(|error| failed(id, &error))?;
         let Some(entry) = entry.filter(|entry| entry.is_witness_of(id)) else {
             // Another flow's is there now, or another process has taken it for a dead one's.
-            self.forget_witness(id);
+            self.forget(&outside.program, id);
             return Err(Stays::Unseen);
         };
         if entry.shows(state) {
             return Ok(true);
         }
-        let Some(witness) = self.witnesses.get_mut(&id) else { return Err(Stays::Unseen) };
+        let Some(witness) = self.of.get_mut(&id) else { return Err(Stays::Unseen) };
         let settled = now_ns().saturating_sub(witness.since_ns) > ON_ITS_WAY.as_nanos() as u64;
         match witness.heard[leg] {
             Some(before) if before != heard => return Err(Stays::Nat),
             Some(_) => {}
             None => witness.heard[leg] = settled.then_some(heard),
         }
-        self.ask_leg(key, state);
+        ask_leg(&outside.wire, key, state);
         Ok(false)
     }
+}
 
-    /// Sends what every living end answers at once, and takes nothing from: a byte before all that it expects (RFC 9293
-    /// section 3.10.7.4). A bare ACK would be answered twice a second only (tcp_invalid_ratelimit).
-    fn ask_leg(&self, key: Key, state: &LegState) {
-        let (seq, ack) = (state.snd_una.wrapping_sub(2), state.rcv_nxt);
-        let window = if state.own_window_scale == 0 { WINDOW_UNSCALED } else { WINDOW };
-        let segment = Segment { from: key.to, to: key.from, seq, ack, flags: Flags::Ack, window };
-        self.outside.wire.send_zeros(&segment, 1);
-    }
+/// Sends what every living end answers at once, and takes nothing from: a byte before all that it expects (RFC 9293
+/// section 3.10.7.4). A bare ACK would be answered twice a second only (tcp_invalid_ratelimit).
+fn ask_leg(wire: &EngineWire, key: Key, state: &LegState) {
+    let (seq, ack) = (state.snd_una.wrapping_sub(2), state.rcv_nxt);
+    let window = if state.own_window_scale == 0 { WINDOW_UNSCALED } else { WINDOW };
+    let segment = Segment { from: key.to, to: key.from, seq, ack, flags: Flags::Ack, window };
+    wire.send_zeros(&segment, 1);
 }
 
 /// An end that owes an acknowledgement may take note of it until the next segment: enough, and less than sockets have.

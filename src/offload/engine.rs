@@ -44,7 +44,6 @@ mod witness;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -55,7 +54,6 @@ use std::time::Duration;
 use super::events::ProgramEvents;
 use super::program::{OpenError, Program};
 use crate::essential;
-use crate::model::ids::FlowId;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::netdev;
@@ -63,7 +61,6 @@ use crate::table::Table;
 use crate::table::offload::{OffloadView, Request};
 use answers::Answers;
 use audit::Audit;
-use barrier::RcuBarrier;
 use doubt::Doubts;
 use flows::Flows;
 use held::Keep;
@@ -71,6 +68,7 @@ use interfaces::Interfaces;
 use recover::{claim, refuse};
 use reset::{do_what_is_due, end, reset};
 use scan::Scan;
+use settle::Settling;
 use slots::Slots;
 use surroundings::HostSurroundings;
 use watch::set_patience;
@@ -191,15 +189,8 @@ impl Outside {
 /// Everything that the thread has.
 struct Engine {
     outside: Outside,
-    barrier: RcuBarrier,
     flows: Flows,
-    /// Entered since the last RCU barrier began, and those that it is for.
-    await_barrier: Vec<FlowId>,
-    in_barrier: Vec<FlowId>,
-    /// Their RCU barrier is over, and something is not acknowledged yet.
-    unsettled: Vec<FlowId>,
-    /// Their sockets would soon send something again.
-    hasty: HashSet<FlowId>,
+    settling: Settling,
     events: ProgramEvents,
     /// Events are taken: nobody else takes them, and the flows are known.
     listens: bool,
@@ -217,12 +208,8 @@ struct Engine {
 impl Engine {
     fn open(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         Ok(Self {
-            barrier: RcuBarrier::start(table.part()).map_err(OpenError::Begin)?,
+            settling: Settling::start(table.part()).map_err(OpenError::Begin)?,
             flows: Flows::default(),
-            await_barrier: Vec::new(),
-            in_barrier: Vec::new(),
-            unsettled: Vec::new(),
-            hasty: HashSet::new(),
             events: program.events()?,
             listens: false,
             witnesses: Witnesses::default(),
@@ -277,7 +264,7 @@ impl Engine {
             self.recover();
         }
         self.take_standby_requests();
-        self.settle();
+        self.settling.settle(&mut self.outside, &mut self.flows);
         do_what_is_due(&self.outside, &mut self.flows);
         self.take_events();
         self.watch();
@@ -321,11 +308,8 @@ impl Engine {
 
     fn time_to_wait(&self) -> Duration {
         let now_ns = now_ns();
-        if !self.hasty.is_empty() {
-            return settle::HASTE;
-        }
-        if !self.unsettled.is_empty() {
-            return settle::RETRY;
+        if let Some(wait) = self.settling.wants_turn_in() {
+            return wait;
         }
         let next_ns = self.flows.later.next_ns().filter(|_| !self.outside.is_frozen()).unwrap_or(u64::MAX);
         TICK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)))
@@ -336,7 +320,7 @@ impl Engine {
         let until_ns = now_ns() + STOP_WAIT.as_nanos() as u64;
         while now_ns() < until_ns && self.outside.table.offload.in_flight() > 0 {
             self.take_requests();
-            self.settle();
+            self.settling.settle(&mut self.outside, &mut self.flows);
             let _ = wait_readable(self.outside.table.offload.wake_fd(), settle::RETRY);
             self.outside.table.offload.clear_wake();
         }

@@ -51,9 +51,7 @@ impl Engine {
                 _ => self.give_back(candidate, Stays::Busy),
             }
         }
-        if self.in_barrier.is_empty() && !self.await_barrier.is_empty() {
-            self.begin_barrier();
-        }
+        self.settling.begin();
     }
 
     fn enter_one(&mut self, candidate: Candidate, ends: Ends, client: &LegState, backend: &LegState) {
@@ -192,13 +190,7 @@ impl Engine {
         flow.up.last_data_ns = record.accepted_at_ns;
         self.flows.insert(ticket.id, flow);
         begin_asking(&self.outside, &mut self.flows, ticket.id);
-        match self.drain(ticket.id) {
-            Ok(()) => {
-                self.await_barrier.push(ticket.id);
-                self.watch_if_hasty(ticket.id);
-            }
-            Err(broken) => self.broken(ticket.id, broken),
-        }
+        self.settling.add(&mut self.outside, &mut self.flows, ticket.id);
     }
 
     /// The longest segment that the backend takes. The leg does not know it where the proxy had it announce a shorter one:
@@ -214,11 +206,6 @@ impl Engine {
         let told = entries.iter().filter(|entry| its(entry)).map(|entry| entry.segment_max.load(Relaxed)).max();
         let told = u16::try_from(told.unwrap_or(0)).unwrap_or(u16::MAX);
         leg.peer_mss.max(told.saturating_sub(TIMESTAMPS_LENGTH - timestamps))
-    }
-
-    pub(super) fn begin_barrier(&mut self) {
-        std::mem::swap(&mut self.await_barrier, &mut self.in_barrier);
-        self.barrier.begin();
     }
 
     /// Where packets towards a leg's far end leave; a reason to stay if the program does not see what comes from there.

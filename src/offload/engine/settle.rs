@@ -1,12 +1,15 @@
 //! From entries to a flow without sockets: what slipped in is passed on, what was passed on is acknowledged, and the
 //! sockets close in silence.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::Engine;
+use super::Outside;
+use super::barrier::RcuBarrier;
 use super::carried::{Carried, InFlight, Lent, Step};
+use super::flows::Flows;
 use super::reset::{look, over, reset};
 use super::tell::tell_offloaded;
 use super::watch::has_moved;
@@ -17,9 +20,11 @@ use crate::model::segment::{Flags, Segment};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Entry, Key};
 use crate::offload::probe::EntryChange;
+use crate::offload::program::Program;
 use crate::sys::clock::now_ns;
 use crate::sys::{silence, socket};
-use crate::table::offload::Answer;
+use crate::table::Part;
+use crate::table::offload::{Answer, Offload};
 
 /// How often acknowledgements are looked for.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
@@ -27,7 +32,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(5);
 /// The same for what went out in several segments: the kernel sends the last of them again if it is not told of an
 /// acknowledgement within two round trips and two ticks (RFC 8985 section 7; net/ipv4/tcp_output.c, tcp_schedule_loss_probe).
 /// After a single one it waits for 200 ms more.
-pub(super) const HASTE: Duration = Duration::from_millis(1);
+const HASTE: Duration = Duration::from_millis(1);
 
 /// Bytes that are read from a socket at a time.
 const CHUNK: usize = 4096;
@@ -38,103 +43,131 @@ const ZEROS_AT_ONCE: usize = 1024;
 
 /// A socket failed while its flow was between two steps.
 #[derive(Debug)]
-pub(super) struct BrokenLeg {
-    pub by_client: bool,
-    pub error: io::Error,
+struct BrokenLeg {
+    by_client: bool,
+    error: io::Error,
 }
 
-impl Engine {
+/// Flows that still have sockets, by what they wait for.
+#[derive(Debug)]
+pub(super) struct Settling {
+    barrier: RcuBarrier,
+    /// Entered since the last RCU barrier began, and those that it is for.
+    await_barrier: Vec<FlowId>,
+    in_barrier: Vec<FlowId>,
+    /// Their RCU barrier is over, and something is not acknowledged yet.
+    unsettled: Vec<FlowId>,
+    /// Their sockets would soon send something again.
+    hasty: HashSet<FlowId>,
+}
+
+impl Settling {
+    pub(super) fn start(offload: Part<Offload>) -> io::Result<Self> {
+        Ok(Self {
+            barrier: RcuBarrier::start(offload)?,
+            await_barrier: Vec::new(),
+            in_barrier: Vec::new(),
+            unsettled: Vec::new(),
+            hasty: HashSet::new(),
+        })
+    }
+
+    /// The flow's entries have been made.
+    pub(super) fn add(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+        match drain(&outside.program, flows, id) {
+            Ok(()) => {
+                self.await_barrier.push(id);
+                self.watch_if_hasty(flows, id);
+            }
+            Err(error) => end_broken(outside, flows, id, error),
+        }
+    }
+
+    /// Has those that were added wait for an RCU barrier, if none is under way.
+    pub(super) fn begin(&mut self) {
+        if self.in_barrier.is_empty() && !self.await_barrier.is_empty() {
+            self.begin_barrier();
+        }
+    }
+
+    fn begin_barrier(&mut self) {
+        std::mem::swap(&mut self.await_barrier, &mut self.in_barrier);
+        self.barrier.begin();
+    }
+
+    /// How soon it wants another turn.
+    pub(super) fn wants_turn_in(&self) -> Option<Duration> {
+        match (self.hasty.is_empty(), self.unsettled.is_empty()) {
+            (false, _) => Some(HASTE),
+            (true, false) => Some(RETRY),
+            (true, true) => None,
+        }
+    }
+
     /// Goes on with flows whose RCU barrier is over, and with those that wait for an acknowledgement.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn settle(&mut self, outside: &mut Outside, flows: &mut Flows) {
         for id in std::mem::take(&mut self.hasty) {
-            self.tell_in_haste(id);
+            self.tell_in_haste(outside, flows, id);
         }
         if self.barrier.is_over() {
             for id in std::mem::take(&mut self.in_barrier) {
-                self.barrier_over(id);
+                self.barrier_over(outside, flows, id);
             }
             if !self.await_barrier.is_empty() {
                 self.begin_barrier();
             }
         }
         for id in std::mem::take(&mut self.unsettled) {
-            self.close_if_acknowledged(id);
+            self.close_if_acknowledged(outside, flows, id);
         }
     }
 
-    fn barrier_over(&mut self, id: FlowId) {
+    fn barrier_over(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         // It was reset meanwhile.
-        if !matches!(self.flows.get(&id), Some(Carried { step: Step::Entered(_), .. })) {
+        if !matches!(flows.get(&id), Some(Carried { step: Step::Entered(_), .. })) {
             return;
         }
-        if let Err(broken) = self.drain(id) {
-            return self.broken(id, broken);
+        if let Err(broken) = drain(&outside.program, flows, id) {
+            return end_broken(outside, flows, id, broken);
         }
-        if let Some(flow) = self.flows.get_mut(&id) {
+        if let Some(flow) = flows.get_mut(&id) {
             flow.step = match std::mem::replace(&mut flow.step, Step::Over) {
                 Step::Entered(lent) => Step::Filling(lent),
                 other => other,
             };
         }
-        self.close_if_acknowledged(id);
+        self.close_if_acknowledged(outside, flows, id);
         // More may have slipped in.
-        self.watch_if_hasty(id);
+        self.watch_if_hasty(flows, id);
     }
 
-    /// Passes on what was held and what has come into the sockets.
-    pub(super) fn drain(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
-        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
-        let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return Ok(()) };
-        let Lent { sockets, up, down, .. } = lent;
-        pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
-            .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
-        pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
-            .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
-        // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
-        let slipped = [
-            (up, sockets.held_up.len(), FlowDirection::ToBackend),
-            (down, sockets.held_down.len(), FlowDirection::ToClient),
-        ];
-        for (in_flight, held, direction) in slipped {
-            let position = in_flight.expected(held);
-            if position != in_flight.shown.wrapping_add(in_flight.passed_by) {
-                let change = if in_flight.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
-                if let Err(error) = self.outside.program.change(&[flow.ends.key(direction)], change) {
-                    tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
-                }
-                in_flight.shown = position.wrapping_sub(in_flight.passed_by);
-            }
-        }
-        Ok(())
-    }
-
-    fn close_if_acknowledged(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(&id) else { return };
+    fn close_if_acknowledged(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+        let Some(flow) = flows.get(&id) else { return };
         let Step::Filling(lent) = &flow.step else { return };
         let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
         let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
-        let (acknowledged, overdue) = match self.outside.program.entries(keys) {
+        let (acknowledged, overdue) = match outside.program.entries(keys) {
             _ if !whole => (false, overdue),
             Ok([Some(up), Some(down)]) => (arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down), overdue),
             // Somebody has removed the entries: the sockets are all that is left of the flow.
-            Ok(_) => return self.lost(id),
+            Ok(_) => return lost(outside, flows, id),
             // It may have been acknowledged long ago.
             Err(_) => (false, false),
         };
         match acknowledged {
-            true => self.close(id),
-            false if overdue => self.silent(id),
-            false => match self.tell_sockets(id).and_then(|()| self.drain(id)) {
+            true => close(outside, flows, id),
+            false if overdue => silent(outside, flows, id),
+            false => match tell_sockets(outside, flows, id).and_then(|()| drain(&outside.program, flows, id)) {
                 Ok(()) => self.unsettled.push(id),
-                Err(broken) => self.broken(id, broken),
+                Err(broken) => end_broken(outside, flows, id, broken),
             },
         }
     }
 
     /// Has its sockets told in haste, if they are going to send something again.
-    pub(super) fn watch_if_hasty(&mut self, id: FlowId) {
-        if let Some(Step::Entered(lent) | Step::Filling(lent)) = self.flows.get(&id).map(|flow| &flow.step)
+    fn watch_if_hasty(&mut self, flows: &Flows, id: FlowId) {
+        if let Some(Step::Entered(lent) | Step::Filling(lent)) = flows.get(&id).map(|flow| &flow.step)
             && (lent.up.is_hasty() || lent.down.is_hasty())
         {
             self.hasty.insert(id);
@@ -143,13 +176,13 @@ impl Engine {
 
     /// Tells the sockets of acknowledgements before the kernel takes their absence for a loss; also while the flow's RCU barrier
     /// lasts, which is longer than the kernel waits.
-    pub(super) fn tell_in_haste(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
+    fn tell_in_haste(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
+        let Some(flow) = flows.get_mut(&id) else { return };
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
         // What cannot be read now is told at the next turn.
-        if let Ok([Some(of_client), Some(of_backend)]) = self.outside.program.entries(keys) {
+        if let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
             for (socket, key, outgoing, acked, expected) in [
                 (&sockets.client, keys[0], down, of_client.seen.acked as u32, expected[0]),
@@ -157,88 +190,115 @@ impl Engine {
             ] {
                 // Before the RCU barrier is over more may have come than was read.
                 if outgoing.is_hasty() && silence::unread(socket).is_ok_and(|bytes| bytes == 0) {
-                    tell_acked(&self.outside.wire, key, outgoing, acked, expected);
+                    tell_acked(&outside.wire, key, outgoing, acked, expected);
                 }
             }
         }
-        self.watch_if_hasty(id);
+        self.watch_if_hasty(flows, id);
     }
+}
 
-    /// Tells the sockets what their far ends would tell them, whose packets pass them by.
-    fn tell_sockets(&mut self, id: FlowId) -> Result<(), BrokenLeg> {
-        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
-        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
-        let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
-        // What cannot be read now is told at the next turn.
-        let Ok([Some(of_client), Some(of_backend)]) = self.outside.program.entries(keys) else { return Ok(()) };
-        // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
-        let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
-        let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
-        backend.tell(&self.outside.wire, &sockets.backend, up, down, sockets.held_down.len());
-        client.tell(&self.outside.wire, &sockets.client, down, up, sockets.held_up.len());
-        Ok(())
-    }
-
-    /// Closes both sockets, then marks the entries: from here on they are all there is of the flow.
-    fn close(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
-        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
-        for socket in [lent.sockets.client, lent.sockets.backend] {
-            if let Err((socket, error)) = silence::close_silently(socket) {
-                tracing::error!(%error, "cannot close an offloaded flow's socket without FIN or RST; Baton resets the connection");
-                socket::reset(socket);
+/// Passes on what was held and what has come into the sockets.
+fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
+    let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
+    let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return Ok(()) };
+    let Lent { sockets, up, down, .. } = lent;
+    pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
+        .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
+    pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
+        .map_err(|(source, error)| BrokenLeg { by_client: !source, error })?;
+    // What slipped into a socket the program has not seen, and would take its acknowledgement for a forged one.
+    let slipped = [
+        (up, sockets.held_up.len(), FlowDirection::ToBackend),
+        (down, sockets.held_down.len(), FlowDirection::ToClient),
+    ];
+    for (in_flight, held, direction) in slipped {
+        let position = in_flight.expected(held);
+        if position != in_flight.shown.wrapping_add(in_flight.passed_by) {
+            let change = if in_flight.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
+            if let Err(error) = program.change(&[flow.ends.key(direction)], change) {
+                tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
             }
-        }
-        self.outside.table.offload.count_out();
-        match self.outside.program.change(&keys, EntryChange::Commit) {
-            Ok(2) => self.outside.wire.untrack(&flow.ends),
-            found => {
-                tracing::error!(
-                    flow = id.0,
-                    ?found,
-                    "cannot mark the entries of a flow as offloaded; Baton resets the flow"
-                );
-                over(&mut self.outside, &self.flows, id, EndReason::Internal);
-                return reset(&self.outside, &mut self.flows, id);
-            }
-        }
-        self.outside.table.offload.census.offloaded.add(1);
-        if let Some(ticket) = self.flows.get(&id).and_then(|flow| flow.ticket) {
-            self.outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
-        }
-        tell_offloaded(&self.outside, &mut self.flows, id);
-        // It may have ended while it had sockets, and then nothing comes any more that tells.
-        if look(&self.outside.program, &mut self.flows, id).is_ok() {
-            has_moved(&mut self.outside, &mut self.flows, id);
+            in_flight.shown = position.wrapping_sub(in_flight.passed_by);
         }
     }
+    Ok(())
+}
 
-    /// A leg broke after the entries were made: its flow cannot go on either way.
-    pub(super) fn broken(&mut self, id: FlowId, broken: BrokenLeg) {
-        let reason = match (broken.by_client, broken.error.kind()) {
-            (true, io::ErrorKind::TimedOut) => EndReason::ClientTimedOut,
-            (false, io::ErrorKind::TimedOut) => EndReason::BackendTimedOut,
-            (true, _) => EndReason::ClientReset,
-            (false, _) => EndReason::BackendReset,
-        };
-        self.flows.was_reset(id, reason);
-        over(&mut self.outside, &self.flows, id, reason);
-        reset(&self.outside, &mut self.flows, id);
-    }
+/// Tells the sockets what their far ends would tell them, whose packets pass them by.
+fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
+    let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
+    let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+    let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
+    // What cannot be read now is told at the next turn.
+    let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) else { return Ok(()) };
+    // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
+    let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
+    let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
+    backend.tell(&outside.wire, &sockets.backend, up, down, sockets.held_down.len());
+    client.tell(&outside.wire, &sockets.client, down, up, sockets.held_up.len());
+    Ok(())
+}
 
-    fn lost(&mut self, id: FlowId) {
-        tracing::error!(flow = id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
-        over(&mut self.outside, &self.flows, id, EndReason::Internal);
-        reset(&self.outside, &mut self.flows, id);
+/// Closes both sockets, then marks the entries: from here on they are all there is of the flow.
+fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+    let Some(flow) = flows.get_mut(&id) else { return };
+    let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
+    let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+    for socket in [lent.sockets.client, lent.sockets.backend] {
+        if let Err((socket, error)) = silence::close_silently(socket) {
+            tracing::error!(%error, "cannot close an offloaded flow's socket without FIN or RST; Baton resets the connection");
+            socket::reset(socket);
+        }
     }
+    outside.table.offload.count_out();
+    match outside.program.change(&keys, EntryChange::Commit) {
+        Ok(2) => outside.wire.untrack(&flow.ends),
+        found => {
+            tracing::error!(
+                flow = id.0,
+                ?found,
+                "cannot mark the entries of a flow as offloaded; Baton resets the flow"
+            );
+            over(outside, flows, id, EndReason::Internal);
+            return reset(&outside, flows, id);
+        }
+    }
+    outside.table.offload.census.offloaded.add(1);
+    if let Some(ticket) = flows.get(&id).and_then(|flow| flow.ticket) {
+        outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
+    }
+    tell_offloaded(&outside, flows, id);
+    // It may have ended while it had sockets, and then nothing comes any more that tells.
+    if look(&outside.program, flows, id).is_ok() {
+        has_moved(outside, flows, id);
+    }
+}
 
-    fn silent(&mut self, id: FlowId) {
-        let Some(Carried { step: Step::Filling(lent), .. }) = self.flows.get(&id) else { return };
-        let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
-        over(&mut self.outside, &self.flows, id, reason);
-        reset(&self.outside, &mut self.flows, id);
-    }
+/// A leg broke after the entries were made: its flow cannot go on either way.
+fn end_broken(outside: &mut Outside, flows: &mut Flows, id: FlowId, broken: BrokenLeg) {
+    let reason = match (broken.by_client, broken.error.kind()) {
+        (true, io::ErrorKind::TimedOut) => EndReason::ClientTimedOut,
+        (false, io::ErrorKind::TimedOut) => EndReason::BackendTimedOut,
+        (true, _) => EndReason::ClientReset,
+        (false, _) => EndReason::BackendReset,
+    };
+    flows.was_reset(id, reason);
+    over(outside, flows, id, reason);
+    reset(&outside, flows, id);
+}
+
+fn lost(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+    tracing::error!(flow = id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
+    over(outside, flows, id, EndReason::Internal);
+    reset(&outside, flows, id);
+}
+
+fn silent(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
+    let Some(Carried { step: Step::Filling(lent), .. }) = flows.get(&id) else { return };
+    let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
+    over(outside, flows, id, reason);
+    reset(&outside, flows, id);
 }
 
 /// What a far end would tell the socket of its leg.

@@ -62,6 +62,7 @@ use crate::table::offload::{OffloadView, Request};
 use answers::Answers;
 use audit::Audit;
 use doubt::Doubts;
+use enter::enter;
 use flows::Flows;
 use held::Keep;
 use interfaces::Interfaces;
@@ -283,7 +284,13 @@ impl Engine {
                 Request::Offload(candidate) => candidates.push(*candidate),
                 Request::End { ticket, unless_moved_since_ns } => {
                     // It may be among those that have just come.
-                    self.enter(std::mem::take(&mut candidates));
+                    enter(
+                        &mut self.outside,
+                        &mut self.flows,
+                        &mut self.settling,
+                        &mut self.witnesses,
+                        std::mem::take(&mut candidates),
+                    );
                     end(&mut self.outside, &mut self.flows, ticket, unless_moved_since_ns);
                 }
                 Request::Witness { id, ends } => self.witnesses.announced(&self.outside, id, ends),
@@ -296,13 +303,19 @@ impl Engine {
                 }
                 Request::Patience { ticket, patience_ns } => {
                     // It may be among those that have just come.
-                    self.enter(std::mem::take(&mut candidates));
+                    enter(
+                        &mut self.outside,
+                        &mut self.flows,
+                        &mut self.settling,
+                        &mut self.witnesses,
+                        std::mem::take(&mut candidates),
+                    );
                     set_patience(&self.outside, &mut self.flows, ticket, patience_ns);
                 }
                 Request::Refuse { id, why } => refuse(&self.outside, &mut self.flows, id, &why),
             }
         }
-        self.enter(candidates);
+        enter(&mut self.outside, &mut self.flows, &mut self.settling, &mut self.witnesses, candidates);
         taken == BURST
     }
 

@@ -18,18 +18,14 @@ mod carried;
 mod doubt;
 mod enter;
 mod flows;
-mod held;
-mod holding;
 mod interfaces;
+mod keep;
 mod later;
 mod note;
-mod ports;
 mod quiet;
 mod recover;
-mod requests;
 mod reset;
 mod retold;
-mod room;
 mod scan;
 mod settle;
 mod slots;
@@ -64,8 +60,8 @@ use audit::Audit;
 use doubt::Doubts;
 use enter::enter;
 use flows::Flows;
-use held::Keep;
 use interfaces::Interfaces;
+use keep::Keep;
 use recover::{claim, refuse};
 use reset::{do_what_is_due, end, reset};
 use scan::Scan;
@@ -220,7 +216,7 @@ impl Engine {
             refill_at_ns: 0,
             reattach_at_ns: 0,
             doubt_at_ns: 0,
-            keep: Keep::default(),
+            keep: Keep::new(table.part(), table.part()),
             outside: Outside::open(program, table, on_demand).map_err(OpenError::Begin)?,
         })
     }
@@ -270,6 +266,12 @@ impl Engine {
         self.take_events();
         self.watch();
         self.outside.answers.wake_workers();
+    }
+
+    fn take_standby_requests(&mut self) {
+        if self.listens {
+            self.keep.take_requests(&mut self.outside, &mut self.flows, &mut self.witnesses);
+        }
     }
 
     /// Takes some requests; true if there may be more.

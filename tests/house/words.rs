@@ -178,9 +178,9 @@ fn is_product(file: &Path) -> bool {
 /// The type that `line` begins to define. What a trait's implementation calls its associated types is no name of a type.
 fn type_name(line: &str) -> Option<&str> {
     let code = line.trim_start();
-    let code = match code.strip_prefix("pub") {
-        Some(rest) => rest.split_once(' ').filter(|(scope, _)| scope.is_empty() || scope.starts_with('('))?.1,
-        None => code,
+    let code = match code.strip_prefix("pub(") {
+        Some(rest) => rest.split_once(')')?.1.trim_start(),
+        None => code.strip_prefix("pub ").unwrap_or(code),
     };
     let (word, rest) = code.split_once(' ')?;
     let is_associated = word == "type" && line.starts_with(' ');

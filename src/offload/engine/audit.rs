@@ -85,11 +85,11 @@ impl Engine {
         let more = self.outside.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
         let (mut flows, mut keys) = (Vec::new(), Vec::new());
         for (key, entry) in &seen {
-            let held = self.keep.held.by_packet(entry.id, entry.direction, key);
+            let held = self.keep.held().by_packet(entry.id, entry.direction, key);
             match held.filter(|_| entry.held && entry.action == Action::Splice) {
                 Some(id) if entry.direction == FlowDirection::ToBackend => flows.push(id),
                 Some(_) => {}
-                None if entry.held && self.is_diverted(key) => keys.push(*key),
+                None if entry.held && self.keep.is_diverted(key) => keys.push(*key),
                 None if self.is_known(key, entry) => {}
                 None if self.audit.is_over(key, entry, now_ns) => self.take_out_leftover(key, entry),
                 None => {}

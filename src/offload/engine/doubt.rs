@@ -83,9 +83,9 @@ impl Engine {
         let new = OpenDoubt { id, held: None, direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
         let has_room = self.doubts.of.len() < DOUBTS_MAX || self.doubts.of.contains_key(&told.key);
         if entry.held {
-            let held = self.keep.held.by_packet(id, direction, &told.key)?;
+            let held = self.keep.held().by_packet(id, direction, &told.key)?;
             if is_rst && has_room {
-                let ends = self.keep.held.get(held).map(|held| held.ends);
+                let ends = self.keep.held().get(held).map(|held| held.ends);
                 self.doubts.of.entry(told.key).or_insert(OpenDoubt { held: ends, ..new });
             }
             let may_be = !is_rst && direction == FlowDirection::ToBackend && is_ahead(&entry, told);

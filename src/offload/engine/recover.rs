@@ -49,7 +49,7 @@ impl Engine {
             self.outside.table.offload.reserve(ends.local, ends.backend);
         }
         // Ids of other instances, which are held or were taken over, are theirs to give.
-        let (held, tag) = (self.keep.held.iter().map(|(id, _)| id.flow), self.outside.table.flows.tag());
+        let (held, tag) = (self.keep.held().iter().map(|(id, _)| id.flow), self.outside.table.flows.tag());
         let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
         let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
         self.outside.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
@@ -122,7 +122,7 @@ impl Engine {
                     continue;
                 }
                 if entry.held {
-                    self.recall_standby(key, &entry);
+                    self.keep.recall(key, &entry);
                     continue;
                 }
                 let pair = pairs.entry(entry.id).or_default();

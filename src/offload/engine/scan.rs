@@ -107,12 +107,12 @@ impl Engine {
 
     fn begin_round(&mut self) {
         let marks = self.scan.take();
-        let all = self.flows.len() + self.keep.held.len();
+        let all = self.flows.len() + self.keep.held().len();
         // Before any is looked for: as many flows as there are marks, or more that share them.
         self.scan.stage = if marks.len() * MANY > all {
             ScanStage::Sweep(Cursor::default())
         } else {
-            let flows = marks.iter().flat_map(|mark| self.flows.at(*mark).chain(self.keep.held.at(*mark)));
+            let flows = marks.iter().flat_map(|mark| self.flows.at(*mark).chain(self.keep.held().at(*mark)));
             ScanStage::Looks(flows.collect())
         };
     }
@@ -130,11 +130,12 @@ impl Engine {
     }
 
     fn look_at(&mut self, id: FlowId, touched: &mut Vec<FleetId>) -> Result<(), Unread> {
-        for key in self.keep.held.with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
+        for key in
+            self.keep.held().with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
         {
             if let Some(entry) = self.outside.program.entry(&key)? {
                 self.hear(&entry);
-                touched.extend(self.see_standby(&key, &entry));
+                touched.extend(self.keep.see(&key, &entry));
             }
         }
         if look(&self.outside.program, &mut self.flows, id)? {
@@ -159,7 +160,7 @@ impl Engine {
             for (key, entry) in &seen {
                 self.hear(entry);
                 if entry.held {
-                    touched.extend(self.see_standby(key, entry));
+                    touched.extend(self.keep.see(key, entry));
                 } else if let Some(flow) = self.flows.get_mut(&entry.id)
                     && flow.take_note(entry)
                 {
@@ -180,7 +181,7 @@ impl Engine {
     }
 
     fn all_flows(&self) -> Vec<FlowId> {
-        self.flows.keys().copied().chain(self.keep.held.iter().map(|(id, _)| id.flow)).collect()
+        self.flows.keys().copied().chain(self.keep.held().iter().map(|(id, _)| id.flow)).collect()
     }
 
     /// Whether this host hears anybody at all is another's question.

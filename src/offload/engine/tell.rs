@@ -3,7 +3,7 @@
 use super::Outside;
 use super::carried::Step;
 use super::flows::Flows;
-use super::held::BOTH;
+use super::keep::BOTH;
 use super::retold::way;
 use crate::model::fleet::{FleetId, Passage, UnknownPacket};
 use crate::model::ids::FlowId;

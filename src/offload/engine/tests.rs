@@ -96,7 +96,7 @@ fn a_dead_peers_flow_is_inherited_though_its_entries_cannot_be_read_for_a_while(
     scene.set_unreadable(true);
     scene.serve(StandbyRequest::Inherit(vec![id]));
     scene.serve(StandbyRequest::Report(7));
-    assert!(scene.engine.flows.is_empty() && scene.engine.keep.held.get(id).is_some(), "it stays as it was");
+    assert!(scene.engine.flows.is_empty() && scene.engine.keep.held().get(id).is_some(), "it stays as it was");
     assert_eq!(scene.standby_answer(), None, "what comes behind it waits");
 
     scene.set_unreadable(false);
@@ -125,7 +125,7 @@ fn the_failover_is_answered_nothing_and_no_key_is_forgotten_while_entries_cannot
     scene.engine.take_standby_requests();
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(vec![key])), "the other one is carried");
     assert!(scene.entry(key).is_none() && scene.entry(up(&other)).is_none());
-    assert!(scene.engine.keep.held.is_empty());
+    assert!(scene.engine.keep.held().is_empty());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::breaker::judge;
 use super::carried::{Carried, Step, Unanswered};
 use super::flows::{ASK_EVERY, Flows, Silent};
 use super::interfaces::follow_routes;
+use super::keep::{is_foreign, use_room};
 use super::quiet::{ask_both, ask_quiet, begin_asking};
 use super::reset::{ask_clients, fade, look, make_way, over, reset};
 use super::surroundings::end_covered;
@@ -54,7 +55,7 @@ impl Engine {
         if now_ns >= self.reattach_at_ns {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
             fix(&mut self.outside);
-            self.use_room(now_ns);
+            use_room(&mut self.keep, &mut self.outside, &mut self.flows, &mut self.witnesses, now_ns);
             self.audit(now_ns);
             self.outside.show(self.flows.len());
         }
@@ -65,9 +66,9 @@ impl Engine {
         self.witnesses.forget_stale(&self.outside.program, now_ns);
         if now_ns >= self.refill_at_ns {
             self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
-            self.refill_asks();
+            self.keep.refill_asks(&self.outside.program);
         }
-        if !(self.flows.is_empty() && self.keep.held.is_empty()) {
+        if !(self.flows.is_empty() && self.keep.held().is_empty()) {
             self.scan(now_ns);
             ask_quiet(&self.outside, &mut self.flows, now_ns);
             end_unfinished(&mut self.outside, &mut self.flows, now_ns);
@@ -87,11 +88,13 @@ impl Engine {
         let (mut packets, mut touched) = (Vec::new(), Vec::new());
         for told in self.events.by_ref().take(EVENTS).collect::<Vec<_>>() {
             match told {
-                Told::UnknownPacket(packet) => packets.extend((!self.is_foreign(&packet.key)).then_some(packet)),
+                Told::UnknownPacket(packet) => {
+                    packets.extend((!is_foreign(&self.outside.program, &packet.key)).then_some(packet))
+                }
                 Told::Doubt(segment) => touched.extend(self.doubt(&segment, now_ns())),
-                Told::Foreign(key) => drop(self.is_foreign(&key)),
+                Told::Foreign(key) => drop(is_foreign(&self.outside.program, &key)),
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
-                Told::Flow(event) => match self.keep.held.by_packet(event.id, event.direction, &event.key) {
+                Told::Flow(event) => match self.keep.held().by_packet(event.id, event.direction, &event.key) {
                     Some(held) => {
                         let counts =
                             event.direction == FlowDirection::ToBackend || event.what == events::ProgramWhat::Rst;

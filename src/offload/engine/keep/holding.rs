@@ -10,7 +10,7 @@ use crate::offload::moved::{Mark, Marked};
 
 /// A flow of another instance that has no sockets.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(in super::super) struct Held {
     pub ends: Ends,
     /// Packets of its client that were seen here.
     pub packets: u64,
@@ -19,7 +19,7 @@ pub(super) struct Held {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Holding {
+pub(in super::super) struct Holding {
     first: Marked<Held>,
     /// Those whose flow id another had when they came: hardly ever any.
     more: HashMap<FleetId, Held>,
@@ -44,7 +44,7 @@ impl Holding {
         }
     }
 
-    pub(super) fn get(&self, id: FleetId) -> Option<&Held> {
+    pub(in super::super) fn get(&self, id: FleetId) -> Option<&Held> {
         if self.in_first(id) { self.first.get(&id.flow) } else { self.more.get(&id) }
     }
 
@@ -57,32 +57,32 @@ impl Holding {
     }
 
     /// The flow with this flow id whose packets of one direction show themselves so.
-    pub(super) fn by_packet(&self, flow: FlowId, direction: FlowDirection, key: &Key) -> Option<FleetId> {
+    pub(in super::super) fn by_packet(&self, flow: FlowId, direction: FlowDirection, key: &Key) -> Option<FleetId> {
         self.with(flow).find(|(_, held)| held.ends.key(direction) == *key).map(|(id, _)| id)
     }
 
     /// All with this flow id.
-    pub(super) fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &Held)> {
+    pub(in super::super) fn with(&self, flow: FlowId) -> impl Iterator<Item = (FleetId, &Held)> {
         let first = self.first.get(&flow).map(|held| (FleetId::of(flow, &held.ends), held));
         first.into_iter().chain(self.more.iter().map(|(id, held)| (*id, held)).filter(move |(id, _)| id.flow == flow))
     }
 
     /// Flow ids of those that have this mark.
-    pub(super) fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
+    pub(in super::super) fn at(&self, mark: Mark) -> impl Iterator<Item = FlowId> + '_ {
         let more = self.more.keys().map(|id| id.flow).filter(move |flow| Mark::of(*flow) == mark);
         self.first.at(mark).chain(more)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (FleetId, &Held)> {
+    pub(in super::super) fn iter(&self) -> impl Iterator<Item = (FleetId, &Held)> {
         let first = self.first.iter().map(|(flow, held)| (FleetId::of(*flow, &held.ends), held));
         first.chain(self.more.iter().map(|(id, held)| (*id, held)))
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in super::super) fn len(&self) -> usize {
         self.first.len() + self.more.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in super::super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }

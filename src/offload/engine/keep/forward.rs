@@ -1,0 +1,160 @@
+//! Packets that nobody here knows: forwarded, refused, asked about, or left to somebody else.
+
+use std::net::IpAddr;
+
+use super::super::Outside;
+use super::super::flows::Flows;
+use super::super::witness::Witnesses;
+use super::{Keep, is_ours};
+use crate::addr::VipAddr;
+use crate::model::ends::Key;
+use crate::model::fleet::{AcceptedFlow, FleetId, Then, Unknown};
+use crate::offload::entry::{Action, Entry};
+use crate::offload::program::{InstallError, Program, Unread};
+use crate::sys::clock::now_ns;
+use crate::sys::netlink;
+use crate::table::offload::StandbyAnswer;
+
+/// What conntrack says of a connection that is none of Baton's is good for so long. Twice FOREIGN_RENEW_NS of
+/// bpf/unknown.h.
+const FOREIGN_NS: u64 = 60_000_000_000;
+
+impl Keep {
+    /// Lets the program ask again, for as many packets as each rule allows.
+    pub(in super::super) fn refill_asks(&self, program: &Program) {
+        for (vip, unknown) in &self.asks {
+            let _ = program.refill_asks(*vip, unknown);
+        }
+    }
+
+    pub(super) fn forward_flows(
+        &mut self,
+        outside: &mut Outside,
+        flows: &mut Flows,
+        witnesses: &mut Witnesses,
+        forwarded: &[AcceptedFlow],
+        to: IpAddr,
+    ) -> Result<(), Unread> {
+        if self.hops.owner_at(outside, flows, to).is_ok() {
+            for flow in forwarded {
+                let [up, down] = flow.keys();
+                let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
+                let [at_up, at_down] = outside.program.entries([up, down])?;
+                // Entries of one flow at both: it has no sockets, see `is_carried`.
+                if at_up.map(|entry| named(entry, &up)) != at_down.map(|entry| named(entry, &down)) {
+                    self.give_way(outside, flows, witnesses, &up, None, *flow)?;
+                    self.give_way(outside, flows, witnesses, &down, None, *flow)?;
+                }
+            }
+        }
+        let keys: Vec<_> = forwarded.iter().flat_map(AcceptedFlow::keys).collect();
+        self.forward(outside, flows, &keys, to, false)
+    }
+
+    /// `lent`: nobody has told of a flow there, or it is over.
+    pub(super) fn forward(
+        &mut self,
+        outside: &mut Outside,
+        flows: &Flows,
+        keys: &[Key],
+        to: IpAddr,
+        lent: bool,
+    ) -> Result<(), Unread> {
+        let owner = match self.hops.owner_at(outside, flows, to) {
+            Ok(owner) => owner,
+            Err(error) => {
+                tracing::warn!(%to, %error, "cannot find the hardware address of a peer; this host does not forward packets of its flows");
+                return Ok(());
+            }
+        };
+        for key in keys.iter().copied() {
+            if is_carried(&outside.program, &key)? {
+                self.crowded.forget_packets(&key);
+                continue;
+            }
+            match self.divert(key, outside.program.forward(&key, &owner, lent))? {
+                true => self.crowded.forget_packets(&key),
+                false => self.crowded.add_packets(key, to, lent),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse_packets(&mut self, program: &Program, key: Key) -> Result<(), Unread> {
+        if !is_carried(program, &key)? {
+            self.crowded.forget_packets(&key);
+            self.divert(key, program.refuse(&key))?;
+        }
+        Ok(())
+    }
+
+    /// False: there is no room. Such packets are shown to the failover each time.
+    fn divert(&mut self, key: Key, entered: Result<(), InstallError>) -> Result<bool, Unread> {
+        match entered {
+            Ok(()) => {
+                self.kept.insert_diverted(key);
+                Ok(true)
+            }
+            Err(InstallError::Unread(unread)) => Err(unread),
+            Err(error) => {
+                tracing::debug!(from = %key.from, %error, "packets of another instance's flow stay unknown");
+                Ok(false)
+            }
+        }
+    }
+
+    pub(super) fn forget(&mut self, program: &Program, key: Key) -> Result<(), Unread> {
+        self.crowded.forget_packets(&key);
+        if self.kept.is_diverted(&key) {
+            if !is_ours(program, &key)? {
+                program.take_out(&key)?;
+            }
+            self.kept.remove_diverted(key);
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_unknown(&mut self, program: &Program, vip: VipAddr, unknown: Option<Unknown>) {
+        match unknown.filter(|unknown| matches!(unknown.then, Then::Ask { .. })) {
+            Some(unknown) => drop(self.asks.insert(vip, unknown)),
+            None => drop(self.asks.remove(&vip)),
+        }
+        if let Err(error) = program.set_unknown(vip, unknown) {
+            tracing::error!(%vip, %error, "cannot write the action for unknown packets to the BPF map");
+        }
+    }
+}
+
+/// Whether such packets are passed on. A flow that has no sockets will never have any again: who says that it has some
+/// has just taken it over, and is about to say more.
+fn is_carried(program: &Program, key: &Key) -> Result<bool, Unread> {
+    let is_carried = |entry: Entry| match entry.action {
+        Action::Witness => false,
+        Action::Splice => true,
+        _ => !entry.held,
+    };
+    Ok(program.entry(key)?.is_some_and(is_carried))
+}
+
+pub(super) fn find_unanswered(outside: &Outside, keys: &[Key]) -> Result<(), Unread> {
+    let mut silent = Vec::new();
+    for key in keys {
+        // Without one, for want of room, nobody knows.
+        let entry = outside.program.entry(key)?;
+        if entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0) {
+            silent.push(*key);
+        }
+    }
+    outside.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
+    Ok(())
+}
+
+/// Whether a packet belongs to a connection whose addresses this host's kernel translates: it passes from now on, for
+/// long enough that conntrack need not be asked of each.
+pub(in super::super) fn is_foreign(program: &Program, key: &Key) -> bool {
+    let is_foreign = netlink::is_translated(key.from, key.to).unwrap_or(false);
+    if is_foreign && let Err(error) = program.leave_alone(key, now_ns() + FOREIGN_NS) {
+        tracing::error!(%error, "cannot exempt a connection that this host translates (NAT); Baton asks conntrack again about it");
+    }
+    is_foreign
+}

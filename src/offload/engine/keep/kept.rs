@@ -1,0 +1,80 @@
+//! What stands in the map for other instances: flows without sockets, and keys whose packets are forwarded or refused. Nothing else
+//! changes what is known of either, for with each comes and goes a source port that must not be used.
+
+use std::collections::HashMap;
+
+use super::holding::{Held, Holding};
+use super::ports::PortsElsewhere;
+use crate::model::ends::Key;
+use crate::model::fleet::FleetId;
+use crate::model::splice::FlowDirection;
+use crate::table::Part;
+use crate::table::fleet::Fleet;
+use crate::table::offload::Offload;
+
+#[derive(Debug)]
+pub(super) struct Kept {
+    held: Holding,
+    /// Keys of entries that forward or refuse; true once this process was asked for it.
+    diverted: HashMap<Key, bool>,
+    ports: PortsElsewhere,
+}
+
+impl Kept {
+    pub(super) fn new(fleet: Part<Fleet>, offload: Part<Offload>) -> Self {
+        Self { held: Holding::default(), diverted: HashMap::new(), ports: PortsElsewhere::new(fleet, offload) }
+    }
+
+    pub(super) fn held(&self) -> &Holding {
+        &self.held
+    }
+
+    pub(super) fn held_mut(&mut self, id: FleetId) -> Option<&mut Held> {
+        self.held.get_mut(id)
+    }
+
+    pub(super) fn insert_held(&mut self, id: FleetId, held: Held) {
+        if self.held.get(id).is_none() {
+            self.ports.leave_out(held.ends.key(FlowDirection::ToClient));
+        }
+        self.held.insert(id, held);
+    }
+
+    pub(super) fn remove_held(&mut self, id: FleetId) -> Option<Held> {
+        let held = self.held.remove(id)?;
+        self.ports.use_again(held.ends.key(FlowDirection::ToClient));
+        Some(held)
+    }
+
+    pub(super) fn is_diverted(&self, key: &Key) -> bool {
+        self.diverted.contains_key(key)
+    }
+
+    /// Keys that this process was not asked for.
+    pub(super) fn diverted_before(&self) -> Vec<Key> {
+        self.diverted.iter().filter(|(_, said)| !**said).map(|(key, _)| *key).collect()
+    }
+
+    /// An earlier process diverted its packets; it stays so if this one was asked for it.
+    pub(super) fn recall_diverted(&mut self, key: Key) {
+        let said = self.diverted.get(&key).copied().unwrap_or_default();
+        self.insert(key, said);
+    }
+
+    /// This process was asked for it.
+    pub(super) fn insert_diverted(&mut self, key: Key) {
+        self.insert(key, true);
+    }
+
+    fn insert(&mut self, key: Key, said: bool) {
+        if self.diverted.insert(key, said).is_none() {
+            self.ports.leave_out(key);
+        }
+    }
+
+    pub(super) fn remove_diverted(&mut self, key: Key) {
+        if self.diverted.remove(&key).is_some() {
+            self.ports.use_again(key);
+        }
+    }
+}

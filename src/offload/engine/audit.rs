@@ -8,12 +8,15 @@
 
 use std::collections::HashMap;
 
-use super::Engine;
+use super::Outside;
+use super::flows::Flows;
+use super::keep::Keep;
+use super::witness::Witnesses;
 use crate::model::ends::Key;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
-use crate::offload::program::Cursor;
+use crate::offload::program::{Cursor, Program};
 use crate::table::offload::StandbyAnswer;
 
 /// Entries of a step: a map with a million takes eight minutes, and 1 ms of each second.
@@ -69,56 +72,56 @@ impl Audit {
     }
 }
 
-impl Engine {
+impl Audit {
     /// Goes on with a round, or begins one, if it is time. Call it once a second.
-    pub(super) fn audit(&mut self, now_ns: u64) {
+    pub(super) fn audit(&mut self, outside: &Outside, flows: &Flows, keep: &Keep, witnesses: &Witnesses, now_ns: u64) {
         // Until what an earlier process left has been read, nobody knows that.
-        if !self.listens || (self.audit.cursor.is_none() && now_ns < self.audit.round_at_ns) {
+        if self.cursor.is_none() && now_ns < self.round_at_ns {
             return;
         }
-        let mut cursor = self.audit.cursor.take().unwrap_or_else(|| {
-            (self.audit.round, self.audit.round_at_ns) = (self.audit.round + 1, now_ns + ROUND_NS);
+        let mut cursor = self.cursor.take().unwrap_or_else(|| {
+            (self.round, self.round_at_ns) = (self.round + 1, now_ns + ROUND_NS);
             Cursor::default()
         });
         let mut seen = Vec::new();
         // What cannot be read is gone through in the next round.
-        let more = self.outside.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
-        let (mut flows, mut keys) = (Vec::new(), Vec::new());
+        let more = outside.program.scan(&mut cursor, STEP, &mut seen).unwrap_or(false);
+        let (mut ids, mut keys) = (Vec::new(), Vec::new());
         for (key, entry) in &seen {
-            let held = self.keep.held().by_packet(entry.id, entry.direction, key);
+            let held = keep.held().by_packet(entry.id, entry.direction, key);
             match held.filter(|_| entry.held && entry.action == Action::Splice) {
-                Some(id) if entry.direction == FlowDirection::ToBackend => flows.push(id),
+                Some(id) if entry.direction == FlowDirection::ToBackend => ids.push(id),
                 Some(_) => {}
-                None if entry.held && self.keep.is_diverted(key) => keys.push(*key),
-                None if self.is_known(key, entry) => {}
-                None if self.audit.is_over(key, entry, now_ns) => self.take_out_leftover(key, entry),
+                None if entry.held && keep.is_diverted(key) => keys.push(*key),
+                None if is_known(flows, witnesses, key, entry) => {}
+                None if self.is_over(key, entry, now_ns) => take_out_leftover(&outside.program, key, entry),
                 None => {}
             }
         }
-        if self.outside.table.fleet.is_enabled() && !(flows.is_empty() && keys.is_empty()) {
-            self.outside.table.offload.held.answer(StandbyAnswer::Keeps { flows, keys });
+        if outside.table.fleet.is_enabled() && !(ids.is_empty() && keys.is_empty()) {
+            outside.table.offload.held.answer(StandbyAnswer::Keeps { flows: ids, keys });
         }
         match more {
-            true => self.audit.cursor = Some(cursor),
-            false => self.audit.end_round(),
+            true => self.cursor = Some(cursor),
+            false => self.end_round(),
         }
     }
+}
 
-    /// Whether it is of a flow of this instance.
-    fn is_known(&self, key: &Key, entry: &Entry) -> bool {
-        match entry.action {
-            Action::Witness => self.witnesses.contains(entry.id),
-            _ => !entry.held && self.flows.get(&entry.id).is_some_and(|flow| flow.ends.key(entry.direction) == *key),
-        }
+/// Whether it is of a flow of this instance.
+fn is_known(flows: &Flows, witnesses: &Witnesses, key: &Key, entry: &Entry) -> bool {
+    match entry.action {
+        Action::Witness => witnesses.contains(entry.id),
+        _ => !entry.held && flows.get(&entry.id).is_some_and(|flow| flow.ends.key(entry.direction) == *key),
     }
+}
 
-    fn take_out_leftover(&self, key: &Key, entry: &Entry) {
-        let Entry { id, action, held, direction, committed, .. } = entry;
-        tracing::error!(
-            flow = %id, ?action, held, ?direction, committed, from = %key.from, to = %key.to,
-            "the BPF map has an entry of no known flow; Baton removes it. This is a bug, please report it"
-        );
-        // What cannot be read is met again.
-        let _ = self.outside.program.take_out(key);
-    }
+fn take_out_leftover(program: &Program, key: &Key, entry: &Entry) {
+    let Entry { id, action, held, direction, committed, .. } = entry;
+    tracing::error!(
+        flow = %id, ?action, held, ?direction, committed, from = %key.from, to = %key.to,
+        "the BPF map has an entry of no known flow; Baton removes it. This is a bug, please report it"
+    );
+    // What cannot be read is met again.
+    let _ = program.take_out(key);
 }

@@ -12,8 +12,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::Engine;
+use super::Outside;
 use super::carried::{Carried, CounterSnapshot, Step};
+use super::flows::Flows;
+use super::keep::Keep;
 use super::reset::look;
 use super::tell::tell_failover;
 use crate::model::ends::{Ends, Key};
@@ -22,7 +24,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
 use crate::offload::probe::EntryChange;
-use crate::offload::program::Unread;
+use crate::offload::program::{Program, Unread};
 
 /// Between two questions: kernels answer only so often (tcp_invalid_ratelimit, 500 ms).
 const ASK_AGAIN_NS: u64 = 600_000_000;
@@ -62,18 +64,25 @@ struct OpenDoubt {
     ask_at_ns: u64,
 }
 
-impl Engine {
+impl Doubts {
     /// Takes note of such a segment. The id: it is of a flow that another instance lists, whose client now speaks to this one.
-    pub(super) fn doubt(&mut self, told: &UnknownPacket, now_ns: u64) -> Option<FleetId> {
-        let Ok(entry) = self.outside.program.entry(&told.key) else {
+    pub(super) fn doubt(
+        &mut self,
+        outside: &Outside,
+        flows: &mut Flows,
+        keep: &Keep,
+        told: &UnknownPacket,
+        now_ns: u64,
+    ) -> Option<FleetId> {
+        let Ok(entry) = outside.program.entry(&told.key) else {
             // It may be the only word of an end that is gone.
-            match self.doubts.unread.len() < DOUBTS_MAX {
-                true => self.doubts.unread.push(*told),
-                false => self.doubts.silenced.push_back(told.key),
+            match self.unread.len() < DOUBTS_MAX {
+                true => self.unread.push(*told),
+                false => self.silenced.push_back(told.key),
             }
             return None;
         };
-        self.doubts.silenced.push_back(told.key);
+        self.silenced.push_back(told.key);
         let entry = entry?;
         if entry.action != Action::Splice {
             return None;
@@ -81,20 +90,20 @@ impl Engine {
         let is_rst = told.flags & TCP_RST != 0;
         let (id, direction) = (entry.id, entry.direction);
         let new = OpenDoubt { id, held: None, direction, began_ns: now_ns, asked: 0, ask_at_ns: now_ns };
-        let has_room = self.doubts.of.len() < DOUBTS_MAX || self.doubts.of.contains_key(&told.key);
+        let has_room = self.of.len() < DOUBTS_MAX || self.of.contains_key(&told.key);
         if entry.held {
-            let held = self.keep.held().by_packet(id, direction, &told.key)?;
+            let held = keep.held().by_packet(id, direction, &told.key)?;
             if is_rst && has_room {
-                let ends = self.keep.held().get(held).map(|held| held.ends);
-                self.doubts.of.entry(told.key).or_insert(OpenDoubt { held: ends, ..new });
+                let ends = keep.held().get(held).map(|held| held.ends);
+                self.of.entry(told.key).or_insert(OpenDoubt { held: ends, ..new });
             }
             let may_be = !is_rst && direction == FlowDirection::ToBackend && is_ahead(&entry, told);
             return may_be.then_some(held);
         }
-        let is_alone = self.flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone));
+        let is_alone = flows.get(&id).is_some_and(|flow| matches!(flow.step, Step::Alone));
         if is_alone && has_room {
-            self.doubts.of.entry(told.key).or_insert(new);
-            if let Some(flow) = self.flows.get_mut(&id).filter(|_| is_rst) {
+            self.of.entry(told.key).or_insert(new);
+            if let Some(flow) = flows.get_mut(&id).filter(|_| is_rst) {
                 // Should it be over, then by this one, whoever says so first.
                 flow.first_rst.get_or_insert(direction);
             }
@@ -103,87 +112,98 @@ impl Engine {
     }
 
     /// Asks, and ends doubts.
-    pub(super) fn settle_doubts(&mut self, now_ns: u64) {
-        let unread = std::mem::take(&mut self.doubts.unread);
-        let touched: Vec<_> = unread.iter().filter_map(|told| self.doubt(told, now_ns)).collect();
-        tell_failover(&self.outside, touched, Vec::new());
-        for (key, mut doubt) in std::mem::take(&mut self.doubts.of) {
+    pub(super) fn settle_doubts(&mut self, outside: &Outside, flows: &mut Flows, keep: &Keep, now_ns: u64) {
+        let unread = std::mem::take(&mut self.unread);
+        let touched: Vec<_> = unread.iter().filter_map(|told| self.doubt(outside, flows, keep, told, now_ns)).collect();
+        tell_failover(outside, touched, Vec::new());
+        for (key, mut doubt) in std::mem::take(&mut self.of) {
             // What cannot be read settles nothing.
-            if !self.settle_doubt(&key, &mut doubt, now_ns).unwrap_or(false) {
-                self.doubts.of.insert(key, doubt);
+            if !self.settle_doubt(outside, flows, &key, &mut doubt, now_ns).unwrap_or(false) {
+                self.of.insert(key, doubt);
             }
         }
-        let count = self.doubts.silenced.len().min(HEAR_AT_ONCE);
-        let heard: Vec<_> = self.doubts.silenced.drain(..count).collect();
+        let count = self.silenced.len().min(HEAR_AT_ONCE);
+        let heard: Vec<_> = self.silenced.drain(..count).collect();
         if !heard.is_empty()
-            && let Err(error) = self.outside.program.change(&heard, EntryChange::Hear)
+            && let Err(error) = outside.program.change(&heard, EntryChange::Hear)
         {
             tracing::error!(%error, "cannot make the BPF program report segments of these flows again");
         }
     }
 
     /// Asks, if it is time; true once the doubt is over. On an error nothing was done.
-    fn settle_doubt(&mut self, key: &Key, doubt: &mut OpenDoubt, now_ns: u64) -> Result<bool, Unread> {
-        let is_settled = self.is_settled(key, doubt)?;
+    fn settle_doubt(
+        &mut self,
+        outside: &Outside,
+        flows: &mut Flows,
+        key: &Key,
+        doubt: &mut OpenDoubt,
+        now_ns: u64,
+    ) -> Result<bool, Unread> {
+        let is_settled = is_settled(&outside.program, key, doubt)?;
         if now_ns < doubt.ask_at_ns && !is_settled {
             return Ok(false);
         }
         if doubt.asked == ASKED_MAX || is_settled {
             // The next one is heard of, and none is believed.
-            let own = self.flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
+            let own = flows.get_mut(&doubt.id).filter(|_| doubt.held.is_none());
             if let Some(flow) = own.filter(|flow| flow.ended().is_none()) {
                 flow.first_rst = None;
             }
-            self.doubts.silenced.push_back(*key);
+            self.silenced.push_back(*key);
             return Ok(true);
         }
-        let take = self.what_to_take(doubt)?;
-        let asked = self.whom_it_seems(doubt)?;
+        let take = what_to_take(outside, flows, doubt)?;
+        let asked = whom_it_seems(&outside.program, flows, doubt)?;
         if let Some(take) = take.filter(|_| doubt.asked > 0) {
-            let _ = self.outside.program.change(&[*key], take);
-            self.doubts.silenced.retain(|silenced| silenced != key);
+            let _ = outside.program.change(&[*key], take);
+            self.silenced.retain(|silenced| silenced != key);
         }
         if let Some((ends, look)) = asked {
-            self.outside.wire.ask_end(&ends, doubt.direction, &look);
-            self.outside.wire.untrack(&ends);
+            outside.wire.ask_end(&ends, doubt.direction, &look);
+            outside.wire.untrack(&ends);
         }
         doubt.asked += 1;
         let is_soon = take == Some(EntryChange::Take) && doubt.asked == 1;
         doubt.ask_at_ns = now_ns + if is_soon { ANSWER_NS } else { ASK_AGAIN_NS };
         Ok(false)
     }
+}
 
-    /// Whether something that fits in has come since, or the flow is over.
-    fn is_settled(&self, key: &Key, doubt: &OpenDoubt) -> Result<bool, Unread> {
-        let entry = self.outside.program.entry(key)?.filter(|entry| entry.id == doubt.id);
-        let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
-        // The program's clock is late by a tick at most.
-        Ok(live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns))
-    }
+/// Whether something that fits in has come since, or the flow is over.
+fn is_settled(program: &Program, key: &Key, doubt: &OpenDoubt) -> Result<bool, Unread> {
+    let entry = program.entry(key)?.filter(|entry| entry.id == doubt.id);
+    let live = entry.filter(|entry| entry.action == Action::Splice && entry.seen.rst_ns == 0);
+    // The program's clock is late by a tick at most.
+    Ok(live.is_none_or(|entry| entry.seen.last_ns > doubt.began_ns))
+}
 
-    /// How the direction may catch up.
-    fn what_to_take(&mut self, doubt: &OpenDoubt) -> Result<Option<EntryChange>, Unread> {
-        if doubt.held.is_some() {
-            return Ok(None);
-        }
-        look(&self.outside.program, &mut self.flows, doubt.id)?;
-        let may_be_old = self.flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
-        Ok(match may_be_old {
-            true => Some(EntryChange::Take),
-            false => self.outside.table.fleet.is_shared().then_some(EntryChange::TakeNear),
-        })
+/// How the direction may catch up.
+fn what_to_take(outside: &Outside, flows: &mut Flows, doubt: &OpenDoubt) -> Result<Option<EntryChange>, Unread> {
+    if doubt.held.is_some() {
+        return Ok(None);
     }
+    look(&outside.program, flows, doubt.id)?;
+    let may_be_old = flows.get(&doubt.id).is_some_and(|flow| flow.may_be_old(doubt.direction));
+    Ok(match may_be_old {
+        true => Some(EntryChange::Take),
+        false => outside.table.fleet.is_shared().then_some(EntryChange::TakeNear),
+    })
+}
 
-    /// The flow's ends, and what is known of the one that is to be asked; `None`: the flow is gone.
-    fn whom_it_seems(&mut self, doubt: &OpenDoubt) -> Result<Option<(Ends, CounterSnapshot)>, Unread> {
-        if let Some(ends) = doubt.held {
-            let entry = self.outside.program.entry(&ends.key(doubt.direction))?.filter(|entry| entry.id == doubt.id);
-            return Ok(entry.map(|entry| (ends, CounterSnapshot::at(&entry))));
-        }
-        look(&self.outside.program, &mut self.flows, doubt.id)?;
-        let its = |flow: &Carried| if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down };
-        Ok(self.flows.get(&doubt.id).map(|flow| (flow.ends, its(flow))))
+/// The flow's ends, and what is known of the one that is to be asked; `None`: the flow is gone.
+fn whom_it_seems(
+    program: &Program,
+    flows: &mut Flows,
+    doubt: &OpenDoubt,
+) -> Result<Option<(Ends, CounterSnapshot)>, Unread> {
+    if let Some(ends) = doubt.held {
+        let entry = program.entry(&ends.key(doubt.direction))?.filter(|entry| entry.id == doubt.id);
+        return Ok(entry.map(|entry| (ends, CounterSnapshot::at(&entry))));
     }
+    look(program, flows, doubt.id)?;
+    let its = |flow: &Carried| if doubt.direction == FlowDirection::ToBackend { flow.up } else { flow.down };
+    Ok(flows.get(&doubt.id).map(|flow| (flow.ends, its(flow))))
 }
 
 /// Whether the flow may have come so far since it was last told of.

@@ -10,11 +10,12 @@
 
 use std::time::Duration;
 
+use super::Outside;
 use super::flows::Flows;
+use super::keep::Keep;
 use super::reset::look;
 use super::tell::{tell_failover, tell_progress};
 use super::watch::has_moved;
-use super::{Engine, Outside};
 use crate::model::fleet::FleetId;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
@@ -81,114 +82,130 @@ impl Scan {
     }
 }
 
-impl Engine {
+impl Scan {
     /// Goes on with a round, or begins one, if it is time.
-    pub(super) fn scan(&mut self, now_ns: u64) {
-        if now_ns < self.scan.step_at_ns {
+    pub(super) fn scan(&mut self, outside: &mut Outside, flows: &mut Flows, keep: &mut Keep, now_ns: u64) {
+        if now_ns < self.step_at_ns {
             return;
         }
-        if matches!(self.scan.stage, ScanStage::Rest) {
-            if now_ns < self.scan.round_at_ns {
+        if matches!(self.stage, ScanStage::Rest) {
+            if now_ns < self.round_at_ns {
                 return;
             }
-            self.scan.round_at_ns = now_ns + ROUND.as_nanos() as u64;
-            self.begin_round();
+            self.round_at_ns = now_ns + ROUND.as_nanos() as u64;
+            self.begin_round(flows, keep);
         }
         let began_ns = clock::thread_cpu_ns();
         let mut touched = Vec::new();
-        self.scan.stage = match std::mem::replace(&mut self.scan.stage, ScanStage::Rest) {
+        self.stage = match std::mem::replace(&mut self.stage, ScanStage::Rest) {
             ScanStage::Rest => ScanStage::Rest,
-            ScanStage::Looks(flows) => self.look_up(flows, &mut touched),
-            ScanStage::Sweep(cursor) => self.sweep(cursor, &mut touched),
+            ScanStage::Looks(ids) => look_up(outside, flows, keep, ids, &mut touched),
+            ScanStage::Sweep(cursor) => sweep(outside, flows, keep, cursor, &mut touched),
         };
-        tell_failover(&self.outside, touched, Vec::new());
-        self.scan.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
+        tell_failover(outside, touched, Vec::new());
+        self.step_at_ns = now_ns + SHARE * clock::thread_cpu_ns().saturating_sub(began_ns);
     }
 
-    fn begin_round(&mut self) {
-        let marks = self.scan.take();
-        let all = self.flows.len() + self.keep.held().len();
+    fn begin_round(&mut self, flows: &Flows, keep: &Keep) {
+        let marks = self.take();
+        let all = flows.len() + keep.held().len();
         // Before any is looked for: as many flows as there are marks, or more that share them.
-        self.scan.stage = if marks.len() * MANY > all {
+        self.stage = if marks.len() * MANY > all {
             ScanStage::Sweep(Cursor::default())
         } else {
-            let flows = marks.iter().flat_map(|mark| self.flows.at(*mark).chain(self.keep.held().at(*mark)));
-            ScanStage::Looks(flows.collect())
+            let ids = marks.iter().flat_map(|mark| flows.at(*mark).chain(keep.held().at(*mark)));
+            ScanStage::Looks(ids.collect())
         };
     }
+}
 
-    fn look_up(&mut self, mut flows: Vec<FlowId>, touched: &mut Vec<FleetId>) -> ScanStage {
-        for _ in 0..LOOKS {
-            let Some(id) = flows.pop() else { return ScanStage::Rest };
-            if self.look_at(id, touched).is_err() {
-                // Its mark is taken: nobody would look at it again.
-                flows.push(id);
-                break;
-            }
+fn look_up(
+    outside: &mut Outside,
+    flows: &mut Flows,
+    keep: &mut Keep,
+    mut ids: Vec<FlowId>,
+    touched: &mut Vec<FleetId>,
+) -> ScanStage {
+    for _ in 0..LOOKS {
+        let Some(id) = ids.pop() else { return ScanStage::Rest };
+        if look_at(outside, flows, keep, id, touched).is_err() {
+            // Its mark is taken: nobody would look at it again.
+            ids.push(id);
+            break;
         }
-        if flows.is_empty() { ScanStage::Rest } else { ScanStage::Looks(flows) }
     }
+    if ids.is_empty() { ScanStage::Rest } else { ScanStage::Looks(ids) }
+}
 
-    fn look_at(&mut self, id: FlowId, touched: &mut Vec<FleetId>) -> Result<(), Unread> {
-        for key in
-            self.keep.held().with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>()
-        {
-            if let Some(entry) = self.outside.program.entry(&key)? {
-                self.hear(&entry);
-                touched.extend(self.keep.see(&key, &entry));
-            }
+fn look_at(
+    outside: &mut Outside,
+    flows: &mut Flows,
+    keep: &mut Keep,
+    id: FlowId,
+    touched: &mut Vec<FleetId>,
+) -> Result<(), Unread> {
+    for key in keep.held().with(id).map(|(_, held)| held.ends.key(FlowDirection::ToBackend)).collect::<Vec<_>>() {
+        if let Some(entry) = outside.program.entry(&key)? {
+            hear(outside, &entry);
+            touched.extend(keep.see(&key, &entry));
         }
-        if look(&self.outside.program, &mut self.flows, id)? {
-            let heard_ns = self.flows.get(&id).map_or(0, |flow| flow.up.last_ns);
-            self.outside.table.reachability.hear_client(heard_ns);
-            moved_on(&mut self.outside, &mut self.flows, id);
-        }
-        Ok(())
     }
+    if look(&outside.program, flows, id)? {
+        let heard_ns = flows.get(&id).map_or(0, |flow| flow.up.last_ns);
+        outside.table.reachability.hear_client(heard_ns);
+        moved_on(outside, flows, id);
+    }
+    Ok(())
+}
 
-    fn sweep(&mut self, mut cursor: Cursor, touched: &mut Vec<FleetId>) -> ScanStage {
-        let mut seen = Vec::with_capacity(BATCH);
-        let mut changed = Vec::new();
-        let mut next = ScanStage::Rest;
-        for step in 1..=SWEEP / BATCH {
-            seen.clear();
-            let Ok(more) = self.outside.program.scan(&mut cursor, BATCH, &mut seen) else {
-                // The marks are taken, and one entry takes less memory than many.
-                next = ScanStage::Looks(self.all_flows());
-                break;
-            };
-            for (key, entry) in &seen {
-                self.hear(entry);
-                if entry.held {
-                    touched.extend(self.keep.see(key, entry));
-                } else if let Some(flow) = self.flows.get_mut(&entry.id)
-                    && flow.take_note(entry)
-                {
-                    changed.push(flow.id);
-                }
-            }
-            if !more {
-                break;
-            }
-            if step == SWEEP / BATCH {
-                next = ScanStage::Sweep(std::mem::take(&mut cursor));
+fn sweep(
+    outside: &mut Outside,
+    flows: &mut Flows,
+    keep: &mut Keep,
+    mut cursor: Cursor,
+    touched: &mut Vec<FleetId>,
+) -> ScanStage {
+    let mut seen = Vec::with_capacity(BATCH);
+    let mut changed = Vec::new();
+    let mut next = ScanStage::Rest;
+    for step in 1..=SWEEP / BATCH {
+        seen.clear();
+        let Ok(more) = outside.program.scan(&mut cursor, BATCH, &mut seen) else {
+            // The marks are taken, and one entry takes less memory than many.
+            next = ScanStage::Looks(all_flows(flows, keep));
+            break;
+        };
+        for (key, entry) in &seen {
+            hear(outside, entry);
+            if entry.held {
+                touched.extend(keep.see(key, entry));
+            } else if let Some(flow) = flows.get_mut(&entry.id)
+                && flow.take_note(entry)
+            {
+                changed.push(flow.id);
             }
         }
-        changed.sort_unstable();
-        changed.dedup();
-        changed.into_iter().for_each(|id| moved_on(&mut self.outside, &mut self.flows, id));
-        next
-    }
-
-    fn all_flows(&self) -> Vec<FlowId> {
-        self.flows.keys().copied().chain(self.keep.held().iter().map(|(id, _)| id.flow)).collect()
-    }
-
-    /// Whether this host hears anybody at all is another's question.
-    fn hear(&self, entry: &Entry) {
-        if entry.direction == FlowDirection::ToBackend {
-            self.outside.table.reachability.hear_client(entry.seen.last_ns);
+        if !more {
+            break;
         }
+        if step == SWEEP / BATCH {
+            next = ScanStage::Sweep(std::mem::take(&mut cursor));
+        }
+    }
+    changed.sort_unstable();
+    changed.dedup();
+    changed.into_iter().for_each(|id| moved_on(outside, flows, id));
+    next
+}
+
+fn all_flows(flows: &Flows, keep: &Keep) -> Vec<FlowId> {
+    flows.keys().copied().chain(keep.held().iter().map(|(id, _)| id.flow)).collect()
+}
+
+/// Whether this host hears anybody at all is another's question.
+fn hear(outside: &Outside, entry: &Entry) {
+    if entry.direction == FlowDirection::ToBackend {
+        outside.table.reachability.hear_client(entry.seen.last_ns);
     }
 }
 

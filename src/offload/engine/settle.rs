@@ -261,14 +261,14 @@ fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
                 "cannot mark the entries of a flow as offloaded; Baton resets the flow"
             );
             over(outside, flows, id, EndReason::Internal);
-            return reset(&outside, flows, id);
+            return reset(outside, flows, id);
         }
     }
     outside.table.offload.census.offloaded.add(1);
     if let Some(ticket) = flows.get(&id).and_then(|flow| flow.ticket) {
         outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
     }
-    tell_offloaded(&outside, flows, id);
+    tell_offloaded(outside, flows, id);
     // It may have ended while it had sockets, and then nothing comes any more that tells.
     if look(&outside.program, flows, id).is_ok() {
         has_moved(outside, flows, id);
@@ -285,20 +285,20 @@ fn end_broken(outside: &mut Outside, flows: &mut Flows, id: FlowId, broken: Brok
     };
     flows.was_reset(id, reason);
     over(outside, flows, id, reason);
-    reset(&outside, flows, id);
+    reset(outside, flows, id);
 }
 
 fn lost(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     tracing::error!(flow = id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
     over(outside, flows, id, EndReason::Internal);
-    reset(&outside, flows, id);
+    reset(outside, flows, id);
 }
 
 fn silent(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     let Some(Carried { step: Step::Filling(lent), .. }) = flows.get(&id) else { return };
     let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
     over(outside, flows, id, reason);
-    reset(&outside, flows, id);
+    reset(outside, flows, id);
 }
 
 /// What a far end would tell the socket of its leg.

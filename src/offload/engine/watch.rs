@@ -56,7 +56,9 @@ impl Engine {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
             fix(&mut self.outside);
             use_room(&mut self.keep, &mut self.outside, &mut self.flows, &mut self.witnesses, now_ns);
-            self.audit(now_ns);
+            if self.listens {
+                self.audit.audit(&self.outside, &self.flows, &self.keep, &self.witnesses, now_ns);
+            }
             self.outside.show(self.flows.len());
         }
         if self.outside.table.reachability.take_wanted() {
@@ -69,14 +71,14 @@ impl Engine {
             self.keep.refill_asks(&self.outside.program);
         }
         if !(self.flows.is_empty() && self.keep.held().is_empty()) {
-            self.scan(now_ns);
+            self.scan.scan(&mut self.outside, &mut self.flows, &mut self.keep, now_ns);
             ask_quiet(&self.outside, &mut self.flows, now_ns);
             end_unfinished(&mut self.outside, &mut self.flows, now_ns);
             end_silent(&mut self.outside, &mut self.flows, now_ns);
         }
         if now_ns >= self.doubt_at_ns {
             self.doubt_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
-            self.settle_doubts(now_ns);
+            self.doubts.settle_doubts(&self.outside, &mut self.flows, &self.keep, now_ns);
         }
     }
 
@@ -91,7 +93,9 @@ impl Engine {
                 Told::UnknownPacket(packet) => {
                     packets.extend((!is_foreign(&self.outside.program, &packet.key)).then_some(packet))
                 }
-                Told::Doubt(segment) => touched.extend(self.doubt(&segment, now_ns())),
+                Told::Doubt(segment) => {
+                    touched.extend(self.doubts.doubt(&self.outside, &mut self.flows, &self.keep, &segment, now_ns()))
+                }
                 Told::Foreign(key) => drop(is_foreign(&self.outside.program, &key)),
                 // A backend's packets may come another way than its client's; but an RST ends the flow wherever it is seen.
                 Told::Flow(event) => match self.keep.held().by_packet(event.id, event.direction, &event.key) {

@@ -162,7 +162,7 @@ impl Keep {
             if let Some(flow) = flows.get_mut(&id) {
                 flow.step = Step::Over;
             }
-            remove(&outside, flows, id);
+            remove(outside, flows, id);
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Keep {
         outside.table.offload.reserve(ends.local, ends.backend);
         let pair = Pair { ends: Some(ends), up, down };
         flows.insert(id, Carried { inherited_ns: now_ns(), ..carried(id, ends, &pair) });
-        begin_asking(&outside, flows, id);
+        begin_asking(outside, flows, id);
         // From the wire this host's kernel takes nothing that seems to come from itself, nor sends it there.
         let is_covered = outside.surroundings.are_covered(&ends);
         let is_stuck = [ends.backend.ip(), ends.local.ip()]
@@ -206,7 +206,7 @@ impl Keep {
             .all(|ip| self.hops.egress_to(outside, flows, *ip) == Egress::Local);
         match (&pair.up, &pair.down) {
             (Some(up), Some(down)) if !is_stuck && !is_covered => offer(outside, flows, id, Some(up), Some(down)),
-            _ => reset(&outside, flows, id),
+            _ => reset(outside, flows, id),
         }
         Ok(())
     }

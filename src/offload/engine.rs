@@ -62,7 +62,7 @@ use enter::enter;
 use flows::Flows;
 use interfaces::Interfaces;
 use keep::Keep;
-use recover::{claim, refuse};
+use recover::{claim, keep_names, recover, refuse};
 use reset::{do_what_is_due, end, reset};
 use scan::Scan;
 use settle::Settling;
@@ -104,7 +104,7 @@ impl OffloadEngine {
     pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
         let mut engine = Engine::open(program, table.clone(), on_demand)?;
         let orders = engine.outside.orders.clone();
-        engine.keep_names()?;
+        keep_names(&engine.outside, &mut engine.keep)?;
         table.offload.held.serve(Box::new(engine.outside.program.carried()?));
         // Workers wait for its answers with requests in hand. What is offloaded goes on, and the next process recovers it.
         let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;
@@ -189,15 +189,11 @@ struct Engine {
     flows: Flows,
     settling: Settling,
     events: ProgramEvents,
-    /// Events are taken: nobody else takes them, and the flows are known.
-    listens: bool,
     witnesses: Witnesses,
     doubts: Doubts,
     scan: Scan,
     audit: Audit,
-    refill_at_ns: u64,
     reattach_at_ns: u64,
-    doubt_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,
 }
@@ -208,14 +204,11 @@ impl Engine {
             settling: Settling::start(table.part()).map_err(OpenError::Begin)?,
             flows: Flows::default(),
             events: program.events()?,
-            listens: false,
             witnesses: Witnesses::default(),
             doubts: Doubts::default(),
             scan: Scan::new(program.moved()?),
             audit: Audit::default(),
-            refill_at_ns: 0,
             reattach_at_ns: 0,
-            doubt_at_ns: 0,
             keep: Keep::new(table.part(), table.part()),
             outside: Outside::open(program, table, on_demand).map_err(OpenError::Begin)?,
         })
@@ -245,7 +238,7 @@ impl Engine {
 
     fn wait(&self, limit: Duration) -> io::Result<()> {
         let wake = self.outside.table.offload.wake_fd();
-        match self.listens && !self.outside.is_frozen() {
+        match self.takes_events() {
             true => wait_readable_any(&[wake, self.events.as_fd()], limit),
             false => wait_readable(wake, limit).map(drop),
         }
@@ -258,20 +251,14 @@ impl Engine {
             self.take_events();
         }
         if self.outside.orders.recover.swap(false, AcqRel) {
-            self.recover();
+            recover(&mut self.outside, &mut self.flows, &mut self.keep, &mut self.witnesses);
         }
-        self.take_standby_requests();
+        self.keep.take_requests(&mut self.outside, &mut self.flows, &mut self.witnesses);
         self.settling.settle(&mut self.outside, &mut self.flows);
         do_what_is_due(&self.outside, &mut self.flows);
         self.take_events();
         self.watch();
         self.outside.answers.wake_workers();
-    }
-
-    fn take_standby_requests(&mut self) {
-        if self.listens {
-            self.keep.take_requests(&mut self.outside, &mut self.flows, &mut self.witnesses);
-        }
     }
 
     /// Takes some requests; true if there may be more.

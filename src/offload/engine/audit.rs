@@ -76,7 +76,7 @@ impl Audit {
     /// Goes on with a round, or begins one, if it is time. Call it once a second.
     pub(super) fn audit(&mut self, outside: &Outside, flows: &Flows, keep: &Keep, witnesses: &Witnesses, now_ns: u64) {
         // Until what an earlier process left has been read, nobody knows that.
-        if self.cursor.is_none() && now_ns < self.round_at_ns {
+        if !flows.are_known() || (self.cursor.is_none() && now_ns < self.round_at_ns) {
             return;
         }
         let mut cursor = self.cursor.take().unwrap_or_else(|| {

@@ -26,6 +26,9 @@ use crate::offload::entry::{Action, Entry};
 use crate::offload::probe::EntryChange;
 use crate::offload::program::{Program, Unread};
 
+/// How often it is looked whether doubts are over.
+const SETTLE_EVERY_NS: u64 = 100_000_000;
+
 /// Between two questions: kernels answer only so often (tcp_invalid_ratelimit, 500 ms).
 const ASK_AGAIN_NS: u64 = 600_000_000;
 
@@ -51,6 +54,7 @@ pub(super) struct Doubts {
     silenced: VecDeque<Key>,
     /// Segments whose entries could not be read.
     unread: Vec<UnknownPacket>,
+    settle_at_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,8 +115,12 @@ impl Doubts {
         None
     }
 
-    /// Asks, and ends doubts.
+    /// Asks, and ends doubts, if it is time.
     pub(super) fn settle_doubts(&mut self, outside: &Outside, flows: &mut Flows, keep: &Keep, now_ns: u64) {
+        if now_ns < self.settle_at_ns {
+            return;
+        }
+        self.settle_at_ns = now_ns + SETTLE_EVERY_NS;
         let unread = std::mem::take(&mut self.unread);
         let touched: Vec<_> = unread.iter().filter_map(|told| self.doubt(outside, flows, keep, told, now_ns)).collect();
         tell_failover(outside, touched, Vec::new());

@@ -24,6 +24,8 @@ pub(super) struct Flows {
     waiting: HashSet<FlowId>,
     /// Those of which a FIN has passed, and not both are acknowledged yet, and when their ends are asked.
     closing: HashMap<FlowId, u64>,
+    /// What an earlier process left has been read, so that all flows in the map are here.
+    known: bool,
     /// So many of an earlier process no worker has taken or refused yet.
     unclaimed: u64,
     pub later: Later,
@@ -126,6 +128,15 @@ impl Flows {
         if let Some(flow) = self.all.get(&id) {
             self.judge.was_reset(flow, reason);
         }
+    }
+
+    /// Whether what is in the map and not here is nobody's.
+    pub(super) fn are_known(&self) -> bool {
+        self.known
+    }
+
+    pub(super) fn set_known(&mut self) {
+        self.known = true;
     }
 
     /// A flow of an earlier process waits for a worker that takes or refuses it.

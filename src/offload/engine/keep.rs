@@ -43,6 +43,7 @@ pub(super) struct Keep {
     crowded: Crowded,
     /// Rules whose packets are shown to the failover.
     asks: HashMap<VipAddr, Unknown>,
+    refill_at_ns: u64,
     /// What is left of a request for which an entry could not be read. The requests behind it wait: they may take it back.
     unserved: Option<StandbyRequest>,
 }
@@ -54,6 +55,7 @@ impl Keep {
             hops: Hops::default(),
             crowded: Crowded::default(),
             asks: HashMap::new(),
+            refill_at_ns: 0,
             unserved: None,
         }
     }

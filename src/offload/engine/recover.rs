@@ -5,16 +5,19 @@ use std::io;
 
 use super::carried::{Carried, CounterSnapshot, Step};
 use super::flows::Flows;
+use super::keep::Keep;
 use super::quiet::begin_asking;
 use super::reset::reset;
 use super::tell::tell_offloaded;
 use super::watch::has_moved;
-use super::{Engine, Outside, note};
+use super::witness::Witnesses;
+use super::{Outside, note};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Ends, Entry, Identity};
 use crate::offload::program::Cursor;
+use crate::offload::program::Program;
 use crate::sys::clock::now_ns;
 use crate::table::journal::What;
 use crate::table::offload::{Answer, Progress, Record, Ticket};
@@ -41,103 +44,101 @@ struct LeftFlows {
     witnesses: Vec<(FlowId, Ends)>,
 }
 
-impl Engine {
-    /// Never gives a new flow the id of one that is in the map, nor its port.
-    pub(super) fn keep_names(&mut self) -> io::Result<()> {
-        let LeftFlows { pairs, witnesses } = self.left()?;
-        for ends in pairs.values().filter_map(|pair| pair.ends) {
-            self.outside.table.offload.reserve(ends.local, ends.backend);
-        }
-        // Ids of other instances, which are held or were taken over, are theirs to give.
-        let (held, tag) = (self.keep.held().iter().map(|(id, _)| id.flow), self.outside.table.flows.tag());
-        let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
-        let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
-        self.outside.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
-        Ok(())
+/// Never gives a new flow the id of one that is in the map, nor its port.
+pub(super) fn keep_names(outside: &Outside, keep: &mut Keep) -> io::Result<()> {
+    let LeftFlows { pairs, witnesses } = left(&outside.program, keep)?;
+    for ends in pairs.values().filter_map(|pair| pair.ends) {
+        outside.table.offload.reserve(ends.local, ends.backend);
     }
+    // Ids of other instances, which are held or were taken over, are theirs to give.
+    let (held, tag) = (keep.held().iter().map(|(id, _)| id.flow), outside.table.flows.tag());
+    let ids = pairs.into_keys().chain(witnesses.into_iter().map(|(id, _)| id));
+    let highest = ids.chain(held).filter(|id| id.tag() == tag).map(FlowId::count).max();
+    outside.table.flows.begin_ids_at(highest.map_or(0, |count| count + 1));
+    Ok(())
+}
 
-    /// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
-    pub(super) fn recover(&mut self) {
-        let LeftFlows { pairs, witnesses } = match self.left() {
-            Ok(found) => found,
-            Err(error) => {
-                if self.flows.unread.recover_later(now_ns()) {
-                    self.outside.table.fleet.set_whole();
-                    tracing::error!(%error, "cannot read the flows of an earlier process from the BPF map; Baton tries again");
-                }
-                return;
+/// Finds every flow that is not known here a worker, or resets it if it was left between two steps.
+pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep, witnesses: &mut Witnesses) {
+    let LeftFlows { pairs, witnesses: abandoned } = match left(&outside.program, keep) {
+        Ok(found) => found,
+        Err(error) => {
+            if flows.unread.recover_later(now_ns()) {
+                outside.table.fleet.set_whole();
+                tracing::error!(%error, "cannot read the flows of an earlier process from the BPF map; Baton tries again");
             }
-        };
-        // Not before: all that is in the map would be nobody's.
-        self.listens = true;
-        for (id, ends) in witnesses {
-            if !self.witnesses.contains(id) {
-                self.witnesses.withdraw(&self.outside.program, id, ends);
-            }
+            return;
         }
-        let (mut found, mut unfinished) = (0, 0);
-        for (id, pair) in pairs {
-            let Some(ends) = pair.ends.filter(|_| !self.flows.contains_key(&id)) else { continue };
-            self.outside.table.offload.reserve(ends.local, ends.backend);
-            let whole = matches!(
-                (&pair.up, &pair.down),
-                (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
-            );
-            self.flows.insert(id, carried(id, ends, &pair));
-            begin_asking(&self.outside, &mut self.flows, id);
-            match pair.up {
-                Some(entry) if whole => {
-                    self.outside.slots.keep(entry.backend_slot, ends.backend);
-                    // The process before this one may have died on the way to that.
-                    self.outside.wire.untrack(&ends);
-                    self.flows.wait_for_claim();
-                    offer(&mut self.outside, &mut self.flows, id, pair.up.as_ref(), pair.down.as_ref());
-                    found += 1;
-                }
-                _ => {
-                    reset(&self.outside, &mut self.flows, id);
-                    unfinished += 1;
-                }
-            }
-        }
-        count_claimed(&self.outside, &mut self.flows, 0);
-        self.outside.surroundings.compare_again();
-        self.outside.table.offload.census.recovered.add(found);
-        if found + unfinished > 0 {
-            self.outside.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
+    };
+    // Not before: all that is in the map would be nobody's.
+    flows.set_known();
+    for (id, ends) in abandoned {
+        if !witnesses.contains(id) {
+            witnesses.withdraw(&outside.program, id, ends);
         }
     }
+    let (mut found, mut unfinished) = (0, 0);
+    for (id, pair) in pairs {
+        let Some(ends) = pair.ends.filter(|_| !flows.contains_key(&id)) else { continue };
+        outside.table.offload.reserve(ends.local, ends.backend);
+        let whole = matches!(
+            (&pair.up, &pair.down),
+            (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
+        );
+        flows.insert(id, carried(id, ends, &pair));
+        begin_asking(outside, flows, id);
+        match pair.up {
+            Some(entry) if whole => {
+                outside.slots.keep(entry.backend_slot, ends.backend);
+                // The process before this one may have died on the way to that.
+                outside.wire.untrack(&ends);
+                flows.wait_for_claim();
+                offer(outside, flows, id, pair.up.as_ref(), pair.down.as_ref());
+                found += 1;
+            }
+            _ => {
+                reset(outside, flows, id);
+                unfinished += 1;
+            }
+        }
+    }
+    count_claimed(outside, flows, 0);
+    outside.surroundings.compare_again();
+    outside.table.offload.census.recovered.add(found);
+    if found + unfinished > 0 {
+        outside.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
+    }
+}
 
-    /// Flows of this instance; takes note of what is held for others.
-    fn left(&mut self) -> io::Result<LeftFlows> {
-        let LeftFlows { mut pairs, mut witnesses } = LeftFlows::default();
-        let mut cursor = Cursor::default();
-        loop {
-            let mut seen = Vec::new();
-            let more = self.outside.program.scan(&mut cursor, STEP, &mut seen)?;
-            for (key, entry) in seen {
-                if entry.action == Action::Witness {
-                    // Its flow had sockets: they went with their process, or to this one, which looks at it anew.
-                    witnesses.push((entry.id, entry.ends(key)));
-                    continue;
-                }
-                if entry.held {
-                    self.keep.recall(key, &entry);
-                    continue;
-                }
-                let pair = pairs.entry(entry.id).or_default();
-                pair.ends = Some(entry.ends(key));
-                match entry.direction {
-                    FlowDirection::ToBackend => pair.up = Some(entry),
-                    FlowDirection::ToClient => pair.down = Some(entry),
-                }
+/// Flows of this instance; takes note of what is held for others.
+fn left(program: &Program, keep: &mut Keep) -> io::Result<LeftFlows> {
+    let LeftFlows { mut pairs, mut witnesses } = LeftFlows::default();
+    let mut cursor = Cursor::default();
+    loop {
+        let mut seen = Vec::new();
+        let more = program.scan(&mut cursor, STEP, &mut seen)?;
+        for (key, entry) in seen {
+            if entry.action == Action::Witness {
+                // Its flow had sockets: they went with their process, or to this one, which looks at it anew.
+                witnesses.push((entry.id, entry.ends(key)));
+                continue;
             }
-            if !more {
-                break;
+            if entry.held {
+                keep.recall(key, &entry);
+                continue;
+            }
+            let pair = pairs.entry(entry.id).or_default();
+            pair.ends = Some(entry.ends(key));
+            match entry.direction {
+                FlowDirection::ToBackend => pair.up = Some(entry),
+                FlowDirection::ToClient => pair.down = Some(entry),
             }
         }
-        Ok(LeftFlows { pairs, witnesses })
+        if !more {
+            break;
+        }
     }
+    Ok(LeftFlows { pairs, witnesses })
 }
 
 pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, patience_ns: u64) {

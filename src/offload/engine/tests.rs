@@ -39,14 +39,25 @@ impl Scene {
         let directory = PathBuf::from(format!("/sys/fs/bpf/baton-{name}-{}", std::process::id()));
         let settings = OffloadSettings { directory: directory.clone(), interfaces: Vec::new(), flows_max: 64 };
         let program = Program::open(&settings).expect("the program");
-        let mut engine = Engine::open(program, Table::new(1).expect("a table"), false).expect("an engine");
-        engine.recover();
-        Some(Self { engine, directory })
+        let engine = Engine::open(program, Table::new(1).expect("a table"), false).expect("an engine");
+        let mut scene = Self { engine, directory };
+        scene.recover();
+        Some(scene)
+    }
+
+    fn recover(&mut self) {
+        let Engine { outside, flows, keep, witnesses, .. } = &mut self.engine;
+        recover(outside, flows, keep, witnesses);
+    }
+
+    fn take_requests(&mut self) {
+        let Engine { outside, flows, keep, witnesses, .. } = &mut self.engine;
+        keep.take_requests(outside, flows, witnesses);
     }
 
     fn serve(&mut self, request: StandbyRequest) {
         self.engine.outside.table.offload.ask_standby(request);
-        self.engine.take_standby_requests();
+        self.take_requests();
     }
 
     fn set_unreadable(&mut self, unreadable: bool) {
@@ -100,7 +111,7 @@ fn a_dead_peers_flow_is_inherited_though_its_entries_cannot_be_read_for_a_while(
     assert_eq!(scene.standby_answer(), None, "what comes behind it waits");
 
     scene.set_unreadable(false);
-    scene.engine.take_standby_requests();
+    scene.take_requests();
     assert!(matches!(scene.engine.flows.get(&flow.id).map(|flow| &flow.step), Some(Step::Alone)), "not reset");
     assert!(matches!(scene.answer(), Some(Answer::Found(_))));
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
@@ -122,7 +133,7 @@ fn the_failover_is_answered_nothing_and_no_key_is_forgotten_while_entries_cannot
 
     scene.set_unreadable(false);
     assert!(scene.entry(key).is_some() && scene.entry(up(&other)).is_some());
-    scene.engine.take_standby_requests();
+    scene.take_requests();
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(vec![key])), "the other one is carried");
     assert!(scene.entry(key).is_none() && scene.entry(up(&other)).is_none());
     assert!(scene.engine.keep.held().is_empty());
@@ -178,22 +189,21 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     scene.own(&flow);
     // As another process finds it.
     scene.engine.flows = Flows::default();
-    scene.engine.listens = false;
 
     scene.set_unreadable(true);
-    scene.engine.recover();
+    scene.recover();
     scene.serve(StandbyRequest::Report(7));
     assert!(
-        !scene.engine.listens && scene.standby_answer().is_none(),
+        !scene.engine.flows.are_known() && scene.standby_answer().is_none(),
         "before that nothing is looked at, nor taken for nobody's"
     );
     read_again(&mut scene.engine.outside, &mut scene.engine.flows, now_ns() + 2_000_000_000);
     assert!(scene.engine.outside.orders.recover.load(Acquire), "it is tried again");
 
     scene.set_unreadable(false);
-    scene.engine.recover();
+    scene.recover();
     assert!(matches!(scene.answer(), Some(Answer::Found(_))));
-    scene.engine.take_standby_requests();
+    scene.take_requests();
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
 }
 

@@ -34,9 +34,6 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// What it was sent so long ago was sent again by now, twice by most kernels (TCP_RTO_MIN is 200 ms, include/net/tcp.h).
 const SENT_AGAIN: Duration = Duration::from_millis(600);
 
-/// How often the program may ask again for unknown packets.
-const REFILL_EVERY: Duration = Duration::from_millis(100);
-
 /// How often it is made sure that the program is still where it was put.
 const REATTACH_EVERY: Duration = Duration::from_secs(1);
 
@@ -56,9 +53,7 @@ impl Engine {
             self.reattach_at_ns = now_ns + REATTACH_EVERY.as_nanos() as u64;
             fix(&mut self.outside);
             use_room(&mut self.keep, &mut self.outside, &mut self.flows, &mut self.witnesses, now_ns);
-            if self.listens {
-                self.audit.audit(&self.outside, &self.flows, &self.keep, &self.witnesses, now_ns);
-            }
+            self.audit.audit(&self.outside, &self.flows, &self.keep, &self.witnesses, now_ns);
             self.outside.show(self.flows.len());
         }
         if self.outside.table.reachability.take_wanted() {
@@ -66,25 +61,24 @@ impl Engine {
         }
         judge(&self.outside, &mut self.flows, now_ns);
         self.witnesses.forget_stale(&self.outside.program, now_ns);
-        if now_ns >= self.refill_at_ns {
-            self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
-            self.keep.refill_asks(&self.outside.program);
-        }
+        self.keep.refill_asks(&self.outside.program, now_ns);
         if !(self.flows.is_empty() && self.keep.held().is_empty()) {
             self.scan.scan(&mut self.outside, &mut self.flows, &mut self.keep, now_ns);
             ask_quiet(&self.outside, &mut self.flows, now_ns);
             end_unfinished(&mut self.outside, &mut self.flows, now_ns);
             end_silent(&mut self.outside, &mut self.flows, now_ns);
         }
-        if now_ns >= self.doubt_at_ns {
-            self.doubt_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
-            self.doubts.settle_doubts(&self.outside, &mut self.flows, &self.keep, now_ns);
-        }
+        self.doubts.settle_doubts(&self.outside, &mut self.flows, &self.keep, now_ns);
+    }
+
+    /// Nobody else takes them, and the flows are known.
+    pub(super) fn takes_events(&self) -> bool {
+        self.flows.are_known() && !self.outside.is_frozen()
     }
 
     /// Takes note of flows that something has just happened to.
     pub(super) fn take_events(&mut self) {
-        if !self.listens || self.outside.is_frozen() {
+        if !self.takes_events() {
             return;
         }
         let (mut packets, mut touched) = (Vec::new(), Vec::new());

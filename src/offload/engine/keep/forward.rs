@@ -1,6 +1,7 @@
 //! Packets that nobody here knows: forwarded, refused, asked about, or left to somebody else.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::super::Outside;
 use super::super::flows::Flows;
@@ -19,9 +20,16 @@ use crate::table::offload::StandbyAnswer;
 /// bpf/unknown.h.
 const FOREIGN_NS: u64 = 60_000_000_000;
 
+/// How often the program may ask again for unknown packets.
+const REFILL_EVERY: Duration = Duration::from_millis(100);
+
 impl Keep {
-    /// Lets the program ask again, for as many packets as each rule allows.
-    pub(in super::super) fn refill_asks(&self, program: &Program) {
+    /// Lets the program ask again, if it is time, for as many packets as each rule allows.
+    pub(in super::super) fn refill_asks(&mut self, program: &Program, now_ns: u64) {
+        if now_ns < self.refill_at_ns {
+            return;
+        }
+        self.refill_at_ns = now_ns + REFILL_EVERY.as_nanos() as u64;
         for (vip, unknown) in &self.asks {
             let _ = program.refill_asks(*vip, unknown);
         }

@@ -14,15 +14,15 @@ use crate::table::offload::{StandbyAnswer, StandbyRequest};
 const BURST: usize = 256;
 
 impl Keep {
-    /// Does what the failover asks, once it has been read what an earlier process left: before, that would be taken for left behind as
-    /// soon as it is said. While another process takes over, requests wait for it.
+    /// Does what the failover asks. While another process takes over, requests wait for it.
     pub(in super::super) fn take_requests(
         &mut self,
         outside: &mut Outside,
         flows: &mut Flows,
         witnesses: &mut Witnesses,
     ) {
-        if outside.is_frozen() {
+        // Before it has been read what an earlier process left, that would be taken for left behind as soon as it is said.
+        if outside.is_frozen() || !flows.are_known() {
             return;
         }
         for _ in 0..BURST {

@@ -1,14 +1,18 @@
 //! The thread that offloads flows, watches over them, and ends them.
 //!
 //! ```text
-//!   workers ──▶ requests ──▶ │ noting: what its packets look like on the wire  witness
-//!                            │ entering: probe, terms, entries, bytes in flight          step
-//!                            │ RCU barrier: no packet is on its way into a socket    RCU barrier (a thread of its own)
-//!                            │ closing: drained, acknowledged, closed          step
-//!                            │ watching: ends, silence, bytes                  watch, scan
-//!   workers ◀── answers ◀─── │ ending: both ends reset                         reset
+//!   workers ───▶ requests ──▶ │ noting: what its packets look like on the wire      witness
+//!                             │ entering: probe, terms, entries, bytes in flight    enter
+//!                             │ RCU barrier: no packet on its way into a socket     settle, barrier (a thread of its own)
+//!                             │ closing: drained, acknowledged, closed              settle
+//!                             │ watching: ends, silence, bytes                      scan, watch, quiet, doubt
+//!   workers ◀─── answers ◀─── │ ending: both ends reset                             reset, later
+//!   failover ──▶ requests ──▶ │ keeping what is other instances'                    keep
 //! ```
 //! Nothing here makes a worker wait, and no flow waits for the RCU barrier of another: only sockets do.
+//!
+//! [`Engine`] is the loop. Its parts have their state to themselves; what concerns several of them is a function that takes these, and
+//! nothing takes the engine.
 
 mod answers;
 mod audit;
@@ -186,16 +190,18 @@ impl Outside {
 /// Everything that the thread has.
 struct Engine {
     outside: Outside,
+    /// What happens to flows, and what becomes of packets that nobody knows.
+    events: ProgramEvents,
+    /// Flows that may be offloaded soon, flows that have entries, and those of them that still have sockets.
+    witnesses: Witnesses,
     flows: Flows,
     settling: Settling,
-    events: ProgramEvents,
-    witnesses: Witnesses,
-    doubts: Doubts,
-    scan: Scan,
-    audit: Audit,
-    reattach_at_ns: u64,
     /// Flows of other instances.
     keep: Keep,
+    scan: Scan,
+    doubts: Doubts,
+    audit: Audit,
+    reattach_at_ns: u64,
 }
 
 impl Engine {

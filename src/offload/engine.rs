@@ -65,7 +65,7 @@ use doubt::Doubts;
 use enter::enter;
 use flows::Flows;
 use interfaces::Interfaces;
-use keep::Keep;
+use keep::{Keep, take_standby_requests};
 use recover::{claim, keep_names, recover, refuse};
 use reset::{do_what_is_due, end, reset};
 use scan::Scan;
@@ -259,7 +259,7 @@ impl Engine {
         if self.outside.orders.recover.swap(false, AcqRel) {
             recover(&mut self.outside, &mut self.flows, &mut self.keep, &mut self.witnesses);
         }
-        self.keep.take_requests(&mut self.outside, &mut self.flows, &mut self.witnesses);
+        take_standby_requests(&mut self.keep, &mut self.outside, &mut self.flows, &mut self.witnesses);
         self.settling.settle(&mut self.outside, &mut self.flows);
         do_what_is_due(&self.outside, &mut self.flows);
         self.take_events();

@@ -14,6 +14,7 @@ mod room;
 mod standby;
 
 pub(super) use forward::is_foreign;
+pub(super) use requests::take_standby_requests;
 pub(super) use room::use_room;
 
 use std::collections::HashMap;

@@ -52,7 +52,7 @@ impl Scene {
 
     fn take_requests(&mut self) {
         let Engine { outside, flows, keep, witnesses, .. } = &mut self.engine;
-        keep.take_requests(outside, flows, witnesses);
+        take_standby_requests(keep, outside, flows, witnesses);
     }
 
     fn serve(&mut self, request: StandbyRequest) {

@@ -14,7 +14,7 @@ use super::accept::{self, Accepted, Acceptor};
 use super::backlog::Backlog;
 use super::connect::{self, Connector};
 use super::context::WorkerContext;
-use super::context::slab::{FlowSlab, Taken};
+use super::context::slab::{FlowSlab, TakenFlow};
 use super::ending::orders::end_due;
 use super::ending::{self, closing};
 use super::flow::{Flow, Phase};
@@ -292,13 +292,13 @@ impl Worker {
         for index in 0..self.flows.places() {
             match self.flows.take_any(index) {
                 // The path carries it on, whatever becomes of this worker, or of this process.
-                Taken::Flow(flow) if flow.is_lent() && reason == EndReason::Shutdown => {
+                TakenFlow::Flow(flow) if flow.is_lent() && reason == EndReason::Shutdown => {
                     self.flows.vacate(&mut self.cx, flow.at.key());
                 }
-                Taken::Flow(flow) if flow.is_lent() => self.flows.put(flow),
-                Taken::Flow(flow) => self.finish(flow, reason, 0),
-                Taken::Lost(key) => ending::give_up(&mut self.cx, &mut self.flows, key),
-                Taken::Nothing => {}
+                TakenFlow::Flow(flow) if flow.is_lent() => self.flows.put(flow),
+                TakenFlow::Flow(flow) => self.finish(flow, reason, 0),
+                TakenFlow::Lost(key) => ending::give_up(&mut self.cx, &mut self.flows, key),
+                TakenFlow::Nothing => {}
             }
         }
     }

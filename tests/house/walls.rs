@@ -10,8 +10,6 @@ const FILES_MAX: usize = 3;
 
 /// Types of more files: where each is defined, and in how many files its methods stand. Lower the figure where you take some away.
 const SPREAD: &[(&str, &str, usize)] = &[
-    ("offload/engine", "Engine", 19),
-    ("offload/engine/carried", "Carried", 4),
     ("model/fleet/failover", "Failover", 10),
     ("model/fleet/simulation", "World", 9),
     ("health/watcher", "Watcher", 4),

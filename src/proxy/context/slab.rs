@@ -21,7 +21,7 @@ struct Place {
 }
 
 /// What was taken out of a place.
-pub(in crate::proxy) enum Taken {
+pub(in crate::proxy) enum TakenFlow {
     Nothing,
     Flow(Box<Flow>),
     /// The place is a flow's, and nobody has it: it was lost with a panic.
@@ -101,12 +101,12 @@ impl FlowSlab {
     }
 
     /// Takes whatever is in place `index`.
-    pub(in crate::proxy) fn take_any(&mut self, index: usize) -> Taken {
+    pub(in crate::proxy) fn take_any(&mut self, index: usize) -> TakenFlow {
         let place = &mut self.places[index];
         match place.flow.take() {
-            Some(flow) => Taken::Flow(flow),
-            None if place.occupied => Taken::Lost(FlowKey::new(index as u32)),
-            None => Taken::Nothing,
+            Some(flow) => TakenFlow::Flow(flow),
+            None if place.occupied => TakenFlow::Lost(FlowKey::new(index as u32)),
+            None => TakenFlow::Nothing,
         }
     }
 
@@ -156,9 +156,9 @@ mod tests {
         assert!(flows.keeps_place_of(at));
         flows.put(flow);
         assert!(flows.take_if(0, |_| false).is_none());
-        assert!(matches!(flows.take_any(0), Taken::Flow(_)));
-        assert!(matches!(flows.take_any(0), Taken::Lost(key) if key == at.key()));
+        assert!(matches!(flows.take_any(0), TakenFlow::Flow(_)));
+        assert!(matches!(flows.take_any(0), TakenFlow::Lost(key) if key == at.key()));
         flows.vacate(&mut cx, at.key());
-        assert!(matches!(flows.take_any(0), Taken::Nothing));
+        assert!(matches!(flows.take_any(0), TakenFlow::Nothing));
     }
 }

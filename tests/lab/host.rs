@@ -35,6 +35,10 @@ impl Host {
         let host = Self { name, v4, v6, namespace, switch: switch.clone() };
         // The same everywhere, whatever the machine's default is.
         host.sysctl("net/ipv4/tcp_congestion_control", "reno");
+        if name == "client" {
+            // Tests that use a client's port again choose from these: the kernel must not, or the port is in use for a minute.
+            host.sysctl("net/ipv4/ip_local_reserved_ports", "41000-41099");
+        }
         host.sysctl("net/ipv6/conf/eth0/accept_dad", "0");
         host.namespace.ip(&format!(
             "link set eth0 up\n\

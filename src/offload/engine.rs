@@ -11,7 +11,7 @@
 //! ```
 //! Nothing here makes a worker wait, and no flow waits for the RCU barrier of another: only sockets do.
 //!
-//! [`Engine`] is the loop. Its parts have their state to themselves; what concerns several of them is a function that takes these, and
+//! `Engine` is the loop. Its parts have their state to themselves; what concerns several of them is a function that takes these, and
 //! nothing takes the engine.
 
 mod answers;

@@ -8,6 +8,7 @@ use ::baton::offload::events::{ProgramWhat, Told};
 use ::baton::offload::probe::EntryChange;
 use ::baton::offload::program::Owner;
 use ::baton::sys::clock::now_ns;
+use ::baton::sys::sequence::sequence_numbers;
 use fastrand::Rng;
 
 use super::packets::{Bench, DROP, NEXT, REDIRECT, first, flow, packet};
@@ -148,7 +149,11 @@ fn what_is_over_in_this_host_s_sockets_keeps_no_flow_of_another_instance() {
         let (own, from) = listener.accept().unwrap();
         let key = Key { from, to: vip };
         bench.program.forward(&key, &owner, false).unwrap();
-        assert_eq!(bench.run(&Packet::new(key).frame()).0, NEXT, "it lives here");
+        let mut packet = Packet::new(key);
+        packet.seq = sequence_numbers(&own).unwrap().received;
+        assert_eq!(bench.run(&packet.frame()).0, NEXT, "it lives here");
+        packet.seq = packet.seq.wrapping_add(1 << 25);
+        assert_eq!(bench.run(&packet.frame()).0, REDIRECT, "it is of the next connection by this port, elsewhere");
         // Who closes first has the TIME_WAIT; before the other does, it is FIN_WAIT2 that no process has.
         drop(own);
         crate::lab::eventually(crate::lab::LONG, "no process has it", || {

@@ -33,6 +33,11 @@ impl Ends {
         }
     }
 
+    /// Of both directions' packets, those to the backend first.
+    pub fn keys(&self) -> [Key; 2] {
+        [self.key(FlowDirection::ToBackend), self.key(FlowDirection::ToClient)]
+    }
+
     /// What one direction's packets become.
     pub fn onward(&self, direction: FlowDirection) -> Key {
         match direction {

@@ -58,7 +58,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::netdev;
 use crate::table::Table;
-use crate::table::offload::{OffloadView, Request};
+use crate::table::offload::{Candidate, OffloadView, Request};
 use answers::Answers;
 use audit::Audit;
 use doubt::Doubts;
@@ -279,13 +279,7 @@ impl Engine {
                 Request::Offload(candidate) => candidates.push(*candidate),
                 Request::End { ticket, unless_moved_since_ns } => {
                     // It may be among those that have just come.
-                    enter(
-                        &mut self.outside,
-                        &mut self.flows,
-                        &mut self.settling,
-                        &mut self.witnesses,
-                        std::mem::take(&mut candidates),
-                    );
+                    self.enter(std::mem::take(&mut candidates));
                     end(&mut self.outside, &mut self.flows, ticket, unless_moved_since_ns);
                 }
                 Request::Witness { id, ends } => self.witnesses.announced(&self.outside, id, ends),
@@ -298,20 +292,18 @@ impl Engine {
                 }
                 Request::Patience { ticket, patience_ns } => {
                     // It may be among those that have just come.
-                    enter(
-                        &mut self.outside,
-                        &mut self.flows,
-                        &mut self.settling,
-                        &mut self.witnesses,
-                        std::mem::take(&mut candidates),
-                    );
+                    self.enter(std::mem::take(&mut candidates));
                     set_patience(&self.outside, &mut self.flows, ticket, patience_ns);
                 }
                 Request::Refuse { id, why } => refuse(&self.outside, &mut self.flows, id, &why),
             }
         }
-        enter(&mut self.outside, &mut self.flows, &mut self.settling, &mut self.witnesses, candidates);
+        self.enter(candidates);
         taken == BURST
+    }
+
+    fn enter(&mut self, candidates: Vec<Candidate>) {
+        enter(&mut self.outside, &mut self.flows, &mut self.settling, &mut self.witnesses, candidates);
     }
 
     fn time_to_wait(&self) -> Duration {

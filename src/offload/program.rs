@@ -269,7 +269,7 @@ impl Program {
 
     /// Takes out the witnesses of the flow, if it is they that stand there.
     pub fn withdraw(&self, id: FlowId, ends: &Ends) -> Result<(), Unread> {
-        for key in [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)] {
+        for key in ends.keys() {
             if self.entry(&key)?.is_some_and(|entry| entry.is_witness_of(id)) {
                 self.take_out(&key)?;
             }

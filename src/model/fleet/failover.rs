@@ -42,7 +42,6 @@ use super::{
 };
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
-use crate::model::splice::FlowDirection;
 
 use bury::Round;
 pub use bury::{Challenge, Wake};
@@ -468,7 +467,7 @@ impl Failover {
             for (key, id) in &self.by_key {
                 let known = self.flows.get(id);
                 let fits =
-                    known.is_some_and(|known| both(&known.ends).contains(key) && known.state != KnownState::Held);
+                    known.is_some_and(|known| known.ends.keys().contains(key) && known.state != KnownState::Held);
                 debug_assert!(fits, "{id} {known:?}");
             }
             let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
@@ -480,8 +479,4 @@ impl Failover {
             }
         }
     }
-}
-
-fn both(ends: &Ends) -> [Key; 2] {
-    [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)]
 }

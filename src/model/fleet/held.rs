@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use super::{FleetId, FlowRecord, PortRange, Unknown, UnknownPacket};
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
-use crate::model::splice::FlowDirection;
 
 /// What the failover asks of the offload engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,12 +50,6 @@ pub struct AcceptedFlow {
     pub ends: Ends,
     /// As in its record.
     pub accepted_unix_ms: u64,
-}
-
-impl AcceptedFlow {
-    pub fn keys(&self) -> [Key; 2] {
-        [self.ends.key(FlowDirection::ToBackend), self.ends.key(FlowDirection::ToClient)]
-    }
 }
 
 /// Source ports of an instance.

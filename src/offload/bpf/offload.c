@@ -76,8 +76,8 @@ __function int begins_after(struct __sk_buff *skb, const struct packet *packet, 
 
 /*
  * Whether the packet is of a connection that an end has begun with this host by the same port, while another instance still tells of the
- * one before, or its end was heard only now: a socket knows it, and what that expects next is nearer. Where the same kernel chose both connections' first numbers, they
- * lie 16 MB apart for each second between them (net/core/secure_seq.c), so that the one may fit the windows of the other.
+ * one before, or its end was heard only now: a socket expects a nearer number. First numbers that one kernel chose lie 16 MB apart for
+ * each second between them (net/core/secure_seq.c), so that the one may fit the windows of the other.
  */
 __function int is_for_socket(struct __sk_buff *skb, const struct packet *packet, const struct entry *entry)
 {

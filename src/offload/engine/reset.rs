@@ -72,7 +72,7 @@ pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unle
 pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
     let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
-    let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+    let keys = flow.ends.keys();
     // First the entries: what the ends answer to the segments below must find them.
     if let Err(error) = outside.program.change(&keys, EntryChange::Reset) {
         tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
@@ -262,7 +262,7 @@ pub(super) fn take_out(program: &Program, id: FlowId, key: &Key) -> Result<(), U
 /// is known, and it is looked at again at the next turn.
 pub(super) fn look(program: &Program, flows: &mut Flows, id: FlowId) -> Result<bool, Unread> {
     let Some(flow) = flows.get(&id) else { return Ok(false) };
-    let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
+    let keys = flow.ends.keys();
     // Both or neither: with one of them the other end would seem silent.
     let seen = program.entries(keys).inspect_err(|_| flows.unread.look_at(id))?;
     let Some(flow) = flows.get_mut(&id) else { return Ok(false) };

@@ -144,7 +144,7 @@ impl Settling {
     fn close_if_acknowledged(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get(&id) else { return };
         let Step::Filling(lent) = &flow.step else { return };
-        let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
+        let keys = flow.ends.keys();
         let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
         let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
         let (acknowledged, overdue) = match outside.program.entries(keys) {
@@ -178,7 +178,7 @@ impl Settling {
     /// lasts, which is longer than the kernel waits.
     fn tell_in_haste(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get_mut(&id) else { return };
-        let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+        let keys = flow.ends.keys();
         let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
         let Lent { sockets, up, down, .. } = lent;
         // What cannot be read now is told at the next turn.
@@ -228,7 +228,7 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
 /// Tells the sockets what their far ends would tell them, whose packets pass them by.
 fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
     let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
-    let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+    let keys = flow.ends.keys();
     let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
     // What cannot be read now is told at the next turn.
     let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) else { return Ok(()) };
@@ -244,7 +244,7 @@ fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) -> Result<(), 
 fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
     let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
-    let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
+    let keys = flow.ends.keys();
     for socket in [lent.sockets.client, lent.sockets.backend] {
         if let Err((socket, error)) = silence::close_silently(socket) {
             tracing::error!(%error, "cannot close an offloaded flow's socket without FIN or RST; Baton resets the connection");

@@ -3,7 +3,6 @@
 use super::Outside;
 use super::carried::Step;
 use super::flows::Flows;
-use super::keep::BOTH;
 use super::retold::way;
 use crate::model::fleet::{FleetId, Passage, UnknownPacket};
 use crate::model::ids::FlowId;
@@ -20,7 +19,7 @@ pub(super) fn tell_offloaded(outside: &Outside, flows: &mut Flows, id: FlowId) {
         return;
     }
     let Some(flow) = flows.get_mut(&id) else { return };
-    let Ok(entries) = outside.program.entries(BOTH.map(|direction| flow.ends.key(direction))) else {
+    let Ok(entries) = outside.program.entries(flow.ends.keys()) else {
         return flows.unread.tell(id);
     };
     if let [Some(up), Some(down)] = entries {

@@ -20,7 +20,7 @@ use super::Outside;
 use super::wire::EngineWire;
 use crate::model::ids::FlowId;
 use crate::model::segment::{Flags, Segment};
-use crate::model::splice::{FlowDirection, LegState};
+use crate::model::splice::LegState;
 use crate::offload::entry::{Ends, Key};
 use crate::offload::program::{InstallError, Program};
 use crate::sys::clock::now_ns;
@@ -116,7 +116,7 @@ impl Witnesses {
     ) -> Result<(), Stays> {
         let id = candidate.ticket.id;
         let sockets = [&candidate.sockets.client, &candidate.sockets.backend];
-        let keys = [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)];
+        let keys = ends.keys();
         let mut all = true;
         for (leg, ((socket, key), state)) in sockets.into_iter().zip(keys).zip(legs).enumerate() {
             match self.has_shown(outside, id, leg, socket, key, state) {

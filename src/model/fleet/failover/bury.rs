@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Action, Failover, Known, KnownState, Note, Timer, both};
+use super::{Action, Failover, Known, KnownState, Note, Timer};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{FleetId, InstanceName, StandbyRequest};
 use crate::model::segment::Flags;
@@ -109,7 +109,7 @@ impl Failover {
         }
         self.remove(id);
         if self.settings.carries {
-            self.actions.push_back(Action::Path(StandbyRequest::Refuse(both(&ends).to_vec())));
+            self.actions.push_back(Action::Path(StandbyRequest::Refuse(ends.keys().to_vec())));
         }
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
@@ -149,7 +149,7 @@ impl Failover {
                         dropped.push(id);
                     }
                     if state != KnownState::Refused {
-                        refused.extend(both(&ends));
+                        refused.extend(ends.keys());
                     }
                     if let Some(known) = self.flows.get_mut(&id) {
                         known.state = KnownState::Refused;
@@ -241,7 +241,7 @@ impl Failover {
     pub(super) fn round_due(&mut self, now_ns: u64, number: u64) {
         let Some(round) = self.rounds.get(&number) else { return };
         if self.settings.carries && self.settings.challenge {
-            let keys: Vec<_> = round.flows.iter().flat_map(|(_, ends)| both(ends)).collect();
+            let keys: Vec<_> = round.flows.iter().flat_map(|(_, ends)| ends.keys()).collect();
             self.finding.push_back(number);
             return self.actions.push_back(Action::Path(StandbyRequest::FindUnanswered(keys)));
         }
@@ -266,7 +266,7 @@ impl Failover {
         if silent.is_empty() || round.second {
             return self.round_over(now_ns, number);
         }
-        self.challenge_again(number, |ends| both(ends).iter().any(|key| is_silent.contains(key)));
+        self.challenge_again(number, |ends| ends.keys().iter().any(|key| is_silent.contains(key)));
     }
 
     fn challenge_again(&mut self, number: u64, which: impl Fn(&Ends) -> bool) {

@@ -1,6 +1,6 @@
 //! Flows of other instances, as their owners tell of them.
 
-use super::{Action, Failover, Known, KnownState, TOUCHED_NS, Timer, both};
+use super::{Action, Failover, Known, KnownState, TOUCHED_NS, Timer};
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, PeerCommand, StandbyRequest};
 
@@ -64,7 +64,7 @@ impl Failover {
         let owner_is_dead = self.peers.get(&owner).is_some_and(|peer| peer.is_dead);
         let state = match record.keeping {
             Keeping::Sockets if owner_is_dead && self.settings.carries => {
-                self.actions.push_back(Action::Path(StandbyRequest::Refuse(both(&ends).to_vec())));
+                self.actions.push_back(Action::Path(StandbyRequest::Refuse(ends.keys().to_vec())));
                 KnownState::Refused
             }
             Keeping::Sockets => self.forward(&owner, AcceptedFlow { ends, accepted_unix_ms }),
@@ -145,7 +145,7 @@ impl Failover {
     /// The last packets of a flow are its owner's. Its client may use the port again at once.
     fn lend_last(&mut self, owner: &InstanceName, ends: &Ends) {
         let Some(hop) = self.hop(owner, ends.vip.ip()) else { return };
-        let keys = both(ends).into_iter().filter(|key| !self.by_key.contains_key(key));
+        let keys = ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key));
         let keys: Vec<_> = keys.collect();
         match self.actions.back_mut() {
             Some(Action::Path(StandbyRequest::Lend { keys: more, to })) if *to == hop => more.extend(keys),
@@ -159,7 +159,7 @@ impl Failover {
     pub(super) fn forget(&mut self, id: FleetId, ends: &Ends) {
         let is_here = self.flows.contains_key(&id);
         let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
-        let keys: Vec<_> = both(ends).into_iter().filter(|key| !again(key)).collect();
+        let keys: Vec<_> = ends.keys().into_iter().filter(|key| !again(key)).collect();
         if !keys.is_empty() {
             self.actions.push_back(Action::Path(StandbyRequest::Forget(keys)));
         }
@@ -192,11 +192,11 @@ impl Failover {
     }
 
     pub(super) fn index(&mut self, id: FleetId, ends: &Ends) {
-        self.by_key.extend(both(ends).map(|key| (key, id)));
+        self.by_key.extend(ends.keys().map(|key| (key, id)));
     }
 
     pub(super) fn unindex(&mut self, id: FleetId, ends: &Ends) {
-        for key in both(ends) {
+        for key in ends.keys() {
             if self.by_key.get(&key) == Some(&id) {
                 self.by_key.remove(&key);
             }

@@ -7,6 +7,7 @@ use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
 use crate::model::fleet::{AcceptedFlow, Epoch, Farewell, FlowRecord, Keeping, Said};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
+use crate::model::splice::FlowDirection;
 
 const VIP: &str = "10.0.0.100";
 const MS: u64 = 1_000_000;
@@ -216,10 +217,10 @@ fn a_proxied_flow_is_forwarded_to_its_owner_and_an_offloaded_one_is_held() {
     scene.remote(Remote::Ended { owner: name("a"), id: later.fleet_id() });
     assert_eq!(scene.take(), [Action::Path(StandbyRequest::Drop(vec![later.fleet_id()]))]);
     scene.remote(Remote::Ended { owner: name("a"), id: proxied.fleet_id() });
-    let lend = Action::Path(StandbyRequest::Lend { keys: both(&proxied.ends).to_vec(), to });
+    let lend = Action::Path(StandbyRequest::Lend { keys: proxied.ends.keys().to_vec(), to });
     assert_eq!(scene.take(), [lend], "its last packets are on their way, and its port is free");
     scene.pass(5001);
-    let forget = Action::Path(StandbyRequest::Forget(both(&proxied.ends).to_vec()));
+    let forget = Action::Path(StandbyRequest::Forget(proxied.ends.keys().to_vec()));
     place(&scene.take(), |action| *action == forget);
 }
 
@@ -268,7 +269,7 @@ fn an_offloaded_flow_whose_backend_or_client_is_on_this_host_is_reset_with_its_o
     scene.addresses(&["10.0.0.22", VIP]);
     let actions = scene.take();
     let refused: HashSet<_> = refused(&actions).into_iter().collect();
-    assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(both).collect());
+    assert_eq!(refused, [backend_here.ends, client_here.ends].iter().flat_map(Ends::keys).collect());
     assert_eq!(challenged(&actions).map(|(_, ends)| ends.len()), Some(4), "both ends of each: {actions:?}");
     place(&actions, |action| *action == Action::Path(StandbyRequest::Inherit(vec![elsewhere.fleet_id()])));
 }
@@ -898,12 +899,12 @@ fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
     scene.take();
     scene.addresses(&["10.0.0.22", VIP]);
     let all = scene.take();
-    place(&all, |action| *action == Action::Path(StandbyRequest::Refuse(both(&dead.ends).to_vec())));
+    place(&all, |action| *action == Action::Path(StandbyRequest::Refuse(dead.ends.keys().to_vec())));
     place(
         &all,
         |action| matches!(action, Action::Challenge { ends, .. } if ends[0].to == dead.ends.client.socket_addr()),
     );
-    assert!(!all.contains(&Action::Path(StandbyRequest::Refuse(both(&again.ends).to_vec()))));
+    assert!(!all.contains(&Action::Path(StandbyRequest::Refuse(again.ends.keys().to_vec()))));
 }
 
 #[test]
@@ -938,7 +939,7 @@ fn what_a_full_map_still_forwards_of_a_flow_it_could_not_hold_ends_with_the_flow
     scene.machine.handle_standby(scene.now_ns, StandbyAnswer::NoStandby(vec![flow.fleet_id()]));
     scene.take();
     scene.remote(Remote::Ended { owner: name("a"), id: flow.fleet_id() });
-    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(both(&flow.ends).to_vec())));
+    place(&scene.take(), |action| *action == Action::Path(StandbyRequest::Forget(flow.ends.keys().to_vec())));
 }
 
 #[test]
@@ -1060,7 +1061,7 @@ fn what_is_kept_though_nobody_lists_it_goes_and_nothing_else_does() {
     let lost = record(4, "10.0.1.7", true);
     let keeps = StandbyAnswer::Keeps {
         flows: vec![held.fleet_id(), lost.fleet_id()],
-        keys: [&forwarded, &ended, &lost].into_iter().flat_map(|flow| both(&flow.ends)).collect(),
+        keys: [&forwarded, &ended, &lost].into_iter().flat_map(|flow| flow.ends.keys()).collect(),
     };
     scene.machine.handle_standby(scene.now_ns, keeps.clone());
     scene.pass(70_000);
@@ -1079,8 +1080,8 @@ fn what_is_kept_though_nobody_lists_it_goes_and_nothing_else_does() {
     scene.machine.handle_standby(scene.now_ns, keeps.clone());
     assert_eq!(gone(scene.take()), []);
     scene.pass(57_000);
-    assert_eq!(gone(scene.take()), [Action::Path(StandbyRequest::Forget(both(&ended.ends).to_vec()))]);
+    assert_eq!(gone(scene.take()), [Action::Path(StandbyRequest::Forget(ended.ends.keys().to_vec()))]);
     scene.machine.handle_standby(scene.now_ns, keeps);
-    let all = [StandbyRequest::Drop(vec![lost.fleet_id()]), StandbyRequest::Forget(both(&lost.ends).to_vec())];
+    let all = [StandbyRequest::Drop(vec![lost.fleet_id()]), StandbyRequest::Forget(lost.ends.keys().to_vec())];
     assert_eq!(gone(scene.take()), all.map(Action::Path));
 }

@@ -8,7 +8,6 @@ use super::{
     FleetId, FlowDirection, FlowId, FlowRecord, Keeping, Key, Local, PeerPortRange, StandbyAnswer, StandbyRequest,
     Unknown, VipAddr,
 };
-use crate::model::fleet::AcceptedFlow;
 
 const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
@@ -103,7 +102,7 @@ impl Path {
             return false;
         }
         let (id, held) = (record.id, false);
-        for key in BOTH.map(|direction| record.ends.key(direction)) {
+        for key in record.ends.keys() {
             self.entries.insert(key, Entry::Splice { id, held });
         }
         self.flows.insert(id, record);
@@ -112,7 +111,7 @@ impl Path {
 
     pub(super) fn end_own(&mut self, id: FlowId) {
         if let Some(record) = self.flows.remove(&id) {
-            self.entries.retain(|key, _| !BOTH.map(|direction| record.ends.key(direction)).contains(key));
+            self.entries.retain(|key, _| !record.ends.keys().contains(key));
             self.locals.push(Local::Ended(id));
             self.answers.push(StandbyAnswer::Over(vec![record.fleet_id()]));
         }
@@ -150,7 +149,7 @@ impl Path {
             StandbyRequest::Release(flows) => flows.into_iter().for_each(|id| self.release(id)),
             StandbyRequest::Settle { claim } => self.settle(claim),
             StandbyRequest::Forward { flows, to } => {
-                self.forward(flows.iter().flat_map(AcceptedFlow::keys).collect(), to);
+                self.forward(flows.iter().flat_map(|flow| flow.ends.keys()).collect(), to);
             }
             StandbyRequest::Lend { keys, to } => self.forward(keys, to),
             StandbyRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
@@ -196,10 +195,10 @@ impl Path {
                 return true;
             }
         }
-        for key in BOTH.map(|direction| ends.key(direction)) {
+        for key in ends.keys() {
             self.give_way(&key, Some(id), is_here);
         }
-        for key in BOTH.map(|direction| ends.key(direction)) {
+        for key in ends.keys() {
             let is_ours = matches!(self.entries.get(&key), Some(Entry::Splice { held: false, .. }));
             let is_full = !self.entries.contains_key(&key) && !self.has_room(1);
             self.was_crowded |= is_full;
@@ -237,7 +236,7 @@ impl Path {
 
     fn take_out_standby(&mut self, record: &FlowRecord) {
         let id = record.id;
-        for key in BOTH.map(|direction| record.ends.key(direction)) {
+        for key in record.ends.keys() {
             if self.entries.get(&key) == Some(&Entry::Splice { id, held: true }) {
                 self.entries.remove(&key);
             }
@@ -259,7 +258,7 @@ impl Path {
             record.id = FlowId::of(record.id.tag(), 1 << 47 | self.renamed);
         }
         let id = record.id;
-        for key in BOTH.map(|direction| record.ends.key(direction)) {
+        for key in record.ends.keys() {
             self.entries.entry(key).and_modify(|entry| *entry = Entry::Splice { id, held: false });
         }
         self.tell_inherited(&record);
@@ -272,7 +271,7 @@ impl Path {
         }
         let (name, id) = (self.name(id), id.flow);
         let Some(record) = self.flows.remove(&id) else { return };
-        for key in BOTH.map(|direction| record.ends.key(direction)) {
+        for key in record.ends.keys() {
             self.entries.entry(key).and_modify(|entry| *entry = Entry::Splice { id, held: true });
         }
         self.locals.push(Local::Left(id));

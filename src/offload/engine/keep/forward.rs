@@ -45,7 +45,7 @@ impl Keep {
     ) -> Result<(), Unread> {
         if self.hops.owner_at(outside, flows, to).is_ok() {
             for flow in forwarded {
-                let [up, down] = flow.keys();
+                let [up, down] = flow.ends.keys();
                 let named = |entry: Entry, key: &Key| FleetId::of(entry.id, &entry.ends(*key));
                 let [at_up, at_down] = outside.program.entries([up, down])?;
                 // Entries of one flow at both: it has no sockets, see `is_carried`.
@@ -55,7 +55,7 @@ impl Keep {
                 }
             }
         }
-        let keys: Vec<_> = forwarded.iter().flat_map(AcceptedFlow::keys).collect();
+        let keys: Vec<_> = forwarded.iter().flat_map(|flow| flow.ends.keys()).collect();
         self.forward(outside, flows, &keys, to, false)
     }
 

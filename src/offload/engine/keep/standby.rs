@@ -10,7 +10,7 @@ use super::super::witness::Witnesses;
 use super::super::{Outside, note};
 use super::holding::Held;
 use super::room::NoStandby;
-use super::{BOTH, Keep, is_ours};
+use super::{Keep, is_ours};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, Keeping};
@@ -45,7 +45,7 @@ impl Keep {
                 return Ok(());
             }
         }
-        for key in BOTH.map(|direction| ends.key(direction)) {
+        for key in ends.keys() {
             let accepted = AcceptedFlow { ends, accepted_unix_ms: record.accepted_unix_ms };
             self.give_way(outside, flows, witnesses, &key, Some(id), accepted)?;
         }
@@ -91,7 +91,7 @@ impl Keep {
     fn unhold(&mut self, program: &Program, id: FleetId, ends: &Ends) -> Result<(), Unread> {
         take_out_standby(program, id, ends)?;
         self.kept.remove_held(id);
-        BOTH.map(|direction| ends.key(direction)).into_iter().try_for_each(|key| self.forget(program, key))
+        ends.keys().into_iter().try_for_each(|key| self.forget(program, key))
     }
 
     pub(super) fn drop_standby(&mut self, program: &Program, flows: &Flows, id: FleetId) -> Result<(), Unread> {
@@ -141,7 +141,7 @@ impl Keep {
         let id = id.flow;
         let own = flows.get(&id).filter(|flow| matches!(flow.step, Step::Alone)).map(|flow| flow.ends);
         let Some(ends) = own else { return Ok(()) };
-        let [up, down] = BOTH.map(|direction| ends.key(direction));
+        let [up, down] = ends.keys();
         let began = outside.program.entry(&up)?.map(|entry| entry.share);
         let is_before = |accepted_at_ns| clock::unix_ms_of(accepted_at_ns) < other.accepted_unix_ms;
         // With the same ends it is the same flow, under another id.
@@ -181,7 +181,7 @@ impl Keep {
             }
             return Ok(());
         };
-        let keys = BOTH.map(|direction| ends.key(direction));
+        let keys = ends.keys();
         // Without them it would be reset.
         let mut entries = outside.program.entries(keys)?;
         self.kept.remove_held(held);
@@ -225,7 +225,7 @@ impl Keep {
         over(outside, flows, id, EndReason::Moved);
         let Some(flow) = flows.remove(id) else { return Ok(()) };
         outside.table.offload.release(ends.local, ends.backend);
-        if let Err(error) = outside.program.change(&BOTH.map(|direction| ends.key(direction)), EntryChange::Hold) {
+        if let Err(error) = outside.program.change(&ends.keys(), EntryChange::Hold) {
             tracing::error!(%error, "cannot turn the entries of a flow that a peer now owns into standby entries");
         }
         self.kept.insert_held(released, Held { ends, packets: flow.up.packets, confirmed: true });
@@ -266,7 +266,7 @@ fn is_as_told(program: &Program, key: &Key, id: FleetId, told: &Entry) -> Result
 
 /// Takes out the entries of a held flow, unless something else has come in their place.
 fn take_out_standby(program: &Program, id: FleetId, ends: &Ends) -> Result<(), Unread> {
-    for key in BOTH.map(|direction| ends.key(direction)) {
+    for key in ends.keys() {
         let entry = program.entry(&key)?;
         if entry.is_some_and(|entry| entry.held && FleetId::of(entry.id, &entry.ends(key)) == id) {
             program.take_out(&key)?;

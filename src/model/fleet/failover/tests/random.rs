@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::fleet::{AcceptedFlow, Farewell};
+use crate::model::fleet::Farewell;
 
 /// One thing that may happen.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Told {
     fn carry_out(&mut self, request: StandbyRequest) {
         match request {
             StandbyRequest::Hold(record) if !self.own.contains(&record.fleet_id()) => {
-                self.diverted.retain(|key, _| !both(&record.ends).contains(key));
+                self.diverted.retain(|key, _| !record.ends.keys().contains(key));
                 self.held.insert(record.fleet_id());
             }
             // Of one that is not listed it is not known whether it is held.
@@ -87,7 +87,7 @@ impl Told {
                 });
             }
             StandbyRequest::Forward { flows, .. } => {
-                self.diverted.extend(flows.iter().flat_map(AcceptedFlow::keys).map(|key| (key, true)));
+                self.diverted.extend(flows.iter().flat_map(|flow| flow.ends.keys()).map(|key| (key, true)));
             }
             StandbyRequest::Lend { keys, .. } => self.diverted.extend(keys.into_iter().map(|key| (key, true))),
             StandbyRequest::Refuse(keys) => self.diverted.extend(keys.into_iter().map(|key| (key, false))),
@@ -121,7 +121,7 @@ proptest! {
             }
             for known in scene.machine.flows.values().filter(|known| known.state == KnownState::Forwarded) {
                 assert!(!scene.machine.peers[&known.owner].is_dead);
-                assert!(both(&known.ends).iter().all(|key| told.diverted.get(key) == Some(&true)));
+                assert!(known.ends.keys().iter().all(|key| told.diverted.get(key) == Some(&true)));
             }
             assert!(told.own.is_disjoint(&told.held));
             (told.diverted.len(), told.held.clone())

@@ -112,7 +112,16 @@ pub(super) fn passed_listeners() -> Vec<(VipAddr, OwnedFd)> {
     }
     let count = number("LISTEN_FDS").unwrap_or(0).min(PASSED_MAX);
     let fds = inherited::take_passed(FIRST_PASSED, count);
-    fds.into_iter().filter_map(|fd| Some((socket::listening_address(&fd)?, fd))).collect()
+    let listeners = fds.into_iter().filter_map(|fd| Some((socket::listening_address(&fd)?, fd)));
+    // A socket unit's are blocking unless it says NonBlocking=yes (systemd.socket(5)): a worker would wait in accept(2) for ever.
+    let set = |(address, fd): &(VipAddr, OwnedFd)| match rustix::io::ioctl_fionbio(fd, true) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(%address, %error, "cannot use a listening socket of the service manager");
+            false
+        }
+    };
+    listeners.filter(set).collect()
 }
 
 /// After which silence the service manager starts the process anew (`WatchdogSec=`, sd_watchdog_enabled(3)). After an upgrade

@@ -4,7 +4,8 @@
 //! such flows live, an address that leaves its interface stays on `lo`. That must not answer ARP, or the address would be
 //! here and there: arp_ignore = 1 and arp_announce = 2 (Documentation/networking/ip-sysctl.rst).
 //!
-//! Such a flow may begin after the address has left: a process that hung finds connections in its backlog.
+//! Such a flow may begin after the address has left: a process that hung, or got its listeners from the one before, finds connections
+//! in its backlog.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -30,10 +31,26 @@ pub(super) struct Addresses {
     kept: BTreeSet<IpAddr>,
     /// The interface that each VIP was last seen on.
     last_on: HashMap<IpAddr, String>,
-    /// The interface that each VIP has left lately, and until when (monotonic ns) it is looked whether a flow needs it.
-    left: HashMap<IpAddr, (String, u64)>,
+    /// The VIPs that have left lately.
+    left: HashMap<IpAddr, Leave>,
     /// They are kept before they leave, and until this is taken back: packets of flows must never find them missing.
     ahead: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Leave {
+    /// Where it was; `None`: it was gone when this process looked first, if it ever was here.
+    interface: Option<String>,
+    /// Until then (monotonic ns) it is looked whether a flow needs it.
+    until_ns: u64,
+}
+
+impl Leave {
+    fn is_needed(&self, ip: IpAddr, flows: &FlowTable, now_ns: u64) -> bool {
+        // That an address was asked for which is said to be any tells nothing of one that nobody has seen here.
+        now_ns < self.until_ns
+            && flows_in_sockets(flows).any(|vip| vip == ip || vip.is_unspecified() && self.interface.is_some())
+    }
 }
 
 /// What a look has shown.
@@ -49,10 +66,12 @@ pub(super) struct SeenAddresses {
 
 impl Addresses {
     /// What the process before this one kept is kept on for the flows that came from it, and else given up.
-    pub(super) fn new(vips: impl Iterator<Item = IpAddr>) -> Self {
+    pub(super) fn new(vips: impl Iterator<Item = IpAddr>, now_ns: u64) -> Self {
         let vips: BTreeSet<_> = vips.collect();
-        let left = netlink::added_to_loopback().unwrap_or_default();
-        Self { kept: left.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, ..Self::default() }
+        let before = netlink::added_to_loopback().unwrap_or_default();
+        let leave = Leave { interface: None, until_ns: now_ns + BACKLOGS_LAST_NS };
+        let left = vips.iter().map(|ip| (*ip, leave.clone())).collect();
+        Self { kept: before.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, left, ..Self::default() }
     }
 
     /// These are the frontends' from now on. Look again after this.
@@ -65,6 +84,10 @@ impl Addresses {
         let there = netdev::addresses()?;
         let mut seen = SeenAddresses::default();
         let mut now_on = HashMap::new();
+        let mut others: Vec<_> =
+            there.iter().map(|(interface, _)| interface.clone()).filter(|it| it != LOOPBACK).collect();
+        others.sort();
+        others.dedup();
         for (interface, ip) in there.into_iter().filter(|(_, ip)| is_global(*ip)) {
             let is_kept = interface == LOOPBACK && self.kept.contains(&ip);
             if !is_kept && !seen.all.contains(&ip) {
@@ -75,16 +98,23 @@ impl Addresses {
             }
         }
         let until_ns = now_ns + BACKLOGS_LAST_NS;
-        self.left.extend(self.last_on.drain().map(|(ip, interface)| (ip, (interface, until_ns))));
-        self.left.retain(|ip, (_, until_ns)| !seen.all.contains(ip) && now_ns < *until_ns);
-        let left = self.left.iter().filter(|(ip, _)| has_sockets(flows, **ip));
-        let left = left.map(|(ip, (interface, _))| (*ip, interface.clone()));
-        let leaving = now_on.iter().filter(|_| self.ahead).map(|(ip, interface)| (*ip, interface.clone()));
+        let leave = |interface| Leave { interface: Some(interface), until_ns };
+        self.left.extend(self.last_on.drain().map(|(ip, interface)| (ip, leave(interface))));
+        self.left.retain(|ip, leave| !seen.all.contains(ip) && now_ns < leave.until_ns);
+        let left = self.left.iter().filter(|(ip, leave)| leave.is_needed(**ip, flows, now_ns));
+        let left = left.map(|(ip, leave)| (*ip, leave.interface.clone()));
+        let leaving = now_on.iter().filter(|_| self.ahead).map(|(ip, interface)| (*ip, Some(interface.clone())));
         for (ip, interface) in left.chain(leaving).collect::<Vec<_>>() {
             if self.kept.contains(&ip) {
                 continue;
             }
-            match keep(ip, &interface) {
+            let kept = match interface {
+                Some(interface) => keep(ip, &[interface]),
+                // A route can make an address this host's, too, and then nothing has left.
+                None if is_local(ip) => continue,
+                None => keep(ip, &others),
+            };
+            match kept {
                 true => {
                     self.kept.insert(ip);
                     seen.newly_kept.push(ip);
@@ -114,10 +144,7 @@ impl Addresses {
 
     /// Whether a flow needs an address that has left and is not kept. Look again then.
     pub(super) fn lacks_one(&self, flows: &FlowTable, now_ns: u64) -> bool {
-        let lacks = |(ip, (_, until_ns)): (&IpAddr, &(_, u64))| {
-            now_ns < *until_ns && !self.kept.contains(ip) && has_sockets(flows, *ip)
-        };
-        self.left.iter().any(lacks)
+        self.left.iter().any(|(ip, leave)| !self.kept.contains(ip) && leave.is_needed(*ip, flows, now_ns))
     }
 
     /// Gives up what no flow needs any more; returns that.
@@ -142,16 +169,23 @@ impl Addresses {
 }
 
 fn has_sockets(flows: &FlowTable, vip: IpAddr) -> bool {
-    flows.iter().any(|flow| {
-        let asked = flow.origin.vip.ip();
-        (asked == vip || asked.is_unspecified()) && flow.state != FlowState::Offloaded
-    })
+    flows_in_sockets(flows).any(|asked| asked == vip || asked.is_unspecified())
 }
 
-/// False: it would answer ARP, or cannot be added.
-fn keep(ip: IpAddr, interface: &str) -> bool {
+/// Whether the kernel takes packets to it for this host's.
+pub(super) fn is_local(ip: IpAddr) -> bool {
+    netlink::route(ip).is_ok_and(|route| route.is_local)
+}
+
+/// The addresses that the clients of flows in sockets have asked for.
+fn flows_in_sockets(flows: &FlowTable) -> impl Iterator<Item = IpAddr> {
+    flows.iter().filter(|flow| flow.state != FlowState::Offloaded).map(|flow| flow.origin.vip.ip())
+}
+
+/// False: one of these interfaces would answer ARP, or it cannot be added.
+fn keep(ip: IpAddr, interfaces: &[String]) -> bool {
     if ip.is_ipv4()
-        && let Err(error) = silence_arp(interface)
+        && let Err(error) = interfaces.iter().try_for_each(|interface| silence_arp(interface))
     {
         tracing::error!(%ip, %error, "cannot keep the address on lo for its flows: net.ipv4.conf.all.arp_ignore is 0");
         return false;

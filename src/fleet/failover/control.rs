@@ -76,7 +76,7 @@ impl FailoverControl {
         let (done, challenged) = mpsc::unbounded_channel();
         Ok(Self {
             machine: Failover::new(settings.clone()),
-            addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip())),
+            addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip()), now_ns()),
             watch: Watch::open()?.register()?,
             wire: Wire::open(table.fleet.clone(), wanted.resets_per_second, MARK, done)?,
             untold: UntoldQueue::default(),
@@ -95,8 +95,9 @@ impl FailoverControl {
     }
 
     pub(super) async fn run(mut self) {
-        self.raise_firewall().await;
+        // First: an address may leave at any time from now on, and only one that was seen is known to have left.
         self.look_at_addresses();
+        self.raise_firewall().await;
         let mut remotes = Vec::with_capacity(BURST);
         let beat = self.table.beats.begin("failover");
         loop {

@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
+use super::addresses::is_local;
 use crate::model::fleet::{Abandoned, Remembered};
-use crate::sys::netlink;
 use crate::table::late_resets::LateResets;
 
 /// Own ones of which peers are told at a time.
@@ -28,7 +28,7 @@ impl UntoldQueue {
     pub(super) fn hear(&mut self, late_resets: &LateResets, all: &[Abandoned], now_ns: u64) {
         for one in all {
             // A peer tells of all again when its link is back.
-            if self.0.remember(*one, now_ns) && is_here(one.from.ip()) {
+            if self.0.remember(*one, now_ns) && is_local(one.from.ip()) {
                 late_resets.repeat(*one);
             }
         }
@@ -38,8 +38,4 @@ impl UntoldQueue {
     pub(super) fn came(&mut self, late_resets: &LateResets, vip: IpAddr, now_ns: u64) {
         self.0.all(now_ns).filter(|one| one.from.ip() == vip).for_each(|one| late_resets.repeat(one));
     }
-}
-
-fn is_here(ip: IpAddr) -> bool {
-    netlink::route(ip).is_ok_and(|route| route.is_local)
 }

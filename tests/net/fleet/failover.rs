@@ -1,6 +1,7 @@
 //! What clients see when an instance dies or lets its address go: for offloaded flows nothing, for the others at most a
 //! reset at once.
 
+mod addresses;
 mod again;
 mod carried;
 mod drills;

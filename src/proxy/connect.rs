@@ -16,6 +16,7 @@ use super::accept::Acceptor;
 use super::context::WorkerContext;
 use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
 use super::relay::Direction;
+use super::tell::tell_connecting;
 use super::timers::Due;
 use super::token::Token;
 use super::verdict::{FlowVerdict, errno};
@@ -30,6 +31,9 @@ use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
 use crate::table::flows::{Field, FlowState, pack_place};
 use pick::Picker;
 use source_ports::{Leg, SourcePorts};
+
+/// The peers are told of a flow that waits for a backend for longer. Most have one within a millisecond, and are told of once.
+const TELL_AFTER_NS: u64 = 20_000_000;
 
 /// One worker's way to the backends.
 #[derive(Debug)]
@@ -104,13 +108,12 @@ impl Connector {
             match started {
                 Ok(Leg { socket, source_port }) => {
                     let deadline_ns = cx.now_ns() + nanos(settings.connect_timeout);
-                    let hedge_ns = settings.hedge_after.map_or(u64::MAX, |after| cx.now_ns() + nanos(after));
-                    cx.timers.set(deadline_ns.min(hedge_ns), Due::Connect(flow.at));
                     let backend = place.0.id;
                     let started_at_ns = cx.now_ns();
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.attempts.push(attempt);
+                    set_deadline(cx, flow);
                     let word = pack_place(FlowState::Connecting, Some(backend));
                     cx.slot(flow.at.key()).set(Field::Place as usize, word);
                     return FlowVerdict::Keep;
@@ -201,10 +204,10 @@ impl Connector {
                 hedge.place.0.lanes[cx.number].hedged.add(1);
             }
         }
-        let Phase::Connecting(connecting) = &flow.phase else { return FlowVerdict::Keep };
-        if let Some(next) = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min() {
-            cx.timers.set(next, Due::Connect(flow.at));
+        if tell_at_ns(cx, flow).is_some_and(|at_ns| at_ns <= now_ns) {
+            tell_connecting(cx, flow);
         }
+        set_deadline(cx, flow);
         FlowVerdict::Keep
     }
 
@@ -240,6 +243,28 @@ impl Connector {
         drop(attempt.place);
         self.next_attempt(cx, acceptor, flow)
     }
+}
+
+/// Has a connecting flow looked at again when that may be of use.
+fn set_deadline(cx: &mut WorkerContext, flow: &Flow) {
+    let Phase::Connecting(connecting) = &flow.phase else { return };
+    let given_up = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min();
+    let hedged = match (&connecting.attempts[..], flow.frontend.settings.hedge_after) {
+        ([only], Some(after)) => Some(only.started_at_ns + nanos(after)),
+        _ => None,
+    };
+    // What could not be done when it was due is not tried again and again.
+    let sooner = [hedged, tell_at_ns(cx, flow)].into_iter().flatten().filter(|at_ns| *at_ns > cx.now_ns());
+    if let Some(at_ns) = sooner.chain(given_up).min() {
+        cx.timers.set(at_ns, Due::Connect(flow.at));
+    }
+}
+
+/// When the peers are to know of a connecting flow, if there are any who do not.
+fn tell_at_ns(cx: &WorkerContext, flow: &Flow) -> Option<u64> {
+    let Phase::Connecting(connecting) = &flow.phase else { return None };
+    let wanted = cx.table.fleet.is_enabled() && !connecting.told;
+    wanted.then_some(connecting.started_at_ns + TELL_AFTER_NS)
 }
 
 /// An event of the client's socket, while no backend has answered.

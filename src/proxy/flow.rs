@@ -101,6 +101,8 @@ pub(super) struct Connecting {
     /// The client sent something, which its kernel keeps until a backend is there.
     pub client_readable: bool,
     pub client_ends: bool,
+    /// The peers know of it.
+    pub told: bool,
 }
 
 /// One try to reach one backend. Dropping it gives back its place at the backend.
@@ -364,6 +366,7 @@ impl Connecting {
             last_failure: None,
             client_readable: false,
             client_ends: false,
+            told: false,
         })
     }
 }

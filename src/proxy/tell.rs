@@ -1,8 +1,10 @@
 //! What the peers of a fleet are told of a worker's flows. Without peers it costs one look at a flag.
 
+use std::os::fd::OwnedFd;
+
 use super::context::WorkerContext;
 use super::flow::{Flow, Phase};
-use crate::addr::{ClientAddr, VipAddr};
+use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FlowRecord, Keeping, Local};
@@ -16,14 +18,14 @@ pub(super) fn tell_established(cx: &WorkerContext, flow: &Flow) {
     if fleet.is_enabled()
         && let Some(record) = record(cx, flow)
     {
-        fleet.tell(|| Local::Established(Box::new(record)));
+        fleet.tell(|| Local::Begun(Box::new(record)));
     }
 }
 
 /// A flow without sockets of an earlier process has its place here. That it has none is the offload engine's to tell.
 pub(super) fn tell_found(cx: &WorkerContext, found: &Found) {
     cx.table.fleet.tell(|| {
-        Local::Established(Box::new(FlowRecord {
+        Local::Begun(Box::new(FlowRecord {
             id: found.id,
             ends: Ends { client: found.connection, vip: found.vip, local: found.local, backend: found.backend },
             client: found.record.client,
@@ -35,9 +37,36 @@ pub(super) fn tell_found(cx: &WorkerContext, found: &Found) {
     });
 }
 
-/// The flow is over, or another instance's. One that never had a backend was never told of.
+/// No backend has answered yet. Were the peers not to know of it, nobody could reset its client if this host died: a client whose
+/// request was acknowledged says nothing more.
+pub(super) fn tell_connecting(cx: &WorkerContext, flow: &mut Flow) {
+    let record = || {
+        let Phase::Connecting(connecting) = &flow.phase else { return None };
+        let attempt = connecting.attempts.last()?;
+        Some(FlowRecord {
+            id: flow.id,
+            ends: ends_between(flow, &connecting.client, &attempt.socket, attempt.address)?,
+            client: flow.client_addr,
+            backend_key: attempt.place.0.hash_key,
+            accepted_unix_ms: clock::unix_ms_of(flow.accepted_at_ns),
+            connect_us: 0,
+            keeping: Keeping::Sockets,
+        })
+    };
+    let Some(record) = record() else { return };
+    cx.table.fleet.tell(|| Local::Begun(Box::new(record)));
+    if let Phase::Connecting(connecting) = &mut flow.phase {
+        connecting.told = true;
+    }
+}
+
+/// The flow is over, or another instance's.
 pub(super) fn tell_ended(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
-    if flow.backend().is_some() {
+    let told = match &flow.phase {
+        Phase::Connecting(connecting) => connecting.told,
+        _ => flow.backend().is_some(),
+    };
+    if told {
         cx.table.fleet.tell(|| match reason {
             EndReason::Moved => Local::Left(flow.id),
             _ => Local::Ended(flow.id),
@@ -69,16 +98,19 @@ fn record(cx: &WorkerContext, flow: &Flow) -> Option<FlowRecord> {
 /// What both connections of a flow are between; `None`: as for [`record`].
 pub(super) fn ends_of(flow: &Flow) -> Option<Ends> {
     let Phase::Relaying(relaying) = &flow.phase else { return None };
-    let settings = &flow.frontend.settings;
-    // A header may have given it another name than its connection has.
-    let client = match settings.proxy_protocol.accept_from.is_empty() {
-        true => flow.client_addr,
-        false => ClientAddr::new(socket::peer_addr(&relaying.client).ok()?),
-    };
+    ends_between(flow, &relaying.client, &relaying.backend, relaying.backend_addr)
+}
+
+fn ends_between(flow: &Flow, client: &OwnedFd, leg: &OwnedFd, backend: BackendAddr) -> Option<Ends> {
+    let local = socket::local_addr(leg).ok()?;
     let vip = match flow.vip.ip().is_unspecified() {
-        true => VipAddr::new(socket::local_addr(&relaying.client).ok()?.socket_addr()),
+        true => VipAddr::new(socket::local_addr(client).ok()?.socket_addr()),
         false => flow.vip,
     };
-    let local = socket::local_addr(&relaying.backend).ok()?;
-    Some(Ends { client, vip, local, backend: relaying.backend_addr })
+    // A header may have given it another name than its connection has.
+    let client = match flow.frontend.settings.proxy_protocol.accept_from.is_empty() {
+        true => flow.client_addr,
+        false => ClientAddr::new(socket::peer_addr(client).ok()?),
+    };
+    Some(Ends { client, vip, local, backend })
 }

@@ -11,8 +11,9 @@ use crate::model::ids::FlowId;
 /// What happened to a flow of this instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Local {
-    /// Both legs are established, or the flow of another process or instance has become this one's.
-    Established(Box<FlowRecord>),
+    /// Both legs are established, or it has waited for a backend for a while, or the flow of another process or instance has
+    /// become this one's. Told again with other ends, it goes on between those.
+    Begun(Box<FlowRecord>),
     /// It goes on without sockets: these are closed, and the entries marked.
     Offloaded { id: FlowId, passage: Box<Passage> },
     /// It is over.

@@ -85,7 +85,7 @@ impl Mirror {
         let mut known = HashMap::new();
         for local in locals {
             let flow = match &local {
-                Local::Established(record) => record.id,
+                Local::Begun(record) => record.id,
                 Local::Offloaded { id, .. } | Local::Ended(id) | Local::Left(id) => *id,
             };
             let before = self.flows.get(&flow).map(FlowRecord::fleet_id);
@@ -93,7 +93,7 @@ impl Mirror {
                 known.entry(id).or_insert(true);
             }
             let changed = match local {
-                Local::Established(record) => {
+                Local::Begun(record) => {
                     let id = record.fleet_id();
                     known.entry(id).or_insert(false);
                     // Its id is given to another flow: what had it is over.
@@ -292,7 +292,7 @@ mod tests {
     use crate::model::fleet::testing::{passage, record};
 
     fn established(id: u64) -> Local {
-        Local::Established(Box::new(record(id)))
+        Local::Begun(Box::new(record(id)))
     }
 
     fn ids(changes: &[Change]) -> Vec<(u64, bool)> {

@@ -163,3 +163,53 @@ fn without_peers_flows_that_are_rehashed_at_birth_are_lost() {
         assert_eq!(failover::wait_lost(&mut conns), End::Rst);
     }
 }
+
+/// Found as clients that waited for ever: no backend had answered yet, so no instance but the dead one had heard of them, and they had
+/// nothing to send again.
+#[test]
+fn clients_whose_flows_still_connect_are_reset_when_their_host_dies() {
+    let test = "clients_whose_flows_still_connect_are_reset";
+    let slow = |config: Config| config.frontend("connect_timeout", "20s").health("interval", "60s");
+    for flows in [Flows::Proxied, Flows::Kept] {
+        let Some(fleet) = Fleet::new(test, 2, flows, slow).map(Fleet::with_owner) else { return };
+        for host in [&fleet.scene.lab.b1, &fleet.scene.lab.b2] {
+            host.drop_packets("input", "tcp dport 6443 tcp flags & syn == syn");
+        }
+        let client = &fleet.scene.lab.client;
+        let mut conns: Vec<_> = (0..5).map(|_| client.connect(fleet.vip)).collect();
+        conns.iter_mut().for_each(|conn| conn.send(1, 100).unwrap());
+        fleet.heir().wait_sees("lb-a", "flows", 5);
+        eventually(LONG, "all that they say is acknowledged", || client.tcp_queued().0 == 0);
+        fleet.owner().host.link_down();
+        fleet.heir().wait_sees("lb-a", "liveness", "dead");
+        fleet.take(fleet.heir());
+        println!("reset after {:?}", failover::all_reset(&mut conns));
+    }
+}
+
+/// The peers know a flow by the backend that has it, whichever was tried first.
+#[test]
+fn a_flow_that_was_told_of_while_it_connected_goes_on_at_another_backend_and_ends() {
+    let test = "a_flow_that_was_told_of_while_it_connected";
+    let slow = |config: Config| {
+        config.frontend("connect_timeout", "20s").frontend("hedge_after", "2s").health("interval", "60s")
+    };
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, slow).map(Fleet::with_owner) else { return };
+    let [b1, _b2] = [&fleet.scene.lab.b1, &fleet.scene.lab.b2].map(|host| {
+        host.drop_packets("input", "tcp dport 6443 tcp flags & syn == syn");
+        host
+    });
+    let mut conns: Vec<_> = (0..6).map(|_| fleet.scene.lab.client.connect(fleet.vip)).collect();
+    fleet.heir().wait_sees("lb-a", "flows", 6);
+    // Those that tried the other one first come here by a second attempt, or by SYN again.
+    b1.nft_clear();
+    conns.iter_mut().for_each(|conn| conn.echo(1, 100));
+    fleet.heir().wait_sees("lb-a", "flows", 6);
+    assert!(fleet.owner().baton.flows_of("b1") == 6, "{:?}", fleet.owner().baton.flows());
+    // By way of the peer's entries both ways.
+    fleet.let_go(fleet.owner());
+    fleet.take(fleet.heir());
+    conns.iter_mut().for_each(|conn| conn.echo(2, 100_000));
+    drop(conns);
+    fleet.heir().wait_sees("lb-a", "flows", 0);
+}

@@ -89,7 +89,7 @@ impl Fleet {
     }
 
     fn establish(&mut self, at: usize, ids: impl IntoIterator<Item = u64>) {
-        let locals = ids.into_iter().map(|id| Local::Established(Box::new(record(id))));
+        let locals = ids.into_iter().map(|id| Local::Begun(Box::new(record(id))));
         self.instances[at].handle_local(locals, self.now_ns);
     }
 
@@ -403,7 +403,7 @@ fn the_former_owner_hears_of_the_end_of_a_claimed_flow_after_the_claim_though_it
     let mut fleet = Fleet::linked(&["a", "b"]);
     let flow = record(1).fleet_id();
     fleet.instances[0].handle_command(PeerCommand::Claim { owner: name("b"), flows: vec![flow] }, fleet.now_ns);
-    fleet.instances[0].handle_local([Local::Established(Box::new(record(1))), Local::Ended(FlowId(1))], fleet.now_ns);
+    fleet.instances[0].handle_local([Local::Begun(Box::new(record(1))), Local::Ended(FlowId(1))], fleet.now_ns);
     fleet.talk();
     let place = |what: &dyn Fn(&Remote) -> bool| fleet.told[1].iter().position(what);
     let claimed = place(&|remote| matches!(remote, Remote::Claimed { .. }));

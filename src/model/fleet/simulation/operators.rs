@@ -18,7 +18,7 @@ impl World {
         self.begin(node);
         if let Some(process) = &mut self.nodes[node].process {
             let Process { next_id, accepted, sockets, connecting, taken, .. } = old;
-            let established = |record: &super::FlowRecord| super::Local::Established(Box::new(record.clone()));
+            let established = |record: &super::FlowRecord| super::Local::Begun(Box::new(record.clone()));
             process.locals.extend(sockets.values().map(established));
             process.next_id = process.next_id.max(next_id);
             (process.accepted, process.sockets, process.connecting, process.taken) =

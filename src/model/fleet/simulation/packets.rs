@@ -90,7 +90,7 @@ impl World {
     fn backend_is_heard(&mut self, node: usize, packet: &Packet) {
         let Some(process) = &mut self.nodes[node].process else { return };
         if let Some(record) = process.connecting.remove(&packet.record.id) {
-            process.locals.push(Local::Established(Box::new(record.clone())));
+            process.locals.push(Local::Begun(Box::new(record.clone())));
             process.sockets.insert(record.id, record);
         }
         self.enter(packet.client, Stage::Idle);

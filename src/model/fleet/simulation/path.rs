@@ -88,7 +88,7 @@ impl Path {
     fn tell_inherited(&mut self, record: &FlowRecord) {
         let (id, Keeping::Passage(passage)) = (record.id, record.keeping.clone()) else { return };
         let record = FlowRecord { keeping: Keeping::Sockets, ..record.clone() };
-        self.locals.extend([Local::Established(Box::new(record)), Local::Offloaded { id, passage }]);
+        self.locals.extend([Local::Begun(Box::new(record)), Local::Offloaded { id, passage }]);
     }
 
     pub(super) fn has_room(&self, entries: usize) -> bool {

@@ -177,7 +177,7 @@ fn pick(flows: &FlowTable, moves: &[Move], most: u32, idle_since_ns: u64, asked:
         moves.iter().map(|planned| (planned.id, (cap(planned.excess), BinaryHeap::new()))).collect();
     for flow in flows.iter() {
         let Some((cap, heap)) = flow.backend.and_then(|id| idle.get_mut(&id)) else { continue };
-        if flow.state.is_served() && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
+        if flow.state.is_served() && !flow.ending && flow.last_byte_ns() <= idle_since_ns && !asked.contains(&flow.id) {
             heap.push(Idle(flow));
             if heap.len() > *cap {
                 heap.pop();

@@ -39,7 +39,7 @@ impl Census {
         }
         let mut counts = Counts::new();
         for flow in flows.iter() {
-            counts.entry(flow.origin.frontend).or_default().add(flow.state);
+            counts.entry(flow.origin.frontend).or_default().add(&flow);
         }
         let counts = Arc::new(counts);
         let at_ns = now_ns();

@@ -77,6 +77,12 @@ impl TableCollector {
                 family.encode_family(&labels)?.encode_gauge(&(states.of(state) as i64))?;
             }
         }
+        let help = "Current flows whose end was ordered, and waits for its turn in the pace of resets";
+        let mut family = families.gauge("flows_ending", help)?;
+        for frontend in &frontends {
+            let ending = counts.get(&frontend.id).map_or(0, |states| states.ending);
+            family.encode_family(&[("frontend", &*frontend.name)])?.encode_gauge(&(ending as i64))?;
+        }
         let mut family = families.counter("flows_accepted", "Flows accepted", None)?;
         for frontend in &frontends {
             family.encode_family(&[("frontend", &*frontend.name)])?.counter(accepted(frontend))?;

@@ -113,7 +113,7 @@ fn troubles(page: &mut String, status: &Status) {
 fn figures(page: &mut String, status: &Status) {
     let totals = &status.totals;
     let states = FlowState::ALL.iter().map(|state| (totals.flows.of(*state), state.label()));
-    let states = states.filter(|(flows, _)| *flows > 0);
+    let states = states.chain([(totals.flows.ending, "about to be ended")]).filter(|(flows, _)| *flows > 0);
     let beneath: Vec<_> = states.map(|(flows, state)| format!("{} {state}", count(flows))).collect();
     let beneath = beneath.join(", ");
     page.push_str("<dl class=\"figures\">\n");

@@ -85,6 +85,9 @@ pub struct FlowFilter {
     pub client: Option<IpNet>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<FlowState>,
+    /// Only those whose end was ordered.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ending: bool,
     /// Further ones are only counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
@@ -135,6 +138,9 @@ pub struct FlowRow {
     pub client: SocketAddr,
     pub vip: SocketAddr,
     pub state: FlowState,
+    /// Its end was ordered, and waits for its turn in the order's pace.
+    #[serde(default)]
+    pub ending: bool,
     pub age_ms: u64,
     /// Since the last byte in either direction.
     pub idle_ms: u64,

@@ -14,7 +14,7 @@ use crate::model::fleet::InstanceName;
 use crate::model::health::{Cause, HealthState};
 use crate::table::backend::Service;
 use crate::table::fleet::MemberView;
-use crate::table::flows::FlowState;
+use crate::table::flows::{FlowState, FlowView};
 use crate::table::journal::Event;
 
 pub use build::{backend_status, peers_report};
@@ -137,6 +137,7 @@ pub struct FlowCounts {
     /// Their packets pass the proxy by.
     #[serde(default)]
     pub offloaded: u64,
+    /// Of all these: their end was ordered, and waits for its turn in the order's pace.
     pub ending: u64,
 }
 
@@ -214,11 +215,12 @@ pub struct BackendStatus {
 
 impl FlowCounts {
     pub fn sum(&self) -> u64 {
-        self.accepted + self.connecting + self.proxied + self.offloaded + self.ending
+        self.accepted + self.connecting + self.proxied + self.offloaded
     }
 
-    pub fn add(&mut self, state: FlowState) {
-        *self.of_mut(state) += 1;
+    pub fn add(&mut self, flow: &FlowView) {
+        *self.of_mut(flow.state) += 1;
+        self.ending += u64::from(flow.ending);
     }
 
     pub fn of(&self, state: FlowState) -> u64 {
@@ -227,7 +229,6 @@ impl FlowCounts {
             FlowState::Connecting => self.connecting,
             FlowState::Proxied => self.proxied,
             FlowState::Offloaded => self.offloaded,
-            FlowState::Ending => self.ending,
         }
     }
 
@@ -237,7 +238,6 @@ impl FlowCounts {
             FlowState::Connecting => &mut self.connecting,
             FlowState::Proxied => &mut self.proxied,
             FlowState::Offloaded => &mut self.offloaded,
-            FlowState::Ending => &mut self.ending,
         }
     }
 
@@ -245,6 +245,7 @@ impl FlowCounts {
         for state in FlowState::ALL {
             *self.of_mut(state) += other.of(state);
         }
+        self.ending += other.ending;
     }
 }
 

@@ -33,6 +33,9 @@ pub(super) struct FlowsArguments {
     /// Only those in one state.
     #[arg(long, value_parser = known_state())]
     pub state: Option<FlowState>,
+    /// Only those whose end was ordered, and which wait for their turn in the pace of resets.
+    #[arg(long)]
+    pub ending: bool,
     /// How many at most; 0: all [default: 100, all with --json].
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
@@ -49,6 +52,7 @@ pub(super) fn list(client: &mut Client, arguments: FlowsArguments, output: &Outp
         backend: arguments.backend.map(BackendName),
         client: arguments.client,
         state: arguments.state,
+        ending: arguments.ending,
         limit,
     });
     let mut rows = Vec::new();
@@ -88,13 +92,14 @@ fn in_words(rows: &[FlowRow], more: u64, output: &Output) -> String {
     ]);
     for row in rows {
         let weight = match row.state {
+            _ if row.ending => Weight::Bad,
             FlowState::Proxied | FlowState::Offloaded => Weight::Plain,
             FlowState::Accepted | FlowState::Connecting => Weight::Notice,
-            FlowState::Ending => Weight::Bad,
         };
+        let state = if row.ending { format!("{}, ending", row.state.label()) } else { row.state.label().to_owned() };
         grid.row([
             row.id.to_string().into(),
-            Cell::painted(weight, row.state.label()),
+            Cell::painted(weight, state),
             row.client.to_string().into(),
             row.frontend.as_str().into(),
             row.vip.to_string().into(),

@@ -81,7 +81,6 @@ impl Watcher {
 
     fn unordered(&self, with_sockets: bool) -> usize {
         let mine = self.shared.table.flows.iter().filter(|flow| flow.backend == Some(self.entry.id));
-        let is_met = |state| state != FlowState::Ending && !(with_sockets && state == FlowState::Offloaded);
-        mine.filter(|flow| is_met(flow.state)).count()
+        mine.filter(|flow| !(flow.ending || with_sockets && flow.state == FlowState::Offloaded)).count()
     }
 }

@@ -18,7 +18,7 @@ use crate::model::health::{Cause, HealthState};
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::Suspicion;
-use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
+use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
 use crate::table::journal::What;
 use crate::table::orders::{EndOrder, Pace, Selector};
 
@@ -137,7 +137,7 @@ impl Bench {
         let (_, key) = self.writer.insert(&self.table.flows, &origin).unwrap();
         assert!(entry.reserve());
         entry.frontend.active.fetch_add(1, Relaxed);
-        self.set(key, Field::Place, pack_place(FlowState::Proxied, Some(entry.id)));
+        self.set(key, Field::Place, FlowPlace::new(FlowState::Proxied, Some(entry.id)).pack());
         key
     }
 
@@ -260,7 +260,7 @@ async fn the_flows_of_a_backend_that_refuses_are_reset_also_those_that_come_late
     bench.until("the journal's line", || bench.events().iter().any(ordered)).await;
 
     let id = bench.entry("cp1").id;
-    bench.set(early, Field::Place, pack_place(FlowState::Ending, Some(id)));
+    bench.set(early, Field::Place, FlowPlace { state: FlowState::Proxied, ending: true, backend: Some(id) }.pack());
     while bench.table.orders.take(0).is_some() {}
     bench.flow("cp1");
     assert_eq!(bench.until_order("cp1").await.reason, EndReason::BackendEjected);

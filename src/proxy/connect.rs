@@ -28,7 +28,7 @@ use crate::model::proxy_protocol;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
 use crate::table::backend::{BackendEntry, ConnectFailure, Suspicion};
-use crate::table::flows::{Field, FlowState, pack_place};
+use crate::table::flows::Field;
 use pick::Picker;
 use source_ports::{Leg, SourcePorts};
 
@@ -108,14 +108,12 @@ impl Connector {
             match started {
                 Ok(Leg { socket, source_port }) => {
                     let deadline_ns = cx.now_ns() + nanos(settings.connect_timeout);
-                    let backend = place.0.id;
                     let started_at_ns = cx.now_ns();
                     let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
                     let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
                     current.attempts.push(attempt);
                     set_deadline(cx, flow);
-                    let word = pack_place(FlowState::Connecting, Some(backend));
-                    cx.slot(flow.at.key()).set(Field::Place as usize, word);
+                    cx.show_state(flow);
                     return FlowVerdict::Keep;
                 }
                 Err(error) => {
@@ -289,7 +287,6 @@ fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready)
     lane.connected.add(1);
     lane.connect.record(Duration::from_nanos(cx.now_ns().saturating_sub(winner.started_at_ns)));
     let slot = cx.slot(flow.at.key());
-    slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(winner.place.0.id)));
     slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
     let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
         true => Direction::beginning_with(proxy_header(flow)),
@@ -325,6 +322,7 @@ fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready)
         waits_for_turn: false,
         leaving: Leaving::default(),
     });
+    cx.show_state(flow);
     FlowVerdict::Serve
 }
 

@@ -23,7 +23,7 @@ use crate::sys::epoll::Epoll;
 use crate::sys::netlink;
 use crate::sys::process::file_limit;
 use crate::table::Table;
-use crate::table::flows::{Field, FlowKey, FlowState, ShardWriter, pack_place};
+use crate::table::flows::{Field, FlowKey, FlowPlace, FlowState, ShardWriter};
 use crate::table::offload::Ticket;
 use crate::table::slot::Slot;
 use crate::table::worker::WorkerState;
@@ -127,16 +127,19 @@ impl WorkerContext {
         self.unheard.tell(&self.table.late_resets, is_here);
     }
 
-    /// Shows again what a flow is doing after its end was called off.
+    /// Shows what a flow is doing.
     pub(super) fn show_state(&self, flow: &Flow) {
         let (state, backend) = match &flow.phase {
             Phase::Header(_) | Phase::Between => (FlowState::Accepted, None),
-            Phase::Connecting(_) => (FlowState::Connecting, None),
+            Phase::Connecting(connecting) => {
+                (FlowState::Connecting, connecting.attempts.last().map(|attempt| attempt.place.0.id))
+            }
             Phase::Relaying(relaying) => (FlowState::Proxied, relaying.backend_used()),
             Phase::Offloading(lent) => (FlowState::Proxied, Some(lent.place.0.id)),
             Phase::Offloaded { lent, .. } => (FlowState::Offloaded, Some(lent.place.0.id)),
         };
-        self.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, backend));
+        let place = FlowPlace { state, ending: flow.pending_end.is_some(), backend };
+        self.slot(flow.at.key()).set(Field::Place as usize, place.pack());
     }
 
     /// Whether flows may leave now, and which.

@@ -313,14 +313,6 @@ impl Flow {
         }
     }
 
-    /// As [`Flow::backend`], unless that has done its part.
-    pub(super) fn backend_used(&self) -> Option<BackendId> {
-        match &self.phase {
-            Phase::Relaying(relaying) => relaying.backend_used(),
-            _ => self.backend().map(|backend| backend.id),
-        }
-    }
-
     /// Whether its backend, or one that it tries to reach, is `id`.
     pub(super) fn uses_backend(&self, id: BackendId) -> bool {
         match &self.phase {

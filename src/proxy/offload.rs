@@ -20,7 +20,7 @@ use super::verdict::FlowVerdict;
 use super::watch::FlowWatch;
 use crate::model::end_reason::EndReason;
 use crate::sys::silence;
-use crate::table::flows::{Field, FlowState, pack_place};
+use crate::table::flows::Field;
 use crate::table::offload::{Candidate, Progress, Record, Request, SocketlessHold, Sockets, Stays, Ticket};
 
 /// A flow that was busy is tried again after this, twice that, and so on up to the second.
@@ -196,9 +196,8 @@ fn try_after(cx: &mut WorkerContext, flow: &mut Flow, wait: Duration) {
 /// The offload engine carries the flow from now on.
 pub(super) fn offloaded(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
     if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
-        let backend = lent.place.0.id;
         flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.part()) };
-        show(cx, flow, FlowState::Offloaded, backend);
+        cx.show_state(flow);
     }
     FlowVerdict::Keep
 }
@@ -311,12 +310,6 @@ fn account_path(cx: &WorkerContext, flow: &Flow, progress: &Progress) {
 pub(super) fn place_of(flows: &FlowSlab, ticket: Ticket) -> Option<FlowRef> {
     let flow = flows.at_key(ticket.key)?;
     (flow.id == ticket.id).then_some(flow.at)
-}
-
-fn show(cx: &WorkerContext, flow: &Flow, state: FlowState, backend: crate::model::ids::BackendId) {
-    if flow.pending_end.is_none() {
-        cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, Some(backend)));
-    }
 }
 
 impl Relaying {

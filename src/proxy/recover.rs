@@ -8,7 +8,7 @@ use super::context::slab::FlowSlab;
 use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase, patience_ns};
 use super::plane::{FrontendPlane, Plane};
 use super::tell::tell_found;
-use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
+use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
 use crate::table::offload::{Found, Request, SocketlessHold};
 
 /// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
@@ -29,7 +29,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
     };
     let slot = cx.slot(at.key());
     let words = [
-        (Field::Place, pack_place(FlowState::Offloaded, Some(backend.0.id))),
+        (Field::Place, FlowPlace::new(FlowState::Offloaded, Some(backend.0.id)).pack()),
         (Field::BytesToBackend, found.bytes_to_backend),
         (Field::BytesToClient, found.bytes_to_client),
         (Field::LastToBackendNs, found.last_to_backend_ns),

@@ -5,7 +5,7 @@ use crate::drain::Drain;
 use crate::model::balance::Preference;
 use crate::table::Table;
 use crate::table::backend::HealthView;
-use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
+use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
 use crate::table::orders::{EndOrder, Selector};
 
 const S: u64 = 1_000_000_000;
@@ -56,7 +56,7 @@ impl Bench {
         };
         let (_, key) = self.writer.insert(&self.table.flows, &origin).unwrap();
         let slot = self.table.flows.slot(&self.writer, key);
-        slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(backend.id)));
+        slot.set(Field::Place as usize, FlowPlace::new(FlowState::Proxied, Some(backend.id)).pack());
         slot.set(Field::LastToBackendNs as usize, last_byte_ns);
         backend.active.fetch_add(1, Relaxed);
         key

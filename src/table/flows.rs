@@ -42,12 +42,10 @@ pub enum FlowState {
     Proxied,
     /// Both legs are established, and its packets pass the proxy by.
     Offloaded,
-    /// Chosen to be reset; waits for its turn in the pace.
-    Ending,
 }
 
 impl FlowState {
-    pub const ALL: [FlowState; 5] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Offloaded, Self::Ending];
+    pub const ALL: [FlowState; 4] = [Self::Accepted, Self::Connecting, Self::Proxied, Self::Offloaded];
 
     pub fn label(self) -> &'static str {
         match self {
@@ -55,11 +53,10 @@ impl FlowState {
             Self::Connecting => "connecting",
             Self::Proxied => "proxied",
             Self::Offloaded => "offloaded",
-            Self::Ending => "ending",
         }
     }
 
-    /// Both legs are established, and nobody has ordered its end.
+    /// Both legs are established.
     pub fn is_served(self) -> bool {
         matches!(self, Self::Proxied | Self::Offloaded)
     }
@@ -79,7 +76,7 @@ pub struct FlowOrigin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Field {
-    /// `FlowState` and `BackendId`, packed; see [`pack_place`].
+    /// [`FlowPlace`], packed.
     Place,
     /// Bytes from client to backend.
     BytesToBackend,
@@ -105,6 +102,8 @@ pub struct FlowView {
     pub worker: usize,
     pub key: FlowKey,
     pub state: FlowState,
+    /// Its end was ordered, and waits for its turn in the order's pace.
+    pub ending: bool,
     /// `None` until one is picked.
     pub backend: Option<BackendId>,
     pub bytes_to_backend: u64,
@@ -346,15 +345,35 @@ impl ShardWriter {
 }
 
 /// The word for [`Field::Place`].
-pub fn pack_place(state: FlowState, backend: Option<BackendId>) -> u64 {
-    let backend = backend.map_or(0, |id| u64::from(id.0) + 1);
-    backend << 8 | state as u64
+/// What [`Field::Place`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowPlace {
+    pub state: FlowState,
+    pub ending: bool,
+    pub backend: Option<BackendId>,
 }
 
-fn unpack_place(word: u64) -> (FlowState, Option<BackendId>) {
-    let state = FlowState::ALL[(word & 0xff) as usize];
-    let backend = (word >> 8).checked_sub(1).map(|id| BackendId(id as u32));
-    (state, backend)
+impl FlowPlace {
+    const ENDING: u64 = 0x80;
+
+    /// Of a flow that nobody has ordered to end.
+    pub fn new(state: FlowState, backend: Option<BackendId>) -> Self {
+        Self { state, ending: false, backend }
+    }
+
+    pub fn pack(self) -> u64 {
+        let backend = self.backend.map_or(0, |id| u64::from(id.0) + 1);
+        let ending = if self.ending { Self::ENDING } else { 0 };
+        backend << 8 | ending | self.state as u64
+    }
+
+    fn unpack(word: u64) -> Self {
+        Self {
+            state: FlowState::ALL[(word & 0x7f) as usize],
+            ending: word & Self::ENDING != 0,
+            backend: (word >> 8).checked_sub(1).map(|id| BackendId(id as u32)),
+        }
+    }
 }
 
 fn identity(id: FlowId, origin: &FlowOrigin) -> [u64; IDENTITY_WORDS] {
@@ -368,7 +387,7 @@ fn identity(id: FlowId, origin: &FlowOrigin) -> [u64; IDENTITY_WORDS] {
 fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
     let [id, accepted_at_ns, client_high, client_low, vip_high, vip_low, ports, frontend] = copied.identity;
     let word = |field: Field| copied.live[field as usize];
-    let (state, backend) = unpack_place(word(Field::Place));
+    let FlowPlace { state, ending, backend } = FlowPlace::unpack(word(Field::Place));
     let origin = FlowOrigin {
         accepted_at_ns,
         client: ClientAddr::new(SocketAddr::new(words_ip(client_high, client_low), (ports >> 16) as u16)),
@@ -381,6 +400,7 @@ fn view(worker: usize, key: FlowKey, copied: &Copied) -> FlowView {
         worker,
         key,
         state,
+        ending,
         backend,
         bytes_to_backend: word(Field::BytesToBackend),
         bytes_to_client: word(Field::BytesToClient),
@@ -410,6 +430,18 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
+    #[test]
+    fn an_order_to_end_a_flow_does_not_hide_where_it_is() {
+        for state in FlowState::ALL {
+            for (ending, backend) in
+                [(false, None), (true, None), (false, Some(BackendId(0))), (true, Some(BackendId(7)))]
+            {
+                let place = FlowPlace { state, ending, backend };
+                assert_eq!(FlowPlace::unpack(place.pack()), place);
+            }
+        }
+    }
+
     fn origin(port: u16) -> FlowOrigin {
         FlowOrigin {
             accepted_at_ns: u64::from(port),
@@ -425,7 +457,7 @@ mod tests {
         let mut writer = table.writer(1);
         let (id, key) = writer.insert(&table, &origin(99)).unwrap();
         let slot = table.slot(&writer, key);
-        slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(BackendId(0))));
+        slot.set(Field::Place as usize, FlowPlace::new(FlowState::Proxied, Some(BackendId(0))).pack());
         slot.add(Field::BytesToBackend as usize, 10);
         let seen = table.find(id).unwrap();
         assert_eq!(seen.origin, origin(99));

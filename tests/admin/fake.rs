@@ -24,7 +24,7 @@ use baton::model::ids::{BackendId, FlowId};
 use baton::sys::clock::now_ns;
 use baton::table::Table;
 use baton::table::backend::{BackendEntry, HealthView};
-use baton::table::flows::{Field, FlowKey, FlowOrigin, FlowState, ShardWriter, pack_place};
+use baton::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
 use baton::table::orders::Selector;
 
 /// Flows of the fake instance, by backend.
@@ -179,7 +179,7 @@ fn fill(table: &Table, writers: &mut [ShardWriter]) -> Vec<Live> {
             let origin = FlowOrigin { accepted_at_ns: now, client, vip, frontend: frontend.id };
             let (id, key) = writers[worker].insert(&table.flows, &origin).unwrap();
             let slot = table.flows.slot(&writers[worker], key);
-            slot.set(Field::Place as usize, pack_place(FlowState::Proxied, Some(backend.id)));
+            slot.set(Field::Place as usize, FlowPlace::new(FlowState::Proxied, Some(backend.id)).pack());
             slot.set(Field::BytesToBackend as usize, 1000);
             live.push(Live { id, key, worker, client, backend: backend.id });
         }

@@ -58,6 +58,7 @@ pub(super) struct Matcher {
     pub backends: Option<Vec<BackendId>>,
     pub client: Option<IpNet>,
     pub state: Option<FlowState>,
+    pub ending: bool,
 }
 
 impl Matcher {
@@ -69,6 +70,7 @@ impl Matcher {
             backends: backends.map(|all| all.iter().map(|entry| entry.id).collect()),
             client: filter.client,
             state: filter.state,
+            ending: filter.ending,
         })
     }
 
@@ -77,6 +79,7 @@ impl Matcher {
             && self.backends.as_ref().is_none_or(|all| flow.backend.is_some_and(|it| all.contains(&it)))
             && self.client.is_none_or(|network| network.contains(&flow.origin.client.ip()))
             && self.state.is_none_or(|state| flow.state == state)
+            && (flow.ending || !self.ending)
     }
 
     /// All flows that match now.
@@ -121,6 +124,7 @@ impl Names {
             client: flow.origin.client.socket_addr(),
             vip: flow.origin.vip.socket_addr(),
             state: flow.state,
+            ending: flow.ending,
             age_ms: since_ms(flow.origin.accepted_at_ns),
             idle_ms: since_ms(flow.last_byte_ns()),
             bytes_to_backend: flow.bytes_to_backend,

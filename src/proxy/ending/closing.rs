@@ -23,7 +23,6 @@ use crate::proxy::flow::{Closing, Flow, Phase, Relaying, Side};
 use crate::proxy::verdict::{FlowVerdict, ended_by, errno, is_silence};
 use crate::proxy::watch::FlowWatch;
 use crate::sys::{silence, socket, tcp_info};
-use crate::table::flows::{Field, FlowState, pack_place};
 
 /// What has become of one end.
 enum ClosingLeg {
@@ -139,8 +138,7 @@ fn backend_may_be_over(cx: &WorkerContext, flow: &mut Flow) {
         && relaying.backend_used().is_none()
         && relaying.place.count_out()
     {
-        let state = if flow.pending_end.is_some() { FlowState::Ending } else { FlowState::Proxied };
-        cx.slot(flow.at.key()).set(Field::Place as usize, pack_place(state, None));
+        cx.show_state(flow);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::proxy::timers::Due;
 use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
 use crate::proxy::watch::FlowWatch;
-use crate::table::flows::{Field, FlowKey, FlowState, pack_place};
+use crate::table::flows::FlowKey;
 use crate::table::orders::{EndOrder, Pace, Selector};
 
 /// Gives each selected flow its turn within the order's pace. Returns those that are connecting and shall only give up a backend.
@@ -67,8 +67,7 @@ pub(in crate::proxy) fn end_due(cx: &WorkerContext, watch: &mut FlowWatch, flow:
 
 fn set_pending(cx: &WorkerContext, flow: &mut Flow, order: &EndOrder) {
     flow.pending_end = Some(PendingEnd { reason: order.reason, only_idle_for: order.only_idle_for });
-    let word = pack_place(FlowState::Ending, flow.backend_used());
-    cx.slot(flow.at.key()).set(Field::Place as usize, word);
+    cx.show_state(flow);
 }
 
 fn selects(order: &EndOrder, flow: &Flow) -> bool {
@@ -101,6 +100,7 @@ mod tests {
     use crate::model::end_reason::EndReason;
     use crate::model::ids::FlowId;
     use crate::proxy::testing::{context, enter};
+    use crate::table::flows::{Field, FlowPlace, FlowState};
     use crate::table::slot::Slot;
 
     #[test]
@@ -116,8 +116,9 @@ mod tests {
         cx.pass(Duration::from_secs(60));
         assert!(give_turns(&mut cx, &mut flows, &order).is_empty(), "none is connecting");
         let shown = |slot: &Slot| slot.word(Field::Place as usize);
-        let (ending, accepted) = [FlowState::Ending, FlowState::Accepted].map(|state| pack_place(state, None)).into();
-        assert_eq!([moves, idle].map(|at| shown(cx.slot(at.key()))), [ending; 2]);
+        let accepted = FlowPlace::new(FlowState::Accepted, None);
+        let ending = FlowPlace { ending: true, ..accepted };
+        assert_eq!([moves, idle].map(|at| shown(cx.slot(at.key()))), [ending.pack(); 2]);
         cx.slot(moves.key()).set(Field::LastToBackendNs as usize, cx.now_ns());
         let mut turn = |at| {
             let flow = flows.get_mut(at).unwrap();
@@ -125,7 +126,7 @@ mod tests {
         };
         assert!(matches!(turn(moves), (FlowVerdict::Keep, false)));
         assert!(matches!(turn(idle), (FlowVerdict::End(EndReason::Rebalanced, 0), true)));
-        assert_eq!(shown(cx.slot(moves.key())), accepted);
+        assert_eq!(shown(cx.slot(moves.key())), accepted.pack());
     }
 
     #[test]

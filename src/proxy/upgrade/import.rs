@@ -15,7 +15,7 @@ use crate::proxy::tell::tell_established;
 use crate::proxy::token::FlowRef;
 use crate::table::backend::BackendEntry;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
-use crate::table::flows::{Field, FlowOrigin, FlowState, pack_place};
+use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
 
 /// Frontends of imported flows that the configuration no longer has.
 #[derive(Debug, Default)]
@@ -56,7 +56,9 @@ pub(in crate::proxy) fn import(
     let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
     let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
     let (phase, words) = match (stage, backend) {
-        (Stage::Header, None) => (Phase::Header(client), vec![(Field::Place, pack_place(FlowState::Accepted, None))]),
+        (Stage::Header, None) => {
+            (Phase::Header(client), vec![(Field::Place, FlowPlace::new(FlowState::Accepted, None).pack())])
+        }
         (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, cx.now_ns())), Vec::new()),
         (Stage::Relaying(relayed), Some(socket)) => {
             let place = backend_at(cx, &frontend, &relayed).ok_or_else(|| {
@@ -126,7 +128,7 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendH
 
 fn words_of(relayed: &Relayed, entry: &BackendEntry) -> Vec<(Field, u64)> {
     vec![
-        (Field::Place, pack_place(FlowState::Proxied, Some(entry.id))),
+        (Field::Place, FlowPlace::new(FlowState::Proxied, Some(entry.id)).pack()),
         (Field::BytesToBackend, relayed.bytes_to_backend),
         (Field::BytesToClient, relayed.bytes_to_client),
         (Field::LastToBackendNs, relayed.last_to_backend_ns),

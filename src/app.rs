@@ -28,8 +28,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot, watch as latest};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::{Notify, watch as latest};
 
 use crate::addr::VipAddr;
 use crate::admin::Admin;
@@ -38,7 +37,7 @@ use crate::admin::flow_log::{self, FlowLogParts};
 use crate::admin::watchdog;
 use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, LifePhase};
-use crate::essential;
+use crate::essential::Tasks;
 use crate::fleet::failover::{self, FailoverParts};
 use crate::fleet::link::PeerLinkParts;
 use crate::health::{Checker, HealthParts};
@@ -96,9 +95,9 @@ pub struct Bound {
     upgrader: Arc<Upgrader>,
     /// What becomes of the upgrade that this process began with.
     outcome: Option<latest::Receiver<Option<Outcome>>>,
-    tasks: JoinSet<()>,
-    flow_log: JoinHandle<()>,
-    end_flow_log: oneshot::Sender<()>,
+    tasks: Tasks,
+    /// Takes what the last flows leave, and so ends after everything else.
+    flow_log: Tasks,
 }
 
 /// The parts of a running instance.
@@ -147,8 +146,8 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     }
     parts.core.proxy.reconfigure(&parts.config, bindings);
     let core = parts.core.clone();
-    let mut bound = Bound::new(parts, http, socket);
-    bound.tasks.spawn(essential::task("start", announce(core)));
+    let bound = Bound::new(parts, http, socket);
+    bound.tasks.spawn("start", announce(core));
     Ok(bound)
 }
 
@@ -260,28 +259,27 @@ impl Bound {
     fn new(parts: Parts, http: Option<SocketAddr>, socket: PathBuf) -> Self {
         let Parts { core, reloader, doors, upgrader, admin, metrics, .. } = parts;
         let table = core.table.clone();
-        let (end_flow_log, ended) = oneshot::channel();
-        let stop = async move { drop(ended.await) };
         let parts =
             FlowLogParts { workers: table.part(), registry: table.part(), journal: table.part(), census: table.part() };
-        let log = flow_log::run(parts, core.config.clone(), stop);
-        let flow_log = tokio::spawn(essential::task("flow log", log));
-        let mut tasks = JoinSet::new();
-        tasks.spawn(essential::task("rates", admin.sample_rates()));
-        tasks.spawn(essential::task("watchdog", watchdog::run(table.part(), table.part())));
-        tasks.spawn(essential::task("late resets", late_resets::run(table.part(), table.part())));
+        let flow_log = Tasks::default();
+        let config = core.config.clone();
+        flow_log.spawn_with("flow log", |ended| flow_log::run(parts, config, ended.cancelled_owned()));
+        let tasks = Tasks::default();
+        tasks.spawn("rates", admin.sample_rates());
+        tasks.spawn("watchdog", watchdog::run(table.part(), table.part()));
+        tasks.spawn("late resets", late_resets::run(table.part(), table.part()));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let parts =
             RebalanceParts { registry: table.part(), flows: table.part(), orders: table.part(), journal: table.part() };
         let moves = rebalance::run(parts, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
-        tasks.spawn(essential::task("rebalance", once_serving(phase.clone(), moves)));
+        tasks.spawn("rebalance", once_serving(phase.clone(), moves));
         let follow = once_serving(phase.clone(), watch::run(reloader.clone(), path, phase));
-        tasks.spawn(essential::task("configuration", follow));
+        tasks.spawn("configuration", follow);
         let vips = vips::keep(core.table.part(), core.latest.subscribe(), metrics);
-        tasks.spawn(essential::task("vips", once_serving(core.drain.watch(), vips)));
-        tasks.spawn(essential::task("sweep", sweep(core.clone())));
+        tasks.spawn("vips", once_serving(core.drain.watch(), vips));
+        tasks.spawn("sweep", sweep(core.clone()));
         let workers = core.proxy.workers();
-        Self { http, socket, workers, core, reloader, doors, upgrader, outcome: None, tasks, flow_log, end_flow_log }
+        Self { http, socket, workers, core, reloader, doors, upgrader, outcome: None, tasks, flow_log }
     }
 
     /// What replaces this process.
@@ -332,8 +330,8 @@ impl Bound {
         self.end().await;
     }
 
-    async fn end(mut self) {
-        self.tasks.shutdown().await;
+    async fn end(self) {
+        self.tasks.stop().await;
         let core = self.core.clone();
         // Joining threads may take a moment, which is not this runtime's to wait.
         let exit = move || {
@@ -341,8 +339,7 @@ impl Bound {
             core.offload.stop();
         };
         let _ = tokio::task::spawn_blocking(exit).await;
-        let _ = self.end_flow_log.send(());
-        let _ = self.flow_log.await;
+        self.flow_log.stop().await;
         drop(self.doors.take());
     }
 

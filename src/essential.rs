@@ -3,11 +3,17 @@
 //!
 //! `tests/house/layers.rs` lets nothing be spawned in another way, but for what it lists.
 
+use std::fmt;
+use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 use std::thread;
+
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// `work`, to be spawned. A panic in it aborts the process; its end or its being dropped does not.
 pub async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
@@ -18,6 +24,62 @@ pub async fn task<F: Future>(name: &'static str, work: F) -> F::Output {
         Err(_) => give_up(name),
     });
     polled.await
+}
+
+/// The tasks of one part, each of them [`task`]. Dropping it has them end at their next await; [`Tasks::stop`] waits until they have.
+#[derive(Default)]
+pub struct Tasks {
+    ended: CancellationToken,
+    all: TaskTracker,
+}
+
+impl Tasks {
+    /// Needs a tokio runtime.
+    pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_on(name, work, &Handle::current());
+    }
+
+    pub fn spawn_on(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
+        let until_ended = self.ended.clone().run_until_cancelled_owned(task(name, work));
+        self.all.spawn_on(
+            async move {
+                until_ended.await;
+            },
+            runtime,
+        );
+    }
+
+    /// A task that ends by itself once the token says that it is to, and has something to do then.
+    pub fn spawn_with<F>(&self, name: &'static str, work: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.all.spawn(task(name, work(self.ended.clone())));
+    }
+
+    /// Has all end.
+    pub fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// Has all end, and waits until they have.
+    pub async fn stop(&self) {
+        self.end();
+        self.all.close();
+        self.all.wait().await;
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tasks", self.all.len())
+    }
 }
 
 /// Starts a thread called `name`, of which [`task`]'s rule holds.
@@ -83,6 +145,48 @@ mod tests {
     fn a_panic_of_an_essential_thread_ends_the_process() {
         let signal = ends_by("a_panic_of_an_essential_thread_ends_the_process", || {
             let _ = thread("part", || panic!("as a fault would")).unwrap().join();
+        });
+        assert_eq!(signal, Some(libc::SIGABRT));
+    }
+
+    #[test]
+    fn the_tasks_of_a_part_end_with_it_and_a_stop_waits_for_their_last_words() {
+        runtime().block_on(async {
+            let (told, hears) = tokio::sync::oneshot::channel();
+            let (dropped, is_dropped) = tokio::sync::oneshot::channel::<()>();
+            let tasks = Tasks::default();
+            tasks.spawn("part", async move {
+                let _held = dropped;
+                std::future::pending::<()>().await;
+            });
+            tasks.spawn_with("part", |ended| async move {
+                ended.cancelled().await;
+                tokio::task::yield_now().await;
+                told.send(7).unwrap();
+            });
+            assert_eq!(tasks.all.len(), 2);
+            tasks.stop().await;
+            assert_eq!((hears.await, is_dropped.await.is_err(), tasks.all.len()), (Ok(7), true, 0));
+
+            let (dropped, is_dropped) = tokio::sync::oneshot::channel::<()>();
+            let tasks = Tasks::default();
+            tasks.spawn("part", async move {
+                let _held = dropped;
+                std::future::pending::<()>().await;
+            });
+            drop(tasks);
+            assert!(is_dropped.await.is_err(), "it ends with its part");
+        });
+    }
+
+    #[test]
+    fn a_panic_of_a_part_s_task_ends_the_process() {
+        let signal = ends_by("a_panic_of_a_part_s_task_ends_the_process", || {
+            runtime().block_on(async {
+                let tasks = Tasks::default();
+                tasks.spawn("part", async { panic!("as a fault would") });
+                std::future::pending::<()>().await;
+            });
         });
         assert_eq!(signal, Some(libc::SIGABRT));
     }

@@ -26,10 +26,9 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
 
 use crate::config::Config;
-use crate::essential;
+use crate::essential::Tasks;
 use crate::metrics::Metrics;
 use crate::model::health::machine::Arrival;
 use crate::model::health::{Dismissal, Order, SavedBackend};
@@ -65,7 +64,7 @@ pub struct HealthParts {
 #[derive(Debug)]
 pub struct Checker {
     shared: Arc<SharedHealth>,
-    strangers: JoinHandle<()>,
+    _strangers: Tasks,
 }
 
 /// An order was carried out; this is what is left to end.
@@ -116,7 +115,7 @@ struct Watched {
     entry: Arc<BackendEntry>,
     commands: mpsc::UnboundedSender<WatcherCommand>,
     first_probed: watch::Receiver<bool>,
-    task: JoinHandle<()>,
+    _task: Tasks,
     /// `Some` once it gets no flows for good.
     removed: Option<Dismissal>,
 }
@@ -138,8 +137,9 @@ impl Checker {
     ) -> Self {
         let (roster, latest) = (Mutex::default(), Mutex::new(config.clone()));
         let shared = Arc::new(SharedHealth { table, metrics, runtime, config: latest, roster });
-        let strangers = shared.runtime.spawn(essential::task("health", shared.clone().watch_strangers()));
-        let checker = Self { shared, strangers };
+        let strangers = Tasks::default();
+        strangers.spawn_on("health", shared.clone().watch_strangers(), &shared.runtime);
+        let checker = Self { shared, _strangers: strangers };
         let newcomers = Newcomers::AtStart(saved);
         checker.welcome(config, &newcomers);
         checker.see_off(config, &newcomers);
@@ -341,8 +341,8 @@ impl Checker {
 
 impl Drop for Checker {
     fn drop(&mut self) {
-        self.strangers.abort();
-        self.shared.roster().watched.values().for_each(|watched| watched.task.abort());
+        // The other tasks hold what is shared as well.
+        self.shared.roster().watched.clear();
     }
 }
 
@@ -364,9 +364,10 @@ impl SharedHealth {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (first, first_probed) = watch::channel(false);
         let watcher = Watcher::new(self.clone(), entry.clone(), spec, beginning, votes, inbox, first);
-        let task = self.runtime.spawn(essential::task("health", watcher.run()));
+        let task = Tasks::default();
+        task.spawn_on("health", watcher.run(), &self.runtime);
         let id = entry.id;
-        roster.watched.insert(id, Watched { entry, commands, first_probed, task, removed: None });
+        roster.watched.insert(id, Watched { entry, commands, first_probed, _task: task, removed: None });
     }
 
     fn roster(&self) -> MutexGuard<'_, Roster> {

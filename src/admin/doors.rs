@@ -8,14 +8,13 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::task::JoinHandle;
 
 use super::Admin;
 use super::http::{self, HttpLimits};
 use super::session::{self, SessionLimits};
 use super::unix::{self, OpenSocketError, SocketFile};
 use crate::config;
-use crate::essential;
+use crate::essential::Tasks;
 
 /// Why a door cannot be opened.
 #[derive(Debug, Error)]
@@ -50,14 +49,14 @@ struct HttpDoor {
     /// Another descriptor of the listening socket: what another process may be given.
     spare: OwnedFd,
     /// `None` while it is shut.
-    task: Option<Served>,
+    task: Option<Tasks>,
 }
 
 #[derive(Debug)]
 struct SocketDoor {
     file: SocketFile,
     spare: OwnedFd,
-    task: Option<Served>,
+    task: Option<Tasks>,
 }
 
 /// A door's listening socket on its way to another process.
@@ -81,16 +80,6 @@ enum WaitingSocket {
     Opened(UnixListener, SocketFile),
     /// The file is the other process's until this one serves.
     Inherited(UnixListener, PathBuf),
-}
-
-/// A task that ends with its owner.
-#[derive(Debug)]
-struct Served(JoinHandle<()>);
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Doors {
@@ -238,12 +227,16 @@ fn serve_socket(
     Ok(SocketDoor { file, spare, task: Some(served_socket(admin, listener)) })
 }
 
-fn served_http(admin: &Arc<Admin>, listener: TcpListener) -> Served {
+fn served_http(admin: &Arc<Admin>, listener: TcpListener) -> Tasks {
     let serve = http::serve(admin.clone(), listener, HttpLimits::default());
-    Served(tokio::spawn(essential::task("http door", serve)))
+    let tasks = Tasks::default();
+    tasks.spawn("http door", serve);
+    tasks
 }
 
-fn served_socket(admin: &Arc<Admin>, listener: UnixListener) -> Served {
+fn served_socket(admin: &Arc<Admin>, listener: UnixListener) -> Tasks {
     let serve = session::serve(admin.clone(), listener, SessionLimits::default());
-    Served(tokio::spawn(essential::task("admin socket", serve)))
+    let tasks = Tasks::default();
+    tasks.spawn("admin socket", serve);
+    tasks
 }

@@ -16,6 +16,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use super::{Admin, page};
 use crate::metrics::Exposition;
@@ -72,18 +73,19 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener, limits: HttpLimits)
                     None => HttpLimits { head: limits.hasty_head, connection: limits.hasty_head, ..limits },
                 };
                 let is_hasty = place.is_none();
-                let task = tokio::spawn(async move {
-                    serve_connection(admin, stream, limits).await;
-                    drop(place);
-                });
+                let cut_off = CancellationToken::new();
                 if is_hasty {
-                    hasty.push_back(task.abort_handle());
+                    hasty.push_back(cut_off.clone());
                 }
                 if hasty.len() > limits.hasty_connections
                     && let Some(oldest) = hasty.pop_front()
                 {
-                    oldest.abort();
+                    oldest.cancel();
                 }
+                tokio::spawn(async move {
+                    cut_off.run_until_cancelled(serve_connection(admin, stream, limits)).await;
+                    drop(place);
+                });
             }
             Err(error) => {
                 tracing::warn!(%error, "the HTTP server cannot accept a connection");

@@ -40,7 +40,7 @@ const FILE_LINES_MAX: usize = 600;
 
 /// Where something may be spawned that is no essential part: the file, what follows `spawn(`, and why its panic is its own.
 const INESSENTIAL: &[(&str, &str, &str)] = &[
-    ("admin/http.rs", "async move { serve_connection", "a conversation"),
+    ("admin/http.rs", "async move { cut_off", "a conversation"),
     ("admin/session.rs", "async move {", "a conversation"),
     ("app/upgrade.rs", "attend)", "sees to another process"),
     ("health/probe.rs", "async move { manner.attempt", "an attempt, which its probe sees fail"),
@@ -111,7 +111,28 @@ fn a_spawn_that_is_neither_essential_nor_listed_is_found() {
     assert_eq!(found("tasks.spawn(\n    once_serving(x));"), 1);
     assert_eq!(found("std::thread::Builder::new().spawn(work)?"), 1);
     assert_eq!(found("tokio::spawn(essential::task(\"vips\", run()));"), 0);
+    assert_eq!(found(&code_only("tasks.spawn(\"vips\", run());")), 0);
     assert_eq!(found("let run = spawn_blocking(walk); nft.spawn()?; scope.spawn(ask)"), 0);
+}
+
+/// Where tasks are stopped in another way than by `essential::Tasks` or a CancellationToken, and why.
+const STOPPED_OTHERWISE: &[(&str, &str)] = &[("health/probe.rs", "attempts race, and the first to end has won")];
+
+/// Or each part has its own: a handle to abort here, a dropped sender there, and nobody knows what ends when.
+#[test]
+fn tasks_are_stopped_in_one_way() {
+    let daemon = |source: &&Source| !["main", "cli", "lab"].contains(&source.module.as_str());
+    let other = |source: &&Source| !source.path.ends_with("essential.rs") && !source.path.ends_with("tests.rs");
+    let listed = |source: &&Source| !STOPPED_OTHERWISE.iter().any(|(file, _)| source.path.ends_with(file));
+    let sources = sources();
+    let faults: Vec<_> = sources.iter().filter(daemon).filter(other).filter(listed).flat_map(stop_faults).collect();
+    assert!(faults.is_empty(), "not by essential::Tasks or a CancellationToken:\n{}", faults.join("\n"));
+}
+
+fn stop_faults(source: &Source) -> Vec<String> {
+    let ways = ["JoinSet", "abort_handle(", ".abort()", "task::JoinHandle"];
+    let found = ways.iter().filter(|way| source.code.contains(**way));
+    found.map(|way| format!("{}: {way}", source.path.display())).collect()
 }
 
 /// Of the command line, `baton run` alone.
@@ -129,7 +150,8 @@ fn spawn_faults(path: &Path, code: &str) -> Vec<String> {
             && !code[at + "spawn(".len()..].starts_with(')')
     });
     let what = spawns.map(|(at, call)| words_of(&code[at + call.len()..]));
-    what.filter(|what| !what.starts_with("essential::"))
+    // `essential::Tasks` are told the name first, and what is in quotes is not among the code.
+    what.filter(|what| !what.starts_with("essential::") && !what.starts_with(','))
         .filter(|what| !INESSENTIAL.iter().any(|(file, begin, _)| path.ends_with(file) && what.starts_with(begin)))
         .map(|what| format!("{}: spawn({}", path.display(), what.chars().take(60).collect::<String>()))
         .collect()

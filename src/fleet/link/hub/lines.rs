@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::config;
-use crate::essential;
+use crate::essential::Tasks;
 use crate::fleet::link::connection::{Input, Site};
 use crate::fleet::link::secure::LinkError;
 
@@ -28,33 +27,32 @@ const STRANGERS_MAX: usize = 4;
 /// The tasks behind all links. Dropping it ends them, but for links that were admitted: those are the hub's to end.
 #[derive(Debug)]
 pub(super) struct Lines {
-    tasks: JoinSet<()>,
+    tasks: Arc<Tasks>,
 }
 
 impl Lines {
     /// Connects to those of `settings` that are this instance's to connect to, and listens.
     pub(super) fn open(site: &Site, settings: &config::Peers) -> Self {
-        Self::open_after(JoinSet::new(), site, settings)
+        Self::open_after(Arc::default(), site, settings)
     }
 
     /// As [`Lines::open`], in the place of these.
     pub(super) fn open_anew(&mut self, site: &Site, settings: &config::Peers) {
-        self.shut();
-        *self = Self::open_after(std::mem::take(&mut self.tasks), site, settings);
+        *self = Self::open_after(self.tasks.clone(), site, settings);
     }
 
-    fn open_after(before: JoinSet<()>, site: &Site, settings: &config::Peers) -> Self {
-        let mut tasks = JoinSet::new();
+    fn open_after(before: Arc<Tasks>, site: &Site, settings: &config::Peers) -> Self {
+        let tasks = Tasks::default();
         for peer in settings.peers.iter().filter(|peer| settings.name < peer.name) {
-            tasks.spawn(essential::task("peer connects", connect(site.clone(), settings.listen, peer.clone())));
+            tasks.spawn("peer connects", connect(site.clone(), settings.listen, peer.clone()));
         }
-        tasks.spawn(essential::task("peer listener", listen(before, site.clone(), settings.clone())));
-        Self { tasks }
+        tasks.spawn("peer listener", listen(before, site.clone(), settings.clone()));
+        Self { tasks: Arc::new(tasks) }
     }
 
     /// Neither connects nor listens any more.
-    pub(super) fn shut(&mut self) {
-        self.tasks.abort_all();
+    pub(super) fn shut(&self) {
+        self.tasks.end();
     }
 }
 
@@ -79,8 +77,9 @@ async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
 }
 
 /// Listens once `before` have ended, one of which may have the address.
-async fn listen(mut before: JoinSet<()>, site: Site, settings: config::Peers) {
-    while before.join_next().await.is_some() {}
+async fn listen(before: Arc<Tasks>, site: Site, settings: config::Peers) {
+    before.stop().await;
+    drop(before);
     let listener = bind(settings.listen).await;
     let (known, strangers) = (Arc::new(Semaphore::new(GREETED_MAX)), Arc::new(Semaphore::new(STRANGERS_MAX)));
     let is_known = |ip: IpAddr| settings.peers.iter().any(|peer| peer.address.ip() == ip);

@@ -14,6 +14,7 @@ pub mod histogram;
 pub mod humane;
 pub mod ids;
 pub mod neighbour;
+pub mod offload;
 pub mod pacing;
 pub mod proxy_protocol;
 pub mod rebalance;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::accept::Acceptor;
 use super::context::WorkerContext;
-use super::flow::{Attempt, BackendHold, Connecting, Flow, Leaving, Phase, Relaying};
+use super::flow::{Attempt, BackendHold, Connecting, Flow, Phase, Relaying};
 use super::relay::Direction;
 use super::tell::tell_connecting;
 use super::timers::Due;
@@ -24,6 +24,7 @@ use crate::addr::VipAddr;
 use crate::model::balance::{NoPick, Preference};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::BackendId;
+use crate::model::offload::Eligibility;
 use crate::model::proxy_protocol;
 use crate::sys::epoll::Ready;
 use crate::sys::socket;
@@ -320,7 +321,7 @@ fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready)
         delivering: false,
         lenient: false,
         waits_for_turn: false,
-        leaving: Leaving::default(),
+        eligibility: Eligibility::default(),
     });
     cx.show_state(flow);
     FlowVerdict::Serve

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use super::ending::unheard::Unheard;
 use super::flow::{Flow, Phase};
-use super::plane::{OffloadPolicy, Plane};
+use super::plane::Plane;
 use super::relay::Tools;
 use super::relay::pipes::PipePool;
 use super::shared::Shared;
 use super::timers::Timers;
 use super::token::Token;
 use crate::model::ids::FlowId;
+use crate::model::offload::OffloadPolicy;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::Epoll;
 use crate::sys::netlink;

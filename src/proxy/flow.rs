@@ -26,6 +26,7 @@ use super::token::FlowRef;
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
+use crate::model::offload::Eligibility;
 use crate::table::backend::{BackendEntry, ConnectFailure};
 use crate::table::flows::FlowOrigin;
 use crate::table::offload::SocketlessHold;
@@ -205,7 +206,7 @@ pub(super) struct Relaying {
     pub lenient: bool,
     /// It is in the worker's list of flows that had their fair share and want more.
     pub waits_for_turn: bool,
-    pub leaving: Leaving,
+    pub eligibility: Eligibility,
 }
 
 /// What is left of a flow whose sockets the offload engine has.
@@ -216,7 +217,7 @@ pub(super) struct Lent {
     /// As in [`Relaying`], for when the sockets come back.
     pub source_port: u16,
     pub attempt: u8,
-    pub leaving: Leaving,
+    pub eligibility: Eligibility,
     /// What the offload engine was asked for.
     pub ending: Option<EndAsked>,
 }
@@ -227,25 +228,6 @@ pub(super) struct EndAsked {
     pub reason: EndReason,
     /// Unless it moved a byte lately.
     pub only_if_idle: bool,
-}
-
-/// When a flow may be offloaded.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Leaving {
-    /// Requests of the client's that were answered.
-    pub round_trips: u32,
-    /// Monotonic ns before which it is not tried; [`Leaving::NEVER`].
-    pub not_before_ns: u64,
-    /// Times in a row that it was tried and was busy.
-    pub tries: u8,
-    /// Times in a row that an end of it was silent.
-    pub unseen: u8,
-    /// The offload engine looks at what its packets are like.
-    pub announced: bool,
-}
-
-impl Leaving {
-    pub(super) const NEVER: u64 = u64::MAX;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

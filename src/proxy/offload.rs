@@ -5,12 +5,11 @@
 //! go on do so: a connection for one short request would never get back what its offload costs.
 
 use std::mem;
-use std::time::Duration;
 
 use super::backlog::Backlog;
 use super::context::WorkerContext;
 use super::context::slab::FlowSlab;
-use super::flow::{EndAsked, Flow, Leaving, Lent, Phase, Relaying, patience_ns};
+use super::flow::{EndAsked, Flow, Lent, Phase, Relaying, patience_ns};
 use super::relay::{Direction, Pumped};
 use super::resume::{go_on, watch_again, watch_anew};
 use super::tell::ends_of;
@@ -19,22 +18,10 @@ use super::token::FlowRef;
 use super::verdict::FlowVerdict;
 use super::watch::FlowWatch;
 use crate::model::end_reason::EndReason;
+use crate::model::offload::OffloadRefusal;
 use crate::sys::silence;
 use crate::table::flows::Field;
 use crate::table::offload::{Candidate, Progress, Record, Request, SocketlessHold, Sockets, Stays, Ticket};
-
-/// A flow that was busy is tried again after this, twice that, and so on up to the second.
-const BUSY_WAIT: Duration = Duration::from_millis(2);
-const BUSY_WAIT_MAX: Duration = Duration::from_secs(1);
-
-/// Tries in a row, which take two seconds, after which a flow with a silent end counts as refused.
-const UNSEEN_TRIES: u8 = 11;
-
-/// While what becomes of others that offload decides, a flow is tried again after this.
-const TRIAL_WAIT: Duration = Duration::from_secs(2);
-
-/// While the map is full, an address taken, or none may be offloaded, a flow is tried again after this.
-const REFUSED_WAIT: Duration = Duration::from_secs(30);
 
 /// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
 pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict {
@@ -44,7 +31,7 @@ pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict 
     let now_ns = cx.now_ns();
     let Phase::Relaying(relaying) = &mut flow.phase else { return FlowVerdict::Keep };
     let closes = relaying.first_fin.is_some() || relaying.closing.is_some();
-    if now_ns < relaying.leaving.not_before_ns || closes {
+    if !relaying.eligibility.is_due(now_ns) || closes {
         return FlowVerdict::Keep;
     }
     match relaying.up.is_quiet() && relaying.down.is_quiet() && relaying.all_is_acknowledged() {
@@ -63,9 +50,7 @@ pub(super) fn read_and_leave(
     let Some(policy) = cx.offload_policy() else { return Ok(false) };
     let (now_ns, age_ns) = (cx.now_ns(), cx.now_ns().saturating_sub(flow.accepted_at_ns));
     let Phase::Relaying(relaying) = &mut flow.phase else { return Ok(false) };
-    let ripe = relaying.leaving.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
-    let leaving = &relaying.leaving;
-    if !ripe || !leaving.announced || now_ns < leaving.not_before_ns || flow.pending_end.is_some() {
+    if !relaying.eligibility.is_ripe(policy, age_ns, now_ns) || flow.pending_end.is_some() {
         return Ok(false);
     }
     if relaying.first_fin.is_some() || !relaying.up.reads() || !relaying.down.is_quiet() {
@@ -90,20 +75,16 @@ pub(super) fn announce_if_near(cx: &WorkerContext, flow: &mut Flow) {
     let Some(policy) = cx.offload_policy() else { return };
     let age_ns = cx.now_ns().saturating_sub(flow.accepted_at_ns);
     let Phase::Relaying(relaying) = &mut flow.phase else { return };
-    let Leaving { round_trips, not_before_ns, announced, .. } = relaying.leaving;
-    let near = round_trips + 1 >= policy.round_trips || age_ns >= policy.after_ns;
-    if announced || !near || not_before_ns == Leaving::NEVER {
-        return;
-    }
-    relaying.leaving.announced = true;
-    if let Some(ends) = ends_of(flow) {
+    if relaying.eligibility.announce(policy, age_ns)
+        && let Some(ends) = ends_of(flow)
+    {
         cx.table.offload.ask(Request::Witness { id: flow.id, ends });
     }
 }
 
 /// The flow ends in its sockets, and the offload engine need not look at it any more.
 pub(super) fn forget_announced(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
-    if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.leaving.announced) {
+    if matches!(&flow.phase, Phase::Relaying(relaying) if relaying.eligibility.is_announced()) {
         let slot = cx.slot(flow.at.key());
         let bytes = [Field::BytesToBackend, Field::BytesToClient].map(|field| slot.word(field as usize));
         cx.table.offload.ask(Request::Forget { id: flow.id, reason, bytes });
@@ -133,8 +114,7 @@ pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &m
     let now_ns = cx.now_ns();
     for flow in flows.iter_mut() {
         let Phase::Relaying(relaying) = &mut flow.phase else { continue };
-        if relaying.leaving.not_before_ns != Leaving::NEVER {
-            relaying.leaving = Leaving { not_before_ns: 0, tries: 0, ..relaying.leaving };
+        if relaying.eligibility.try_again() {
             watch.ripen_now(now_ns, flow.at);
         }
     }
@@ -142,8 +122,9 @@ pub(super) fn try_all_again(cx: &WorkerContext, watch: &mut FlowWatch, flows: &m
 
 fn lend(cx: &WorkerContext, flow: &mut Flow) {
     let Phase::Relaying(relaying) = mem::replace(&mut flow.phase, Phase::Between) else { return };
-    let Relaying { client, backend, backend_addr, place, source_port, attempt, mut up, mut down, leaving, .. } =
-        relaying;
+    let Relaying {
+        client, backend, backend_addr, place, source_port, attempt, mut up, mut down, mut eligibility, ..
+    } = relaying;
     if flow.shared {
         // Another process's descriptors would keep the registration alive (epoll(7), Q6).
         let _ = cx.epoll.forget(&client);
@@ -164,32 +145,16 @@ fn lend(cx: &WorkerContext, flow: &mut Flow) {
         bytes_to_client: word(Field::BytesToClient),
         patience_ns: patience_ns(flow),
     };
-    let leaving = Leaving { announced: true, ..leaving };
-    flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, leaving, ending: None });
+    eligibility.offered();
+    flow.phase = Phase::Offloading(Lent { backend_addr, place, source_port, attempt, eligibility, ending: None });
     cx.table.offload.ask(Request::Offload(Box::new(candidate)));
 }
 
 /// Sets the next try of a flow that was busy.
 fn try_again(cx: &mut WorkerContext, flow: &mut Flow) {
+    let now_ns = cx.now_ns();
     if let Phase::Relaying(relaying) = &mut flow.phase {
-        let wait = BUSY_WAIT.saturating_mul(1 << relaying.leaving.tries.min(16)).min(BUSY_WAIT_MAX);
-        relaying.leaving.tries = relaying.leaving.tries.saturating_add(1);
-        try_after(cx, flow, wait);
-    }
-}
-
-/// As [`try_again`], for one of whose ends an answer is awaited.
-fn try_unseen(cx: &mut WorkerContext, flow: &mut Flow) {
-    if let Phase::Relaying(Relaying { leaving, .. }) = &mut flow.phase {
-        (leaving.tries, leaving.unseen) = (leaving.unseen, leaving.unseen + 1);
-    }
-    try_again(cx, flow);
-}
-
-fn try_after(cx: &mut WorkerContext, flow: &mut Flow, wait: Duration) {
-    if let Phase::Relaying(relaying) = &mut flow.phase {
-        relaying.leaving.not_before_ns = cx.now_ns() + wait.as_nanos() as u64;
-        cx.timers.set(relaying.leaving.not_before_ns, Due::Leave(flow.at));
+        cx.timers.set(relaying.eligibility.busy(now_ns), Due::Leave(flow.at));
     }
 }
 
@@ -212,10 +177,18 @@ pub(super) fn take_back(
     why: Stays,
 ) -> FlowVerdict {
     let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) else { return FlowVerdict::Keep };
-    let Lent { backend_addr, place, source_port, attempt, leaving, ending } = lent;
+    let Lent { backend_addr, place, source_port, attempt, mut eligibility, ending } = lent;
     let Sockets { client, backend, held_up, held_down } = sockets;
     let shared = flow.shared;
-    let leaving = Leaving { unseen: if why == Stays::Unseen { leaving.unseen } else { 0 }, ..leaving };
+    let refusal = match why {
+        _ if why.for_good() => OffloadRefusal::ForGood,
+        Stays::Busy => OffloadRefusal::Busy,
+        // An end that does not answer what it is asked may speak by itself.
+        Stays::Unseen => OffloadRefusal::Unseen,
+        Stays::Resets if !cx.table.offload.is_stopped() => OffloadRefusal::Trial,
+        _ => OffloadRefusal::ForNow,
+    };
+    let again_ns = eligibility.refused(refusal, cx.now_ns());
     flow.phase = Phase::Relaying(Relaying {
         client,
         backend,
@@ -232,19 +205,14 @@ pub(super) fn take_back(
         delivering: false,
         lenient: true,
         waits_for_turn: false,
-        leaving,
+        eligibility,
     });
     if let Some(asked) = ending.filter(|asked| !asked.only_if_idle) {
         return FlowVerdict::End(asked.reason, 0);
     }
     cx.slot(flow.at.key()).set(Field::Stays as usize, Stays::pack(Some(why)));
-    match (why, why.for_good()) {
-        (_, true) => stay_for_good(flow),
-        (Stays::Busy, _) => try_again(cx, flow),
-        // An end that does not answer what it is asked may speak by itself.
-        (Stays::Unseen, _) if leaving.unseen < UNSEEN_TRIES => try_unseen(cx, flow),
-        (Stays::Resets, _) if !cx.table.offload.is_stopped() => try_after(cx, flow, TRIAL_WAIT),
-        _ => try_after(cx, flow, REFUSED_WAIT),
+    if let Some(at_ns) = again_ns {
+        cx.timers.set(at_ns, Due::Leave(flow.at));
     }
     let watched = match shared {
         true => watch_again(cx, flow),
@@ -253,12 +221,6 @@ pub(super) fn take_back(
     match watched {
         Ok(()) => go_on(cx, watch, backlog, flow),
         Err(error) => FlowVerdict::End(EndReason::Internal, error.raw_os_error().unwrap_or(0)),
-    }
-}
-
-fn stay_for_good(flow: &mut Flow) {
-    if let Phase::Relaying(relaying) = &mut flow.phase {
-        relaying.leaving.not_before_ns = Leaving::NEVER;
     }
 }
 

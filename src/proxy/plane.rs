@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::addr::VipAddr;
 use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
+use crate::model::offload::OffloadPolicy;
 use crate::sys::process::file_limit;
 use crate::sys::socket::SocketTimeouts;
 use crate::table::Table;
@@ -24,17 +25,6 @@ pub(super) struct Plane {
     pub carried: usize,
     /// `None`: every flow stays proxied.
     pub leave: Option<OffloadPolicy>,
-}
-
-/// Which flows may leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OffloadPolicy {
-    pub round_trips: u32,
-    pub after_ns: u64,
-}
-
-impl OffloadPolicy {
-    pub(super) const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
 }
 
 /// One frontend: what its flows need to know.

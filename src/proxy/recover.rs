@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::accept::admission::{FrontendHold, count_source};
 use super::context::WorkerContext;
 use super::context::slab::FlowSlab;
-use super::flow::{Arrival, BackendHold, Flow, Leaving, Lent, Phase, patience_ns};
+use super::flow::{Arrival, BackendHold, Flow, Lent, Phase, patience_ns};
 use super::plane::{FrontendPlane, Plane};
 use super::tell::tell_found;
+use crate::model::offload::Eligibility;
 use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
 use crate::table::offload::{Found, Request, SocketlessHold};
 
@@ -43,7 +44,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
         place: backend,
         source_port: 0,
         attempt: 0,
-        leaving: Leaving::default(),
+        eligibility: Eligibility::default(),
         ending: None,
     };
     let flow = Flow::new(Arrival {

@@ -160,8 +160,9 @@ impl Relay<'_> {
         }
         if moved.read > 0 {
             // Several requests answered at once count as one.
-            relaying.leaving.round_trips += u32::from(relaying.unanswered_since_ns != 0);
-            relaying.unanswered_since_ns = 0;
+            if std::mem::take(&mut relaying.unanswered_since_ns) != 0 {
+                relaying.eligibility.count_round_trip();
+            }
         }
         if ends || moved.written > 0 {
             self.watch.look_after(self.cx, flow);

@@ -4,10 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::message::{Arriving, ImportError};
+use crate::model::offload::Eligibility;
 use crate::proxy::accept::admission::{FrontendHold, count_source};
 use crate::proxy::context::WorkerContext;
 use crate::proxy::context::slab::FlowSlab;
-use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Leaving, Phase, Relaying, Side};
+use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Phase, Relaying, Side};
 use crate::proxy::plane::FrontendPlane;
 use crate::proxy::relay::Direction;
 use crate::proxy::resume::watch_again;
@@ -122,7 +123,7 @@ fn relaying(relayed: Relayed, client: OwnedFd, backend: OwnedFd, place: BackendH
         delivering: false,
         lenient: true,
         waits_for_turn: false,
-        leaving: Leaving::default(),
+        eligibility: Eligibility::default(),
     }
 }
 

@@ -1,0 +1,155 @@
+//! When a flow is offered to the offload engine, and when again after a refusal.
+//!
+//! ```text
+//!            nearly enough round trips,
+//!            or old enough                 enough, and nothing under way
+//!   Young ───────────────────▶ Announced ───────────────────────────────▶ Offered ──▶ offloaded
+//!                                  ▲                                         │
+//!                                  ├──── after 2 ms, 4 ms … 1 s ◀── busy ────┤
+//!                                  ├──── after 2 s or 30 s ◀─────── refused ─┤
+//!                                  │                         refused for good ──▶ proxied until it ends
+//!                                  └──── at once: a reload, an evacuation
+//! ```
+//! Times are nanoseconds on one clock, which is passed in.
+
+#[cfg(test)]
+mod tests;
+
+/// A flow that was busy is tried again after this, twice that, and so on up to the most.
+const BUSY_WAIT_NS: u64 = 2_000_000;
+const BUSY_WAIT_MAX_NS: u64 = 1_000_000_000;
+
+/// Tries in a row, which take two seconds, after which a flow with a silent end counts as refused.
+const UNSEEN_TRIES: u8 = 11;
+
+/// While what becomes of others that offload decides, a flow is tried again after this.
+const TRIAL_WAIT_NS: u64 = 2_000_000_000;
+
+/// While the map is full, an address taken, or none may be offloaded, a flow is tried again after this.
+const REFUSED_WAIT_NS: u64 = 30_000_000_000;
+
+/// Which flows are offloaded: those with so many answered requests, or of this age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffloadPolicy {
+    pub round_trips: u32,
+    pub after_ns: u64,
+}
+
+impl OffloadPolicy {
+    pub const AT_ONCE: OffloadPolicy = OffloadPolicy { round_trips: 0, after_ns: 0 };
+}
+
+/// Why a flow was not offloaded when it was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadRefusal {
+    /// Bytes were under way.
+    Busy,
+    /// An end of it has sent nothing yet, and may by itself.
+    Unseen,
+    /// It waits for what becomes of others.
+    Trial,
+    /// What is in its way may pass.
+    ForNow,
+    ForGood,
+}
+
+/// How far one flow is on its way to be offloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Eligibility {
+    /// Requests of the client's that were answered.
+    round_trips: u32,
+    /// Before that it is not tried; [`NEVER`].
+    not_before_ns: u64,
+    /// Times in a row that it was tried and was busy.
+    tries: u8,
+    /// Times in a row that an end of it was silent.
+    unseen: u8,
+    announced: bool,
+}
+
+const NEVER: u64 = u64::MAX;
+
+impl Eligibility {
+    /// A request was answered.
+    pub fn count_round_trip(&mut self) {
+        self.round_trips = self.round_trips.saturating_add(1);
+    }
+
+    /// A request has just been passed on. True once, if the flow may be offloaded with the next one: the offload engine then begins
+    /// to look at what its packets are like.
+    pub fn announce(&mut self, policy: OffloadPolicy, age_ns: u64) -> bool {
+        let near = self.round_trips.saturating_add(1) >= policy.round_trips || age_ns >= policy.after_ns;
+        let announces = near && !self.announced && !self.is_refused_for_good();
+        self.announced |= announces;
+        announces
+    }
+
+    /// Whether the offload engine knows of it.
+    pub fn is_announced(&self) -> bool {
+        self.announced
+    }
+
+    /// Whether it may be tried if nothing is under way: no refusal is too recent.
+    pub fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.not_before_ns && !self.is_refused_for_good()
+    }
+
+    /// Whether it may be tried with the request that has just come.
+    pub fn is_ripe(&self, policy: OffloadPolicy, age_ns: u64, now_ns: u64) -> bool {
+        let grown = self.round_trips >= policy.round_trips || age_ns >= policy.after_ns;
+        grown && self.announced && self.is_due(now_ns)
+    }
+
+    /// It was offered to the offload engine, which looks at it from then on.
+    pub fn offered(&mut self) {
+        self.announced = true;
+    }
+
+    /// Bytes were under way in its sockets, so it was not offered. Returns when it is to be tried again.
+    pub fn busy(&mut self, now_ns: u64) -> u64 {
+        self.not_before_ns = now_ns + self.busy_wait_ns();
+        self.not_before_ns
+    }
+
+    /// It was offered, and not offloaded. Returns when it is to be tried again; `None`: never.
+    pub fn refused(&mut self, why: OffloadRefusal, now_ns: u64) -> Option<u64> {
+        if why == OffloadRefusal::ForGood {
+            self.not_before_ns = NEVER;
+            return None;
+        }
+        let wait_ns = match why {
+            OffloadRefusal::Unseen if self.unseen < UNSEEN_TRIES => {
+                self.tries = self.unseen;
+                self.unseen += 1;
+                self.busy_wait_ns()
+            }
+            OffloadRefusal::Busy => self.busy_wait_ns(),
+            OffloadRefusal::Trial => TRIAL_WAIT_NS,
+            _ => REFUSED_WAIT_NS,
+        };
+        if why != OffloadRefusal::Unseen {
+            self.unseen = 0;
+        }
+        self.not_before_ns = now_ns + wait_ns;
+        Some(self.not_before_ns)
+    }
+
+    /// What refused it may be gone. True if it is to be tried at once.
+    pub fn try_again(&mut self) -> bool {
+        if self.is_refused_for_good() {
+            return false;
+        }
+        (self.not_before_ns, self.tries) = (0, 0);
+        true
+    }
+
+    fn is_refused_for_good(&self) -> bool {
+        self.not_before_ns == NEVER
+    }
+
+    fn busy_wait_ns(&mut self) -> u64 {
+        let wait_ns = (BUSY_WAIT_NS << self.tries.min(16)).min(BUSY_WAIT_MAX_NS);
+        self.tries = self.tries.saturating_add(1);
+        wait_ns
+    }
+}

@@ -12,6 +12,7 @@
 //! ```
 //! Times are nanoseconds on one clock, which is passed in.
 
+pub mod in_flight;
 #[cfg(test)]
 mod tests;
 

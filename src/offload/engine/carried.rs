@@ -19,6 +19,7 @@
 //! ```
 
 use crate::model::ids::FlowId;
+use crate::model::offload::in_flight::InFlight;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Ends, Entry};
 use crate::table::offload::{Found, Progress, Record, Sockets, Ticket};
@@ -83,28 +84,6 @@ pub(super) struct Lent {
     pub since_ns: u64,
 }
 
-/// What goes through the sockets in one direction while the entries are there already.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct InFlight {
-    /// Where the receiving leg began.
-    pub base: u32,
-    pub written: u32,
-    pub fin: bool,
-    /// Behind the last byte that the sending leg's socket had when the entries were made, and how many bytes in between
-    /// there were then.
-    pub position: u32,
-    pub at_first: u32,
-    /// The receiver's last acknowledgement that the receiving leg's socket was told of.
-    pub told: u32,
-    /// Bytes that the sending leg's socket was told have come, though they went by the entries.
-    pub passed_by: u32,
-    /// Segments that were sent so, and bytes of one.
-    pub segments: u32,
-    pub segment_max: u32,
-    /// Up to where the entry was told of what came into the sending leg's socket.
-    pub shown: u32,
-}
-
 /// What was last seen of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CounterSnapshot {
@@ -152,28 +131,6 @@ impl CounterSnapshot {
             acked: seen.acked as u32,
             taken: entry.taken(),
         }
-    }
-}
-
-impl InFlight {
-    /// What the receiver must acknowledge before the socket may go.
-    pub(super) fn end(&self) -> u32 {
-        self.base.wrapping_add(self.written).wrapping_add(u32::from(self.fin))
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.written == 0 && !self.fin
-    }
-
-    /// Whether the receiving leg's socket will soon send something again unless it is told that it has arrived.
-    pub(super) fn is_hasty(&self) -> bool {
-        self.segments > 1 && self.told != self.end()
-    }
-
-    /// What the sending leg's socket expects next, while `held` bytes of it wait to be written.
-    pub(super) fn expected(&self, held: usize) -> u32 {
-        let slipped_in = self.written.wrapping_add(held as u32).wrapping_sub(self.at_first);
-        self.position.wrapping_add(slipped_in).wrapping_add(u32::from(self.fin)).wrapping_add(self.passed_by)
     }
 }
 

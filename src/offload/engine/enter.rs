@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::carried::{Carried, CounterSnapshot, Entered, InFlight, Lent, Step};
+use super::carried::{Carried, CounterSnapshot, Entered, Lent, Step};
 use super::flows::Flows;
 use super::quiet::begin_asking;
 use super::settle::Settling;
 use super::witness::Witnesses;
 use super::{Outside, note};
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
+use crate::model::offload::in_flight::{InFlight, InFlightStart};
 use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
 use crate::offload::entry::{Egress, Ends, Identity, Splice, Start};
 use crate::offload::program::{InstallError, LegAddresses};
@@ -268,15 +269,7 @@ fn fail(outside: &mut Outside, witnesses: &mut Witnesses, candidate: Candidate, 
 
 fn in_flight(must_ack: u32, bytes: u32, start: &Start, segment_max: u32) -> InFlight {
     let base = must_ack.wrapping_sub(bytes);
-    InFlight {
-        base,
-        position: start.position,
-        at_first: bytes,
-        told: base,
-        segment_max,
-        shown: start.position,
-        ..InFlight::default()
-    }
+    InFlight::new(InFlightStart { base, position: start.position, between: bytes, segment_max })
 }
 
 /// As the kernel has them: a PROXY header may have given the flow other names.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Outside;
 use super::barrier::RcuBarrier;
-use super::carried::{Carried, InFlight, Lent, Step};
+use super::carried::{Carried, Lent, Step};
 use super::flows::Flows;
 use super::reset::{look, over, reset};
 use super::tell::tell_offloaded;
@@ -16,6 +16,7 @@ use super::watch::has_moved;
 use super::wire::EngineWire;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
+use crate::model::offload::in_flight::{InFlight, SeenByEntries, SlippedIn};
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Entry, Key};
@@ -37,8 +38,7 @@ const HASTE: Duration = Duration::from_millis(1);
 /// Bytes that are read from a socket at a time.
 const CHUNK: usize = 4096;
 
-/// Bytes that a socket is told of in one packet, far less than any window of its own, and packets of one turn.
-const ZEROS: u16 = 16 * 1024;
+/// Packets of one turn that stand for bytes which went another way.
 const ZEROS_AT_ONCE: usize = 1024;
 
 /// A socket failed while its flow was between two steps.
@@ -149,7 +149,9 @@ impl Settling {
         let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
         let (acknowledged, overdue) = match outside.program.entries(keys) {
             _ if !whole => (false, overdue),
-            Ok([Some(up), Some(down)]) => (arrived(&lent.up, &down, &up) && arrived(&lent.down, &up, &down), overdue),
+            Ok([Some(up), Some(down)]) => {
+                (lent.up.has_arrived(seen(&down, &up)) && lent.down.has_arrived(seen(&up, &down)), overdue)
+            }
             // Somebody has removed the entries: the sockets are all that is left of the flow.
             Ok(_) => return lost(outside, flows, id),
             // It may have been acknowledged long ago.
@@ -213,13 +215,13 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
         (down, sockets.held_down.len(), FlowDirection::ToClient),
     ];
     for (in_flight, held, direction) in slipped {
-        let position = in_flight.expected(held);
-        if position != in_flight.shown.wrapping_add(in_flight.passed_by) {
-            let change = if in_flight.fin { EntryChange::Fin(position) } else { EntryChange::Sent(position) };
-            if let Err(error) = program.change(&[flow.ends.key(direction)], change) {
-                tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
-            }
-            in_flight.shown = position.wrapping_sub(in_flight.passed_by);
+        let change = match in_flight.show(held) {
+            Some(SlippedIn::Sent(position)) => EntryChange::Sent(position),
+            Some(SlippedIn::Fin(position)) => EntryChange::Fin(position),
+            None => continue,
+        };
+        if let Err(error) = program.change(&[flow.ends.key(direction)], change) {
+            tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
         }
     }
     Ok(())
@@ -322,15 +324,17 @@ impl FarEnd {
         }
         tell_acked(wire, self.key, outgoing, self.acked, incoming.expected(held));
         // What is in the socket must be the flow's own bytes until all of those are out of it.
-        let drained = held == 0 && !incoming.fin && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
+        let drained = held == 0 && !incoming.is_finished() && silence::unread(socket).is_ok_and(|bytes| bytes == 0);
+        if !drained {
+            return;
+        }
         for _ in 0..ZEROS_AT_ONCE {
-            let behind = self.taken.wrapping_sub(incoming.expected(0));
-            if !drained || behind == 0 || behind > 1 << 31 || outgoing.told == outgoing.end() {
+            let next = incoming.expected(0);
+            if outgoing.is_told() {
                 return;
             }
-            let zeros = behind.min(ZEROS.into());
-            tell(wire, self.key, incoming.expected(0), outgoing.told, zeros as u16);
-            incoming.passed_by = incoming.passed_by.wrapping_add(zeros);
+            let Some(zeros) = incoming.stand_in(self.taken) else { return };
+            tell(wire, self.key, next, outgoing.told(), zeros);
             discard(socket);
         }
     }
@@ -338,11 +342,8 @@ impl FarEnd {
 
 /// Tells the socket that `outgoing` went through what its far end has acknowledged of it, if that is more than it knows.
 fn tell_acked(wire: &EngineWire, key: Key, outgoing: &mut InFlight, acked: u32, seq: u32) {
-    let whole = outgoing.end().wrapping_sub(outgoing.told);
-    let news = acked.wrapping_sub(outgoing.told);
-    if news.wrapping_sub(1) < 1 << 31 && whole > 0 {
-        outgoing.told = outgoing.told.wrapping_add(news.min(whole));
-        tell(wire, key, seq, outgoing.told, 0);
+    if let Some(told) = outgoing.acknowledge(acked) {
+        tell(wire, key, seq, told, 0);
     }
 }
 
@@ -360,11 +361,9 @@ fn discard(socket: &OwnedFd) {
     while socket::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// Whether the receiver has all of it; `by` is the entry of the receiver's packets, `of` that of the sender's. Who
-/// acknowledges more than was sent is not the receiver.
-fn arrived(in_flight: &InFlight, by: &Entry, of: &Entry) -> bool {
-    let beyond = by.taken().wrapping_sub(of.seen.sent as u32);
-    in_flight.is_empty() || (by.has_acked(in_flight.end()) && (beyond == 0 || beyond > 1 << 31))
+/// What the entry of the receiver's packets has seen, `by`, and that of the sender's, `of`.
+fn seen(by: &Entry, of: &Entry) -> SeenByEntries {
+    SeenByEntries { acked: by.seen.acked as u32, taken: by.taken(), sent: of.seen.sent as u32 }
 }
 
 /// Writes `held`, then all that `source` has. An error tells whether it was the source's.
@@ -380,23 +379,21 @@ fn pass(
             match socket::write(destination, held) {
                 Ok(written) => {
                     held.drain(..written);
-                    in_flight.written += written as u32;
-                    in_flight.segments += (written as u32).div_ceil(in_flight.segment_max.max(1));
+                    in_flight.wrote(written as u32);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err((false, error)),
             }
         }
-        if in_flight.fin {
+        if in_flight.is_finished() {
             return Ok(());
         }
         match socket::read(source, &mut buffer) {
             Ok(0) => {
-                in_flight.fin = true;
-                in_flight.segments += 1;
+                in_flight.finish();
                 let _ = socket::finish_writing(destination);
             }
-            Ok(_) if in_flight.passed_by > 0 => {}
+            Ok(_) if !in_flight.reads_own_bytes() => {}
             Ok(count) => held.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err((true, error)),

@@ -113,7 +113,7 @@ impl Proxied {
         ];
         for (direction, position) in must {
             eventually(LONG, "the in_flight is acknowledged", || {
-                offloaded.entry(program, direction).has_acked(position)
+                (offloaded.entry(program, direction).seen.acked as u32).wrapping_sub(position) < 1 << 31
             });
         }
         silence::close_silently(self.client_leg.into()).unwrap();

@@ -4,6 +4,7 @@
 pub mod balance;
 pub mod breaker;
 pub mod budget;
+pub mod connect;
 pub mod duration;
 pub mod end_reason;
 pub mod ends;

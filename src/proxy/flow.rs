@@ -24,10 +24,11 @@ use super::plane::FrontendPlane;
 use super::relay::Direction;
 use super::token::FlowRef;
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
+use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::offload::Eligibility;
-use crate::table::backend::{BackendEntry, ConnectFailure};
+use crate::table::backend::BackendEntry;
 use crate::table::flows::FlowOrigin;
 use crate::table::offload::SocketlessHold;
 

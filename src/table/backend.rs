@@ -13,6 +13,7 @@ use super::count::Count;
 use super::other_process::OtherProcess;
 use crate::addr::BackendAddr;
 use crate::model::balance::{self, Preference};
+use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
 use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
@@ -20,47 +21,6 @@ use crate::model::ids::{BackendId, FrontendId};
 pub use named::NamedBackend;
 pub use service::Service;
 use service::ServiceMemory;
-
-/// Why one connect attempt failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ConnectFailure {
-    Refused,
-    TimedOut,
-    Unreachable,
-    Reset,
-    OutOfFiles,
-    OutOfPorts,
-    Other,
-}
-
-impl ConnectFailure {
-    pub const ALL: [ConnectFailure; 7] = [
-        Self::Refused,
-        Self::TimedOut,
-        Self::Unreachable,
-        Self::Reset,
-        Self::OutOfFiles,
-        Self::OutOfPorts,
-        Self::Other,
-    ];
-
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::TimedOut => "timed_out",
-            Self::Unreachable => "unreachable",
-            Self::Reset => "reset",
-            Self::OutOfFiles => "out_of_files",
-            Self::OutOfPorts => "out_of_ports",
-            Self::Other => "other",
-        }
-    }
-
-    /// Whether it says something about the backend, and not about this host.
-    pub fn blames_backend(self) -> bool {
-        !matches!(self, Self::OutOfFiles | Self::OutOfPorts)
-    }
-}
 
 /// One worker's counters for one backend, in cache lines of their own.
 #[derive(Debug, Default)]

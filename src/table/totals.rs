@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Table;
-use super::backend::{BackendEntry, BackendLane, ConnectFailure, FrontendEntry, Registry};
+use super::backend::{BackendEntry, BackendLane, FrontendEntry, Registry};
 use super::count::{Count, Tally};
+use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 
 /// All frontends' and backends' counters at one moment.

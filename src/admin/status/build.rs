@@ -11,10 +11,11 @@ use crate::admin::rates::{Sample, Samples};
 use crate::admin::watchdog;
 use crate::admin::words;
 use crate::config;
+use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
 use crate::sys::netdev;
-use crate::table::backend::{BackendEntry, ConnectFailure, FrontendEntry, Registry};
+use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
 use crate::table::offload::Stays;
 use crate::table::worker::WorkerState;
 

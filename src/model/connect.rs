@@ -1,0 +1,5 @@
+//! Connecting a flow to a backend.
+
+mod failure;
+
+pub use failure::ConnectFailure;

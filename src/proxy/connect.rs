@@ -1,4 +1,4 @@
-//! From an accepted client to a connected backend: pick, try, retry, hedge.
+//! From an accepted client to a connected backend: carries out what [`crate::model::connect`] decides.
 //!
 //! The client's early bytes stay in its socket until a backend has answered, so any number of attempts costs it
 //! nothing but time.
@@ -9,6 +9,7 @@ pub(super) mod source_ports;
 
 use std::io;
 use std::mem;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +22,7 @@ use super::timers::Due;
 use super::token::Token;
 use super::verdict::{FlowVerdict, errno};
 use crate::addr::VipAddr;
-use crate::model::balance::{NoPick, Preference};
-use crate::model::connect::ConnectFailure;
-use crate::model::end_reason::EndReason;
+use crate::model::connect::{ClientSeen, ConnectAction, ConnectFailure, ConnectPolicy, FailedConnect, StartAnswer};
 use crate::model::ids::BackendId;
 use crate::model::offload::Eligibility;
 use crate::model::proxy_protocol;
@@ -34,8 +33,8 @@ use crate::table::flows::Field;
 use pick::Picker;
 use source_ports::{Leg, SourcePorts};
 
-/// The peers are told of a flow that waits for a backend for longer. Most have one within a millisecond, and are told of once.
-const TELL_AFTER_NS: u64 = 20_000_000;
+// The model knows no errno by its name.
+const _: () = assert!(FailedConnect::TIMED_OUT.errno == libc::ETIMEDOUT);
 
 /// One worker's way to the backends.
 #[derive(Debug)]
@@ -56,8 +55,7 @@ impl Connector {
         cx: &mut WorkerContext,
         acceptor: &mut Acceptor,
         flow: &mut Flow,
-        readable: bool,
-        ends: bool,
+        client_seen: ClientSeen,
     ) -> FlowVerdict {
         let client = match mem::replace(&mut flow.phase, Phase::Between) {
             Phase::Header(client) => client,
@@ -67,75 +65,25 @@ impl Connector {
                 return FlowVerdict::Keep;
             }
         };
-        let mut connecting = Connecting::new(client, cx.now_ns());
-        connecting.client_readable = readable;
-        connecting.client_ends = ends;
-        flow.phase = Phase::Connecting(connecting);
-        self.next_attempt(cx, acceptor, flow)
+        flow.phase = Phase::Connecting(Connecting::new(client, cx.now_ns(), client_seen));
+        self.carry_out(cx, acceptor, flow, None)
     }
 
-    /// Starts an attempt at a backend not tried yet. Ends the flow if there is none and none is under way.
-    fn next_attempt(&mut self, cx: &mut WorkerContext, acceptor: &mut Acceptor, flow: &mut Flow) -> FlowVerdict {
-        let mut no_pick = None;
-        // Another worker took the last place of a backend between our look and our reservation.
-        let mut taken_meanwhile = false;
-        loop {
-            let picked = self.picker.pick(cx, flow);
-            let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
-            let settings = &flow.frontend.settings;
-            if u32::from(current.begun) >= settings.connect_attempts {
-                break;
-            }
-            let entry = match picked {
-                Ok(index) => Arc::clone(&flow.frontend.backends[index].current()),
-                Err(reason) => {
-                    no_pick = Some(if taken_meanwhile { NoPick::AllFull } else { reason });
-                    break;
-                }
-            };
-            current.tried.push(entry.id);
-            if !entry.reserve() {
-                taken_meanwhile = true;
-                continue;
-            }
-            let place = BackendHold::new(entry);
-            let Some(address) = place.0.address() else { continue };
-            let number = current.begun;
-            current.begun = current.begun.saturating_add(1);
-            let token = Token::Backend { flow: flow.at, attempt: number }.pack();
-            let started = self.ports.open(cx, flow, address).and_then(|leg| {
-                cx.epoll.watch_flow(&leg.socket, token)?;
-                Ok(leg)
-            });
-            match started {
-                Ok(Leg { socket, source_port }) => {
-                    let deadline_ns = cx.now_ns() + nanos(settings.connect_timeout);
-                    let started_at_ns = cx.now_ns();
-                    let attempt = Attempt { number, socket, address, place, source_port, started_at_ns, deadline_ns };
-                    let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
-                    current.attempts.push(attempt);
-                    set_deadline(cx, flow);
-                    cx.show_state(flow);
-                    return FlowVerdict::Keep;
-                }
-                Err(error) => {
-                    let failure = classify(&error);
-                    account_failure(cx, &place.0, failure);
-                    let Phase::Connecting(current) = &mut flow.phase else { return FlowVerdict::Keep };
-                    current.last_failure = Some((failure, error.raw_os_error().unwrap_or(0)));
-                    if failure == ConnectFailure::OutOfFiles {
-                        // This flow's own descriptor is about to be free again: without a pause the next client would
-                        // be accepted with it, only to be reset as this one.
-                        acceptor.pause(cx, &error);
-                        break;
-                    }
-                }
-            }
+    /// An event of the client's socket, while no backend has answered.
+    pub(super) fn client_ready(
+        &mut self,
+        cx: &mut WorkerContext,
+        acceptor: &mut Acceptor,
+        flow: &mut Flow,
+        ready: Ready,
+    ) -> FlowVerdict {
+        let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
+        if !ready.failed() && !ready.hung_up() {
+            connecting.machine.handle_client(ClientSeen { readable: ready.readable(), ends: ready.ends() });
+            return FlowVerdict::Keep;
         }
-        match &flow.phase {
-            Phase::Connecting(connecting) if connecting.attempts.is_empty() => give_up(connecting, no_pick),
-            _ => FlowVerdict::Keep,
-        }
+        connecting.machine.handle_client_left(errno(socket::take_error(&connecting.client).as_ref()));
+        self.carry_out(cx, acceptor, flow, None)
     }
 
     /// An attempt was answered, one way or the other.
@@ -148,33 +96,22 @@ impl Connector {
         ready: Ready,
     ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        let Some(index) = connecting.attempts.iter().position(|attempt| attempt.number == number) else {
+        let Connecting { machine, attempts, .. } = &mut **connecting;
+        let Some(attempt) = attempts.iter().find(|attempt| attempt.number == number) else {
             return FlowVerdict::Keep;
         };
         if ready.failed() || ready.hung_up() {
-            let attempt = connecting.attempts.swap_remove(index);
             let error = socket::take_error(&attempt.socket).unwrap_or(io::ErrorKind::ConnectionReset.into());
-            return self.attempt_failed(
-                cx,
-                acceptor,
-                flow,
-                attempt,
-                (classify(&error), error.raw_os_error().unwrap_or(0)),
-            );
-        }
-        if !ready.writable() {
+            machine.handle_failed(number, failed(&error));
+        } else if ready.writable() {
+            machine.handle_answered(number, attempt.place.0.preference());
+        } else {
             return FlowVerdict::Keep;
         }
-        let attempt = connecting.attempts.swap_remove(index);
-        if attempt.place.0.preference() == Preference::Never {
-            // Found dead while it was answering: the client would only be reset a moment later.
-            socket::reset(attempt.socket);
-            return self.next_attempt(cx, acceptor, flow);
-        }
-        establish(cx, flow, attempt, ready)
+        self.carry_out(cx, acceptor, flow, Some(ready))
     }
 
-    /// A deadline of a connecting flow has come: give up slow attempts, hedge the only one left.
+    /// A deadline of a connecting flow has come.
     pub(super) fn deadline_due(
         &mut self,
         cx: &mut WorkerContext,
@@ -182,33 +119,8 @@ impl Connector {
         flow: &mut Flow,
     ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        let now_ns = cx.now_ns();
-        if let Some(index) = connecting.attempts.iter().position(|attempt| attempt.deadline_ns <= now_ns) {
-            let attempt = connecting.attempts.swap_remove(index);
-            let verdict = self.attempt_failed(cx, acceptor, flow, attempt, (ConnectFailure::TimedOut, libc::ETIMEDOUT));
-            return match verdict {
-                FlowVerdict::Keep => self.deadline_due(cx, acceptor, flow),
-                end => end,
-            };
-        }
-        let hedge_after = flow.frontend.settings.hedge_after;
-        if let ([only], Some(after)) = (&connecting.attempts[..], hedge_after)
-            && now_ns >= only.started_at_ns + nanos(after)
-        {
-            let begun = connecting.begun;
-            self.next_attempt(cx, acceptor, flow);
-            if let Phase::Connecting(connecting) = &flow.phase
-                && connecting.begun > begun
-                && let Some(hedge) = connecting.attempts.last()
-            {
-                hedge.place.0.lanes[cx.number].hedged.add(1);
-            }
-        }
-        if tell_at_ns(cx, flow).is_some_and(|at_ns| at_ns <= now_ns) {
-            tell_connecting(cx, flow);
-        }
-        set_deadline(cx, flow);
-        FlowVerdict::Keep
+        connecting.machine.handle_deadline();
+        self.carry_out(cx, acceptor, flow, None)
     }
 
     /// Gives up the attempts at one backend, for it was ejected, and tries another.
@@ -220,94 +132,135 @@ impl Connector {
         backend: BackendId,
     ) -> FlowVerdict {
         let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-        connecting.attempts.retain(|attempt| attempt.place.0.id != backend);
-        match connecting.attempts.is_empty() {
-            true => self.next_attempt(cx, acceptor, flow),
-            false => FlowVerdict::Keep,
-        }
+        connecting.machine.handle_ejected(backend);
+        self.carry_out(cx, acceptor, flow, None)
     }
 
-    fn attempt_failed(
+    /// Does all that the machine asks for. `answer`: what the socket of an attempt that was answered is ready for.
+    fn carry_out(
         &mut self,
         cx: &mut WorkerContext,
         acceptor: &mut Acceptor,
         flow: &mut Flow,
-        attempt: Attempt,
-        (failure, errno): (ConnectFailure, i32),
+        answer: Option<Ready>,
     ) -> FlowVerdict {
-        account_failure(cx, &attempt.place.0, failure);
-        socket::reset(attempt.socket);
-        if let Phase::Connecting(connecting) = &mut flow.phase {
-            connecting.last_failure = Some((failure, errno));
+        let policy = policy(cx, flow);
+        loop {
+            let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
+            let Some(action) = connecting.machine.poll(&policy, cx.now_ns()) else { return FlowVerdict::Keep };
+            match action {
+                ConnectAction::Start { number, hedges } => {
+                    let answer = self.start(cx, flow, number, hedges);
+                    if let Phase::Connecting(connecting) = &mut flow.phase {
+                        connecting.machine.handle_start(&policy, cx.now_ns(), answer);
+                    }
+                }
+                ConnectAction::Reset { number, failed } => {
+                    let Some(attempt) = connecting.take_attempt(number) else { continue };
+                    if let Some(failed) = failed {
+                        account_failure(cx, &attempt.place.0, failed.failure);
+                    }
+                    socket::reset(attempt.socket);
+                }
+                ConnectAction::Establish { number, started_at_ns } => {
+                    let Some(winner) = connecting.take_attempt(number) else { continue };
+                    return establish(cx, flow, winner, started_at_ns, answer);
+                }
+                ConnectAction::TellPeers => tell_connecting(cx, flow),
+                ConnectAction::SetTimer { at_ns } => cx.timers.set(at_ns, Due::Connect(flow.at)),
+                ConnectAction::PauseAccepting { errno } => {
+                    acceptor.pause(cx, &io::Error::from_raw_os_error(errno));
+                }
+                ConnectAction::End(reason, errno) => return FlowVerdict::End(reason, errno),
+            }
         }
-        drop(attempt.place);
-        self.next_attempt(cx, acceptor, flow)
+    }
+
+    /// Begins an attempt at a backend that was not tried.
+    fn start(&mut self, cx: &WorkerContext, flow: &mut Flow, number: u8, hedges: bool) -> StartAnswer {
+        let entry = match self.picker.pick(cx, flow) {
+            Ok(index) => Arc::clone(&flow.frontend.backends[index].current()),
+            Err(reason) => return StartAnswer::NoPick(reason),
+        };
+        let backend = entry.id;
+        if !entry.reserve() {
+            return StartAnswer::Full(backend);
+        }
+        let place = BackendHold::new(entry);
+        let Some(address) = place.0.address() else { return StartAnswer::Unresolved(backend) };
+        let token = Token::Backend { flow: flow.at, attempt: number }.pack();
+        let started = self.ports.open(cx, flow, address).and_then(|leg| {
+            cx.epoll.watch_flow(&leg.socket, token)?;
+            Ok(leg)
+        });
+        match started {
+            Ok(Leg { socket, source_port }) => {
+                if hedges {
+                    place.0.lanes[cx.number].hedged.add(1);
+                }
+                if let Phase::Connecting(connecting) = &mut flow.phase {
+                    connecting.attempts.push(Attempt { number, socket, address, place, source_port });
+                }
+                cx.show_state(flow);
+                StartAnswer::Begun(backend)
+            }
+            Err(error) => {
+                let failed = failed(&error);
+                account_failure(cx, &place.0, failed.failure);
+                StartAnswer::Failed(backend, failed)
+            }
+        }
     }
 }
 
-/// Has a connecting flow looked at again when that may be of use.
-fn set_deadline(cx: &mut WorkerContext, flow: &Flow) {
-    let Phase::Connecting(connecting) = &flow.phase else { return };
-    let given_up = connecting.attempts.iter().map(|attempt| attempt.deadline_ns).min();
-    let hedged = match (&connecting.attempts[..], flow.frontend.settings.hedge_after) {
-        ([only], Some(after)) => Some(only.started_at_ns + nanos(after)),
-        _ => None,
-    };
-    // What could not be done when it was due is not tried again and again.
-    let sooner = [hedged, tell_at_ns(cx, flow)].into_iter().flatten().filter(|at_ns| *at_ns > cx.now_ns());
-    if let Some(at_ns) = sooner.chain(given_up).min() {
-        cx.timers.set(at_ns, Due::Connect(flow.at));
+/// What the machine goes by now: a reload may have brought the first peers, or taken the last.
+fn policy(cx: &WorkerContext, flow: &Flow) -> ConnectPolicy {
+    let settings = &flow.frontend.settings;
+    ConnectPolicy {
+        attempts_max: settings.connect_attempts,
+        timeout_ns: nanos(settings.connect_timeout),
+        hedge_after_ns: settings.hedge_after.map(nanos),
+        has_peers: cx.table.fleet.is_enabled(),
     }
 }
 
-/// When the peers are to know of a connecting flow, if there are any who do not.
-fn tell_at_ns(cx: &WorkerContext, flow: &Flow) -> Option<u64> {
-    let Phase::Connecting(connecting) = &flow.phase else { return None };
-    let wanted = cx.table.fleet.is_enabled() && !connecting.told;
-    wanted.then_some(connecting.started_at_ns + TELL_AFTER_NS)
-}
-
-/// An event of the client's socket, while no backend has answered.
-pub(super) fn client_ready(connecting: &mut Connecting, ready: Ready) -> FlowVerdict {
-    if ready.failed() || ready.hung_up() {
-        let errno = errno(socket::take_error(&connecting.client).as_ref());
-        return FlowVerdict::End(EndReason::ClientLeft, errno);
-    }
-    connecting.client_readable |= ready.readable();
-    connecting.client_ends |= ready.ends();
-    FlowVerdict::Keep
-}
-
-/// The first attempt to be answered becomes the backend leg; the others are reset.
-fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready) -> FlowVerdict {
-    let Phase::Connecting(connecting) = &mut flow.phase else { return FlowVerdict::Keep };
-    for loser in connecting.attempts.drain(..) {
-        socket::reset(loser.socket);
-    }
-    let connect = Duration::from_nanos(cx.now_ns().saturating_sub(connecting.started_at_ns));
-    let lane = &winner.place.0.lanes[cx.number];
-    lane.connected.add(1);
-    lane.connect.record(Duration::from_nanos(cx.now_ns().saturating_sub(winner.started_at_ns)));
-    let slot = cx.slot(flow.at.key());
-    slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
-    let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
-        true => Direction::beginning_with(proxy_header(flow)),
-        false => Direction::default(),
-    };
-    let mut down = Direction::default();
+/// The first attempt to be answered becomes the backend leg; the other is reset.
+fn establish(
+    cx: &WorkerContext,
+    flow: &mut Flow,
+    winner: Attempt,
+    started_at_ns: u64,
+    answer: Option<Ready>,
+) -> FlowVerdict {
     let Phase::Connecting(connecting) = mem::replace(&mut flow.phase, Phase::Between) else {
         return FlowVerdict::Keep;
     };
-    match connecting.client_readable {
-        true => up.source_ready(connecting.client_ends),
+    let Connecting { client, machine, attempts } = *connecting;
+    for loser in attempts {
+        socket::reset(loser.socket);
+    }
+    let connect = Duration::from_nanos(cx.now_ns().saturating_sub(machine.started_at_ns()));
+    let lane = &winner.place.0.lanes[cx.number];
+    lane.connected.add(1);
+    lane.connect.record(Duration::from_nanos(cx.now_ns().saturating_sub(started_at_ns)));
+    let slot = cx.slot(flow.at.key());
+    slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
+    let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
+        true => Direction::beginning_with(proxy_header(flow, &client)),
+        false => Direction::default(),
+    };
+    let mut down = Direction::default();
+    let seen = machine.client_seen();
+    match seen.readable {
+        true => up.source_ready(seen.ends),
         // A backend that speaks first is not to wait for the client's first byte.
         false => socket::acknowledge_now(&winner.socket),
     }
-    if ready.readable() {
+    if let Some(ready) = answer.filter(|ready| ready.readable()) {
         down.source_ready(ready.ends());
     }
     flow.phase = Phase::Relaying(Relaying {
-        client: connecting.client,
+        client,
         backend: winner.socket,
         backend_addr: winner.address,
         place: winner.place,
@@ -329,8 +282,8 @@ fn establish(cx: &WorkerContext, flow: &mut Flow, winner: Attempt, ready: Ready)
 }
 
 /// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
-fn proxy_header(flow: &Flow) -> Vec<u8> {
-    let local = || Some(VipAddr::new(socket::local_addr(flow.client()?).ok()?.socket_addr()));
+fn proxy_header(flow: &Flow, client: &OwnedFd) -> Vec<u8> {
+    let local = || Some(VipAddr::new(socket::local_addr(client).ok()?.socket_addr()));
     let vip = match flow.vip.ip().is_unspecified() {
         true => local().unwrap_or(flow.vip),
         false => flow.vip,
@@ -343,6 +296,10 @@ fn account_failure(cx: &WorkerContext, backend: &BackendEntry, failure: ConnectF
     if failure.blames_backend() {
         backend.suspicion.raise(Suspicion::CONNECT_FAILED);
     }
+}
+
+fn failed(error: &io::Error) -> FailedConnect {
+    FailedConnect { failure: classify(error), errno: error.raw_os_error().unwrap_or(0) }
 }
 
 /// What an error of connect(2) or SO_ERROR means.
@@ -361,23 +318,9 @@ pub(super) fn classify(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// The reason for a flow that no backend took.
-fn give_up(connecting: &Connecting, no_pick: Option<NoPick>) -> FlowVerdict {
-    match connecting.last_failure {
-        Some((failure, errno)) => {
-            let reason = match failure {
-                ConnectFailure::TimedOut => EndReason::ConnectTimedOut,
-                ConnectFailure::OutOfFiles => EndReason::OutOfFiles,
-                ConnectFailure::OutOfPorts => EndReason::OutOfPorts,
-                _ => EndReason::ConnectFailed,
-            };
-            FlowVerdict::End(reason, errno)
-        }
-        None if no_pick == Some(NoPick::AllFull) => FlowVerdict::End(EndReason::BackendsFull, 0),
-        None => FlowVerdict::End(EndReason::NoBackend, 0),
-    }
-}
-
 fn nanos(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
+
+#[cfg(test)]
+mod tests;

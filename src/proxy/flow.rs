@@ -24,7 +24,7 @@ use super::plane::FrontendPlane;
 use super::relay::Direction;
 use super::token::FlowRef;
 use crate::addr::{BackendAddr, ClientAddr, VipAddr};
-use crate::model::connect::ConnectFailure;
+use crate::model::connect::{ClientSeen, ConnectMachine};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::offload::Eligibility;
@@ -92,19 +92,10 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Connecting {
     pub client: OwnedFd,
-    pub started_at_ns: u64,
-    /// Attempts under way: one, or two while hedging.
+    /// Decides.
+    pub machine: ConnectMachine,
+    /// Those that the machine has under way: one, or two while hedging.
     pub attempts: Vec<Attempt>,
-    /// Attempts begun so far; also the next one's number.
-    pub begun: u8,
-    pub tried: Vec<BackendId>,
-    /// With its errno.
-    pub last_failure: Option<(ConnectFailure, i32)>,
-    /// The client sent something, which its kernel keeps until a backend is there.
-    pub client_readable: bool,
-    pub client_ends: bool,
-    /// The peers know of it.
-    pub told: bool,
 }
 
 /// One try to reach one backend. Dropping it gives back its place at the backend.
@@ -116,8 +107,6 @@ pub(super) struct Attempt {
     pub place: BackendHold,
     /// 0: the kernel chose it.
     pub source_port: u16,
-    pub started_at_ns: u64,
-    pub deadline_ns: u64,
 }
 
 /// Counts one flow towards its backend for as long as it is held, or until it is told not to.
@@ -331,18 +320,16 @@ impl Relaying {
 }
 
 impl Connecting {
-    pub(super) fn new(client: OwnedFd, now_ns: u64) -> Box<Self> {
-        Box::new(Self {
-            client,
-            started_at_ns: now_ns,
-            attempts: Vec::with_capacity(2),
-            begun: 0,
-            tried: Vec::new(),
-            last_failure: None,
-            client_readable: false,
-            client_ends: false,
-            told: false,
-        })
+    /// What is known of the client's socket was not acted upon.
+    pub(super) fn new(client: OwnedFd, now_ns: u64, client_seen: ClientSeen) -> Box<Self> {
+        let machine = ConnectMachine::begin(now_ns, client_seen);
+        Box::new(Self { client, machine, attempts: Vec::with_capacity(2) })
+    }
+
+    /// Attempt `number`, to be reset or to become the backend leg.
+    pub(super) fn take_attempt(&mut self, number: u8) -> Option<Attempt> {
+        let index = self.attempts.iter().position(|attempt| attempt.number == number)?;
+        Some(self.attempts.remove(index))
     }
 }
 

@@ -56,14 +56,14 @@ pub(super) fn tell_connecting(cx: &WorkerContext, flow: &mut Flow) {
     let Some(record) = record() else { return };
     cx.table.fleet.tell(|| Local::Begun(Box::new(record)));
     if let Phase::Connecting(connecting) = &mut flow.phase {
-        connecting.told = true;
+        connecting.machine.handle_told();
     }
 }
 
 /// The flow is over, or another instance's.
 pub(super) fn tell_ended(cx: &WorkerContext, flow: &Flow, reason: EndReason) {
     let told = match &flow.phase {
-        Phase::Connecting(connecting) => connecting.told,
+        Phase::Connecting(connecting) => connecting.machine.is_told(),
         _ => flow.backend().is_some(),
     };
     if told {

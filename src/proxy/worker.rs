@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::accept::{self, Accepted, Acceptor};
 use super::backlog::Backlog;
-use super::connect::{self, Connector};
+use super::connect::Connector;
 use super::context::WorkerContext;
 use super::context::slab::{FlowSlab, TakenFlow};
 use super::ending::orders::end_due;
@@ -27,6 +27,7 @@ use super::upgrade::export::Departing;
 use super::upgrade::import::GoneFrontends;
 use super::verdict::FlowVerdict;
 use super::watch::{FlowWatch, LOOKS_PER_TURN};
+use crate::model::connect::ClientSeen;
 use crate::model::end_reason::EndReason;
 use crate::sys::epoll::{Events, Ready};
 use crate::table::worker::WorkerState;
@@ -154,9 +155,9 @@ impl Worker {
     }
 
     fn client_ready(&mut self, flow: &mut Flow, ready: Ready) -> FlowVerdict {
-        match &mut flow.phase {
+        match &flow.phase {
             Phase::Header(_) => accept::header_ready(&mut self.cx, flow, ready),
-            Phase::Connecting(connecting) => connect::client_ready(connecting, ready),
+            Phase::Connecting(_) => self.connector.client_ready(&mut self.cx, &mut self.acceptor, flow, ready),
             Phase::Relaying(_) => self.relay().client_ready(flow, ready),
             // What it has is the offload engine's to see.
             Phase::Offloading(_) | Phase::Offloaded { .. } | Phase::Between => FlowVerdict::Keep,
@@ -239,7 +240,7 @@ impl Worker {
             verdict = match verdict {
                 FlowVerdict::Keep => break,
                 FlowVerdict::Connect { readable, ends } => {
-                    self.connector.begin(&mut self.cx, &mut self.acceptor, &mut flow, readable, ends)
+                    self.connector.begin(&mut self.cx, &mut self.acceptor, &mut flow, ClientSeen { readable, ends })
                 }
                 FlowVerdict::Serve => {
                     self.watch.settle_later(&self.cx, flow.at);

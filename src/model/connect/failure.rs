@@ -1,5 +1,10 @@
 //! Why an attempt to connect failed.
 
+use crate::model::end_reason::EndReason;
+
+/// errno of a connect(2) that took too long: the kernel's own word, which an attempt that Baton gives up gets as well.
+const ETIMEDOUT: i32 = 110;
+
 /// Why one connect attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConnectFailure {
@@ -39,4 +44,26 @@ impl ConnectFailure {
     pub fn blames_backend(self) -> bool {
         !matches!(self, Self::OutOfFiles | Self::OutOfPorts)
     }
+
+    /// Of a flow whose last attempt failed so.
+    pub(super) fn end_reason(self) -> EndReason {
+        match self {
+            Self::TimedOut => EndReason::ConnectTimedOut,
+            Self::OutOfFiles => EndReason::OutOfFiles,
+            Self::OutOfPorts => EndReason::OutOfPorts,
+            Self::Refused | Self::Unreachable | Self::Reset | Self::Other => EndReason::ConnectFailed,
+        }
+    }
+}
+
+/// How one connect attempt failed, with its errno, or 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedConnect {
+    pub failure: ConnectFailure,
+    pub errno: i32,
+}
+
+impl FailedConnect {
+    /// Of an attempt that nobody answered in time.
+    pub const TIMED_OUT: Self = Self { failure: ConnectFailure::TimedOut, errno: ETIMEDOUT };
 }

@@ -32,7 +32,7 @@ impl Picker {
                 weight: entry.weight().saturating_mul(entry.share(now_ns)),
                 active,
                 full: entry.max_connections().is_some_and(|max| active >= max),
-                tried: connecting.tried.contains(&entry.id),
+                tried: connecting.machine.tried().contains(&entry.id),
                 hash_key: entry.hash_key,
             }
         }));

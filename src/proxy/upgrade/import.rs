@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::message::{Arriving, ImportError};
+use crate::model::connect::ClientSeen;
 use crate::model::offload::Eligibility;
 use crate::proxy::accept::admission::{FrontendHold, count_source};
 use crate::proxy::context::WorkerContext;
@@ -60,7 +61,9 @@ pub(in crate::proxy) fn import(
         (Stage::Header, None) => {
             (Phase::Header(client), vec![(Field::Place, FlowPlace::new(FlowState::Accepted, None).pack())])
         }
-        (Stage::Connecting, None) => (Phase::Connecting(Connecting::new(client, cx.now_ns())), Vec::new()),
+        (Stage::Connecting, None) => {
+            (Phase::Connecting(Connecting::new(client, cx.now_ns(), ClientSeen::default())), Vec::new())
+        }
         (Stage::Relaying(relayed), Some(socket)) => {
             let place = backend_at(cx, &frontend, &relayed).ok_or_else(|| {
                 let frontend = frontend.entry.name.to_string();

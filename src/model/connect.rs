@@ -198,8 +198,10 @@ impl ConnectMachine {
     pub fn handle_ejected(&mut self, backend: BackendId) {
         let Some(attempt) = self.under_way.take_at(backend) else { return };
         self.next = Some(ConnectAction::Reset { number: attempt.number, failed: None });
-        if self.under_way.is_empty() {
-            self.start_another(false);
+        match self.under_way.is_empty() {
+            true => self.start_another(false),
+            // What is left may be hedged sooner than the timer for both would say.
+            false => self.timer_wanted = true,
         }
     }
 

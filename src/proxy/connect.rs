@@ -57,15 +57,20 @@ impl Connector {
         flow: &mut Flow,
         client_seen: ClientSeen,
     ) -> FlowVerdict {
-        let client = match mem::replace(&mut flow.phase, Phase::Between) {
-            Phase::Header(client) => client,
-            Phase::Connecting(connecting) => connecting.client,
+        let (client, told) = match mem::replace(&mut flow.phase, Phase::Between) {
+            Phase::Header(client) => (client, false),
+            // An upgrade came to nothing. That the flow ends is to be told as well as that it was there.
+            Phase::Connecting(connecting) => (connecting.client, connecting.machine.is_told()),
             other => {
                 flow.phase = other;
                 return FlowVerdict::Keep;
             }
         };
-        flow.phase = Phase::Connecting(Connecting::new(client, cx.now_ns(), client_seen));
+        let mut connecting = Connecting::new(client, cx.now_ns(), client_seen);
+        if told {
+            connecting.machine.handle_told();
+        }
+        flow.phase = Phase::Connecting(connecting);
         self.carry_out(cx, acceptor, flow, None)
     }
 

@@ -140,9 +140,22 @@ fn backends_that_were_full_for_a_hedge_are_not_why_the_flow_ends_later() {
     assert_eq!(bench.at(400), [start(1, true)]);
     bench.start(TWO);
     bench.machine.handle_ejected(BackendId(1));
-    assert_eq!(bench.poll(), [reset(0, None)]);
+    assert_eq!(bench.poll(), [reset(0, None), timer(600)]);
     bench.machine.handle_ejected(BackendId(2));
     assert_eq!(bench.poll(), [reset(1, None), ConnectAction::End(EndReason::NoBackend, 0)]);
+}
+
+#[test]
+fn the_attempt_that_an_ejection_leaves_is_hedged_in_its_own_time() {
+    let mut bench = Bench::new();
+    bench.policy.has_peers = false;
+    bench.poll();
+    bench.start(ONE);
+    assert_eq!(bench.at(200), [start(1, true)]);
+    assert_eq!(bench.start(TWO), [timer(1000)]);
+    bench.machine.handle_ejected(BackendId(1));
+    assert_eq!(bench.poll(), [reset(0, None), timer(400)]);
+    assert_eq!(bench.at(400), [start(2, true)]);
 }
 
 #[test]

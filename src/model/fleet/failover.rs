@@ -17,6 +17,7 @@
 //! Dead is who was not heard of for long; who was not heard of for moments, too, when the VIP has just come here. Nobody
 //! resets flows of an instance that answers on the link.
 
+mod agenda;
 mod bury;
 mod claims;
 mod flows;
@@ -43,10 +44,11 @@ use super::{
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
 
+use agenda::Agenda;
 use bury::Round;
 pub use bury::{Challenge, Wake};
 use peer::PeerState;
-use timer::{FailoverTimers, Timer};
+use timer::Timer;
 use unlisted::Unlisted;
 use untold::Untold;
 
@@ -160,7 +162,6 @@ pub struct Failover {
     unsaid: HashMap<Key, u64>,
     untold: HashMap<FleetId, Untold>,
     unlisted: Unlisted,
-    timers: FailoverTimers,
     /// What an earlier process held has been sorted out.
     settled: bool,
     /// All peers are synced, or were waited for long enough.
@@ -169,7 +170,7 @@ pub struct Failover {
     /// Flows that the map had no room for, until they are held after all or forgotten.
     no_room: HashSet<FleetId>,
     port_ranges: Vec<PeerPortRange>,
-    actions: VecDeque<Action>,
+    agenda: Agenda,
 }
 
 /// A flow that was another instance's.
@@ -224,6 +225,7 @@ impl Failover {
     pub fn new(settings: Settings) -> Self {
         let peers = settings.peers.iter().map(|(name, link)| (name.clone(), PeerState::new(*link))).collect();
         Self {
+            agenda: Agenda::new(settings.carries),
             settings,
             peers,
             flows: HashMap::new(),
@@ -246,23 +248,21 @@ impl Failover {
             unsaid: HashMap::new(),
             untold: HashMap::new(),
             unlisted: Unlisted::default(),
-            timers: FailoverTimers::default(),
             settled: false,
             ready: false,
             shared: false,
             no_room: HashSet::new(),
             port_ranges: Vec::new(),
-            actions: VecDeque::new(),
         }
     }
 
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        self.agenda.poll()
     }
 
     /// When to call [`Failover::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.timers.next_ns()
+        self.agenda.next_ns()
     }
 
     pub fn handle_remote(&mut self, now_ns: u64, remote: Remote) {
@@ -313,7 +313,7 @@ impl Failover {
         let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
         let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
         self.own = own;
-        self.actions.push_back(Action::Send(PeerCommand::Addresses(addresses.to_vec())));
+        self.agenda.send(PeerCommand::Addresses(addresses.to_vec()));
         let before = self.here.replace(now.clone());
         let came: Vec<_> = match &before {
             Some(before) => now.difference(before).copied().collect(),
@@ -321,7 +321,7 @@ impl Failover {
             None => Vec::new(),
         };
         for ip in before.iter().flatten().filter(|ip| !now.contains(ip)) {
-            self.actions.push_back(Action::Note(Note::AddressWent(*ip)));
+            self.agenda.note(Note::AddressWent(*ip));
         }
         if now.is_empty() {
             // Whoever has got it now judges whether its last owner lives.
@@ -345,7 +345,7 @@ impl Failover {
     }
 
     pub fn handle_timeout(&mut self, now_ns: u64) {
-        while let Some(timer) = self.timers.take_due(now_ns) {
+        while let Some(timer) = self.agenda.take_due(now_ns) {
             match timer {
                 Timer::Ping => self.ping_over(now_ns),
                 Timer::Forget(id, ends) => self.forget(id, &ends),
@@ -372,13 +372,13 @@ impl Failover {
     /// Own addresses first: neighbours that still send to the dead host are to come here before they are asked anything.
     fn vips_came(&mut self, now_ns: u64, came: &[IpAddr]) {
         for ip in came {
-            self.actions.push_back(Action::Announce(*ip));
-            self.actions.push_back(Action::Note(Note::AddressCame(*ip)));
+            self.agenda.act(Action::Announce(*ip));
+            self.agenda.note(Note::AddressCame(*ip));
             self.just_came.insert(*ip, now_ns + LEAVES_NS);
-            self.timers.set(now_ns + LEAVES_NS, Timer::Left(*ip));
+            self.agenda.later(now_ns + LEAVES_NS, Timer::Left(*ip));
         }
         self.guard_until_ns = now_ns + self.settings.guard_ns;
-        self.timers.set(self.guard_until_ns, Timer::Guard);
+        self.agenda.later(self.guard_until_ns, Timer::Guard);
         self.fresh_until_ns = now_ns + FRESH_NS;
         self.peers.values_mut().for_each(|peer| peer.answered = false);
         let (dead, silent): (Vec<_>, Vec<_>) = self.peers.iter().partition(|(_, peer)| peer.is_dead);
@@ -397,8 +397,8 @@ impl Failover {
             pinged = true;
         }
         if pinged {
-            self.actions.push_back(Action::Send(PeerCommand::Ping));
-            self.timers.set(now_ns + PING_NS, Timer::Ping);
+            self.agenda.send(PeerCommand::Ping);
+            self.agenda.later(now_ns + PING_NS, Timer::Ping);
         }
     }
 
@@ -424,7 +424,7 @@ impl Failover {
         let claim = !all_known && self.here.as_ref().is_some_and(|here| !here.is_empty());
         if all_known || claim {
             self.settled = true;
-            self.actions.push_back(Action::Path(StandbyRequest::Settle { claim }));
+            self.agenda.path(StandbyRequest::Settle { claim });
         }
     }
 
@@ -447,7 +447,7 @@ impl Failover {
                 let rule = Unknown { guard_until_ns, then };
                 if self.rules.get(&vip) != Some(&rule) {
                     self.rules.insert(vip, rule);
-                    self.actions.push_back(Action::Path(StandbyRequest::Unknown { vip, unknown: Some(rule) }));
+                    self.agenda.path(StandbyRequest::Unknown { vip, unknown: Some(rule) });
                 }
             }
         }

@@ -108,9 +108,7 @@ impl Failover {
             return;
         }
         self.remove(id);
-        if self.settings.carries {
-            self.actions.push_back(Action::Path(StandbyRequest::Refuse(ends.keys().to_vec())));
-        }
+        self.agenda.carry(StandbyRequest::Refuse(ends.keys().to_vec()));
         if let Some(peer) = self.peers.get_mut(&owner) {
             peer.flows.insert(id);
         }
@@ -168,21 +166,21 @@ impl Failover {
             return;
         }
         let from = owner.clone();
-        self.actions.push_back(Action::Note(match is_dead {
+        self.agenda.note(match is_dead {
             true => Note::FailedOver { from, inherited: inherited.len(), reset: told.len() },
             false => Note::Stuck { from, flows: told.len() },
-        }));
-        if !dropped.is_empty() && self.settings.carries {
-            self.actions.push_back(Action::Path(StandbyRequest::Drop(dropped)));
+        });
+        if !dropped.is_empty() {
+            self.agenda.carry(StandbyRequest::Drop(dropped));
         }
-        if !refused.is_empty() && self.settings.carries {
-            self.actions.push_back(Action::Path(StandbyRequest::Refuse(refused)));
+        if !refused.is_empty() {
+            self.agenda.carry(StandbyRequest::Refuse(refused));
         }
         if !told.is_empty() {
             self.begin_round(owner, told);
         }
         if !inherited.is_empty() {
-            self.actions.push_back(Action::Path(StandbyRequest::Inherit(inherited)));
+            self.agenda.path(StandbyRequest::Inherit(inherited));
         }
     }
 
@@ -196,9 +194,9 @@ impl Failover {
         self.next_round += 1;
         self.rounds.insert(number, Round { from: owner.clone(), flows, second: false, silent: HashSet::new() });
         match (self.settings.challenge, self.settings.carries) {
-            (false, _) => self.timers.set(0, Timer::Round(number)),
+            (false, _) => self.agenda.later(0, Timer::Round(number)),
             // What the ends answer must not be sent to the dead owner.
-            (true, true) => self.actions.push_back(Action::Path(StandbyRequest::Report(number))),
+            (true, true) => self.agenda.path(StandbyRequest::Report(number)),
             (true, false) => self.first_round(number),
         }
     }
@@ -227,13 +225,13 @@ impl Failover {
             with: Flags::Ack,
         });
         let ends = clients.chain(backends).collect();
-        self.actions.push_back(Action::Challenge { round: number, ends });
+        self.agenda.act(Action::Challenge { round: number, ends });
     }
 
     /// All ends of a round have been sent to.
     pub fn handle_challenged(&mut self, now_ns: u64, round: u64) {
         if self.rounds.contains_key(&round) {
-            self.timers.set(now_ns + BETWEEN_NS, Timer::Round(round));
+            self.agenda.later(now_ns + BETWEEN_NS, Timer::Round(round));
         }
     }
 
@@ -243,7 +241,7 @@ impl Failover {
         if self.settings.carries && self.settings.challenge {
             let keys: Vec<_> = round.flows.iter().flat_map(|(_, ends)| ends.keys()).collect();
             self.finding.push_back(number);
-            return self.actions.push_back(Action::Path(StandbyRequest::FindUnanswered(keys)));
+            return self.agenda.path(StandbyRequest::FindUnanswered(keys));
         }
         match round.second || !self.settings.challenge {
             true => {
@@ -280,20 +278,20 @@ impl Failover {
         let Some(round) = self.rounds.remove(&number) else { return };
         let silent = round.silent.len();
         let answered = round.flows.len() - silent;
-        self.actions.push_back(Action::Note(Note::Told { from: round.from, answered, silent }));
+        self.agenda.note(Note::Told { from: round.from, answered, silent });
         let mut wake_on = Vec::new();
         for (id, ends) in round.flows {
             // Unless its owner lives after all.
             if self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused) {
                 self.take_out(id);
-                self.timers.set(now_ns + REFUSED_NS, Timer::Forget(id, ends));
+                self.agenda.later(now_ns + REFUSED_NS, Timer::Forget(id, ends));
                 if round.silent.contains(&ends.key(FlowDirection::ToBackend)) {
                     wake_on.push(Wake { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
                 }
             }
         }
         if self.settings.challenge && !wake_on.is_empty() {
-            self.actions.push_back(Action::WakeOn(wake_on));
+            self.agenda.act(Action::WakeOn(wake_on));
         }
     }
 }

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{
-    Action, Failover, FleetId, InstanceName, Known, KnownState, Mine, Note, PeerCommand, StandbyRequest, Timer,
-};
+use super::{Failover, FleetId, InstanceName, Known, KnownState, Mine, Note, PeerCommand, StandbyRequest, Timer};
 use crate::model::ends::Ends;
 
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
@@ -37,19 +35,17 @@ impl Failover {
         }
         // Said before this instance tells of them as its own: their owner would take that for a second claim to them.
         for (owner, flows) in by_owner {
-            self.actions.push_back(Action::Note(Note::Claimed { from: owner.clone(), flows: flows.len() }));
-            self.actions.push_back(Action::Send(PeerCommand::Claim { owner, flows }));
+            self.agenda.note(Note::Claimed { from: owner.clone(), flows: flows.len() });
+            self.agenda.claim(owner, flows);
         }
         if !inherited.is_empty() {
-            self.actions.push_back(Action::Path(StandbyRequest::Inherit(inherited)));
+            self.agenda.path(StandbyRequest::Inherit(inherited));
         }
     }
 
     pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FleetId, Option<Ends>)>) {
-        self.actions.push_back(Action::Note(Note::Released { to: by.clone(), flows: flows.len() }));
-        if self.settings.carries {
-            self.actions.push_back(Action::Path(StandbyRequest::Release(flows.iter().map(|(id, _)| *id).collect())));
-        }
+        self.agenda.note(Note::Released { to: by.clone(), flows: flows.len() });
+        self.agenda.carry(StandbyRequest::Release(flows.iter().map(|(id, _)| *id).collect()));
         for (id, ends) in &flows {
             self.contested.remove(id);
             let was_mine = self.mine.remove(id).and_then(|mine| mine.ends);
@@ -87,7 +83,7 @@ impl Failover {
         self.held_for(owner, id, ends);
         if let Some(known) = self.flows.get_mut(&id) {
             known.told = false;
-            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id, 1));
+            self.agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, 1));
         }
         if self.peers.get(owner).is_some_and(|peer| peer.is_dead) {
             self.bury_flows(owner, |its| *its == ends);
@@ -105,7 +101,7 @@ impl Failover {
             // It ended there before its former owner said where it is.
             self.remove(id);
         } else {
-            self.timers.set(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
+            self.agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
         }
     }
 
@@ -131,7 +127,7 @@ impl Failover {
             } else if verdicts.contains(&None) {
                 // Most likely a third one has claimed it here, the owner there, and that word comes first.
                 self.contested.insert(*id);
-                self.timers.set(now_ns + CONTESTED_NS, Timer::Contested(*id));
+                self.agenda.later(now_ns + CONTESTED_NS, Timer::Contested(*id));
             } else {
                 self.prevail(*id);
             }
@@ -153,20 +149,17 @@ impl Failover {
     /// Of a flow that this one looks after, as does `to`: it goes on there. That it ends here is said as what it is, for each
     /// of several may leave it to another of them, and who takes that for its end drops it.
     pub(super) fn leave(&mut self, to: InstanceName, id: FleetId) {
-        self.actions.push_back(Action::Send(PeerCommand::Leave { to, flow: id }));
-        self.actions.push_back(Action::Path(StandbyRequest::Release(vec![id])));
+        self.agenda.send(PeerCommand::Leave { to, flow: id });
+        self.agenda.path(StandbyRequest::Release(vec![id]));
     }
 
     /// Of a flow that this one looks after, as do one or more others: it goes on here.
     fn prevail(&mut self, id: FleetId) {
         if let Some(Known { owner, ends, also, .. }) = self.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
-            let claim = |owner| Action::Send(PeerCommand::Claim { owner, flows: vec![id] });
-            self.actions.extend([owner].into_iter().chain(also).map(claim));
+            [owner].into_iter().chain(also).for_each(|owner| self.agenda.claim(owner, vec![id]));
             // It may have ended meanwhile, which is said then.
-            if self.settings.carries {
-                self.actions.push_back(Action::Path(StandbyRequest::Inherit(vec![id])));
-            }
+            self.agenda.carry(StandbyRequest::Inherit(vec![id]));
         }
     }
 

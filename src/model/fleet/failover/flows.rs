@@ -1,8 +1,8 @@
 //! Flows of other instances, as their owners tell of them.
 
-use super::{Action, Failover, Known, KnownState, TOUCHED_NS, Timer};
+use super::{Failover, Known, KnownState, TOUCHED_NS, Timer};
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, PeerCommand, StandbyRequest};
+use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, StandbyRequest};
 
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
@@ -16,7 +16,7 @@ impl Failover {
             // Who has the address now gets its packets now, wherever they came a moment ago.
             if self.prevails_by_address(&owner, vip).unwrap_or(touched || self.prevails_over(&owner, vip)) {
                 // It was taken from this owner, or from the one before.
-                return self.actions.push_back(Action::Send(PeerCommand::Claim { owner, flows: vec![id] }));
+                return self.agenda.claim(owner, vec![id]);
             }
             self.mine.remove(&id);
             self.leave(owner.clone(), id);
@@ -64,15 +64,13 @@ impl Failover {
         let owner_is_dead = self.peers.get(&owner).is_some_and(|peer| peer.is_dead);
         let state = match record.keeping {
             Keeping::Sockets if owner_is_dead && self.settings.carries => {
-                self.actions.push_back(Action::Path(StandbyRequest::Refuse(ends.keys().to_vec())));
+                self.agenda.path(StandbyRequest::Refuse(ends.keys().to_vec()));
                 KnownState::Refused
             }
             Keeping::Sockets => self.forward(&owner, AcceptedFlow { ends, accepted_unix_ms }),
             Keeping::Passage(_) => {
                 self.unindex(id, &ends);
-                if self.settings.carries {
-                    self.actions.push_back(Action::Path(StandbyRequest::Hold(Box::new(record))));
-                }
+                self.agenda.carry(StandbyRequest::Hold(Box::new(record)));
                 KnownState::Held
             }
         };
@@ -97,10 +95,7 @@ impl Failover {
         let Some(hop) = self.hop(owner, flow.ends.vip.ip()).filter(|_| self.settings.carries) else {
             return KnownState::Noted;
         };
-        match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Forward { flows: more, to })) if *to == hop => more.push(flow),
-            _ => self.actions.push_back(Action::Path(StandbyRequest::Forward { flows: vec![flow], to: hop })),
-        }
+        self.agenda.forward(flow, hop);
         KnownState::Forwarded
     }
 
@@ -108,7 +103,7 @@ impl Failover {
         let Some(known) = self.flows.get_mut(&id) else {
             // Released to who had claimed it before anybody could say what it is, it is held though nobody lists it.
             if !self.mine.contains_key(&id) {
-                self.drop_standby(id);
+                self.agenda.drop_standby(id);
             }
             return;
         };
@@ -129,14 +124,14 @@ impl Failover {
         }
         if let Some(known) = self.take_out(id) {
             match known.state {
-                KnownState::Held => self.drop_standby(id),
+                KnownState::Held => self.agenda.drop_standby(id),
                 KnownState::NoRoom => self.drop_crowded(id, &known.ends),
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => {
                     if known.state == KnownState::Forwarded {
                         self.lend_last(owner, &known.ends);
                     }
-                    self.timers.set(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
+                    self.agenda.later(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
                 }
             }
         }
@@ -147,11 +142,7 @@ impl Failover {
         let Some(hop) = self.hop(owner, ends.vip.ip()) else { return };
         let keys = ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key));
         let keys: Vec<_> = keys.collect();
-        match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Lend { keys: more, to })) if *to == hop => more.extend(keys),
-            _ if keys.is_empty() => {}
-            _ => self.actions.push_back(Action::Path(StandbyRequest::Lend { keys, to: hop })),
-        }
+        self.agenda.lend(keys, hop);
     }
 
     /// Packets of a flow that ended a while ago are nobody's, unless another flow has them by now: its client has used the port again,
@@ -160,16 +151,14 @@ impl Failover {
         let is_here = self.flows.contains_key(&id);
         let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
         let keys: Vec<_> = ends.keys().into_iter().filter(|key| !again(key)).collect();
-        if !keys.is_empty() {
-            self.actions.push_back(Action::Path(StandbyRequest::Forget(keys)));
-        }
+        self.agenda.forget(keys);
     }
 
     /// Ends all that is known of a flow at once.
     pub(super) fn remove(&mut self, id: FleetId) {
         if let Some(known) = self.take_out(id) {
             match known.state {
-                KnownState::Held => self.drop_standby(id),
+                KnownState::Held => self.agenda.drop_standby(id),
                 KnownState::NoRoom => self.drop_crowded(id, &known.ends),
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => self.forget(id, &known.ends),
@@ -205,17 +194,7 @@ impl Failover {
 
     /// An entry that forwards one of its directions may be left from when it had sockets.
     fn drop_crowded(&mut self, id: FleetId, ends: &Ends) {
-        self.drop_standby(id);
+        self.agenda.drop_standby(id);
         self.forget(id, ends);
-    }
-
-    pub(super) fn drop_standby(&mut self, id: FleetId) {
-        if !self.settings.carries {
-            return;
-        }
-        match self.actions.back_mut() {
-            Some(Action::Path(StandbyRequest::Drop(more))) => more.push(id),
-            _ => self.actions.push_back(Action::Path(StandbyRequest::Drop(vec![id]))),
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::peer::PeerState;
-use super::{Action, Failover, Settings};
+use super::{Failover, Settings};
 use crate::model::fleet::{InstanceName, StandbyRequest};
 
 impl Failover {
@@ -48,7 +48,7 @@ impl Failover {
         let over: Vec<_> = self.rules.keys().copied().filter(|vip| !serves(vip)).collect();
         for vip in over {
             self.rules.remove(&vip);
-            self.actions.push_back(Action::Path(StandbyRequest::Unknown { vip, unknown: None }));
+            self.agenda.path(StandbyRequest::Unknown { vip, unknown: None });
         }
         let added: Vec<_> = vips.difference(&known).copied().filter(|ip| self.is_here(*ip)).collect();
         let dead: Vec<_> = self.peers.iter().filter(|(_, peer)| peer.is_dead).map(|(name, _)| name.clone()).collect();

@@ -144,7 +144,7 @@ impl Failover {
                 if !peer.synced && before != Liveness::Alive {
                     // What it has is about to be told.
                     self.guard_until_ns = self.guard_until_ns.max(now_ns + guard_ns);
-                    self.timers.set(self.guard_until_ns, super::Timer::Guard);
+                    self.agenda.later(self.guard_until_ns, super::Timer::Guard);
                 }
                 self.lives(&owner);
             }
@@ -164,7 +164,7 @@ impl Failover {
         let comes_or_goes = before != liveness && (is_parted(before) || is_parted(liveness));
         if comes_or_goes && self.settings.carries && self.peers.get(&owner).is_some_and(|peer| !peer.shared.is_empty())
         {
-            self.actions.push_back(Action::Path(StandbyRequest::AskEnds));
+            self.agenda.path(StandbyRequest::AskEnds);
         }
     }
 
@@ -183,7 +183,7 @@ impl Failover {
         // Both had it: neighbours may still believe the other.
         let here = self.here.iter().flatten();
         let left: Vec<_> = here.filter(|ip| before.contains(ip) && !now.contains(ip)).copied().collect();
-        left.into_iter().for_each(|ip| self.actions.push_back(Action::Announce(ip)));
+        left.into_iter().for_each(|ip| self.agenda.act(Action::Announce(ip)));
         self.see_last_owners();
         self.see_sharing();
         self.show_port_ranges();
@@ -238,7 +238,7 @@ impl Failover {
         port_ranges.extend(own.into_iter().chain(peers).chain(unknown));
         if port_ranges != self.port_ranges {
             self.port_ranges.clone_from(&port_ranges);
-            self.actions.push_back(Action::Path(StandbyRequest::PortRanges(port_ranges)));
+            self.agenda.path(StandbyRequest::PortRanges(port_ranges));
         }
     }
 
@@ -302,7 +302,7 @@ impl Failover {
         let shared = self.peers.values().any(may_meet);
         if shared != self.shared {
             self.shared = shared;
-            self.actions.push_back(Action::Shared(shared));
+            self.agenda.act(Action::Shared(shared));
         }
     }
 

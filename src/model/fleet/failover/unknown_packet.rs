@@ -47,12 +47,12 @@ impl Failover {
         let known = self.by_key.get(&key).and_then(|id| self.flows.get(id));
         if known.is_some_and(|known| matches!(known.state, KnownState::Refused | KnownState::NoRoom)) {
             // No entry says so, for want of room.
-            return self.actions.push_back(Action::Answer(packet));
+            return self.agenda.act(Action::Answer(packet));
         }
         if let Some(before) = self.asked.get(&key).copied() {
             if !before.asked && now_ns.saturating_sub(before.since_ns) > LOOPS_NS {
                 self.asked.remove(&key);
-                self.actions.push_back(Action::Answer(packet));
+                self.agenda.act(Action::Answer(packet));
             }
             return;
         }
@@ -74,10 +74,10 @@ impl Failover {
         self.asked.insert(key, Waiting { packet, since_ns: now_ns, asked: !knows });
         if knows {
             // Dropped, it comes again, and finds its entry; or its owner sends it back, for its address is just moving.
-            self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
+            self.agenda.later(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
         } else {
-            self.actions.push_back(Action::Send(PeerCommand::Ask(Asked { from: key.from, to: key.to })));
-            self.timers.set(now_ns + ASK_WITHIN_NS, Timer::Asked(key));
+            self.agenda.send(PeerCommand::Ask(Asked { from: key.from, to: key.to }));
+            self.agenda.later(now_ns + ASK_WITHIN_NS, Timer::Asked(key));
         }
     }
 
@@ -94,7 +94,7 @@ impl Failover {
                     self.lend(now_ns, key, to, Vec::new(), LENT_NS);
                     // Should it come again and again, nothing could be entered for it.
                     self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
-                    self.timers.set(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
+                    self.agenda.later(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
                 }
                 None => self.answer(now_ns, waiting.packet),
             },
@@ -110,8 +110,8 @@ impl Failover {
     fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64) {
         self.unsaid.remove(&key);
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
-        self.actions.push_back(Action::Path(StandbyRequest::Lend { keys: vec![key], to }));
-        self.timers.set(now_ns + for_ns, Timer::Lent(key));
+        self.agenda.path(StandbyRequest::Lend { keys: vec![key], to });
+        self.agenda.later(now_ns + for_ns, Timer::Lent(key));
     }
 
     /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
@@ -128,7 +128,7 @@ impl Failover {
         let key = packet.key;
         let since_ns = *self.unsaid.entry(key).or_insert(now_ns);
         if since_ns == now_ns {
-            self.timers.set(now_ns + UNSAID_FORGET_NS, Timer::Unsaid(key));
+            self.agenda.later(now_ns + UNSAID_FORGET_NS, Timer::Unsaid(key));
         } else if now_ns.saturating_sub(since_ns) >= UNSAID_NS {
             self.answer(now_ns, packet);
         }
@@ -143,7 +143,7 @@ impl Failover {
     /// Nobody knows it. While records are on their way that says nothing, and it will come again.
     fn answer(&mut self, now_ns: u64, packet: UnknownPacket) {
         if now_ns >= self.guard_until_ns {
-            self.actions.push_back(Action::Answer(packet));
+            self.agenda.act(Action::Answer(packet));
         }
     }
 
@@ -160,7 +160,7 @@ impl Failover {
     pub(super) fn lent_over(&mut self, key: Key) {
         self.lent.remove(&key);
         if !self.by_key.contains_key(&key) {
-            self.actions.push_back(Action::Path(StandbyRequest::Forget(vec![key])));
+            self.agenda.path(StandbyRequest::Forget(vec![key]));
         }
     }
 }

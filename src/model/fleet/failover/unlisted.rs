@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::{Action, Failover, KnownState};
+use super::{Failover, KnownState};
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, StandbyRequest};
 
@@ -40,11 +40,9 @@ impl Failover {
         let is_diverted = |key: &Key| self.by_key.contains_key(key) || self.lent.contains_key(key);
         let keys = over(&mut self.unlisted.keys, now_ns, keys, is_diverted);
         if !flows.is_empty() {
-            self.actions.push_back(Action::Path(StandbyRequest::Drop(flows)));
+            self.agenda.path(StandbyRequest::Drop(flows));
         }
-        if !keys.is_empty() {
-            self.actions.push_back(Action::Path(StandbyRequest::Forget(keys)));
-        }
+        self.agenda.forget(keys);
     }
 }
 

@@ -22,7 +22,7 @@ impl Failover {
         self.tell_of_end(owner, here);
         for (id, ends) in elsewhere {
             self.untold.insert(id, Untold { from: owner.clone(), ends });
-            self.timers.set(now_ns + LONGEST_NS, Timer::Untold(id));
+            self.agenda.later(now_ns + LONGEST_NS, Timer::Untold(id));
         }
     }
 

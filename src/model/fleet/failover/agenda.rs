@@ -1,0 +1,97 @@
+//! What is to be done, now and later.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use super::timer::{FailoverTimers, Timer};
+use super::{Action, Note};
+use crate::model::ends::Key;
+use crate::model::fleet::{AcceptedFlow, FleetId, InstanceName, PeerCommand, StandbyRequest};
+
+/// The actions that wait to be taken, in order, and the timers. What can go with the action before it does, and whoever asks for
+/// one does not see it.
+#[derive(Debug)]
+pub(super) struct Agenda {
+    /// There is the offload engine.
+    carries: bool,
+    actions: VecDeque<Action>,
+    timers: FailoverTimers,
+}
+
+impl Agenda {
+    pub(super) fn new(carries: bool) -> Self {
+        Self { carries, actions: VecDeque::new(), timers: FailoverTimers::default() }
+    }
+
+    pub(super) fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    pub(super) fn act(&mut self, action: Action) {
+        self.actions.push_back(action);
+    }
+
+    pub(super) fn send(&mut self, command: PeerCommand) {
+        self.act(Action::Send(command));
+    }
+
+    pub(super) fn claim(&mut self, owner: InstanceName, flows: Vec<FleetId>) {
+        self.send(PeerCommand::Claim { owner, flows });
+    }
+
+    pub(super) fn note(&mut self, note: Note) {
+        self.act(Action::Note(note));
+    }
+
+    pub(super) fn path(&mut self, request: StandbyRequest) {
+        self.act(Action::Path(request));
+    }
+
+    /// Nothing without the offload engine.
+    pub(super) fn carry(&mut self, request: StandbyRequest) {
+        if self.carries {
+            self.path(request);
+        }
+    }
+
+    pub(super) fn forward(&mut self, flow: AcceptedFlow, hop: IpAddr) {
+        match self.actions.back_mut() {
+            Some(Action::Path(StandbyRequest::Forward { flows: more, to })) if *to == hop => more.push(flow),
+            _ => self.path(StandbyRequest::Forward { flows: vec![flow], to: hop }),
+        }
+    }
+
+    pub(super) fn lend(&mut self, keys: Vec<Key>, hop: IpAddr) {
+        match self.actions.back_mut() {
+            Some(Action::Path(StandbyRequest::Lend { keys: more, to })) if *to == hop => more.extend(keys),
+            _ if keys.is_empty() => {}
+            _ => self.path(StandbyRequest::Lend { keys, to: hop }),
+        }
+    }
+
+    pub(super) fn drop_standby(&mut self, id: FleetId) {
+        match self.actions.back_mut() {
+            Some(Action::Path(StandbyRequest::Drop(more))) => more.push(id),
+            _ => self.carry(StandbyRequest::Drop(vec![id])),
+        }
+    }
+
+    /// Of keys of which there are none, nothing.
+    pub(super) fn forget(&mut self, keys: Vec<Key>) {
+        if !keys.is_empty() {
+            self.path(StandbyRequest::Forget(keys));
+        }
+    }
+
+    pub(super) fn later(&mut self, at_ns: u64, timer: Timer) {
+        self.timers.set(at_ns, timer);
+    }
+
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        self.timers.next_ns()
+    }
+
+    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<Timer> {
+        self.timers.take_due(now_ns)
+    }
+}

@@ -21,9 +21,13 @@ mod agenda;
 mod bury;
 mod claims;
 mod flows;
+mod hands;
+mod lives;
 mod members;
 mod peer;
+mod port_ranges;
 mod room;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -31,23 +35,23 @@ mod unknown_packet;
 mod unlisted;
 mod untold;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-use super::{
-    Asked, FleetId, InstanceName, Liveness, PeerCommand, PeerPortRange, Remote, StandbyAnswer, StandbyRequest, Then,
-    Unknown, UnknownPacket,
-};
+use super::{Asked, FleetId, InstanceName, PeerCommand, Remote, StandbyAnswer, StandbyRequest, UnknownPacket};
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
 
 use agenda::Agenda;
 use bury::Round;
 pub use bury::{Challenge, Wake};
-use peer::PeerState;
+use flows::KnownFlows;
+use members::Members;
+use port_ranges::PortRanges;
+use rules::Rules;
 use timer::Timer;
 use unlisted::Unlisted;
 use untold::Untold;
@@ -125,32 +129,19 @@ pub enum Note {
     AddressWent(IpAddr),
 }
 
-/// See the module.
+/// Gives each event to the parts that it concerns, and what one of them finds to the next. See the module.
 #[derive(Debug)]
 pub struct Failover {
-    settings: Settings,
-    peers: BTreeMap<InstanceName, PeerState>,
-    flows: HashMap<FleetId, Known>,
-    /// By the ends of their ids: two flows do not have the same at one time.
-    by_ends: HashMap<u64, FleetId>,
-    /// Of packets of flows that are forwarded or refused.
-    by_key: HashMap<Key, FleetId>,
+    agenda: Agenda,
+    members: Members,
+    port_ranges: PortRanges,
+    rules: Rules,
+    flows: KnownFlows,
     /// Flows that were other instances' and are this one's, or that another says are its own, until they are over.
     mine: HashMap<FleetId, Mine>,
     /// Flows of this instance of which another says the same.
     contested: HashSet<FleetId>,
-    /// The frontends' addresses that are on this host; `None`: nobody has said yet.
-    here: Option<BTreeSet<IpAddr>>,
-    /// This host's other addresses.
-    own: BTreeSet<IpAddr>,
-    /// Until then a silent owner counts as dead, unless it has answered since: a VIP has come.
-    fresh_until_ns: u64,
     guard_until_ns: u64,
-    /// The one peer that has each of the frontends' addresses, or had it last.
-    last_owners: BTreeMap<IpAddr, InstanceName>,
-    /// Addresses that have just come, until when they count as such.
-    just_came: BTreeMap<IpAddr, u64>,
-    rules: HashMap<VipAddr, Unknown>,
     rounds: BTreeMap<u64, Round>,
     /// Rounds that wait to hear who has not answered, in the order of the questions.
     finding: VecDeque<u64>,
@@ -161,16 +152,21 @@ pub struct Failover {
     /// Keys of which nothing could be learnt, and since when.
     unsaid: HashMap<Key, u64>,
     untold: HashMap<FleetId, Untold>,
+    /// Flows in sockets that died with these peers, and whose address was not here then.
+    died: BTreeMap<InstanceName, HashSet<FleetId>>,
     unlisted: Unlisted,
-    /// What an earlier process held has been sorted out.
-    settled: bool,
-    /// All peers are synced, or were waited for long enough.
-    ready: bool,
-    shared: bool,
-    /// Flows that the map had no room for, until they are held after all or forgotten.
-    no_room: HashSet<FleetId>,
-    port_ranges: Vec<PeerPortRange>,
-    agenda: Agenda,
+    earlier: Earlier,
+}
+
+/// What an earlier process of this host held for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Earlier {
+    /// Not all peers are synced, and they may be waited for.
+    Awaited,
+    /// All are, or were waited for long enough.
+    Ready,
+    /// It has been sorted out.
+    Settled,
 }
 
 /// A flow that was another instance's.
@@ -183,63 +179,25 @@ struct Mine {
     touched_ns: u64,
 }
 
-/// A flow of another instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Known {
-    owner: InstanceName,
-    ends: Ends,
-    /// As in its record; 0: nobody has told of it yet.
-    accepted_unix_ms: u64,
-    state: KnownState,
-    /// Others that say the same of it, for a moment: it goes from one to another.
-    also: Vec<InstanceName>,
-    /// Its owner has told of it. Else only somebody who has given it up says whose it is.
-    told: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KnownState {
-    Forwarded,
-    /// There is no way to its owner, or no offload engine here.
-    Noted,
-    Refused,
-    Held,
-    /// As `Held`, but this host's map has no room for it.
-    NoRoom,
-}
-
 /// For so long after a flow's packets have come here it stays here, whatever others say of it.
 const TOUCHED_NS: u64 = 2_000_000_000;
-/// An owner that does not answer the ping in this time counts as silent.
-const PING_NS: u64 = 250_000_000;
-/// For so long after a VIP has come a silent owner counts as dead.
-const FRESH_NS: u64 = 5_000_000_000;
-/// For so long after an address has come, what nobody here knows is for its last owner, if that lives: handshakes that
-/// began there, and flows of which nothing has been told yet.
-const LEAVES_NS: u64 = 5_000_000_000;
 
 /// Flows up to which invariants are checked after every event.
 const CHECKED_MAX: usize = 64;
 
 impl Failover {
     pub fn new(settings: Settings) -> Self {
-        let peers = settings.peers.iter().map(|(name, link)| (name.clone(), PeerState::new(*link))).collect();
+        let mut flows = KnownFlows::default();
+        settings.peers.iter().for_each(|(name, _)| flows.joined(name.clone()));
         Self {
             agenda: Agenda::new(settings.carries),
-            settings,
-            peers,
-            flows: HashMap::new(),
-            by_ends: HashMap::new(),
-            by_key: HashMap::new(),
+            members: Members::new(settings),
+            port_ranges: PortRanges::default(),
+            rules: Rules::default(),
+            flows,
             mine: HashMap::new(),
             contested: HashSet::new(),
-            here: None,
-            own: BTreeSet::new(),
-            fresh_until_ns: 0,
             guard_until_ns: 0,
-            last_owners: BTreeMap::new(),
-            just_came: BTreeMap::new(),
-            rules: HashMap::new(),
             rounds: BTreeMap::new(),
             finding: VecDeque::new(),
             next_round: 0,
@@ -247,12 +205,9 @@ impl Failover {
             lent: HashMap::new(),
             unsaid: HashMap::new(),
             untold: HashMap::new(),
+            died: BTreeMap::new(),
             unlisted: Unlisted::default(),
-            settled: false,
-            ready: false,
-            shared: false,
-            no_room: HashSet::new(),
-            port_ranges: Vec::new(),
+            earlier: Earlier::Awaited,
         }
     }
 
@@ -274,15 +229,14 @@ impl Failover {
             Remote::Ended { owner, id } => self.ended(now_ns, &owner, id),
             Remote::Moved { owner, id, to } => self.moved(now_ns, &owner, id, &to),
             Remote::Synced { owner } => self.synced(now_ns, &owner),
-            Remote::Liveness { owner, liveness } => self.liveness(now_ns, owner, liveness),
+            Remote::Liveness { owner, liveness } => self.liveness(now_ns, &owner, liveness),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
             // Who tells them is not the failover.
             Remote::Untold(_) => {}
             Remote::Answer { ends, said } => self.unknown_packet_answered(now_ns, ends, said),
         }
-        self.renew_rules(now_ns);
-        self.check();
+        self.handled(now_ns);
     }
 
     pub fn handle_standby(&mut self, now_ns: u64, answer: StandbyAnswer) {
@@ -290,7 +244,7 @@ impl Failover {
             StandbyAnswer::Touched(flows) => self.claim(now_ns, flows),
             StandbyAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
             StandbyAnswer::NoStandby(flows) => self.no_standby(flows),
-            StandbyAnswer::Held(flows) => self.held_after_all(flows),
+            StandbyAnswer::Held(flows) => self.flows.held_after_all(flows),
             StandbyAnswer::Over(flows) => self.over(&flows),
             StandbyAnswer::UnknownPackets(packets) => {
                 packets.into_iter().for_each(|packet| self.packet(now_ns, packet))
@@ -299,8 +253,7 @@ impl Failover {
             StandbyAnswer::Reached(round) => self.first_round(round),
             StandbyAnswer::Keeps { flows, keys } => self.see_kept(now_ns, flows, keys),
         }
-        self.renew_rules(now_ns);
-        self.check();
+        self.handled(now_ns);
     }
 
     #[cfg(test)]
@@ -310,36 +263,34 @@ impl Failover {
 
     /// All addresses of this host.
     pub fn handle_addresses(&mut self, now_ns: u64, addresses: &[IpAddr]) {
-        let vips: BTreeSet<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
-        self.own = own;
         self.agenda.send(PeerCommand::Addresses(addresses.to_vec()));
-        let before = self.here.replace(now.clone());
-        let came: Vec<_> = match &before {
-            Some(before) => now.difference(before).copied().collect(),
-            // As it was when this process began: nothing has moved.
-            None => Vec::new(),
-        };
-        for ip in before.iter().flatten().filter(|ip| !now.contains(ip)) {
-            self.agenda.note(Note::AddressWent(*ip));
+        let moved = self.members.move_addresses(addresses);
+        moved.went.into_iter().for_each(|ip| self.agenda.note(Note::AddressWent(ip)));
+        if !moved.came.is_empty() {
+            self.vips_came(now_ns, &moved.came);
         }
-        if now.is_empty() {
-            // Whoever has got it now judges whether its last owner lives.
-            self.fresh_until_ns = 0;
-        }
-        if !came.is_empty() {
-            self.vips_came(now_ns, &came);
-        }
-        self.see_sharing();
-        self.show_port_ranges();
+        self.see_members();
         self.settle();
-        self.renew_rules(now_ns);
-        self.check();
+        self.handled(now_ns);
+    }
+
+    /// The file has been read again. Of this instance itself nothing changes, and members come and go by what the link says.
+    pub fn handle_settings(&mut self, now_ns: u64, settings: Settings) {
+        let added = self.members.configure(settings);
+        self.port_ranges.configure(&self.members.vips());
+        self.rules.configure(&self.members, &mut self.agenda);
+        self.members.dead(true).into_iter().for_each(|owner| self.bury_where(&owner, &added));
+        self.port_ranges.see_last_owners(&self.members);
+        self.see_members();
+        self.settle();
+        self.handled(now_ns);
     }
 
     /// The peers' flows are all known, or were waited for long enough.
     pub fn handle_ready(&mut self) {
-        self.ready = true;
+        if self.earlier == Earlier::Awaited {
+            self.earlier = Earlier::Ready;
+        }
         self.settle();
         self.check();
     }
@@ -347,8 +298,10 @@ impl Failover {
     pub fn handle_timeout(&mut self, now_ns: u64) {
         while let Some(timer) = self.agenda.take_due(now_ns) {
             match timer {
-                Timer::Ping => self.ping_over(now_ns),
-                Timer::Forget(id, ends) => self.forget(id, &ends),
+                Timer::Ping => {
+                    self.members.take_mute(now_ns).into_iter().for_each(|owner| self.bury(&owner));
+                }
+                Timer::Forget(id, ends) => self.flows.forget(id, &ends, &mut self.agenda),
                 Timer::Promised(id, times) => self.promise_due(now_ns, id, times),
                 Timer::Contested(id) => self.contest_due(id),
                 Timer::Round(round) => self.round_due(now_ns, round),
@@ -356,12 +309,15 @@ impl Failover {
                 Timer::Lent(key) => self.lent_over(key),
                 Timer::Unsaid(key) => drop(self.unsaid.remove(&key)),
                 Timer::Guard => {}
-                Timer::Left(ip) => self.left_for_good(now_ns, ip),
+                Timer::Left(ip) => {
+                    if self.port_ranges.left_for_good(now_ns, ip) {
+                        self.port_ranges.show(&self.members, &mut self.agenda);
+                    }
+                }
                 Timer::Untold(id) => drop(self.untold.remove(&id)),
             }
         }
-        self.renew_rules(now_ns);
-        self.check();
+        self.handled(now_ns);
     }
 
     /// Flows of other instances that are known here.
@@ -369,92 +325,33 @@ impl Failover {
         self.flows.len()
     }
 
-    /// Own addresses first: neighbours that still send to the dead host are to come here before they are asked anything.
-    fn vips_came(&mut self, now_ns: u64, came: &[IpAddr]) {
-        for ip in came {
-            self.agenda.act(Action::Announce(*ip));
-            self.agenda.note(Note::AddressCame(*ip));
-            self.just_came.insert(*ip, now_ns + LEAVES_NS);
-            self.agenda.later(now_ns + LEAVES_NS, Timer::Left(*ip));
-        }
-        self.guard_until_ns = now_ns + self.settings.guard_ns;
-        self.agenda.later(self.guard_until_ns, Timer::Guard);
-        self.fresh_until_ns = now_ns + FRESH_NS;
-        self.peers.values_mut().for_each(|peer| peer.answered = false);
-        let (dead, silent): (Vec<_>, Vec<_>) = self.peers.iter().partition(|(_, peer)| peer.is_dead);
-        let dead: Vec<_> = dead.into_iter().map(|(name, _)| name.clone()).collect();
-        let silent: Vec<_> = silent.into_iter().filter(|(_, peer)| peer.liveness == Liveness::Silent).collect();
-        let silent: Vec<_> = silent.into_iter().map(|(name, _)| name.clone()).collect();
-        dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
-        silent.into_iter().for_each(|owner| self.bury(&owner));
-        let living: Vec<_> =
-            self.peers.iter().filter(|(_, peer)| !peer.is_dead).map(|(name, _)| name.clone()).collect();
-        living.into_iter().for_each(|owner| self.end_stuck(&owner));
-        self.tell_untold();
-        let mut pinged = false;
-        for peer in self.peers.values_mut().filter(|peer| peer.liveness == Liveness::Alive) {
-            peer.pinged_ns = Some(now_ns);
-            pinged = true;
-        }
-        if pinged {
-            self.agenda.send(PeerCommand::Ping);
-            self.agenda.later(now_ns + PING_NS, Timer::Ping);
-        }
-    }
-
-    fn ping_over(&mut self, now_ns: u64) {
-        // Those of a later ping have time left: an address that flaps comes twice in it.
-        let is_mute = |peer: &PeerState| peer.pinged_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) >= PING_NS);
-        let mute: Vec<_> = self.peers.iter().filter(|(_, peer)| is_mute(peer)).map(|(name, _)| name.clone()).collect();
-        for owner in mute {
-            if let Some(peer) = self.peers.get_mut(&owner) {
-                peer.pinged_ns = None;
-            }
-            self.bury(&owner);
-        }
+    /// Members or addresses are others by now.
+    fn see_members(&mut self) {
+        self.members.see_sharing(&mut self.agenda);
+        self.port_ranges.show(&self.members, &mut self.agenda);
     }
 
     /// What an earlier process of this host held for others: over, if all peers have said what they have; else somebody's
     /// who is dead, and so this instance's if the VIP is here.
     fn settle(&mut self) {
-        if self.settled || !self.ready || !self.settings.carries {
+        if self.earlier != Earlier::Ready || !self.members.settings().carries {
             return;
         }
-        let all_known = self.peers.values().all(|peer| peer.synced);
-        let claim = !all_known && self.here.as_ref().is_some_and(|here| !here.is_empty());
+        let all_known = self.members.peers().all(|(_, peer)| peer.is_synced());
+        let claim = !all_known && self.members.here().next().is_some();
         if all_known || claim {
-            self.settled = true;
+            self.earlier = Earlier::Settled;
             self.agenda.path(StandbyRequest::Settle { claim });
         }
     }
 
-    /// Says anew what becomes of packets that nobody here knows.
-    fn renew_rules(&mut self, now_ns: u64) {
-        if !self.settings.carries {
-            return;
-        }
+    /// What is to be done after every event.
+    fn handled(&mut self, now_ns: u64) {
         let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
-        // Flows that a full map has no entry for are refused from here, for which the program must show their packets.
-        let is_shown = (!self.no_room.is_empty() || !self.rounds.is_empty()) && guard_until_ns > 0;
-        let is_asked = is_shown || self.peers.values().any(PeerState::can_be_asked);
-        let all_told = self.peers.values().all(PeerState::has_told);
-        let then = if is_asked { Then::Ask { all_told } } else { Then::Reset };
-        for vip in self.settings.vips.clone() {
-            // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
-            // be in somebody else's use, whom conntrack knows, so no RST goes out unasked.
-            let any_port = VipAddr::new((vip.ip(), 0).into());
-            for (vip, then) in [(vip, then), (any_port, Then::Ask { all_told: false })] {
-                let rule = Unknown { guard_until_ns, then };
-                if self.rules.get(&vip) != Some(&rule) {
-                    self.rules.insert(vip, rule);
-                    self.agenda.path(StandbyRequest::Unknown { vip, unknown: Some(rule) });
-                }
-            }
-        }
-    }
-
-    fn is_here(&self, ip: IpAddr) -> bool {
-        self.here.as_ref().is_some_and(|here| here.contains(&ip))
+        // Flows that a full map has no entry for are refused from here.
+        let is_refusing = self.flows.is_crowded() || !self.rounds.is_empty();
+        self.rules.renew(guard_until_ns, is_refusing, &self.members, &mut self.agenda);
+        self.check();
     }
 
     /// In debug builds: what must hold after every event.
@@ -462,21 +359,9 @@ impl Failover {
         // It looks at every flow, which is too much to do for each of thousands.
         if cfg!(debug_assertions) && self.flows.len() < CHECKED_MAX {
             for id in self.mine.keys() {
-                debug_assert!(!self.flows.contains_key(id), "{id} has two owners");
+                debug_assert!(self.flows.get(id).is_none(), "{id} has two owners");
             }
-            for (key, id) in &self.by_key {
-                let known = self.flows.get(id);
-                let fits =
-                    known.is_some_and(|known| known.ends.keys().contains(key) && known.state != KnownState::Held);
-                debug_assert!(fits, "{id} {known:?}");
-            }
-            let owned: usize = self.peers.values().map(|peer| peer.flows.len()).sum();
-            debug_assert_eq!(owned, self.flows.len());
-            debug_assert_eq!(self.by_ends.len(), self.flows.len());
-            debug_assert!(self.no_room.iter().all(|id| self.flows.contains_key(id)));
-            for (id, known) in &self.flows {
-                debug_assert!(known.state != KnownState::NoRoom || self.no_room.contains(id), "{id}");
-            }
+            self.flows.check();
         }
     }
 }

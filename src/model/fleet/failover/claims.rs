@@ -1,9 +1,9 @@
 //! Who looks after a flow that has no sockets: whoever gets its packets, one at a time.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
-use super::{Failover, FleetId, InstanceName, Known, KnownState, Mine, Note, PeerCommand, StandbyRequest, Timer};
+use super::flows::{Known, KnownState};
+use super::{Failover, FleetId, InstanceName, Mine, Note, PeerCommand, StandbyRequest, Timer};
 use crate::model::ends::Ends;
 
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
@@ -19,14 +19,14 @@ impl Failover {
         let mut by_owner: BTreeMap<InstanceName, Vec<FleetId>> = BTreeMap::new();
         let mut inherited = Vec::new();
         for id in flows {
-            if self.flows.get(&id).is_some_and(|known| self.is_stuck(&known.ends)) {
+            if self.flows.get(&id).is_some_and(|known| self.members.is_stuck(&known.ends)) {
                 continue;
             }
             // Its packets come here, whatever others say of it for some time.
             let touched = Mine { ends: None, from: None, touched_ns: now_ns };
             self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
             // Without an owner: it was released to one that has not been heard of since.
-            if let Some(known) = self.take_out(id) {
+            if let Some(known) = self.flows.take_out(id) {
                 let from = Some(known.owner.clone());
                 self.mine.insert(id, Mine { ends: Some(known.ends), from, touched_ns: now_ns });
                 by_owner.entry(known.owner).or_default().push(id);
@@ -50,7 +50,7 @@ impl Failover {
             self.contested.remove(id);
             let was_mine = self.mine.remove(id).and_then(|mine| mine.ends);
             // Until it says more of them itself: their packets may come here again at once.
-            if let Some(ends) = was_mine.or(*ends).filter(|_| !self.flows.contains_key(id)) {
+            if let Some(ends) = was_mine.or(*ends).filter(|_| self.flows.get(id).is_none()) {
                 self.promised_to(now_ns, &by, *id, ends);
             }
         }
@@ -65,62 +65,51 @@ impl Failover {
         }
         let ends = known.ends;
         // To this one, from which it was claimed back before this came: it stays with who has claimed it last.
-        let to = if *to == self.settings.me { owner } else { to };
-        if self.peers.contains_key(to) {
-            self.take_out(id);
+        let to = if *to == self.members.settings().me { owner } else { to };
+        if self.members.peer(to).is_some() {
+            self.flows.take_out(id);
             self.promised_to(now_ns, to, id, ends);
         } else {
             self.ended(now_ns, owner, id);
         }
     }
 
-    /// As [`Failover::held_for`], though `owner` has not told of it yet.
+    /// As `KnownFlows::held_for`, though `owner` has not told of it yet.
     fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, ends: Ends) {
-        if self.by_ends.get(&id.ends).is_some_and(|other| *other != id) {
+        if self.flows.same_ends(id).is_some_and(|other| other != id) {
             // It has told of it, under another id.
             return;
         }
-        self.held_for(owner, id, ends);
-        if let Some(known) = self.flows.get_mut(&id) {
-            known.told = false;
+        if self.flows.promised_to(owner, id, ends) {
             self.agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, 1));
         }
-        if self.peers.get(owner).is_some_and(|peer| peer.is_dead) {
+        if self.members.is_dead(owner) {
             self.bury_flows(owner, |its| *its == ends);
         }
     }
 
     pub(super) fn promise_due(&mut self, now_ns: u64, id: FleetId, times: u32) {
-        let Some(known) = self.flows.get(&id).filter(|known| !known.told && known.state == KnownState::Held) else {
+        let Some(known) = self.flows.held(&id).filter(|known| !known.told) else {
             return;
         };
-        let owner = self.peers.get(&known.owner);
-        if self.is_heir(known.ends.vip.ip()) {
+        let owner = self.members.peer(&known.owner);
+        if self.members.is_heir(known.ends.vip.ip()) {
             self.claim(now_ns, vec![id]);
-        } else if times >= PROMISES_MAX && owner.is_some_and(|owner| owner.synced && !owner.is_dead) {
+        } else if times >= PROMISES_MAX && owner.is_some_and(|owner| owner.is_synced() && !owner.is_dead()) {
             // It ended there before its former owner said where it is.
-            self.remove(id);
+            self.flows.remove(id, &mut self.agenda);
         } else {
             self.agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
-        }
-    }
-
-    /// What the offload engine has of it is the owner's.
-    pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
-        if let Some(peer) = self.peers.get_mut(owner) {
-            peer.flows.insert(id);
-            let state = KnownState::Held;
-            let (owner, also) = (owner.clone(), Vec::new());
-            self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
         }
     }
 
     /// The offload engine was to hold these for others, and has them as this instance's own.
     pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FleetId]) {
         for id in flows {
-            let Some(known) = self.flows.get(id).filter(|known| known.state == KnownState::Held) else { continue };
+            let Some(known) = self.flows.held(id) else { continue };
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
-            let verdicts: Vec<_> = others.iter().map(|it| self.prevails_by_address(it, known.ends.vip.ip())).collect();
+            let verdicts: Vec<_> =
+                others.iter().map(|it| self.members.prevails_by_address(it, known.ends.vip.ip())).collect();
             if let Some(has_address) = verdicts.iter().position(|verdict| *verdict == Some(false)) {
                 let to = others[has_address].clone();
                 self.leave(to, *id);
@@ -136,10 +125,10 @@ impl Failover {
 
     pub(super) fn contest_due(&mut self, id: FleetId) {
         if self.contested.remove(&id)
-            && let Some(known) = self.flows.get(&id).filter(|known| known.state == KnownState::Held)
+            && let Some(known) = self.flows.held(&id)
         {
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
-            match others.into_iter().find(|other| !self.prevails_over(other, known.ends.vip.ip())).cloned() {
+            match others.into_iter().find(|other| !self.members.prevails_over(other, known.ends.vip.ip())).cloned() {
                 Some(to) => self.leave(to, id),
                 None => self.prevail(id),
             }
@@ -155,7 +144,7 @@ impl Failover {
 
     /// Of a flow that this one looks after, as do one or more others: it goes on here.
     fn prevail(&mut self, id: FleetId) {
-        if let Some(Known { owner, ends, also, .. }) = self.take_out(id) {
+        if let Some(Known { owner, ends, also, .. }) = self.flows.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
             [owner].into_iter().chain(also).for_each(|owner| self.agenda.claim(owner, vec![id]));
             // It may have ended meanwhile, which is said then.
@@ -168,18 +157,5 @@ impl Failover {
         for id in flows {
             self.mine.remove(id);
         }
-    }
-
-    /// Of two that both look after a flow of `vip`, whether this one goes on with it. If both think so, or neither does, it is
-    /// nobody's for a moment, and then whose its packets come to.
-    pub(super) fn prevails_over(&self, owner: &InstanceName, vip: IpAddr) -> bool {
-        self.prevails_by_address(owner, vip).unwrap_or(self.settings.me < *owner)
-    }
-
-    /// `None`: both have the address, or neither.
-    pub(super) fn prevails_by_address(&self, owner: &InstanceName, vip: IpAddr) -> Option<bool> {
-        let there = self.peers.get(owner).is_some_and(|peer| peer.addresses.contains(&vip));
-        let here = self.is_here(vip);
-        (here != there).then_some(here)
     }
 }

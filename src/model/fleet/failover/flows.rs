@@ -1,37 +1,146 @@
 //! Flows of other instances, as their owners tell of them.
 
-use super::{Failover, Known, KnownState, TOUCHED_NS, Timer};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::agenda::Agenda;
+use super::members::Members;
+use super::timer::Timer;
 use crate::model::ends::{Ends, Key};
 use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keeping, StandbyRequest};
+
+/// A flow of another instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) owner: InstanceName,
+    pub(super) ends: Ends,
+    /// As in its record; 0: nobody has told of it yet.
+    accepted_unix_ms: u64,
+    pub(super) state: KnownState,
+    /// Others that say the same of it, for a moment: it goes from one to another.
+    pub(super) also: Vec<InstanceName>,
+    /// Its owner has told of it. Else only somebody who has given it up says whose it is.
+    pub(super) told: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KnownState {
+    Forwarded,
+    /// There is no way to its owner, or no offload engine here.
+    Noted,
+    Refused,
+    Held,
+    /// As `Held`, but this host's map has no room for it.
+    NoRoom,
+}
+
+/// The flows of all other instances: by id, by the ends of their ids, by their packets and by owner. Whatever happens to one, it
+/// asks the offload engine for what that means there.
+#[derive(Debug, Default)]
+pub(super) struct KnownFlows {
+    flows: HashMap<FleetId, Known>,
+    /// By the ends of their ids: two flows do not have the same at one time.
+    by_ends: HashMap<u64, FleetId>,
+    /// Of packets of flows that are forwarded or refused.
+    by_key: HashMap<Key, FleetId>,
+    /// Flows that the map had no room for, until they are held after all or forgotten.
+    no_room: HashSet<FleetId>,
+    lists: BTreeMap<InstanceName, PeerList>,
+}
+
+/// The flows of one other instance.
+#[derive(Debug, Default)]
+struct PeerList {
+    flows: HashSet<FleetId>,
+    /// Those that its snapshot, which is under way, has not named yet.
+    stale: HashSet<FleetId>,
+    /// Others have told of these since it did, and its snapshot has not named them yet.
+    also_stale: HashSet<FleetId>,
+}
+
+/// What becomes of flows of one owner that is dead, or that can serve them no more.
+#[derive(Debug, Default)]
+pub(super) struct Buried {
+    /// Go on here.
+    pub(super) inherited: Vec<(FleetId, Ends)>,
+    /// Their ends are to be told from here.
+    pub(super) told: Vec<(FleetId, Ends)>,
+    /// Are not, for their address is elsewhere.
+    pub(super) untold: Vec<FleetId>,
+    refused: Vec<Key>,
+    dropped: Vec<FleetId>,
+}
 
 /// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
 const LINGER_NS: u64 = 5_000_000_000;
 
-impl Failover {
-    pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
+impl KnownFlows {
+    /// Whoever has joined may tell of flows.
+    pub(super) fn joined(&mut self, owner: InstanceName) {
+        self.lists.entry(owner).or_default();
+    }
+
+    /// Nothing of it is left.
+    pub(super) fn gone(&mut self, owner: &InstanceName, agenda: &mut Agenda) {
+        self.ids_of(owner).into_iter().for_each(|id| self.remove(id, agenda));
+        self.lists.remove(owner);
+        self.flows.values_mut().for_each(|known| known.also.retain(|other| other != owner));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    pub(super) fn get(&self, id: &FleetId) -> Option<&Known> {
+        self.flows.get(id)
+    }
+
+    pub(super) fn held(&self, id: &FleetId) -> Option<&Known> {
+        self.flows.get(id).filter(|known| known.state == KnownState::Held)
+    }
+
+    /// The flow that has the ends of this one's id, by whatever id.
+    pub(super) fn same_ends(&self, id: FleetId) -> Option<FleetId> {
+        self.by_ends.get(&id.ends).copied()
+    }
+
+    /// Such packets are forwarded or refused.
+    pub(super) fn has_packets(&self, key: &Key) -> bool {
+        self.by_key.contains_key(key)
+    }
+
+    /// The flow whose packets these are, if they are forwarded or refused.
+    pub(super) fn of_packets(&self, key: &Key) -> Option<&Known> {
+        self.by_key.get(key).and_then(|id| self.flows.get(id))
+    }
+
+    /// The map has no room for some of them.
+    pub(super) fn is_crowded(&self) -> bool {
+        !self.no_room.is_empty()
+    }
+
+    /// Of those of `owner`'s flows that are so.
+    pub(super) fn ends_of(&self, owner: &InstanceName, which: impl Fn(&Known) -> bool) -> HashSet<Ends> {
+        let ids = self.lists.get(owner).into_iter().flat_map(|list| &list.flows);
+        ids.filter_map(|id| self.flows.get(id)).filter(|known| which(known)).map(|known| known.ends).collect()
+    }
+
+    fn ids_of(&self, owner: &InstanceName) -> Vec<FleetId> {
+        self.lists.get(owner).map(|list| list.flows.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// `owner` tells of a flow.
+    pub(super) fn told(&mut self, owner: InstanceName, record: FlowRecord, members: &Members, agenda: &mut Agenda) {
         let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
-        if let Some(mine) = self.mine.get(&id) {
-            let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
-            let vip = ends.vip.ip();
-            // Who has the address now gets its packets now, wherever they came a moment ago.
-            if self.prevails_by_address(&owner, vip).unwrap_or(touched || self.prevails_over(&owner, vip)) {
-                // It was taken from this owner, or from the one before.
-                return self.agenda.claim(owner, vec![id]);
-            }
-            self.mine.remove(&id);
-            self.leave(owner.clone(), id);
-            self.held_for(&owner, id, ends);
+        let Some(list) = self.lists.get_mut(&owner) else { return };
+        list.stale.remove(&id);
+        list.also_stale.remove(&id);
+        if members.is_stuck(&ends) {
+            return self.refuse(owner, id, ends, agenda);
         }
-        let Some(peer) = self.peers.get_mut(&owner) else { return };
-        peer.stale.remove(&id);
-        peer.also_stale.remove(&id);
-        if self.is_stuck(&ends) {
-            return self.refuse(owner, id, ends);
-        }
-        if let Some(before) = self.by_ends.get(&id.ends).copied().filter(|before| *before != id) {
+        if let Some(before) = self.same_ends(id).filter(|before| *before != id) {
             // It goes on under another id, or its ends have begun another one.
             match record.keeping {
-                Keeping::Sockets => self.remove(before),
+                Keeping::Sockets => self.remove(before, agenda),
                 // What the offload engine has there gives way by itself, and no packet finds it gone.
                 Keeping::Passage(_) => drop(self.take_out(before)),
             }
@@ -41,7 +150,7 @@ impl Failover {
             also.clone_from(&before.also);
             // Who was only to have it, and has not told of it, does not tell of its end either.
             also.extend(before.told.then(|| before.owner.clone()));
-            let lives = |other: &InstanceName| self.peers.get(other).is_some_and(|peer| !peer.is_dead);
+            let lives = |other: &InstanceName| members.peer(other).is_some_and(|peer| !peer.is_dead());
             also.retain(|other| *other != owner && lives(other));
             let same = before.owner == owner;
             match (&record.keeping, before.state) {
@@ -57,56 +166,39 @@ impl Failover {
                         return;
                     }
                 }
-                _ if !same => self.remove(id),
+                _ if !same => self.remove(id, agenda),
                 _ => {}
             }
         }
-        let owner_is_dead = self.peers.get(&owner).is_some_and(|peer| peer.is_dead);
+        let carries = members.settings().carries;
         let state = match record.keeping {
-            Keeping::Sockets if owner_is_dead && self.settings.carries => {
-                self.agenda.path(StandbyRequest::Refuse(ends.keys().to_vec()));
+            Keeping::Sockets if carries && members.is_dead(&owner) => {
+                agenda.path(StandbyRequest::Refuse(ends.keys().to_vec()));
                 KnownState::Refused
             }
-            Keeping::Sockets => self.forward(&owner, AcceptedFlow { ends, accepted_unix_ms }),
+            Keeping::Sockets => forward(&owner, AcceptedFlow { ends, accepted_unix_ms }, members, agenda),
             Keeping::Passage(_) => {
                 self.unindex(id, &ends);
-                self.agenda.carry(StandbyRequest::Hold(Box::new(record)));
+                agenda.carry(StandbyRequest::Hold(Box::new(record)));
                 KnownState::Held
             }
         };
         if state != KnownState::Held {
             self.index(id, &ends);
         }
-        if let Some(peer) = self.peers.get_mut(&owner) {
-            peer.flows.insert(id);
-        }
         self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true });
     }
 
-    pub(super) fn enter(&mut self, id: FleetId, known: Known) {
-        self.by_ends.insert(id.ends, id);
-        // The offload engine is asked anew, and says so if it still has none.
-        self.no_room.remove(&id);
-        self.flows.insert(id, known);
-    }
-
-    /// Has both directions' packets sent to the owner.
-    pub(super) fn forward(&mut self, owner: &InstanceName, flow: AcceptedFlow) -> KnownState {
-        let Some(hop) = self.hop(owner, flow.ends.vip.ip()).filter(|_| self.settings.carries) else {
-            return KnownState::Noted;
-        };
-        self.agenda.forward(flow, hop);
-        KnownState::Forwarded
-    }
-
-    pub(super) fn ended(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId) {
-        let Some(known) = self.flows.get_mut(&id) else {
-            // Released to who had claimed it before anybody could say what it is, it is held though nobody lists it.
-            if !self.mine.contains_key(&id) {
-                self.agenda.drop_standby(id);
-            }
-            return;
-        };
+    /// `owner` says that a flow is over, or not its own any more.
+    pub(super) fn ended(
+        &mut self,
+        now_ns: u64,
+        owner: &InstanceName,
+        id: FleetId,
+        members: &Members,
+        agenda: &mut Agenda,
+    ) {
+        let Some(known) = self.flows.get_mut(&id) else { return };
         known.also.retain(|other| other != owner);
         // Of a flow that is another's by now, its former owner only says that it is not its own any more.
         if known.owner != *owner {
@@ -124,67 +216,215 @@ impl Failover {
         }
         if let Some(known) = self.take_out(id) {
             match known.state {
-                KnownState::Held => self.agenda.drop_standby(id),
-                KnownState::NoRoom => self.drop_crowded(id, &known.ends),
+                KnownState::Held => agenda.drop_standby(id),
+                KnownState::NoRoom => self.drop_crowded(id, &known.ends, agenda),
                 KnownState::Noted => {}
                 KnownState::Forwarded | KnownState::Refused => {
                     if known.state == KnownState::Forwarded {
-                        self.lend_last(owner, &known.ends);
+                        self.lend_last(owner, &known.ends, members, agenda);
                     }
-                    self.agenda.later(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
+                    agenda.later(now_ns + LINGER_NS, Timer::Forget(id, known.ends));
                 }
             }
         }
     }
 
-    /// The last packets of a flow are its owner's. Its client may use the port again at once.
-    fn lend_last(&mut self, owner: &InstanceName, ends: &Ends) {
-        let Some(hop) = self.hop(owner, ends.vip.ip()) else { return };
-        let keys = ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key));
-        let keys: Vec<_> = keys.collect();
-        self.agenda.lend(keys, hop);
+    /// What `owner` tells from here on, up to `synced`, is all that it has.
+    pub(super) fn begin(&mut self, owner: &InstanceName) {
+        let also = self.flows.iter().filter(|(_, known)| known.also.contains(owner)).map(|(id, _)| *id);
+        let also_stale = also.collect();
+        if let Some(list) = self.lists.get_mut(owner) {
+            list.stale.clone_from(&list.flows);
+            list.also_stale = also_stale;
+        }
     }
 
-    /// Packets of a flow that ended a while ago are nobody's, unless another flow has them by now: its client has used the port again,
-    /// and that one's backend leg has another.
-    pub(super) fn forget(&mut self, id: FleetId, ends: &Ends) {
-        let is_here = self.flows.contains_key(&id);
-        let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
-        let keys: Vec<_> = ends.keys().into_iter().filter(|key| !again(key)).collect();
-        self.agenda.forget(keys);
+    /// `owner` has told of all that it has. Returns those of its flows that it has not told of again.
+    pub(super) fn synced(&mut self, owner: &InstanceName, agenda: &mut Agenda) -> Vec<(FleetId, Ends)> {
+        let Some(list) = self.lists.get_mut(owner) else { return Vec::new() };
+        let stale = std::mem::take(&mut list.stale);
+        let also_gone = std::mem::take(&mut list.also_stale);
+        let gone: Vec<_> = stale.into_iter().filter_map(|id| Some((id, self.flows.get(&id)?.ends))).collect();
+        if !also_gone.is_empty() {
+            self.says_no_more(owner, |id| also_gone.contains(id));
+        }
+        for (id, _) in &gone {
+            // What another has given to it, it may not have heard of yet; nor does it name what it has given back.
+            if self.flows.get(id).is_some_and(|known| known.told) {
+                self.remove(*id, agenda);
+            }
+        }
+        gone
     }
 
-    /// Ends all that is known of a flow at once.
-    pub(super) fn remove(&mut self, id: FleetId) {
-        if let Some(known) = self.take_out(id) {
-            match known.state {
-                KnownState::Held => self.agenda.drop_standby(id),
-                KnownState::NoRoom => self.drop_crowded(id, &known.ends),
-                KnownState::Noted => {}
-                KnownState::Forwarded | KnownState::Refused => self.forget(id, &known.ends),
+    /// What `owner` said of flows that others have since told of counts no more.
+    pub(super) fn says_no_more(&mut self, owner: &InstanceName, which: impl Fn(&FleetId) -> bool) {
+        for (id, known) in &mut self.flows {
+            if !known.also.is_empty() && which(id) {
+                known.also.retain(|other| other != owner);
             }
         }
     }
 
+    /// What the offload engine has of it is the owner's.
+    pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
+        if self.lists.contains_key(owner) {
+            let state = KnownState::Held;
+            let (owner, also) = (owner.clone(), Vec::new());
+            self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
+        }
+    }
+
+    /// As `held_for`, though `owner` has not told of it yet. Returns whether it is known now.
+    pub(super) fn promised_to(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) -> bool {
+        self.held_for(owner, id, ends);
+        let known = self.flows.get_mut(&id);
+        known.map(|known| known.told = false).is_some()
+    }
+
+    /// Answers RST to packets of a flow, whatever was said of it before.
+    pub(super) fn refuse(&mut self, owner: InstanceName, id: FleetId, ends: Ends, agenda: &mut Agenda) {
+        if self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused && known.ends == ends) {
+            return;
+        }
+        self.remove(id, agenda);
+        agenda.carry(StandbyRequest::Refuse(ends.keys().to_vec()));
+        self.index(id, &ends);
+        let (state, also) = (KnownState::Refused, Vec::new());
+        self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
+    }
+
+    /// Whether this one's ends were told, and it is not its owner's any more; it is known no more then.
+    pub(super) fn take_refused(&mut self, id: FleetId) -> bool {
+        let is_refused = self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused);
+        is_refused && self.take_out(id).is_some()
+    }
+
+    /// The map has no room for one that is held. Returns whose it is, and its ends.
+    pub(super) fn crowd(&mut self, id: FleetId) -> Option<(InstanceName, Ends)> {
+        let known = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held)?;
+        known.state = KnownState::NoRoom;
+        self.no_room.insert(id);
+        let (owner, ends) = (known.owner.clone(), known.ends);
+        self.index(id, &ends);
+        Some((owner, ends))
+    }
+
+    pub(super) fn held_after_all(&mut self, flows: Vec<FleetId>) {
+        for id in flows {
+            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::NoRoom) else {
+                continue;
+            };
+            known.state = KnownState::Held;
+            self.no_room.remove(&id);
+            let ends = known.ends;
+            self.unindex(id, &ends);
+        }
+    }
+
+    /// Forwards those of `owner`'s flows that are in such a state.
+    pub(super) fn forward_again(
+        &mut self,
+        owner: &InstanceName,
+        which: KnownState,
+        members: &Members,
+        agenda: &mut Agenda,
+    ) {
+        for id in self.ids_of(owner) {
+            let again = |known: &&mut Known| known.state == which && !members.is_stuck(&known.ends);
+            let Some(known) = self.flows.get_mut(&id).filter(again) else { continue };
+            let flow = AcceptedFlow { ends: known.ends, accepted_unix_ms: known.accepted_unix_ms };
+            known.state = forward(owner, flow, members, agenda);
+        }
+    }
+
+    /// Decides what becomes of those of `owner`'s flows that have such ends. What goes on here is known no more, all else is refused.
+    pub(super) fn bury(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool, members: &Members) -> Buried {
+        let mut buried = Buried::default();
+        for id in self.ids_of(owner) {
+            let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
+            let (ends, state) = (known.ends, known.state);
+            match state {
+                // Should the address come here, it would be stuck; any other host can carry it.
+                KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => {}
+                KnownState::Held if members.settings().carries && !members.is_own(&ends) => {
+                    if members.is_heir(ends.vip.ip()) {
+                        self.take_out(id);
+                        buried.inherited.push((id, ends));
+                    }
+                }
+                // Without offload nothing here can carry it on.
+                _ => {
+                    match members.is_here(ends.vip.ip()) {
+                        true => buried.told.push((id, ends)),
+                        false => buried.untold.push(id),
+                    }
+                    if matches!(state, KnownState::Held | KnownState::NoRoom) {
+                        buried.dropped.push(id);
+                    }
+                    if state != KnownState::Refused {
+                        buried.refused.extend(ends.keys());
+                    }
+                    if let Some(known) = self.flows.get_mut(&id) {
+                        known.state = KnownState::Refused;
+                        self.index(id, &ends);
+                    }
+                }
+            }
+        }
+        buried
+    }
+
+    /// Packets of a flow that ended a while ago are nobody's, unless another flow has them by now: its client has used the port again,
+    /// and that one's backend leg has another.
+    pub(super) fn forget(&self, id: FleetId, ends: &Ends, agenda: &mut Agenda) {
+        let is_here = self.flows.contains_key(&id);
+        let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
+        agenda.forget(ends.keys().into_iter().filter(|key| !again(key)).collect());
+    }
+
+    /// Ends all that is known of a flow at once.
+    pub(super) fn remove(&mut self, id: FleetId, agenda: &mut Agenda) {
+        if let Some(known) = self.take_out(id) {
+            match known.state {
+                KnownState::Held => agenda.drop_standby(id),
+                KnownState::NoRoom => self.drop_crowded(id, &known.ends, agenda),
+                KnownState::Noted => {}
+                KnownState::Forwarded | KnownState::Refused => self.forget(id, &known.ends, agenda),
+            }
+        }
+    }
+
+    /// It is known no more, and the offload engine is asked for nothing.
     pub(super) fn take_out(&mut self, id: FleetId) -> Option<Known> {
         let known = self.flows.remove(&id)?;
         self.no_room.remove(&id);
         if self.by_ends.get(&id.ends) == Some(&id) {
             self.by_ends.remove(&id.ends);
         }
-        if let Some(peer) = self.peers.get_mut(&known.owner) {
-            peer.flows.remove(&id);
-            peer.stale.remove(&id);
+        if let Some(list) = self.lists.get_mut(&known.owner) {
+            list.flows.remove(&id);
+            list.stale.remove(&id);
         }
         self.unindex(id, &known.ends);
         Some(known)
     }
 
-    pub(super) fn index(&mut self, id: FleetId, ends: &Ends) {
+    fn enter(&mut self, id: FleetId, known: Known) {
+        if let Some(list) = self.lists.get_mut(&known.owner) {
+            list.flows.insert(id);
+        }
+        self.by_ends.insert(id.ends, id);
+        // The offload engine is asked anew, and says so if it still has none.
+        self.no_room.remove(&id);
+        self.flows.insert(id, known);
+    }
+
+    fn index(&mut self, id: FleetId, ends: &Ends) {
         self.by_key.extend(ends.keys().map(|key| (key, id)));
     }
 
-    pub(super) fn unindex(&mut self, id: FleetId, ends: &Ends) {
+    fn unindex(&mut self, id: FleetId, ends: &Ends) {
         for key in ends.keys() {
             if self.by_key.get(&key) == Some(&id) {
                 self.by_key.remove(&key);
@@ -192,9 +432,61 @@ impl Failover {
         }
     }
 
-    /// An entry that forwards one of its directions may be left from when it had sockets.
-    fn drop_crowded(&mut self, id: FleetId, ends: &Ends) {
-        self.agenda.drop_standby(id);
-        self.forget(id, ends);
+    /// The last packets of a flow are its owner's. Its client may use the port again at once.
+    fn lend_last(&self, owner: &InstanceName, ends: &Ends, members: &Members, agenda: &mut Agenda) {
+        let Some(hop) = members.hop(owner, ends.vip.ip()) else { return };
+        agenda.lend(ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key)).collect(), hop);
     }
+
+    /// An entry that forwards one of its directions may be left from when it had sockets.
+    fn drop_crowded(&self, id: FleetId, ends: &Ends, agenda: &mut Agenda) {
+        agenda.drop_standby(id);
+        self.forget(id, ends, agenda);
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&self) -> impl Iterator<Item = &Known> {
+        self.flows.values()
+    }
+
+    /// In debug builds: what must hold after every event.
+    pub(super) fn check(&self) {
+        for (key, id) in &self.by_key {
+            let known = self.flows.get(id);
+            let fits = known.is_some_and(|known| known.ends.keys().contains(key) && known.state != KnownState::Held);
+            debug_assert!(fits, "{id} {known:?}");
+        }
+        let owned: usize = self.lists.values().map(|list| list.flows.len()).sum();
+        debug_assert_eq!(owned, self.flows.len());
+        debug_assert_eq!(self.by_ends.len(), self.flows.len());
+        debug_assert!(self.no_room.iter().all(|id| self.flows.contains_key(id)));
+        for (id, known) in &self.flows {
+            debug_assert!(known.state != KnownState::NoRoom || self.no_room.contains(id), "{id}");
+        }
+    }
+}
+
+impl Buried {
+    pub(super) fn is_empty(&self) -> bool {
+        self.inherited.is_empty() && self.refused.is_empty() && self.told.is_empty()
+    }
+
+    /// Has the offload engine refuse what is not inherited.
+    pub(super) fn refuse(&mut self, agenda: &mut Agenda) {
+        if !self.dropped.is_empty() {
+            agenda.carry(StandbyRequest::Drop(std::mem::take(&mut self.dropped)));
+        }
+        if !self.refused.is_empty() {
+            agenda.carry(StandbyRequest::Refuse(std::mem::take(&mut self.refused)));
+        }
+    }
+}
+
+/// Has both directions' packets sent to the owner.
+fn forward(owner: &InstanceName, flow: AcceptedFlow, members: &Members, agenda: &mut Agenda) -> KnownState {
+    let Some(hop) = members.hop(owner, flow.ends.vip.ip()).filter(|_| members.settings().carries) else {
+        return KnownState::Noted;
+    };
+    agenda.forward(flow, hop);
+    KnownState::Forwarded
 }

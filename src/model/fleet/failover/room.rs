@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Failover, KnownState};
+use super::Failover;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName};
 
@@ -14,31 +14,15 @@ impl Failover {
                 // It was to go on here already.
                 let (Some(ends), Some(from)) = (mine.ends, mine.from.clone()) else { continue };
                 self.mine.remove(&id);
-                self.held_for(&from, id, ends);
+                self.flows.held_for(&from, id, ends);
             }
-            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { continue };
-            known.state = KnownState::NoRoom;
-            self.no_room.insert(id);
-            let (owner, ends) = (known.owner.clone(), known.ends);
-            self.index(id, &ends);
-            if self.peers.get(&owner).is_some_and(|peer| peer.is_dead) {
+            let Some((owner, ends)) = self.flows.crowd(id) else { continue };
+            if self.members.is_dead(&owner) {
                 dead.entry(owner).or_default().insert(ends);
             }
         }
         for (owner, its) in dead {
             self.bury_flows(&owner, |ends| its.contains(ends));
-        }
-    }
-
-    pub(super) fn held_after_all(&mut self, flows: Vec<FleetId>) {
-        for id in flows {
-            let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::NoRoom) else {
-                continue;
-            };
-            known.state = KnownState::Held;
-            self.no_room.remove(&id);
-            let ends = known.ends;
-            self.unindex(id, &ends);
         }
     }
 }

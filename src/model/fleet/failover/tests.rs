@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
-use crate::model::fleet::{AcceptedFlow, Epoch, Farewell, FlowRecord, Keeping, Said};
+use crate::model::fleet::{AcceptedFlow, Epoch, Farewell, FlowRecord, Keeping, Liveness, Said, Then, Unknown};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 use crate::model::splice::FlowDirection;
@@ -756,7 +756,7 @@ fn flows_of_a_peer_that_is_only_not_linked_are_forwarded_and_its_ports_stay_its_
     scene.liveness(Liveness::Unlinked);
     scene.pass(60_000);
     assert_eq!(refused(&scene.take()), []);
-    assert!(scene.machine.peers[&name("a")].can_be_asked() && !scene.machine.peers[&name("a")].is_dead);
+    assert!(scene.machine.members.peer(&name("a")).is_some_and(|a| a.can_be_asked() && !a.is_dead()));
 }
 
 #[test]
@@ -862,7 +862,7 @@ fn settings_of_a_reload_count_from_the_next_move_on() {
 fn unknown_packets_of_an_address_go_to_its_last_owner_for_moments_after_it_has_come() {
     let mut scene = Scene::new();
     let elsewhere = |machine: &Failover| {
-        let mut port_ranges = machine.port_ranges.iter().filter(|port_range| port_range.ports.contains(6443));
+        let mut port_ranges = machine.port_ranges.shown().iter().filter(|port_range| port_range.ports.contains(6443));
         port_ranges.next().map(|port_range| port_range.at.clone())
     };
     assert_eq!(elsewhere(&scene.machine), Some(vec![ip("10.0.0.21")]), "the address is there");
@@ -912,7 +912,7 @@ fn ports_of_a_peer_that_was_never_heard_are_not_the_kernels() {
     let scene = Scene::new();
     let ports = [0, 1, 2, 7].map(|slot| crate::model::fleet::port_range(32768..=60999, slot).unwrap().first);
     for port in ports {
-        assert!(scene.machine.port_ranges.iter().any(|port_range| port_range.ports.contains(port)), "{port}");
+        assert!(scene.machine.port_ranges.shown().iter().any(|port_range| port_range.ports.contains(port)), "{port}");
     }
 }
 
@@ -982,7 +982,8 @@ fn who_answers_while_a_vip_comes_and_the_map_is_full_is_told_at_once() {
 #[test]
 fn ports_of_an_instance_that_has_only_fallen_silent_stay_its_own_behind_a_router() {
     let owner = |scene: &Scene| {
-        let mut port_ranges = scene.machine.port_ranges.iter().filter(|port_range| port_range.ports.contains(33_000));
+        let mut port_ranges =
+            scene.machine.port_ranges.shown().iter().filter(|port_range| port_range.ports.contains(33_000));
         port_ranges.next().map(|port_range| port_range.at.clone())
     };
     let mut scene = Scene::new();

@@ -2,10 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{
-    Action, Asked, Failover, InstanceName, Key, KnownState, Liveness, PeerCommand, PeerState, StandbyRequest, Timer,
-    UnknownPacket,
-};
+use super::flows::KnownState;
+use super::{Action, Asked, Failover, InstanceName, Key, PeerCommand, StandbyRequest, Timer, UnknownPacket};
 use crate::model::fleet::Said;
 
 /// A packet that the others were asked of, or that was dropped because its entry is on its way.
@@ -44,7 +42,7 @@ const UNSAID_FORGET_NS: u64 = 25_000_000_000;
 impl Failover {
     pub(super) fn packet(&mut self, now_ns: u64, packet: UnknownPacket) {
         let key = packet.key;
-        let known = self.by_key.get(&key).and_then(|id| self.flows.get(id));
+        let known = self.flows.of_packets(&key);
         if known.is_some_and(|known| matches!(known.state, KnownState::Refused | KnownState::NoRoom)) {
             // No entry says so, for want of room.
             return self.agenda.act(Action::Answer(packet));
@@ -60,15 +58,15 @@ impl Failover {
             // It comes back from there: of those that cannot be asked, another one may have it.
             if now_ns.saturating_sub(lent.since_ns) > LOOPS_NS {
                 let tried: Vec<_> = lent.before.iter().copied().chain([lent.to]).collect();
-                match self.unlinked_hop(key.to.ip(), &tried) {
+                match self.members.unlinked_hop(key.to.ip(), &tried) {
                     Some(to) => self.lend(now_ns, key, to, tried, LENT_UNLINKED_NS),
                     None => self.answer(now_ns, packet),
                 }
             }
             return;
         }
-        let knows = self.by_key.contains_key(&key);
-        if !knows && !self.peers.values().any(PeerState::can_be_asked) {
+        let knows = self.flows.has_packets(&key);
+        if !knows && !self.members.peers().any(|(_, peer)| peer.can_be_asked()) {
             return self.answer(now_ns, packet);
         }
         self.asked.insert(key, Waiting { packet, since_ns: now_ns, asked: !knows });
@@ -85,11 +83,11 @@ impl Failover {
         let key = Key { from: ends.from, to: ends.to };
         let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) else { return };
         // Its record has come meanwhile, or is about to.
-        if self.by_key.contains_key(&key) {
+        if self.flows.has_packets(&key) {
             return;
         }
         match said {
-            Said::Known(owner) => match self.hop(&owner, key.to.ip()) {
+            Said::Known(owner) => match self.members.hop(&owner, key.to.ip()) {
                 Some(to) => {
                     self.lend(now_ns, key, to, Vec::new(), LENT_NS);
                     // Should it come again and again, nothing could be entered for it.
@@ -98,7 +96,7 @@ impl Failover {
                 }
                 None => self.answer(now_ns, waiting.packet),
             },
-            Said::Unknown => match self.unlinked_hop(key.to.ip(), &[]) {
+            Said::Unknown => match self.members.unlinked_hop(key.to.ip(), &[]) {
                 Some(to) => self.lend(now_ns, key, to, Vec::new(), LENT_UNLINKED_NS),
                 None => self.answer(now_ns, waiting.packet),
             },
@@ -112,15 +110,6 @@ impl Failover {
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
         self.agenda.path(StandbyRequest::Lend { keys: vec![key], to });
         self.agenda.later(now_ns + for_ns, Timer::Lent(key));
-    }
-
-    /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
-    /// the address goes first.
-    fn unlinked_hop(&self, vip: IpAddr, but: &[IpAddr]) -> Option<IpAddr> {
-        let unlinked = self.peers.iter().filter(|(_, peer)| peer.liveness == Liveness::Unlinked && !peer.is_dead);
-        let mut unlinked: Vec<_> = unlinked.collect();
-        unlinked.sort_by_key(|(_, peer)| !peer.addresses.contains(&vip));
-        unlinked.iter().filter_map(|(name, _)| self.hop(name, vip)).find(|to| !but.contains(to))
     }
 
     /// Nothing could be learnt of it. It may be of a flow that lives: but not for ever.
@@ -149,7 +138,7 @@ impl Failover {
 
     /// What was sent to `owner` would come to nobody now, or is told of if it is anybody's: whoever lives is asked anew.
     pub(super) fn lend_no_more(&mut self, owner: &InstanceName) {
-        let places = self.hops(owner);
+        let places = self.members.hops(owner);
         let its: Vec<_> = self.lent.iter().filter(|(_, lent)| places.contains(&lent.to)).map(|(key, _)| *key).collect();
         for key in its {
             self.asked.remove(&key);
@@ -159,7 +148,7 @@ impl Failover {
 
     pub(super) fn lent_over(&mut self, key: Key) {
         self.lent.remove(&key);
-        if !self.by_key.contains_key(&key) {
+        if !self.flows.has_packets(&key) {
             self.agenda.path(StandbyRequest::Forget(vec![key]));
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::{Failover, KnownState};
+use super::{Earlier, Failover};
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, StandbyRequest};
 
@@ -31,13 +31,13 @@ struct UnlistedFor {
 impl Failover {
     /// The offload engine has these; what has been unlisted for too long it is to take out.
     pub(super) fn see_kept(&mut self, now_ns: u64, flows: Vec<FleetId>, keys: Vec<Key>) {
-        if !self.settled {
+        if self.earlier != Earlier::Settled {
             // An earlier process's are unlisted as yet.
             return;
         }
-        let is_held = |id: &FleetId| self.flows.get(id).is_some_and(|known| known.state == KnownState::Held);
+        let is_held = |id: &FleetId| self.flows.held(id).is_some();
         let flows = over(&mut self.unlisted.flows, now_ns, flows, is_held);
-        let is_diverted = |key: &Key| self.by_key.contains_key(key) || self.lent.contains_key(key);
+        let is_diverted = |key: &Key| self.flows.has_packets(key) || self.lent.contains_key(key);
         let keys = over(&mut self.unlisted.keys, now_ns, keys, is_diverted);
         if !flows.is_empty() {
             self.agenda.path(StandbyRequest::Drop(flows));

@@ -18,7 +18,8 @@ pub(super) struct Untold {
 impl Failover {
     /// Another process of `owner` has told all that it has, and not these.
     pub(super) fn died_unheard(&mut self, now_ns: u64, owner: &InstanceName, flows: Vec<(FleetId, Ends)>) {
-        let (here, elsewhere): (Vec<_>, Vec<_>) = flows.into_iter().partition(|(_, ends)| self.is_here(ends.vip.ip()));
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            flows.into_iter().partition(|(_, ends)| self.members.is_here(ends.vip.ip()));
         self.tell_of_end(owner, here);
         for (id, ends) in elsewhere {
             self.untold.insert(id, Untold { from: owner.clone(), ends });
@@ -28,7 +29,7 @@ impl Failover {
 
     /// Addresses have come here.
     pub(super) fn tell_untold(&mut self) {
-        let here = |ends: &Ends| self.is_here(ends.vip.ip());
+        let here = |ends: &Ends| self.members.is_here(ends.vip.ip());
         let ids: Vec<_> = self.untold.iter().filter(|(_, it)| here(&it.ends)).map(|(id, _)| *id).collect();
         for id in ids {
             if let Some(Untold { from, ends }) = self.untold.remove(&id) {
@@ -39,9 +40,9 @@ impl Failover {
 
     fn tell_of_end(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
         // Its client may have begun another one meanwhile; or it had been offloaded, and whoever took it over has told so since.
-        flows.retain(|(id, _)| !self.by_ends.contains_key(&id.ends) && !self.mine.contains_key(id));
+        flows.retain(|(id, _)| self.flows.same_ends(*id).is_none() && !self.mine.contains_key(id));
         for (id, ends) in &flows {
-            self.refuse(owner.clone(), *id, *ends);
+            self.flows.refuse(owner.clone(), *id, *ends, &mut self.agenda);
         }
         if !flows.is_empty() {
             self.begin_round(owner, flows);

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 
+use super::super::flows::KnownState;
 use super::*;
 use crate::model::fleet::Farewell;
 
@@ -119,8 +120,8 @@ proptest! {
                     _ => {}
                 }
             }
-            for known in scene.machine.flows.values().filter(|known| known.state == KnownState::Forwarded) {
-                assert!(!scene.machine.peers[&known.owner].is_dead);
+            for known in scene.machine.flows.all().filter(|known| known.state == KnownState::Forwarded) {
+                assert!(!scene.machine.members.is_dead(&known.owner));
                 assert!(known.ends.keys().iter().all(|key| told.diverted.get(key) == Some(&true)));
             }
             assert!(told.own.is_disjoint(&told.held));
@@ -159,7 +160,7 @@ proptest! {
                     // One that was this instance's from the beginning.
                     let machine = &scene.machine;
                     let own = was_told
-                        && !machine.flows.contains_key(&id)
+                        && machine.flows.get(&id).is_none()
                         && !machine.mine.contains_key(&id)
                         // It had sockets at another.
                         && !machine.untold.contains_key(&id);

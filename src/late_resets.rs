@@ -5,7 +5,7 @@
 //! that expects another answer, and this host's kernel answers that with the exact one (RFC 5961 section 3.2).
 //!
 //! Whose numbers nobody knows, for their owner has died with them, are woken instead, by both kinds of segment that firewalls
-//! let pass (`model::fleet::failover::bury`), until another connection here has their ends.
+//! let pass (`model::fleet::failover::rounds`), until another connection here has their ends.
 //! That is in vain for those that answered since, and harms no connection that lives: its end repeats what it last said.
 //!
 //! Each wait is the same for all who wait in one line, so that the next is always at the front, however many there are.

@@ -18,7 +18,6 @@
 //! resets flows of an instance that answers on the link.
 
 mod agenda;
-mod bury;
 mod claims;
 mod flows;
 mod hands;
@@ -26,7 +25,7 @@ mod lives;
 mod members;
 mod peer;
 mod port_ranges;
-mod room;
+mod rounds;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -35,26 +34,26 @@ mod unknown_packet;
 mod unlisted;
 mod untold;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-use super::{Asked, FleetId, InstanceName, PeerCommand, Remote, StandbyAnswer, StandbyRequest, UnknownPacket};
+use super::{InstanceName, PeerCommand, Remote, StandbyAnswer, StandbyRequest, UnknownPacket};
 use crate::addr::VipAddr;
-use crate::model::ends::{Ends, Key};
 
 use agenda::Agenda;
-use bury::Round;
-pub use bury::{Challenge, Wake};
+use claims::FlowClaims;
 use flows::KnownFlows;
 use members::Members;
 use port_ranges::PortRanges;
+use rounds::Rounds;
+pub use rounds::{Challenge, Wake};
 use rules::Rules;
 use timer::Timer;
+use unknown_packet::UnknownPackets;
 use unlisted::Unlisted;
-use untold::Untold;
+use untold::UntoldFlows;
 
 /// What an operator may choose, and what the host is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +128,8 @@ pub enum Note {
     AddressWent(IpAddr),
 }
 
-/// Gives each event to the parts that it concerns, and what one of them finds to the next. See the module.
+/// Gives each event to the parts that it concerns, and what one of them finds to the next. No part holds another: what a decision of one
+/// needs of others is an argument. See the module.
 #[derive(Debug)]
 pub struct Failover {
     agenda: Agenda,
@@ -137,23 +137,10 @@ pub struct Failover {
     port_ranges: PortRanges,
     rules: Rules,
     flows: KnownFlows,
-    /// Flows that were other instances' and are this one's, or that another says are its own, until they are over.
-    mine: HashMap<FleetId, Mine>,
-    /// Flows of this instance of which another says the same.
-    contested: HashSet<FleetId>,
-    guard_until_ns: u64,
-    rounds: BTreeMap<u64, Round>,
-    /// Rounds that wait to hear who has not answered, in the order of the questions.
-    finding: VecDeque<u64>,
-    next_round: u64,
-    asked: HashMap<Key, unknown_packet::Waiting>,
-    /// Keys without a record that are sent to a peer.
-    lent: HashMap<Key, unknown_packet::LentPackets>,
-    /// Keys of which nothing could be learnt, and since when.
-    unsaid: HashMap<Key, u64>,
-    untold: HashMap<FleetId, Untold>,
-    /// Flows in sockets that died with these peers, and whose address was not here then.
-    died: BTreeMap<InstanceName, HashSet<FleetId>>,
+    claims: FlowClaims,
+    rounds: Rounds,
+    unknown: UnknownPackets,
+    untold: UntoldFlows,
     unlisted: Unlisted,
     earlier: Earlier,
 }
@@ -169,19 +156,6 @@ enum Earlier {
     Settled,
 }
 
-/// A flow that was another instance's.
-#[derive(Clone, Debug)]
-struct Mine {
-    /// `None`: not known any more, or not yet.
-    ends: Option<Ends>,
-    from: Option<InstanceName>,
-    /// When packets of its client had last come while it was another's; 0: they have not.
-    touched_ns: u64,
-}
-
-/// For so long after a flow's packets have come here it stays here, whatever others say of it.
-const TOUCHED_NS: u64 = 2_000_000_000;
-
 /// Flows up to which invariants are checked after every event.
 const CHECKED_MAX: usize = 64;
 
@@ -195,17 +169,10 @@ impl Failover {
             port_ranges: PortRanges::default(),
             rules: Rules::default(),
             flows,
-            mine: HashMap::new(),
-            contested: HashSet::new(),
-            guard_until_ns: 0,
-            rounds: BTreeMap::new(),
-            finding: VecDeque::new(),
-            next_round: 0,
-            asked: HashMap::new(),
-            lent: HashMap::new(),
-            unsaid: HashMap::new(),
-            untold: HashMap::new(),
-            died: BTreeMap::new(),
+            claims: FlowClaims::default(),
+            rounds: Rounds::default(),
+            unknown: UnknownPackets::default(),
+            untold: UntoldFlows::default(),
             unlisted: Unlisted::default(),
             earlier: Earlier::Awaited,
         }
@@ -230,35 +197,47 @@ impl Failover {
             Remote::Moved { owner, id, to } => self.moved(now_ns, &owner, id, &to),
             Remote::Synced { owner } => self.synced(now_ns, &owner),
             Remote::Liveness { owner, liveness } => self.liveness(now_ns, &owner, liveness),
-            Remote::Claimed { by, flows } => self.claimed_by(now_ns, by, flows),
+            Remote::Claimed { by, flows } => self.claimed_by(now_ns, &by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
             // Who tells them is not the failover.
             Remote::Untold(_) => {}
-            Remote::Answer { ends, said } => self.unknown_packet_answered(now_ns, ends, said),
+            Remote::Answer { ends, said } => {
+                self.unknown.answered(now_ns, (ends, said), &self.flows, &self.members, &mut self.agenda);
+            }
         }
         self.handled(now_ns);
     }
 
     pub fn handle_standby(&mut self, now_ns: u64, answer: StandbyAnswer) {
+        let Self { flows: known, members, agenda, .. } = self;
         match answer {
-            StandbyAnswer::Touched(flows) => self.claim(now_ns, flows),
-            StandbyAnswer::Ours(flows) => self.also_ours(now_ns, &flows),
+            StandbyAnswer::Touched(flows) => self.claims.claim(now_ns, flows, known, members, agenda),
+            StandbyAnswer::Ours(flows) => self.claims.also_ours(now_ns, &flows, known, members, agenda),
             StandbyAnswer::NoStandby(flows) => self.no_standby(flows),
-            StandbyAnswer::Held(flows) => self.flows.held_after_all(flows),
-            StandbyAnswer::Over(flows) => self.over(&flows),
+            StandbyAnswer::Held(flows) => known.held_after_all(flows),
+            StandbyAnswer::Over(flows) => self.claims.over(&flows),
             StandbyAnswer::UnknownPackets(packets) => {
-                packets.into_iter().for_each(|packet| self.packet(now_ns, packet))
+                packets.into_iter().for_each(|packet| self.unknown.handle(now_ns, packet, known, members, agenda));
             }
-            StandbyAnswer::Unanswered(keys) => self.second_round(now_ns, &keys),
-            StandbyAnswer::Reached(round) => self.first_round(round),
-            StandbyAnswer::Keeps { flows, keys } => self.see_kept(now_ns, flows, keys),
+            StandbyAnswer::Unanswered(keys) => self.rounds.unanswered(now_ns, &keys, known, members, agenda),
+            StandbyAnswer::Reached(round) => self.rounds.first(round, members, agenda),
+            // An earlier process's are unlisted as yet.
+            StandbyAnswer::Keeps { .. } if self.earlier != Earlier::Settled => {}
+            StandbyAnswer::Keeps { flows, keys } => {
+                self.unlisted.see_kept(now_ns, (flows, keys), known, &self.unknown, agenda);
+            }
         }
         self.handled(now_ns);
     }
 
+    /// All ends of a round have been sent to.
+    pub fn handle_challenged(&mut self, now_ns: u64, round: u64) {
+        self.rounds.challenged(now_ns, round, &mut self.agenda);
+    }
+
     #[cfg(test)]
-    pub(super) fn taken_over(&self) -> impl Iterator<Item = FleetId> {
-        self.mine.keys().copied()
+    pub(super) fn taken_over(&self) -> impl Iterator<Item = super::FleetId> {
+        self.claims.ids()
     }
 
     /// All addresses of this host.
@@ -297,24 +276,23 @@ impl Failover {
 
     pub fn handle_timeout(&mut self, now_ns: u64) {
         while let Some(timer) = self.agenda.take_due(now_ns) {
+            let Self { flows, members, agenda, .. } = self;
             match timer {
-                Timer::Ping => {
-                    self.members.take_mute(now_ns).into_iter().for_each(|owner| self.bury(&owner));
-                }
-                Timer::Forget(id, ends) => self.flows.forget(id, &ends, &mut self.agenda),
-                Timer::Promised(id, times) => self.promise_due(now_ns, id, times),
-                Timer::Contested(id) => self.contest_due(id),
-                Timer::Round(round) => self.round_due(now_ns, round),
-                Timer::Asked(key) => self.ask_expired(now_ns, key),
-                Timer::Lent(key) => self.lent_over(key),
-                Timer::Unsaid(key) => drop(self.unsaid.remove(&key)),
+                Timer::Ping => members.take_mute(now_ns).into_iter().for_each(|owner| self.bury(&owner)),
+                Timer::Forget(id, ends) => flows.forget(id, &ends, agenda),
+                Timer::Promised(id, times) => self.claims.promise_due(now_ns, (id, times), flows, members, agenda),
+                Timer::Contested(id) => self.claims.contest_due(id, flows, members, agenda),
+                Timer::Round(round) => self.rounds.due(now_ns, round, flows, members, agenda),
+                Timer::Asked(key) => self.unknown.ask_expired(now_ns, key, agenda),
+                Timer::Lent(key) => self.unknown.lent_over(key, flows, agenda),
+                Timer::Unsaid(key) => self.unknown.unsaid_expired(key),
                 Timer::Guard => {}
                 Timer::Left(ip) => {
                     if self.port_ranges.left_for_good(now_ns, ip) {
-                        self.port_ranges.show(&self.members, &mut self.agenda);
+                        self.port_ranges.show(members, agenda);
                     }
                 }
-                Timer::Untold(id) => drop(self.untold.remove(&id)),
+                Timer::Untold(id) => self.untold.over(id),
             }
         }
         self.handled(now_ns);
@@ -347,7 +325,7 @@ impl Failover {
 
     /// What is to be done after every event.
     fn handled(&mut self, now_ns: u64) {
-        let guard_until_ns = if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 };
+        let guard_until_ns = self.unknown.guard_until_ns(now_ns);
         // Flows that a full map has no entry for are refused from here.
         let is_refusing = self.flows.is_crowded() || !self.rounds.is_empty();
         self.rules.renew(guard_until_ns, is_refusing, &self.members, &mut self.agenda);
@@ -358,8 +336,8 @@ impl Failover {
     fn check(&self) {
         // It looks at every flow, which is too much to do for each of thousands.
         if cfg!(debug_assertions) && self.flows.len() < CHECKED_MAX {
-            for id in self.mine.keys() {
-                debug_assert!(self.flows.get(id).is_none(), "{id} has two owners");
+            for id in self.claims.ids() {
+                debug_assert!(self.flows.get(&id).is_none(), "{id} has two owners");
             }
             self.flows.check();
         }

@@ -95,3 +95,61 @@ impl Agenda {
         self.timers.take_due(now_ns)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
+    use crate::model::ends::Ends;
+    use crate::model::ids::FlowId;
+
+    fn actions(agenda: &mut Agenda) -> Vec<Action> {
+        std::iter::from_fn(|| agenda.poll()).collect()
+    }
+
+    #[test]
+    fn what_follows_one_another_goes_to_the_offload_engine_together() {
+        let addr = |port: u16| ([10, 0, 0, 1], port).into();
+        let ends = |port| Ends {
+            client: ClientAddr::new(addr(port)),
+            vip: VipAddr::new(addr(6443)),
+            local: LocalAddr::new(addr(port + 1)),
+            backend: BackendAddr::new(addr(6444)),
+        };
+        let flow = |port| AcceptedFlow { ends: ends(port), accepted_unix_ms: 1 };
+        let (one, other) = (IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3]));
+        let mut agenda = Agenda::new(true);
+        agenda.forward(flow(1), one);
+        agenda.forward(flow(3), one);
+        agenda.forward(flow(5), other);
+        agenda.lend(ends(7).keys().to_vec(), one);
+        agenda.lend(ends(9).keys().to_vec(), one);
+        agenda.lend(Vec::new(), other);
+        agenda.send(PeerCommand::Ping);
+        agenda.lend(ends(11).keys().to_vec(), one);
+        let lent = |ports: &[u16]| StandbyRequest::Lend {
+            keys: ports.iter().flat_map(|port| ends(*port).keys()).collect(),
+            to: one,
+        };
+        let expected = [
+            Action::Path(StandbyRequest::Forward { flows: vec![flow(1), flow(3)], to: one }),
+            Action::Path(StandbyRequest::Forward { flows: vec![flow(5)], to: other }),
+            Action::Path(lent(&[7, 9])),
+            Action::Send(PeerCommand::Ping),
+            Action::Path(lent(&[11])),
+        ];
+        assert_eq!(actions(&mut agenda), expected);
+    }
+
+    #[test]
+    fn without_offload_nothing_is_held_and_nothing_dropped() {
+        let id = FleetId { flow: FlowId::of(7, 1), ends: 1 };
+        for (carries, expected) in [(true, 2), (false, 0)] {
+            let mut agenda = Agenda::new(carries);
+            agenda.carry(StandbyRequest::Inherit(vec![id]));
+            agenda.drop_standby(id);
+            agenda.drop_standby(id);
+            assert_eq!(actions(&mut agenda).len(), expected);
+        }
+    }
+}

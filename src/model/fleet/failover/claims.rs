@@ -1,11 +1,36 @@
 //! Who looks after a flow that has no sockets: whoever gets its packets, one at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::flows::{Known, KnownState};
-use super::{Failover, FleetId, InstanceName, Mine, Note, PeerCommand, StandbyRequest, Timer};
+use super::Note;
+use super::agenda::Agenda;
+use super::flows::{Known, KnownFlows};
+use super::members::Members;
+use super::timer::Timer;
 use crate::model::ends::Ends;
+use crate::model::fleet::{FleetId, InstanceName, PeerCommand, StandbyRequest};
 
+/// Which flows this instance has from others, and which of its own others say that they have.
+#[derive(Debug, Default)]
+pub(super) struct FlowClaims {
+    /// Flows that were other instances' and are this one's, or that another says are its own, until they are over.
+    mine: HashMap<FleetId, Mine>,
+    /// Flows of this instance of which another says the same.
+    contested: HashSet<FleetId>,
+}
+
+/// A flow that was another instance's.
+#[derive(Clone, Debug)]
+struct Mine {
+    /// `None`: not known any more, or not yet.
+    ends: Option<Ends>,
+    from: Option<InstanceName>,
+    /// When packets of its client had last come while it was another's; 0: they have not.
+    touched_ns: u64,
+}
+
+/// For so long after a flow's packets have come here it stays here, whatever others say of it.
+const TOUCHED_NS: u64 = 2_000_000_000;
 /// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
 const PROMISED_NS: u64 = 2_000_000_000;
 /// Whoever has told of all its flows, and not of this one in so many times as long, does not have it.
@@ -13,20 +38,45 @@ const PROMISES_MAX: u32 = 15;
 /// A claim that explains why another instance says of a flow of this one's that it is its own has come within this.
 const CONTESTED_NS: u64 = 1_000_000_000;
 
-impl Failover {
+impl FlowClaims {
+    pub(super) fn has(&self, id: &FleetId) -> bool {
+        self.mine.contains_key(id)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = FleetId> {
+        self.mine.keys().copied()
+    }
+
+    /// Flows of a dead owner that go on here.
+    pub(super) fn inherit(&mut self, owner: &InstanceName, flows: Vec<(FleetId, Ends)>, agenda: &mut Agenda) {
+        if !flows.is_empty() {
+            agenda.path(StandbyRequest::Inherit(flows.iter().map(|(id, _)| *id).collect()));
+        }
+        for (id, ends) in flows {
+            self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
+        }
+    }
+
     /// The packets of these flows' clients come here.
-    pub(super) fn claim(&mut self, now_ns: u64, flows: Vec<FleetId>) {
+    pub(super) fn claim(
+        &mut self,
+        now_ns: u64,
+        ids: Vec<FleetId>,
+        flows: &mut KnownFlows,
+        members: &Members,
+        agenda: &mut Agenda,
+    ) {
         let mut by_owner: BTreeMap<InstanceName, Vec<FleetId>> = BTreeMap::new();
         let mut inherited = Vec::new();
-        for id in flows {
-            if self.flows.get(&id).is_some_and(|known| self.members.is_stuck(&known.ends)) {
+        for id in ids {
+            if flows.get(&id).is_some_and(|known| members.is_stuck(&known.ends)) {
                 continue;
             }
             // Its packets come here, whatever others say of it for some time.
             let touched = Mine { ends: None, from: None, touched_ns: now_ns };
             self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
             // Without an owner: it was released to one that has not been heard of since.
-            if let Some(known) = self.flows.take_out(id) {
+            if let Some(known) = flows.take_out(id) {
                 let from = Some(known.owner.clone());
                 self.mine.insert(id, Mine { ends: Some(known.ends), from, touched_ns: now_ns });
                 by_owner.entry(known.owner).or_default().push(id);
@@ -35,120 +85,132 @@ impl Failover {
         }
         // Said before this instance tells of them as its own: their owner would take that for a second claim to them.
         for (owner, flows) in by_owner {
-            self.agenda.note(Note::Claimed { from: owner.clone(), flows: flows.len() });
-            self.agenda.claim(owner, flows);
+            agenda.note(Note::Claimed { from: owner.clone(), flows: flows.len() });
+            agenda.claim(owner, flows);
         }
         if !inherited.is_empty() {
-            self.agenda.path(StandbyRequest::Inherit(inherited));
+            agenda.path(StandbyRequest::Inherit(inherited));
         }
     }
 
-    pub(super) fn claimed_by(&mut self, now_ns: u64, by: InstanceName, flows: Vec<(FleetId, Option<Ends>)>) {
-        self.agenda.note(Note::Released { to: by.clone(), flows: flows.len() });
-        self.agenda.carry(StandbyRequest::Release(flows.iter().map(|(id, _)| *id).collect()));
-        for (id, ends) in &flows {
-            self.contested.remove(id);
-            let was_mine = self.mine.remove(id).and_then(|mine| mine.ends);
-            // Until it says more of them itself: their packets may come here again at once.
-            if let Some(ends) = was_mine.or(*ends).filter(|_| self.flows.get(id).is_none()) {
-                self.promised_to(now_ns, &by, *id, ends);
-            }
+    /// `owner` tells of a flow as its own. Returns whether it is this instance's all the same.
+    pub(super) fn keeps(
+        &mut self,
+        now_ns: u64,
+        (owner, id, ends): (&InstanceName, FleetId, Ends),
+        flows: &mut KnownFlows,
+        members: &Members,
+        agenda: &mut Agenda,
+    ) -> bool {
+        let Some(mine) = self.mine.get(&id) else { return false };
+        let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
+        let vip = ends.vip.ip();
+        // Who has the address now gets its packets now, wherever they came a moment ago.
+        if members.prevails_by_address(owner, vip).unwrap_or(touched || members.prevails_over(owner, vip)) {
+            // It was taken from this owner, or from the one before.
+            agenda.claim(owner.clone(), vec![id]);
+            return true;
+        }
+        self.mine.remove(&id);
+        leave(owner.clone(), id, agenda);
+        flows.held_for(owner, id, ends);
+        false
+    }
+
+    /// Another instance has claimed it. Returns its ends, if it had come from another.
+    pub(super) fn give_up(&mut self, id: FleetId) -> Option<Ends> {
+        self.contested.remove(&id);
+        self.mine.remove(&id)?.ends
+    }
+
+    /// The map has no room for one that was to go on here already: it is its former owner's again.
+    pub(super) fn give_back(&mut self, id: FleetId, flows: &mut KnownFlows) {
+        let mine = self.mine.get(&id);
+        if let Some((ends, from)) = mine.and_then(|mine| Some((mine.ends?, mine.from.clone()?))) {
+            self.mine.remove(&id);
+            flows.held_for(&from, id, ends);
         }
     }
 
-    /// `owner` has given a flow to `to`, who may have told of it already.
-    pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, to: &InstanceName) {
-        let Some(known) = self.flows.get(&id) else { return };
-        if known.owner != *owner || known.state != KnownState::Held || !known.also.is_empty() {
-            // Others have told of it: who does not have it any more says so, too.
-            return self.ended(now_ns, owner, id);
-        }
-        let ends = known.ends;
-        // To this one, from which it was claimed back before this came: it stays with who has claimed it last.
-        let to = if *to == self.members.settings().me { owner } else { to };
-        if self.members.peer(to).is_some() {
-            self.flows.take_out(id);
-            self.promised_to(now_ns, to, id, ends);
-        } else {
-            self.ended(now_ns, owner, id);
+    /// `owner` is to go on with it, and has not told of it yet.
+    pub(super) fn promised_to(
+        &self,
+        now_ns: u64,
+        (owner, id, ends): (&InstanceName, FleetId, Ends),
+        flows: &mut KnownFlows,
+        agenda: &mut Agenda,
+    ) {
+        if flows.promised_to(owner, id, ends) {
+            agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, 1));
         }
     }
 
-    /// As `KnownFlows::held_for`, though `owner` has not told of it yet.
-    fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, ends: Ends) {
-        if self.flows.same_ends(id).is_some_and(|other| other != id) {
-            // It has told of it, under another id.
-            return;
-        }
-        if self.flows.promised_to(owner, id, ends) {
-            self.agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, 1));
-        }
-        if self.members.is_dead(owner) {
-            self.bury_flows(owner, |its| *its == ends);
-        }
-    }
-
-    pub(super) fn promise_due(&mut self, now_ns: u64, id: FleetId, times: u32) {
-        let Some(known) = self.flows.held(&id).filter(|known| !known.told) else {
-            return;
-        };
-        let owner = self.members.peer(&known.owner);
-        if self.members.is_heir(known.ends.vip.ip()) {
-            self.claim(now_ns, vec![id]);
+    pub(super) fn promise_due(
+        &mut self,
+        now_ns: u64,
+        (id, times): (FleetId, u32),
+        flows: &mut KnownFlows,
+        members: &Members,
+        agenda: &mut Agenda,
+    ) {
+        let Some(known) = flows.held(&id).filter(|known| !known.told) else { return };
+        let owner = members.peer(&known.owner);
+        if members.is_heir(known.ends.vip.ip()) {
+            self.claim(now_ns, vec![id], flows, members, agenda);
         } else if times >= PROMISES_MAX && owner.is_some_and(|owner| owner.is_synced() && !owner.is_dead()) {
             // It ended there before its former owner said where it is.
-            self.flows.remove(id, &mut self.agenda);
+            flows.remove(id, agenda);
         } else {
-            self.agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
+            agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
         }
     }
 
     /// The offload engine was to hold these for others, and has them as this instance's own.
-    pub(super) fn also_ours(&mut self, now_ns: u64, flows: &[FleetId]) {
-        for id in flows {
-            let Some(known) = self.flows.held(id) else { continue };
+    pub(super) fn also_ours(
+        &mut self,
+        now_ns: u64,
+        ids: &[FleetId],
+        flows: &mut KnownFlows,
+        members: &Members,
+        agenda: &mut Agenda,
+    ) {
+        for id in ids {
+            let Some(known) = flows.held(id) else { continue };
             let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
-            let verdicts: Vec<_> =
-                others.iter().map(|it| self.members.prevails_by_address(it, known.ends.vip.ip())).collect();
+            let vip = known.ends.vip.ip();
+            let verdicts: Vec<_> = others.iter().map(|it| members.prevails_by_address(it, vip)).collect();
             if let Some(has_address) = verdicts.iter().position(|verdict| *verdict == Some(false)) {
-                let to = others[has_address].clone();
-                self.leave(to, *id);
+                leave(others[has_address].clone(), *id, agenda);
             } else if verdicts.contains(&None) {
                 // Most likely a third one has claimed it here, the owner there, and that word comes first.
                 self.contested.insert(*id);
-                self.agenda.later(now_ns + CONTESTED_NS, Timer::Contested(*id));
+                agenda.later(now_ns + CONTESTED_NS, Timer::Contested(*id));
             } else {
-                self.prevail(*id);
+                self.prevail(*id, flows, agenda);
             }
         }
     }
 
-    pub(super) fn contest_due(&mut self, id: FleetId) {
+    pub(super) fn contest_due(&mut self, id: FleetId, flows: &mut KnownFlows, members: &Members, agenda: &mut Agenda) {
         if self.contested.remove(&id)
-            && let Some(known) = self.flows.held(&id)
+            && let Some(known) = flows.held(&id)
         {
-            let others: Vec<_> = known.also.iter().chain([&known.owner]).collect();
-            match others.into_iter().find(|other| !self.members.prevails_over(other, known.ends.vip.ip())).cloned() {
-                Some(to) => self.leave(to, id),
-                None => self.prevail(id),
+            let is_ahead = |other: &&InstanceName| !members.prevails_over(other, known.ends.vip.ip());
+            let other = known.also.iter().chain([&known.owner]).find(is_ahead).cloned();
+            match other {
+                Some(to) => leave(to, id, agenda),
+                None => self.prevail(id, flows, agenda),
             }
         }
-    }
-
-    /// Of a flow that this one looks after, as does `to`: it goes on there. That it ends here is said as what it is, for each
-    /// of several may leave it to another of them, and who takes that for its end drops it.
-    pub(super) fn leave(&mut self, to: InstanceName, id: FleetId) {
-        self.agenda.send(PeerCommand::Leave { to, flow: id });
-        self.agenda.path(StandbyRequest::Release(vec![id]));
     }
 
     /// Of a flow that this one looks after, as do one or more others: it goes on here.
-    fn prevail(&mut self, id: FleetId) {
-        if let Some(Known { owner, ends, also, .. }) = self.flows.take_out(id) {
+    fn prevail(&mut self, id: FleetId, flows: &mut KnownFlows, agenda: &mut Agenda) {
+        if let Some(Known { owner, ends, also, .. }) = flows.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
-            [owner].into_iter().chain(also).for_each(|owner| self.agenda.claim(owner, vec![id]));
+            [owner].into_iter().chain(also).for_each(|owner| agenda.claim(owner, vec![id]));
             // It may have ended meanwhile, which is said then.
-            self.agenda.carry(StandbyRequest::Inherit(vec![id]));
+            agenda.carry(StandbyRequest::Inherit(vec![id]));
         }
     }
 
@@ -158,4 +220,11 @@ impl Failover {
             self.mine.remove(id);
         }
     }
+}
+
+/// Of a flow that this one looks after, as does `to`: it goes on there. That it ends here is said as what it is, for each
+/// of several may leave it to another of them, and who takes that for its end drops it.
+fn leave(to: InstanceName, id: FleetId, agenda: &mut Agenda) {
+    agenda.send(PeerCommand::Leave { to, flow: id });
+    agenda.path(StandbyRequest::Release(vec![id]));
 }

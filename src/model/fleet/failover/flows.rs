@@ -294,7 +294,7 @@ impl KnownFlows {
         self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
     }
 
-    /// Whether this one's ends were told, and it is not its owner's any more; it is known no more then.
+    /// Takes out one that is still refused: its owner may live after all. Returns whether it was.
     pub(super) fn take_refused(&mut self, id: FleetId) -> bool {
         let is_refused = self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused);
         is_refused && self.take_out(id).is_some()

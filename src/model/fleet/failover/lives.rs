@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::flows::{Known, KnownState};
 use super::peer::PING_NS;
 use super::timer::Timer;
-use super::{Action, Failover, Mine, Note};
+use super::{Action, Failover, Note};
 use crate::model::ends::Ends;
 use crate::model::fleet::{Epoch, Farewell, InstanceName, Liveness, PeerCommand, StandbyRequest};
 
@@ -22,10 +22,9 @@ impl Failover {
             return;
         }
         self.flows.gone(owner, &mut self.agenda);
-        self.rounds.retain(|_, round| round.from != *owner);
+        self.rounds.call_off(owner);
         self.port_ranges.gone(owner);
-        self.untold.retain(|_, untold| untold.from != *owner);
-        self.died.remove(owner);
+        self.untold.gone(owner);
         self.see_members();
         self.settle();
     }
@@ -42,13 +41,15 @@ impl Failover {
     pub(super) fn synced(&mut self, now_ns: u64, owner: &InstanceName) {
         let Some(peer) = self.members.peer_mut(owner) else { return };
         let is_anew = peer.synced();
-        let mut gone = self.flows.synced(owner, &mut self.agenda);
-        let untold = self.died.remove(owner).unwrap_or_default();
-        gone.retain(|(id, _)| is_anew && untold.contains(id));
+        let gone = self.flows.synced(owner, &mut self.agenda);
+        let died = self.untold.came_back(owner, is_anew, gone);
         // All that it has is known by now: of another flow a client may begin a new connection by the same port, and its SYN must not
         // go to a host that has not the address.
-        self.lend_no_more(owner);
-        self.died_unheard(now_ns, owner, gone);
+        self.unknown.lend_no_more(owner, &self.flows, &self.members, &mut self.agenda);
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            died.into_iter().partition(|(_, ends)| self.members.is_here(ends.vip.ip()));
+        self.tell_of_end(owner, here);
+        self.untold.wait(now_ns, owner, elsewhere, &mut self.agenda);
         self.end_stuck(owner);
         self.settle();
     }
@@ -61,9 +62,8 @@ impl Failover {
             Liveness::Alive => {
                 if !is_synced && before != Liveness::Alive {
                     // What it has is about to be told.
-                    let guard_ns = self.members.settings().guard_ns;
-                    self.guard_until_ns = self.guard_until_ns.max(now_ns + guard_ns);
-                    self.agenda.later(self.guard_until_ns, Timer::Guard);
+                    let until_ns = now_ns + self.members.settings().guard_ns;
+                    self.unknown.guard(until_ns.max(self.unknown.guard_until_ns(now_ns)), &mut self.agenda);
                 }
                 self.lives(owner);
             }
@@ -84,7 +84,7 @@ impl Failover {
     fn lives(&mut self, owner: &InstanceName) {
         if self.members.peer_mut(owner).is_some_and(|peer| peer.revive()) {
             self.flows.forward_again(owner, KnownState::Refused, &self.members, &mut self.agenda);
-            self.rounds.retain(|_, round| round.from != *owner);
+            self.rounds.call_off(owner);
         }
     }
 
@@ -108,14 +108,15 @@ impl Failover {
             self.agenda.note(Note::AddressCame(*ip));
             self.port_ranges.address_came(now_ns, *ip, &mut self.agenda);
         }
-        self.guard_until_ns = now_ns + self.members.settings().guard_ns;
-        self.agenda.later(self.guard_until_ns, Timer::Guard);
+        self.unknown.guard(now_ns + self.members.settings().guard_ns, &mut self.agenda);
         let dead = self.members.dead(true);
         let silent = self.members.vips_came(now_ns);
         dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
         silent.into_iter().for_each(|owner| self.bury(&owner));
         self.members.dead(false).into_iter().for_each(|owner| self.end_stuck(&owner));
-        self.tell_untold();
+        for (owner, id, ends) in self.untold.take_here(&self.members) {
+            self.tell_of_end(&owner, vec![(id, ends)]);
+        }
         if self.members.ping(now_ns) {
             self.agenda.send(PeerCommand::Ping);
             self.agenda.later(now_ns + PING_NS, Timer::Ping);
@@ -128,7 +129,7 @@ impl Failover {
             return;
         }
         self.port_ranges.show(&self.members, &mut self.agenda);
-        self.lend_no_more(owner);
+        self.unknown.lend_no_more(owner, &self.flows, &self.members, &mut self.agenda);
         self.bury_flows(owner, |_| true);
         self.flows.says_no_more(owner, |_| true);
         self.inherit();
@@ -161,11 +162,7 @@ impl Failover {
         let mut buried = self.flows.bury(owner, which, &self.members);
         let is_dead = self.members.is_dead(owner);
         if is_dead {
-            let died = self.died.entry(owner.clone()).or_default();
-            died.extend(&buried.untold);
-            for (id, _) in &buried.told {
-                died.remove(id);
-            }
+            self.untold.died(owner, &buried);
         }
         if buried.is_empty() {
             return;
@@ -176,15 +173,7 @@ impl Failover {
             false => Note::Stuck { from, flows: told },
         });
         buried.refuse(&mut self.agenda);
-        if !buried.told.is_empty() {
-            self.begin_round(owner, buried.told);
-        }
-        let inherited: Vec<_> = buried.inherited.iter().map(|(id, _)| *id).collect();
-        for (id, ends) in buried.inherited {
-            self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
-        }
-        if !inherited.is_empty() {
-            self.agenda.path(StandbyRequest::Inherit(inherited));
-        }
+        self.rounds.begin(owner, buried.told, &self.members, &mut self.agenda);
+        self.claims.inherit(owner, buried.inherited, &mut self.agenda);
     }
 }

@@ -1,10 +1,14 @@
 mod random;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::*;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr};
-use crate::model::fleet::{AcceptedFlow, Epoch, Farewell, FlowRecord, Keeping, Liveness, Said, Then, Unknown};
+use crate::model::ends::{Ends, Key};
+use crate::model::fleet::{
+    AcceptedFlow, Asked, Epoch, Farewell, FleetId, FlowRecord, Keeping, Liveness, Said, Then, Unknown,
+};
 use crate::model::ids::FlowId;
 use crate::model::segment::Flags;
 use crate::model::splice::FlowDirection;

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::{Earlier, Failover};
+use super::agenda::Agenda;
+use super::flows::KnownFlows;
+use super::unknown_packet::UnknownPackets;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, StandbyRequest};
 
@@ -28,21 +30,22 @@ struct UnlistedFor {
     last_ns: u64,
 }
 
-impl Failover {
+impl Unlisted {
     /// The offload engine has these; what has been unlisted for too long it is to take out.
-    pub(super) fn see_kept(&mut self, now_ns: u64, flows: Vec<FleetId>, keys: Vec<Key>) {
-        if self.earlier != Earlier::Settled {
-            // An earlier process's are unlisted as yet.
-            return;
-        }
-        let is_held = |id: &FleetId| self.flows.held(id).is_some();
-        let flows = over(&mut self.unlisted.flows, now_ns, flows, is_held);
-        let is_diverted = |key: &Key| self.flows.has_packets(key) || self.lent.contains_key(key);
-        let keys = over(&mut self.unlisted.keys, now_ns, keys, is_diverted);
+    pub(super) fn see_kept(
+        &mut self,
+        now_ns: u64,
+        (flows, keys): (Vec<FleetId>, Vec<Key>),
+        known: &KnownFlows,
+        unknown: &UnknownPackets,
+        agenda: &mut Agenda,
+    ) {
+        let flows = over(&mut self.flows, now_ns, flows, |id| known.held(id).is_some());
+        let keys = over(&mut self.keys, now_ns, keys, |key| known.has_packets(key) || unknown.is_lent(key));
         if !flows.is_empty() {
-            self.agenda.path(StandbyRequest::Drop(flows));
+            agenda.path(StandbyRequest::Drop(flows));
         }
-        self.agenda.forget(keys);
+        agenda.forget(keys);
     }
 }
 

@@ -1,51 +1,81 @@
 //! Flows in sockets whose owner died while their address was nowhere, or elsewhere, and came back without them before the
 //! address came here: nobody's, and their clients wait to be told.
 
-use super::{Failover, Timer};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::agenda::Agenda;
+use super::flows::Buried;
+use super::members::Members;
+use super::timer::Timer;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName};
 
 /// As long as a client's own TCP would go on (tcp_retries2).
 const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 
-/// One of them.
+/// Those flows, and those that may become such.
+#[derive(Debug, Default)]
+pub(super) struct UntoldFlows {
+    waiting: HashMap<FleetId, Untold>,
+    /// Flows in sockets that died with their owner, which has not come back, and whose address was not here then.
+    died: BTreeMap<InstanceName, HashSet<FleetId>>,
+}
+
+/// A flow that is nobody's.
 #[derive(Clone, Debug)]
-pub(super) struct Untold {
-    pub(super) from: InstanceName,
+struct Untold {
+    from: InstanceName,
     ends: Ends,
 }
 
-impl Failover {
-    /// Another process of `owner` has told all that it has, and not these.
-    pub(super) fn died_unheard(&mut self, now_ns: u64, owner: &InstanceName, flows: Vec<(FleetId, Ends)>) {
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            flows.into_iter().partition(|(_, ends)| self.members.is_here(ends.vip.ip()));
-        self.tell_of_end(owner, here);
-        for (id, ends) in elsewhere {
-            self.untold.insert(id, Untold { from: owner.clone(), ends });
-            self.agenda.later(now_ns + LONGEST_NS, Timer::Untold(id));
+impl UntoldFlows {
+    /// What `owner` had is buried, and it is dead.
+    pub(super) fn died(&mut self, owner: &InstanceName, buried: &Buried) {
+        let died = self.died.entry(owner.clone()).or_default();
+        died.extend(&buried.untold);
+        for (id, _) in &buried.told {
+            died.remove(id);
         }
     }
 
-    /// Addresses have come here.
-    pub(super) fn tell_untold(&mut self) {
-        let here = |ends: &Ends| self.members.is_here(ends.vip.ip());
-        let ids: Vec<_> = self.untold.iter().filter(|(_, it)| here(&it.ends)).map(|(id, _)| *id).collect();
-        for id in ids {
-            if let Some(Untold { from, ends }) = self.untold.remove(&id) {
-                self.tell_of_end(&from, vec![(id, ends)]);
-            }
+    /// `owner` has told all that it has, and of its former flows not `gone`. Returns those that died with its process before, if that
+    /// is another one (`is_anew`).
+    pub(super) fn came_back(
+        &mut self,
+        owner: &InstanceName,
+        is_anew: bool,
+        mut gone: Vec<(FleetId, Ends)>,
+    ) -> Vec<(FleetId, Ends)> {
+        let died = self.died.remove(owner).unwrap_or_default();
+        gone.retain(|(id, _)| is_anew && died.contains(id));
+        gone
+    }
+
+    /// Their address is not here: until it comes, or until their clients have found out by themselves.
+    pub(super) fn wait(&mut self, now_ns: u64, owner: &InstanceName, flows: Vec<(FleetId, Ends)>, agenda: &mut Agenda) {
+        for (id, ends) in flows {
+            self.waiting.insert(id, Untold { from: owner.clone(), ends });
+            agenda.later(now_ns + LONGEST_NS, Timer::Untold(id));
         }
     }
 
-    fn tell_of_end(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
-        // Its client may have begun another one meanwhile; or it had been offloaded, and whoever took it over has told so since.
-        flows.retain(|(id, _)| self.flows.same_ends(*id).is_none() && !self.mine.contains_key(id));
-        for (id, ends) in &flows {
-            self.flows.refuse(owner.clone(), *id, *ends, &mut self.agenda);
-        }
-        if !flows.is_empty() {
-            self.begin_round(owner, flows);
-        }
+    /// Those whose address is here by now, and whose they were.
+    pub(super) fn take_here(&mut self, members: &Members) -> Vec<(InstanceName, FleetId, Ends)> {
+        let here = self.waiting.extract_if(|_, it| members.is_here(it.ends.vip.ip()));
+        here.map(|(id, Untold { from, ends })| (from, id, ends)).collect()
+    }
+
+    pub(super) fn over(&mut self, id: FleetId) {
+        self.waiting.remove(&id);
+    }
+
+    pub(super) fn gone(&mut self, owner: &InstanceName) {
+        self.waiting.retain(|_, it| it.from != *owner);
+        self.died.remove(owner);
+    }
+
+    #[cfg(test)]
+    pub(super) fn has(&self, id: &FleetId) -> bool {
+        self.waiting.contains_key(id)
     }
 }

@@ -1,7 +1,7 @@
 //! Whatever comes, in whatever order.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use proptest::prelude::*;
 
@@ -161,9 +161,9 @@ proptest! {
                     let machine = &scene.machine;
                     let own = was_told
                         && machine.flows.get(&id).is_none()
-                        && !machine.mine.contains_key(&id)
+                        && !machine.claims.has(&id)
                         // It had sockets at another.
-                        && !machine.untold.contains_key(&id);
+                        && !machine.untold.has(&id);
                     if own {
                         told.borrow_mut().own.insert(id);
                     }
@@ -208,7 +208,6 @@ proptest! {
         let held: Vec<_> = told.borrow().held.iter().copied().collect();
         prop_assert!(held.is_empty(), "held for nobody: {held:?}");
         prop_assert_eq!(scene.machine.known(), 0);
-        prop_assert!(scene.machine.asked.is_empty() && scene.machine.rounds.is_empty());
-        prop_assert!(scene.machine.lent.is_empty() && scene.machine.unsaid.is_empty());
+        prop_assert!(scene.machine.unknown.is_empty() && scene.machine.rounds.is_empty());
     }
 }

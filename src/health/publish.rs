@@ -59,7 +59,7 @@ impl Watcher {
         if active == 0 {
             return;
         }
-        let selector = match (reason, self.doubt.is_deaf()) {
+        let selector = match (reason, self.hearing.is_deaf()) {
             // Another instance may carry on what has no sockets; what has some is lost to it anyway.
             (EndReason::BackendEjected, true) if self.shared.table.fleet.is_enabled() => {
                 Selector::SocketsOf(self.entry.id)

@@ -7,7 +7,10 @@ use std::time::Duration;
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 
+use super::watcher::{Running, finished, ns};
 use crate::addr::BackendAddr;
+use crate::config::Target;
+use crate::sys::clock::now_ns;
 
 /// getaddrinfo(3) itself waits 5 s for each name server and each attempt.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -22,13 +25,105 @@ pub(super) enum ResolveError {
     Empty,
 }
 
+/// When the name of a backend is looked up, and what came of it.
+#[derive(Default)]
+pub(super) struct NameLookup {
+    running: Option<Running<Result<BackendAddr, ResolveError>>>,
+    /// `None` for a fixed address.
+    due_ns: Option<u64>,
+    fails: bool,
+    /// What the lookup that runs is to choose if it can.
+    preferred: Option<BackendAddr>,
+    /// Where the backend was when that began.
+    knew: Option<BackendAddr>,
+}
+
+/// What came of a lookup.
+pub(super) struct LookedUp {
+    /// Or why there is none.
+    pub(super) address: Result<BackendAddr, String>,
+    /// It is another one than before, or it fails since now, or no more.
+    pub(super) is_news: bool,
+}
+
+impl NameLookup {
+    /// Looks it up now; or never, if the backend has a fixed address or gets no flows any more.
+    pub(super) fn aim(&mut self, has_name: bool) {
+        self.running = None;
+        self.due_ns = has_name.then(now_ns);
+    }
+
+    /// Looks it up again now, if it is looked up at all, and takes `address` if it may.
+    pub(super) fn prefer(&mut self, address: BackendAddr) {
+        (self.preferred, self.running) = (Some(address), None);
+        self.due_ns = self.due_ns.map(|_| now_ns());
+    }
+
+    /// It was looked up a moment ago.
+    pub(super) fn postpone(&mut self, interval: Duration) {
+        let next_ns = now_ns().saturating_add(ns(interval));
+        self.due_ns = self.due_ns.map(|_| next_ns);
+    }
+
+    /// Under a longer interval it was to be looked up in a day, maybe.
+    pub(super) fn hasten(&mut self, interval: Duration) {
+        let latest_ns = now_ns().saturating_add(ns(interval));
+        self.due_ns = self.due_ns.map(|due_ns| due_ns.min(latest_ns));
+    }
+
+    /// Begins one if it is due; `is_wanted`: so it is. `known`: where the backend is. Returns whether one has begun.
+    pub(super) fn begin(
+        &mut self,
+        now: u64,
+        is_wanted: bool,
+        known: Option<BackendAddr>,
+        target: &Target,
+        interval: Duration,
+    ) -> bool {
+        let is_due = is_wanted || self.due_ns.is_some_and(|due| due <= now);
+        let (true, None, Target::Name { host, port }) = (is_due, &self.running, target) else { return false };
+        let (host, port, preferred) = (host.clone(), *port, [self.preferred, known]);
+        self.running = Some(Box::pin(async move { resolve(&host, port, preferred).await }));
+        self.knew = known;
+        self.due_ns = Some(now.saturating_add(ns(interval)));
+        true
+    }
+
+    /// When the next is due, unless one runs.
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        self.due_ns.filter(|_| self.running.is_none())
+    }
+
+    /// Returns once the one that runs is done; never if none runs.
+    pub(super) async fn finished(&mut self) -> Result<BackendAddr, ResolveError> {
+        finished(&mut self.running).await
+    }
+
+    /// What `resolved` says of a backend that is at `before`. `None`: nothing, and it is looked up anew.
+    pub(super) fn settle(
+        &mut self,
+        resolved: Result<BackendAddr, ResolveError>,
+        before: Option<BackendAddr>,
+    ) -> Option<LookedUp> {
+        if self.knew != before {
+            // Flows have shown meanwhile where it is; that may be one of its name's addresses, too.
+            self.due_ns = Some(now_ns());
+            return None;
+        }
+        self.preferred = None;
+        let address = resolved.map_err(|error| error.to_string());
+        let failed = std::mem::replace(&mut self.fails, address.is_err());
+        let is_news = match &address {
+            Ok(address) => before != Some(*address) || failed,
+            Err(_) => !failed,
+        };
+        Some(LookedUp { address, is_news })
+    }
+}
+
 /// The address of `host`: the first of `preferred` that is one of them, so that a rotating answer moves nothing, else the
 /// first in the order of RFC 6724.
-pub(super) async fn resolve(
-    host: &str,
-    port: u16,
-    preferred: [Option<BackendAddr>; 2],
-) -> Result<BackendAddr, ResolveError> {
+async fn resolve(host: &str, port: u16, preferred: [Option<BackendAddr>; 2]) -> Result<BackendAddr, ResolveError> {
     let found = timeout(LIMIT, lookup_host((host, port))).await.map_err(|_| ResolveError::TimedOut)??;
     choose(found, preferred).ok_or(ResolveError::Empty)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::watcher::{Beginning, KnownBefore, Spec, Watcher, WatcherCommand};
+use super::watcher::{Beginning, KnownBefore, Spec, WatcherCommand};
 use super::{Roster, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{Config, Target};
@@ -23,41 +23,58 @@ const FIRST_PROBE_MAX: Duration = Duration::from_secs(2);
 /// leave more and more that is probed.
 const FORMERS_MAX: usize = 8;
 
-/// Where a watcher's name leads by now.
-pub(super) struct Successor {
-    pub(super) entry: Arc<BackendEntry>,
+/// Where a watcher's name leads by now, if that is elsewhere.
+#[derive(Default)]
+pub(super) struct NameSuccession {
+    successor: Option<Successor>,
+}
+
+struct Successor {
+    entry: Arc<BackendEntry>,
     first_probed: watch::Receiver<bool>,
     /// It leads then in any case.
-    pub(super) until_ns: u64,
+    until_ns: u64,
 }
 
-/// Returns once the successor has been probed; never if there is none.
-pub(super) async fn probed(successor: &mut Option<Successor>) {
-    match successor {
-        // An error means that it was removed meanwhile.
-        Some(successor) => drop(successor.first_probed.wait_for(|probed| *probed).await),
-        None => std::future::pending().await,
+impl NameSuccession {
+    /// Returns once the successor has been probed; never if there is none.
+    pub(super) async fn probed(&mut self) {
+        match &mut self.successor {
+            // An error means that it was removed meanwhile.
+            Some(successor) => drop(successor.first_probed.wait_for(|probed| *probed).await),
+            None => std::future::pending().await,
+        }
     }
-}
 
-impl Watcher {
-    /// Its name leads to `address` now; `None`: to its own.
-    pub(super) fn succeed_by(&mut self, address: Option<BackendAddr>) {
+    /// When the successor leads in any case.
+    pub(super) fn until_ns(&self) -> Option<u64> {
+        self.successor.as_ref().map(|it| it.until_ns)
+    }
+
+    /// The name of `old` leads to `address` now; `None`: to its own.
+    pub(super) fn succeed_by(
+        &mut self,
+        address: Option<BackendAddr>,
+        shared: &Arc<SharedHealth>,
+        old: &Arc<BackendEntry>,
+        spec: &Spec,
+    ) {
         if address.is_some() && self.successor.as_ref().and_then(|it| it.entry.address()) == address {
             return;
         }
         if let Some(before) = self.successor.take() {
-            self.shared.dismiss_former(&before.entry);
+            shared.dismiss_former(&before.entry);
         }
         self.successor = address.and_then(|address| {
-            let (entry, first_probed) = self.shared.begin_successor(&self.entry, &self.spec, address)?;
+            let (entry, first_probed) = shared.begin_successor(old, spec, address)?;
             Some(Successor { entry, first_probed, until_ns: now_ns() + FIRST_PROBE_MAX.as_nanos() as u64 })
         });
     }
 
-    pub(super) fn step_down(&mut self) {
+    /// The successor gets the flows from here on, if there is one.
+    pub(super) fn step_down(&mut self, shared: &SharedHealth, old: &Arc<BackendEntry>, spec: &Spec) {
         if let Some(successor) = self.successor.take() {
-            self.shared.step_down(&self.entry, &successor.entry, &self.spec);
+            shared.step_down(old, &successor.entry, spec);
         }
     }
 }

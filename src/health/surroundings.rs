@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::watcher::Watcher;
+use super::HealthParts;
+use super::watcher::Spec;
 use crate::model::fleet::{Liveness, MemberView};
 use crate::model::health::Cause;
-use crate::model::health::doubt::{Silence, Surroundings};
+use crate::model::health::doubt::{Doubt, Silence, Surroundings};
 use crate::model::health::machine::ProbeOutcome;
 use crate::sys::clock::now_ns;
 use crate::sys::netdev;
@@ -20,9 +21,26 @@ const LOOK_EVERY_NS: u64 = 50_000_000;
 
 const LOOPBACK: &str = "lo";
 
+/// Whether this host hears anybody, as far as that tells what a backend's silence means.
+#[derive(Debug, Default)]
+pub(super) struct Hearing {
+    doubt: Doubt,
+    wire: CarrierWatch,
+    /// When others are looked for again, while nobody is heard.
+    look_at_ns: u64,
+}
+
+/// A backend, and through what others can be heard.
+#[derive(Clone, Copy)]
+pub(super) struct Listened<'a> {
+    pub(super) table: &'a HealthParts,
+    pub(super) entry: &'a BackendEntry,
+    pub(super) spec: &'a Spec,
+}
+
 /// The interface by which a backend is reached.
 #[derive(Debug, Default)]
-pub(super) struct CarrierWatch {
+struct CarrierWatch {
     /// Its index, and how often its carrier has come or gone.
     known: Option<(u32, u32)>,
     /// When either was last seen to have changed; 0: never.
@@ -39,29 +57,45 @@ impl CarrierWatch {
     }
 }
 
-impl Watcher {
+impl Hearing {
+    /// Nobody is heard, so a backend's silence says nothing of it.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.doubt.is_deaf()
+    }
+
+    /// When to look around.
+    pub(super) fn next_look_ns(&self) -> Option<u64> {
+        self.is_deaf().then_some(self.look_at_ns)
+    }
+
     /// Takes note of how a probe ended, and says what its silence does, if it was silent.
-    pub(super) fn hear(&mut self, outcome: &ProbeOutcome, flows_moved: bool, began_ns: u64) -> Silence {
-        let was_deaf = self.doubt.is_deaf();
-        let route = self.look_at_wire();
+    pub(super) fn hear(
+        &mut self,
+        of: Listened<'_>,
+        outcome: &ProbeOutcome,
+        flows_moved: bool,
+        began_ns: u64,
+    ) -> Silence {
+        let was_deaf = self.is_deaf();
+        let route = self.look_at_wire(of);
         let silence = match outcome {
             ProbeOutcome::Inconclusive { .. } => Silence::Counts,
             ProbeOutcome::Failed(Cause::TimedOut { .. } | Cause::Unreachable { .. }) if !flows_moved => {
-                let around = self.surroundings(route);
+                let around = of.surroundings(&self.wire, route);
                 if around.are_dark {
-                    self.ask_around();
+                    of.ask_around();
                 }
                 self.doubt.handle_silence(began_ns, around)
             }
             ProbeOutcome::Failed(Cause::Unresolved { .. }) => Silence::Counts,
             _ => {
-                self.entry.answered_ns.store(now_ns(), Relaxed);
+                of.entry.answered_ns.store(now_ns(), Relaxed);
                 self.doubt.handle_answer();
                 Silence::Counts
             }
         };
-        if self.doubt.is_deaf() && !was_deaf {
-            let backend = &*self.entry.name;
+        let backend = &*of.entry.name;
+        if self.is_deaf() && !was_deaf {
             tracing::warn!(
                 backend,
                 "this host hears no other backend, peer or client, so its own network may be down: Baton does not reset the \
@@ -69,7 +103,6 @@ impl Watcher {
             );
         }
         if silence == Silence::Nothing {
-            let backend = &*self.entry.name;
             tracing::info!(
                 backend,
                 "this host's network was down a moment ago: Baton does not count this failed probe"
@@ -78,27 +111,26 @@ impl Watcher {
         silence
     }
 
-    /// While nobody is heard: looks whether somebody is by now.
-    pub(super) fn look_around(&mut self) {
+    /// While nobody is heard: looks whether somebody is by now. Returns whether that is so.
+    pub(super) fn look_around(&mut self, of: Listened<'_>) -> bool {
         let now = now_ns();
-        if !self.doubt.is_deaf() || now < self.look_at_ns {
-            return;
+        if !self.is_deaf() || now < self.look_at_ns {
+            return false;
         }
-        self.shared.table.reachability.is_deaf(now);
+        of.table.reachability.is_deaf(now);
         self.look_at_ns = now + LOOK_EVERY_NS;
-        let route = self.look_at_wire();
-        if self.doubt.look(self.surroundings(route)) {
-            tracing::info!(
-                backend = &*self.entry.name,
-                "this host hears others again: Baton counts failed probes from zero"
-            );
-            self.begin_anew();
+        let route = self.look_at_wire(of);
+        let hears = self.doubt.look(of.surroundings(&self.wire, route));
+        if hears {
+            let backend = &*of.entry.name;
+            tracing::info!(backend, "this host hears others again: Baton counts failed probes from zero");
         }
+        hears
     }
 
     /// Whether it has changed since the last time. Returns the way to the backend; `None`: it has no address yet.
-    fn look_at_wire(&mut self) -> Option<io::Result<Route>> {
-        let route = self.target().map(netlink::route);
+    fn look_at_wire(&mut self, of: Listened<'_>) -> Option<io::Result<Route>> {
+        let route = of.target().map(netlink::route);
         if let Some(Ok(route)) = &route
             && !route.is_local
         {
@@ -106,17 +138,19 @@ impl Watcher {
         }
         route
     }
+}
 
-    fn surroundings(&self, route: Option<io::Result<Route>>) -> Surroundings {
+impl Listened<'_> {
+    fn surroundings(&self, wire: &CarrierWatch, route: Option<io::Result<Route>>) -> Surroundings {
         // Between the two is no network, or none that is known yet.
         let is_near = route.as_ref().is_none_or(|route| route.as_ref().is_ok_and(|route| route.is_local));
         let are_dark = !is_near && self.are_dark(route.and_then(Result::ok));
-        let back_ns = if is_near { 0 } else { self.wire.back_ns.max(self.shared.table.fleet.heard_since_ns()) };
+        let back_ns = if is_near { 0 } else { wire.back_ns.max(self.table.fleet.heard_since_ns()) };
         Surroundings { are_dark, heard_ns: self.heard_ns(self.target()), back_ns }
     }
 
     fn are_dark(&self, route: Option<Route>) -> bool {
-        let members = self.shared.table.fleet.members();
+        let members = self.table.fleet.members();
         // Whoever said goodbye, or never said anything, is no evidence.
         let mut awaited = members.iter().filter(|it| {
             matches!(it.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent | Liveness::Dead)
@@ -143,7 +177,7 @@ impl Watcher {
 
     /// When a client was last heard, or a backend that is on another host and has another address.
     fn heard_ns(&self, but: Option<IpAddr>) -> u64 {
-        let table = &self.shared.table;
+        let table = self.table;
         others(&table.registry, but).fold(table.reachability.client_ns(), |latest, (entry, ip)| {
             let heard = entry.answered_ns.load(Relaxed).max(entry.heard_ns.load(Relaxed));
             // What is on this host answers without any network.
@@ -154,7 +188,7 @@ impl Watcher {
 
     /// Makes whoever is there show it.
     fn ask_around(&self) {
-        let table = &self.shared.table;
+        let table = self.table;
         table.reachability.want_clients();
         table.offload.wake();
         others(&table.registry, self.target()).for_each(|(entry, _)| entry.suspicion.raise(Suspicion::OTHERS_SILENT));

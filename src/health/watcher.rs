@@ -10,16 +10,16 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::Manner;
-use super::resolve::{ResolveError, resolve};
-use super::succession::{Successor, probed};
-use super::surroundings::CarrierWatch;
+use super::resolve::{LookedUp, NameLookup, ResolveError};
+use super::succession::NameSuccession;
+use super::surroundings::{Hearing, Listened};
 use super::votes::{Vote, Votes};
 use super::{Ordered, SharedHealth};
 use crate::addr::BackendAddr;
 use crate::config::{self, Backend, Config, Frontend, Health, Target};
 use crate::metrics::ProbeLabels;
 use crate::model::health::Cause;
-use crate::model::health::doubt::{Doubt, Silence};
+use crate::model::health::doubt::Silence;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
@@ -85,10 +85,7 @@ pub(super) struct Watcher {
     pub(super) spec: Spec,
     pub(super) machine: Machine,
     pub(super) vote: Vote,
-    pub(super) doubt: Doubt,
-    pub(super) wire: CarrierWatch,
-    /// When others are looked for again, while nobody is heard.
-    pub(super) look_at_ns: u64,
+    pub(super) hearing: Hearing,
     /// In words, and in µs.
     pub(super) last_probe: Option<String>,
     pub(super) last_probe_us: u64,
@@ -96,20 +93,13 @@ pub(super) struct Watcher {
     inbox: mpsc::UnboundedReceiver<WatcherCommand>,
     first_probed: watch::Sender<bool>,
     probing: Option<Running<ProbeReport>>,
-    resolving: Option<Running<Result<BackendAddr, ResolveError>>>,
-    /// `None` for a fixed address.
-    resolve_at_ns: Option<u64>,
-    resolve_fails: bool,
-    /// What the lookup that runs is to choose if it can.
-    preferred: Option<BackendAddr>,
-    /// Where the backend was when that began.
-    lookup_knew: Option<BackendAddr>,
-    /// Its name leads elsewhere by now.
-    pub(super) successor: Option<Successor>,
+    lookup: NameLookup,
+    succession: NameSuccession,
     retiring: Option<Retiring>,
 }
 
-type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// What goes on beside the watcher, which waits for its output.
+pub(super) type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 struct ProbeReport {
     outcome: ProbeOutcome,
@@ -202,18 +192,12 @@ impl Watcher {
             machine: Machine::new(spec.policy(), arrival, now_ns()),
             manner: Arc::new(Manner::new(&spec.health, &spec.backend)),
             vote: Vote::new(votes),
-            doubt: Doubt::default(),
-            wire: CarrierWatch::default(),
-            look_at_ns: 0,
+            hearing: Hearing::default(),
             last_probe: None,
             last_probe_us: 0,
             probing: None,
-            resolving: None,
-            resolve_at_ns: None,
-            resolve_fails: false,
-            preferred: None,
-            lookup_knew: None,
-            successor: None,
+            lookup: NameLookup::default(),
+            succession: NameSuccession::default(),
             retiring: None,
             shared,
             entry,
@@ -279,23 +263,26 @@ impl Watcher {
                     None => return,
                 },
                 report = finished(&mut self.probing) => self.judge(report),
-                resolved = finished(&mut self.resolving) => self.settle_address(resolved),
+                resolved = self.lookup.finished() => self.settle_address(resolved),
                 () = entry.suspicion.notify.notified() => {
                     let bits = self.entry.suspicion.take();
                     tracing::debug!(backend = &*self.entry.name, bits, "suspicion: probing early");
                     self.machine.handle_suspicion(now_ns());
                 }
                 () = self.vote.changed() => {}
-                () = probed(&mut self.successor) => self.step_down(),
+                () = self.succession.probed() => self.step_down(),
                 () = sleep_until(wake_at_ns) => {}
             }
-            if self.successor.as_ref().is_some_and(|it| it.until_ns <= now_ns()) {
+            if self.succession.until_ns().is_some_and(|until_ns| until_ns <= now_ns()) {
                 self.step_down();
             }
             self.machine.handle_another_ready(now_ns(), self.vote.another());
             self.publish();
             // Behind that, so that what was to be done while nobody was heard is not done because somebody is by now.
-            self.look_around();
+            let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };
+            if self.hearing.look_around(listened) {
+                self.begin_anew();
+            }
             if self.has_retired() {
                 return;
             }
@@ -304,13 +291,12 @@ impl Watcher {
 
     /// Takes the address from the configuration, or sees to its name.
     fn aim(&mut self) {
-        self.resolving = None;
         match self.spec.backend.address {
             Target::Address(address) => {
-                self.resolve_at_ns = None;
+                self.lookup.aim(false);
                 self.settle_at(address);
             }
-            Target::Name { .. } => self.resolve_at_ns = Some(now_ns()),
+            Target::Name { .. } => self.lookup.aim(true),
         }
     }
 
@@ -324,7 +310,7 @@ impl Watcher {
     }
 
     /// What probes have shown so far, and the one that runs, is no evidence.
-    pub(super) fn begin_anew(&mut self) {
+    fn begin_anew(&mut self) {
         self.probing = None;
         self.machine.handle_network_back(now_ns());
     }
@@ -333,16 +319,10 @@ impl Watcher {
         let now = now_ns();
         let probe_due = self.machine.next_probe_ns().is_some_and(|due| due <= now);
         let known = self.entry.address();
-        let resolve_due = self.resolve_at_ns.is_some_and(|due| due <= now) || (probe_due && known.is_none());
-        if let (true, None, Target::Name { host, port }) = (resolve_due, &self.resolving, &self.spec.backend.address) {
-            let (host, port, preferred) = (host.clone(), *port, [self.preferred, known]);
-            self.resolving = Some(Box::pin(async move { resolve(&host, port, preferred).await }));
-            self.lookup_knew = known;
-            self.resolve_at_ns = Some(now.saturating_add(ns(self.spec.health.resolve_interval)));
-            // Without an address, finding one is the probe.
-            if known.is_none() {
-                self.machine.handle_probe_started(now);
-            }
+        let (target, interval) = (&self.spec.backend.address, self.spec.health.resolve_interval);
+        // Without an address, finding one is the probe.
+        if self.lookup.begin(now, probe_due && known.is_none(), known, target, interval) && known.is_none() {
+            self.machine.handle_probe_started(now);
         }
         if let (true, Some(address)) = (probe_due, known) {
             let to = self.spec.backend.health_address.unwrap_or(address);
@@ -354,10 +334,10 @@ impl Watcher {
 
     fn wake_at_ns(&self) -> u64 {
         let probe = self.machine.next_probe_ns();
-        let resolve = self.resolve_at_ns.filter(|_| self.resolving.is_none());
+        let resolve = self.lookup.next_ns();
         let retire = self.retiring.as_ref().map(|retiring| retiring.look_at_ns);
-        let look = self.doubt.is_deaf().then_some(self.look_at_ns);
-        let step_down = self.successor.as_ref().map(|it| it.until_ns);
+        let look = self.hearing.next_look_ns();
+        let step_down = self.succession.until_ns();
         let due = [probe, resolve, retire, look, step_down, self.machine.next_timeout_ns()];
         due.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
@@ -375,7 +355,8 @@ impl Watcher {
                 "this host cannot send a probe; it does not count as failed"
             );
         }
-        match self.hear(&report.outcome, report.flows_moved, report.began_ns) {
+        let listened = Listened { table: &self.shared.table, entry: &self.entry, spec: &self.spec };
+        match self.hearing.hear(listened, &report.outcome, report.flows_moved, report.began_ns) {
             Silence::Anew => self.begin_anew(),
             Silence::Nothing => self.machine.handle_unsettled(now_ns(), fastrand::u64(..)),
             Silence::Counts => {
@@ -387,37 +368,29 @@ impl Watcher {
 
     fn settle_address(&mut self, resolved: Result<BackendAddr, ResolveError>) {
         let before = self.entry.address();
-        if self.lookup_knew != before {
-            // Flows have shown meanwhile where it is; that may be one of its name's addresses, too.
-            self.resolve_at_ns = Some(now_ns());
-            return;
+        let Some(LookedUp { address, is_news }) = self.lookup.settle(resolved, before) else { return };
+        if is_news {
+            self.tell_address(address.as_ref().ok().copied().or(before), address.as_ref().err().cloned());
         }
-        self.preferred = None;
-        match resolved {
-            Ok(address) => {
-                if before != Some(address) || self.resolve_fails {
-                    self.tell_address(Some(address), None);
-                }
-                self.resolve_fails = false;
-                match before {
-                    None => self.settle_at(address),
-                    Some(before) if before == address => self.succeed_by(None),
-                    Some(_) => self.succeed_by(Some(address)),
-                }
+        match (address, before) {
+            (Ok(address), None) => self.settle_at(address),
+            (Ok(address), Some(before)) => self.succeed_by((address != before).then_some(address)),
+            (Err(error), None) => {
+                let outcome = ProbeOutcome::Failed(Cause::Unresolved { error });
+                self.judge(ProbeReport { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
             }
-            Err(error) => {
-                let error = error.to_string();
-                if !self.resolve_fails {
-                    self.tell_address(before, Some(error.clone()));
-                }
-                self.resolve_fails = true;
-                // A known address is better than none: names fail for reasons that are not the backend's.
-                if before.is_none() {
-                    let outcome = ProbeOutcome::Failed(Cause::Unresolved { error });
-                    self.judge(ProbeReport { outcome, began_ns: now_ns(), took: Duration::ZERO, flows_moved: false });
-                }
-            }
+            // A known address is better than none: names fail for reasons that are not the backend's.
+            (Err(_), Some(_)) => {}
         }
+    }
+
+    /// Its name leads to `address` now; `None`: to its own.
+    fn succeed_by(&mut self, address: Option<BackendAddr>) {
+        self.succession.succeed_by(address, &self.shared, &self.entry, &self.spec);
+    }
+
+    fn step_down(&mut self) {
+        self.succession.step_down(&self.shared, &self.entry, &self.spec);
     }
 
     fn tell_address(&self, address: Option<BackendAddr>, error: Option<String>) {
@@ -431,15 +404,10 @@ impl Watcher {
             WatcherCommand::Configure(spec) => self.reconfigure(*spec),
             WatcherCommand::Lead(spec) => {
                 self.reconfigure(*spec);
-                // It was resolved a moment ago.
-                let next_ns = now_ns().saturating_add(ns(self.spec.health.resolve_interval));
-                self.resolve_at_ns = self.resolve_at_ns.map(|_| next_ns);
+                self.lookup.postpone(self.spec.health.resolve_interval);
             }
             WatcherCommand::Remove(dismissal) => self.dismiss(dismissal),
-            WatcherCommand::Prefer(address) => {
-                (self.preferred, self.resolving) = (Some(address), None);
-                self.resolve_at_ns = self.resolve_at_ns.map(|_| now_ns());
-            }
+            WatcherCommand::Prefer(address) => self.lookup.prefer(address),
             WatcherCommand::Expire => self.machine.handle_expired(now_ns()),
             WatcherCommand::Save(answer) => {
                 self.publish();
@@ -457,9 +425,8 @@ impl Watcher {
     /// No new flows; the old ones are watched until the last of them has ended.
     fn dismiss(&mut self, dismissal: Dismissal) {
         self.succeed_by(None);
-        self.resolving = None;
         // Its name, if it has one, leads others. Whoever was never found has no flow.
-        self.resolve_at_ns = None;
+        self.lookup.aim(false);
         let with_frontend = dismissal == Dismissal::Frontend;
         self.retiring = Some(Retiring { with_frontend, look_at_ns: now_ns() + RETIRE_POLL_NS, was_empty: false });
         self.machine.handle_removed(now_ns(), dismissal);
@@ -483,9 +450,7 @@ impl Watcher {
             self.succeed_by(None);
             self.aim();
         }
-        // Under a longer interval it was to be resolved in a day, maybe.
-        let latest_ns = now_ns().saturating_add(ns(self.spec.health.resolve_interval));
-        self.resolve_at_ns = self.resolve_at_ns.map(|due_ns| due_ns.min(latest_ns));
+        self.lookup.hasten(self.spec.health.resolve_interval);
         // Another manner may find something else; as for any suspicion, soon is enough.
         self.machine.handle_suspicion(now_ns());
     }
@@ -528,7 +493,7 @@ async fn probe(
 }
 
 /// The output of what runs, which is then done; never returns if nothing runs.
-async fn finished<T>(running: &mut Option<Running<T>>) -> T {
+pub(super) async fn finished<T>(running: &mut Option<Running<T>>) -> T {
     match running {
         Some(future) => {
             let output = future.await;
@@ -546,6 +511,6 @@ async fn sleep_until(at_ns: u64) {
     }
 }
 
-fn ns(duration: Duration) -> u64 {
+pub(super) fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

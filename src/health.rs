@@ -9,7 +9,6 @@
 //! ```
 
 mod probe;
-mod publish;
 mod resolve;
 mod succession;
 mod surroundings;

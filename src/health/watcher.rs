@@ -1,5 +1,7 @@
 //! The task that watches over one backend.
 
+mod publish;
+
 use std::future::{Future, pending};
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -79,16 +81,17 @@ pub(super) struct Spec {
     pub(super) reset_pace: Pace,
 }
 
+/// Probes one backend, and says what becomes of its flows.
 pub(super) struct Watcher {
-    pub(super) shared: Arc<SharedHealth>,
-    pub(super) entry: Arc<BackendEntry>,
-    pub(super) spec: Spec,
-    pub(super) machine: Machine,
-    pub(super) vote: Vote,
-    pub(super) hearing: Hearing,
+    shared: Arc<SharedHealth>,
+    entry: Arc<BackendEntry>,
+    spec: Spec,
+    machine: Machine,
+    vote: Vote,
+    hearing: Hearing,
     /// In words, and in µs.
-    pub(super) last_probe: Option<String>,
-    pub(super) last_probe_us: u64,
+    last_probe: Option<String>,
+    last_probe_us: u64,
     manner: Arc<Manner>,
     inbox: mpsc::UnboundedReceiver<WatcherCommand>,
     first_probed: watch::Sender<bool>,

@@ -258,7 +258,7 @@ impl Failover {
         let added = self.members.configure(settings);
         self.port_ranges.configure(&self.members.vips());
         self.rules.configure(&self.members, &mut self.agenda);
-        self.members.dead(true).into_iter().for_each(|owner| self.bury_where(&owner, &added));
+        self.members.dead().into_iter().for_each(|owner| self.bury_where(&owner, &added));
         self.port_ranges.see_last_owners(&self.members);
         self.see_members();
         self.settle();

@@ -109,11 +109,11 @@ impl Failover {
             self.port_ranges.address_came(now_ns, *ip, &mut self.agenda);
         }
         self.unknown.guard(now_ns + self.members.settings().guard_ns, &mut self.agenda);
-        let dead = self.members.dead(true);
+        let dead = self.members.dead();
         let silent = self.members.vips_came(now_ns);
         dead.into_iter().for_each(|owner| self.bury_where(&owner, came));
         silent.into_iter().for_each(|owner| self.bury(&owner));
-        self.members.dead(false).into_iter().for_each(|owner| self.end_stuck(&owner));
+        self.members.living().into_iter().for_each(|owner| self.end_stuck(&owner));
         for (owner, id, ends) in self.untold.take_here(&self.members) {
             self.tell_of_end(&owner, vec![(id, ends)]);
         }
@@ -137,7 +137,7 @@ impl Failover {
 
     /// Whoever was to go on with flows of the dead may have died before it could.
     fn inherit(&mut self) {
-        for owner in self.members.dead(true) {
+        for owner in self.members.dead() {
             let is_heir = |ends: &Ends| self.members.is_heir(ends.vip.ip());
             let is_orphan = |known: &Known| known.state == KnownState::Held && is_heir(&known.ends);
             let orphans = self.flows.ends_of(&owner, is_orphan);

@@ -90,9 +90,16 @@ impl Members {
         self.peers.get(owner).is_some_and(PeerState::is_dead)
     }
 
-    /// Those that are dead, or those that are not.
-    pub(super) fn dead(&self, dead: bool) -> Vec<InstanceName> {
-        self.peers.iter().filter(|(_, peer)| peer.is_dead() == dead).map(|(name, _)| name.clone()).collect()
+    pub(super) fn dead(&self) -> Vec<InstanceName> {
+        self.names(PeerState::is_dead)
+    }
+
+    pub(super) fn living(&self) -> Vec<InstanceName> {
+        self.names(|peer| !peer.is_dead())
+    }
+
+    fn names(&self, which: impl Fn(&PeerState) -> bool) -> Vec<InstanceName> {
+        self.peers.iter().filter(|(_, peer)| which(peer)).map(|(name, _)| name.clone()).collect()
     }
 
     /// All addresses of this host.
@@ -119,8 +126,7 @@ impl Members {
     pub(super) fn vips_came(&mut self, now_ns: u64) -> Vec<InstanceName> {
         self.fresh_until_ns = now_ns + FRESH_NS;
         self.peers.values_mut().for_each(PeerState::await_answer);
-        let silent = self.peers.iter().filter(|(_, it)| !it.is_dead() && it.liveness() == Liveness::Silent);
-        silent.map(|(name, _)| name.clone()).collect()
+        self.names(|peer| !peer.is_dead() && peer.liveness() == Liveness::Silent)
     }
 
     pub(super) fn is_fresh(&self, now_ns: u64) -> bool {

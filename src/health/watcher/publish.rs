@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::watcher::Watcher;
+use super::Watcher;
 use crate::model::end_reason::EndReason;
 use crate::model::health::machine::HealthAction;
 use crate::model::health::{Cause, HealthState};

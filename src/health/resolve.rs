@@ -150,6 +150,31 @@ mod tests {
         assert_eq!(choose(std::iter::empty(), [None, Some(addr("10.0.0.2:6443"))]), None);
     }
 
+    #[test]
+    fn a_lookup_is_news_if_the_address_is_another_or_it_fails_no_longer_as_before() {
+        let addr = |text: &str| BackendAddr::new(text.parse().unwrap());
+        let (one, other) = (addr("10.0.0.1:6443"), addr("10.0.0.2:6443"));
+        let name = Target::Name { host: "backend".into(), port: 6443 };
+        let mut lookup = NameLookup::default();
+        let is_news = |lookup: &mut NameLookup, resolved: Result<_, _>, before| {
+            lookup.settle(resolved, before).map(|it| it.is_news)
+        };
+        for (resolved, expected) in
+            [(Err(ResolveError::Empty), true), (Err(ResolveError::Empty), false), (Ok(one), true)]
+        {
+            assert_eq!(is_news(&mut lookup, resolved, None), Some(expected));
+        }
+        assert!(!lookup.begin(1, true, Some(one), &Target::Address(one), LIMIT), "nothing to look up");
+        assert!(lookup.begin(1, true, Some(one), &name, LIMIT) && lookup.next_ns().is_none());
+        assert!(!lookup.begin(2, true, Some(one), &name, LIMIT), "one runs");
+        for (resolved, expected) in
+            [(Ok(one), false), (Err(ResolveError::Empty), true), (Ok(one), true), (Ok(other), true)]
+        {
+            assert_eq!(is_news(&mut lookup, resolved, Some(one)), Some(expected));
+        }
+        assert_eq!(is_news(&mut lookup, Ok(one), Some(other)), None, "it moved while the lookup ran");
+    }
+
     #[tokio::test]
     async fn localhost_resolves_and_an_invalid_name_says_why() {
         assert!(resolve("localhost", 6443, [None; 2]).await.unwrap().ip().is_loopback());

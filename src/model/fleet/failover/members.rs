@@ -16,6 +16,8 @@ const FRESH_NS: u64 = 5_000_000_000;
 #[derive(Debug)]
 pub(super) struct Members {
     settings: Settings,
+    /// Addresses of frontends that the file has no more: flows may live there until their drain is over.
+    former: BTreeSet<IpAddr>,
     peers: BTreeMap<InstanceName, PeerState>,
     /// The frontends' addresses that are on this host; `None`: nobody has said yet.
     here: Option<BTreeSet<IpAddr>>,
@@ -38,7 +40,7 @@ impl Members {
     pub(super) fn new(settings: Settings) -> Self {
         let peers = settings.peers.iter().map(|(name, link)| (name.clone(), PeerState::new(*link))).collect();
         let (here, own) = (None, BTreeSet::new());
-        Self { settings, peers, here, own, fresh_until_ns: 0, shared: false }
+        Self { settings, former: BTreeSet::new(), peers, here, own, fresh_until_ns: 0, shared: false }
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -56,13 +58,21 @@ impl Members {
         let known = self.vips();
         (self.settings.vips, self.settings.challenge, self.settings.guard_ns) = (all, challenge, guard_ns);
         self.settings.priority = priority;
-        let vips = self.vips();
+        let listens = self.vips();
+        self.former.extend(known.difference(&listens));
+        self.former.retain(|ip| !listens.contains(ip));
+        let vips = self.all_vips();
         if let Some(here) = &mut self.here {
             // What is here has not come just now: it only counts from now on.
             let addresses: BTreeSet<_> = here.union(&self.own).copied().collect();
             (*here, self.own) = addresses.into_iter().partition(|ip| vips.contains(ip));
         }
         vips.difference(&known).copied().filter(|ip| self.is_here(*ip)).collect()
+    }
+
+    /// Where frontends listen, or did in an earlier file.
+    fn all_vips(&self) -> BTreeSet<IpAddr> {
+        self.vips().union(&self.former).copied().collect()
     }
 
     pub(super) fn joined(&mut self, owner: InstanceName, link: IpAddr) {
@@ -104,7 +114,7 @@ impl Members {
 
     /// All addresses of this host.
     pub(super) fn move_addresses(&mut self, addresses: &[IpAddr]) -> VipsMoved {
-        let vips = self.vips();
+        let vips = self.all_vips();
         let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
         self.own = own;
         if now.is_empty() {
@@ -168,7 +178,7 @@ impl Members {
     /// An address of the owner's host, of the family of `vip`, that is its own and no frontend's.
     pub(super) fn hop(&self, owner: &InstanceName, vip: IpAddr) -> Option<IpAddr> {
         let fits = |ip: &IpAddr| {
-            let is_frontends = self.settings.vips.iter().any(|vip| vip.ip() == *ip);
+            let is_frontends = self.former.contains(ip) || self.settings.vips.iter().any(|vip| vip.ip() == *ip);
             ip.is_ipv4() == vip.is_ipv4() && !is_frontends
         };
         self.peers.get(owner)?.places().find(fits)

@@ -141,6 +141,10 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     parts.doors.set(doors);
     parts.core.offload.recover();
     parts.core.link_up();
+    if parts.config.peers.is_none() {
+        // A process with peers may have been killed here.
+        failover::lay_down().await;
+    }
     if parts.config.offload.mode != OffloadMode::Off {
         parts.core.offload.serve();
     }
@@ -373,7 +377,11 @@ impl Bound {
     pub async fn stop(self) {
         stop::run(&self.core).await;
         self.core.peers.leave(Farewell::Stopped).await;
+        let has_peers = self.core.config.load().peers.is_some();
         self.end().await;
+        if has_peers {
+            failover::lay_down().await;
+        }
     }
 }
 

@@ -79,6 +79,15 @@ pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, lin
     opens.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))
 }
 
+/// Takes back what failover changes on this host and what would outlive the process: addresses that it keeps on `lo`, and its table of
+/// nftables. Once no flow is left, or where there is no failover that would.
+pub async fn lay_down() {
+    addresses::give_up_all();
+    if let Err(error) = firewall::lower().await {
+        tracing::debug!(%error, "there was no table of nftables");
+    }
+}
+
 fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
     let peers = config.peers.as_ref()?;
     let listens = config.frontends.iter().flat_map(|frontend| &frontend.listen);

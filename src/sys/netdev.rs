@@ -81,7 +81,9 @@ pub fn networks() -> io::Result<Vec<(String, IpNet)>> {
     // SAFETY: each entry of the list, whose end is null, is alive until the list is freed.
     while let Some(entry) = unsafe { at.as_ref() } {
         // SAFETY: the name ends in NUL and belongs to the entry.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+        let label = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy();
+        // An IPv4 address may have a label, which is the interface's name with something behind a colon (ip-address(8)).
+        let name = label.split(':').next().unwrap_or_default().to_owned();
         // SAFETY: both are null or point to an address that belongs to the entry.
         let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
         if let Some(address) = address {

@@ -29,28 +29,20 @@ pub(super) struct Addresses {
     vips: BTreeSet<IpAddr>,
     /// Added to `lo` here, for flows whose address has moved.
     kept: BTreeSet<IpAddr>,
-    /// The interface that each VIP was last seen on.
-    last_on: HashMap<IpAddr, String>,
-    /// The VIPs that have left lately.
+    /// What was on an interface at the last look; a flow may need an address that no file names any more.
+    last_on: BTreeSet<IpAddr>,
+    /// What has left lately.
     left: HashMap<IpAddr, Leave>,
     /// They are kept before they leave, and until this is taken back: packets of flows must never find them missing.
     ahead: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Leave {
-    /// Where it was; `None`: it was gone when this process looked first, if it ever was here.
-    interface: Option<String>,
+    /// False: it was gone when this process looked first, if it ever was here.
+    was_seen: bool,
     /// Until then (monotonic ns) it is looked whether a flow needs it.
     until_ns: u64,
-}
-
-impl Leave {
-    fn is_needed(&self, ip: IpAddr, flows: &FlowTable, now_ns: u64) -> bool {
-        // That an address was asked for which is said to be any tells nothing of one that nobody has seen here.
-        now_ns < self.until_ns
-            && flows_in_sockets(flows).any(|vip| vip == ip || vip.is_unspecified() && self.interface.is_some())
-    }
 }
 
 /// What a look has shown.
@@ -68,10 +60,10 @@ impl Addresses {
     /// What the process before this one kept is kept on for the flows that came from it, and else given up.
     pub(super) fn new(vips: impl Iterator<Item = IpAddr>, now_ns: u64) -> Self {
         let vips: BTreeSet<_> = vips.collect();
-        let before = netlink::added_to_loopback().unwrap_or_default();
-        let leave = Leave { interface: None, until_ns: now_ns + BACKLOGS_LAST_NS };
-        let left = vips.iter().map(|ip| (*ip, leave.clone())).collect();
-        Self { kept: before.into_iter().filter(|ip| vips.contains(ip)).collect(), vips, left, ..Self::default() }
+        let leave = Leave { was_seen: false, until_ns: now_ns + BACKLOGS_LAST_NS };
+        let left = vips.iter().map(|ip| (*ip, leave)).collect();
+        let kept = netlink::added_to_loopback().unwrap_or_default().into_iter().collect();
+        Self { kept, vips, left, ..Self::default() }
     }
 
     /// These are the frontends' from now on. Look again after this.
@@ -83,38 +75,31 @@ impl Addresses {
     pub(super) fn look(&mut self, flows: &FlowTable, now_ns: u64) -> io::Result<SeenAddresses> {
         let there = netdev::addresses()?;
         let mut seen = SeenAddresses::default();
-        let mut now_on = HashMap::new();
-        let mut others: Vec<_> =
+        let mut now_on = BTreeSet::new();
+        let others: BTreeSet<_> =
             there.iter().map(|(interface, _)| interface.clone()).filter(|it| it != LOOPBACK).collect();
-        others.sort();
-        others.dedup();
         for (interface, ip) in there.into_iter().filter(|(_, ip)| is_global(*ip)) {
             let is_kept = interface == LOOPBACK && self.kept.contains(&ip);
             if !is_kept && !seen.all.contains(&ip) {
                 seen.all.push(ip);
             }
-            if interface != LOOPBACK && self.vips.contains(&ip) {
-                now_on.insert(ip, interface);
+            if interface != LOOPBACK {
+                now_on.insert(ip);
             }
         }
-        let until_ns = now_ns + BACKLOGS_LAST_NS;
-        let leave = |interface| Leave { interface: Some(interface), until_ns };
-        self.left.extend(self.last_on.drain().map(|(ip, interface)| (ip, leave(interface))));
+        let leave = Leave { was_seen: true, until_ns: now_ns + BACKLOGS_LAST_NS };
+        let gone = std::mem::replace(&mut self.last_on, now_on.clone()).into_iter().filter(|ip| !now_on.contains(ip));
+        self.left.extend(gone.map(|ip| (ip, leave)));
         self.left.retain(|ip, leave| !seen.all.contains(ip) && now_ns < leave.until_ns);
-        let left = self.left.iter().filter(|(ip, leave)| leave.is_needed(**ip, flows, now_ns));
-        let left = left.map(|(ip, leave)| (*ip, leave.interface.clone()));
-        let leaving = now_on.iter().filter(|_| self.ahead).map(|(ip, interface)| (*ip, Some(interface.clone())));
-        for (ip, interface) in left.chain(leaving).collect::<Vec<_>>() {
-            if self.kept.contains(&ip) {
+        let left = self.left.keys().copied().filter(|ip| self.is_needed(*ip, flows, now_ns));
+        let leaving = now_on.iter().copied().filter(|ip| self.ahead && self.vips.contains(ip));
+        for ip in left.chain(leaving).collect::<Vec<_>>() {
+            // A route can make an address this host's, too, and then nothing has left.
+            let stays = self.left.get(&ip).is_some_and(|leave| !leave.was_seen) && is_local(ip);
+            if self.kept.contains(&ip) || stays {
                 continue;
             }
-            let kept = match interface {
-                Some(interface) => keep(ip, &[interface]),
-                // A route can make an address this host's, too, and then nothing has left.
-                None if is_local(ip) => continue,
-                None => keep(ip, &others),
-            };
-            match kept {
+            match keep(ip, &others) {
                 true => {
                     self.kept.insert(ip);
                     seen.newly_kept.push(ip);
@@ -125,12 +110,11 @@ impl Addresses {
         }
         // Back on an interface: the other is not needed, and would outlive the next leave.
         if !self.ahead {
-            for ip in now_on.keys().filter(|ip| self.kept.contains(ip)) {
+            for ip in now_on.iter().filter(|ip| self.kept.contains(ip)) {
                 let _ = netlink::remove_from_loopback(*ip);
             }
-            self.kept.retain(|ip| !now_on.contains_key(ip));
+            self.kept.retain(|ip| !now_on.contains(ip));
         }
-        self.last_on = now_on;
         let here = seen.all.iter().copied().filter(|ip| self.vips.contains(ip)).collect();
         let all = |set: &BTreeSet<IpAddr>| set.iter().copied().collect();
         seen.places = Places { frontends: all(&self.vips), here, kept: all(&self.kept) };
@@ -144,7 +128,7 @@ impl Addresses {
 
     /// Whether a flow needs an address that has left and is not kept. Look again then.
     pub(super) fn lacks_one(&self, flows: &FlowTable, now_ns: u64) -> bool {
-        self.left.iter().any(|(ip, leave)| !self.kept.contains(ip) && leave.is_needed(*ip, flows, now_ns))
+        self.left.keys().any(|ip| !self.kept.contains(ip) && self.is_needed(*ip, flows, now_ns))
     }
 
     /// Gives up what no flow needs any more; returns that.
@@ -152,12 +136,30 @@ impl Addresses {
         if self.ahead || fleet.is_succeeded() {
             return Vec::new();
         }
-        let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !has_sockets(flows, *ip)).collect();
+        let idle: Vec<_> = self.kept.iter().copied().filter(|ip| !self.is_asked_for(*ip, true, flows)).collect();
         for ip in &idle {
             let _ = netlink::remove_from_loopback(*ip);
             self.kept.remove(ip);
         }
         idle
+    }
+
+    /// Whether a flow needs an address that has left.
+    fn is_needed(&self, ip: IpAddr, flows: &FlowTable, now_ns: u64) -> bool {
+        self.left.get(&ip).is_some_and(|leave| now_ns < leave.until_ns && self.is_asked_for(ip, leave.was_seen, flows))
+    }
+
+    /// Whether the client of a flow in sockets has asked for this address, or (`or_any`) may have: it is said to have asked for any, or, by
+    /// whoever spoke the PROXY protocol, for one that was never here.
+    fn is_asked_for(&self, ip: IpAddr, or_any: bool, flows: &FlowTable) -> bool {
+        let is_known = |asked: &IpAddr| {
+            let of_this_host =
+                self.last_on.contains(asked) || self.left.contains_key(asked) || self.kept.contains(asked);
+            of_this_host || self.vips.contains(asked)
+        };
+        let or_any = or_any && self.vips.contains(&ip);
+        let in_sockets = flows.iter().filter(|flow| flow.state != FlowState::Offloaded);
+        in_sockets.map(|flow| flow.origin.vip.ip()).any(|asked| asked == ip || or_any && !is_known(&asked))
     }
 
     /// Interfaces that `ip` is on, without `lo`: index, and Ethernet address.
@@ -168,22 +170,20 @@ impl Addresses {
     }
 }
 
-fn has_sockets(flows: &FlowTable, vip: IpAddr) -> bool {
-    flows_in_sockets(flows).any(|asked| asked == vip || asked.is_unspecified())
-}
-
 /// Whether the kernel takes packets to it for this host's.
 pub(super) fn is_local(ip: IpAddr) -> bool {
     netlink::route(ip).is_ok_and(|route| route.is_local)
 }
 
-/// The addresses that the clients of flows in sockets have asked for.
-fn flows_in_sockets(flows: &FlowTable) -> impl Iterator<Item = IpAddr> {
-    flows.iter().filter(|flow| flow.state != FlowState::Offloaded).map(|flow| flow.origin.vip.ip())
+/// Gives up what a process that has ended kept, or is about to.
+pub(super) fn give_up_all() {
+    for ip in netlink::added_to_loopback().unwrap_or_default() {
+        let _ = netlink::remove_from_loopback(ip);
+    }
 }
 
 /// False: one of these interfaces would answer ARP, or it cannot be added.
-fn keep(ip: IpAddr, interfaces: &[String]) -> bool {
+fn keep(ip: IpAddr, interfaces: &BTreeSet<String>) -> bool {
     if ip.is_ipv4()
         && let Err(error) = interfaces.iter().try_for_each(|interface| silence_arp(interface))
     {
@@ -203,6 +203,10 @@ fn keep(ip: IpAddr, interfaces: &[String]) -> bool {
 fn silence_arp(interface: &str) -> io::Result<()> {
     for (name, least) in [("arp_ignore", 1), ("arp_announce", 2)] {
         let path = |of: &str| format!("/proc/sys/net/ipv4/conf/{of}/{name}");
+        if !std::fs::exists(path(interface))? {
+            // It has gone meanwhile.
+            continue;
+        }
         let read = |of: &str| std::fs::read_to_string(path(of)).ok().and_then(|text| text.trim().parse().ok());
         let now: i32 = ["all", interface].into_iter().filter_map(read).max().unwrap_or(0);
         if now < least {

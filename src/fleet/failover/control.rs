@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 
 use super::addresses::Addresses;
-use super::firewall::{self, MARK};
+use super::firewall::{Firewall, MARK};
 use super::untold::UntoldQueue;
 use super::wire::{ChallengeBatch, Wire};
 use super::{FailoverParts, Links};
@@ -38,6 +38,7 @@ pub(super) struct FailoverControl {
     addresses: Addresses,
     watch: AsyncFd<Watch>,
     wire: Wire,
+    firewall: Firewall,
     untold: UntoldQueue,
     challenged: mpsc::UnboundedReceiver<u64>,
     /// Whether addresses are about to leave on purpose.
@@ -79,6 +80,7 @@ impl FailoverControl {
             addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip()), now_ns()),
             watch: Watch::open()?.register()?,
             wire: Wire::open(table.fleet.clone(), wanted.resets_per_second, MARK, done)?,
+            firewall: Firewall::open(),
             untold: UntoldQueue::default(),
             challenged,
             keeping: table.fleet.keeping(),
@@ -97,7 +99,7 @@ impl FailoverControl {
     pub(super) async fn run(mut self) {
         // First: an address may leave at any time from now on, and only one that was seen is known to have left.
         self.look_at_addresses();
-        self.raise_firewall().await;
+        self.firewall.raise(&self.settings.vips, self.settings.carries);
         let mut remotes = Vec::with_capacity(BURST);
         let beat = self.table.beats.begin("failover");
         loop {
@@ -124,7 +126,7 @@ impl FailoverControl {
                     self.addresses.keep_ahead(keeping);
                     self.look_at_addresses();
                 }
-                ControlHeard::Reloaded => self.follow().await,
+                ControlHeard::Reloaded => self.follow(),
                 ControlHeard::Time => self.tick(),
             }
             // With busy peers there is always something else to hear.
@@ -133,19 +135,10 @@ impl FailoverControl {
             }
             self.act();
         }
-        if let Err(error) = firewall::lower().await {
-            tracing::debug!(%error, "there was no table of nftables");
-        }
-    }
-
-    async fn raise_firewall(&self) {
-        if let Err(error) = firewall::raise(&self.settings.vips, self.settings.carries).await {
-            tracing::info!(%error, "cannot add the nftables table \"inet baton\"; a firewall that drops untracked packets would stop resets");
-        }
     }
 
     /// Takes over what a reload has changed.
-    async fn follow(&mut self) {
+    fn follow(&mut self) {
         let config = self.config.borrow_and_update().clone();
         let Some(settings) = super::settings(&config, &self.table.offload.held) else { return };
         self.wire.set_pace(config.failover.resets_per_second);
@@ -153,7 +146,7 @@ impl FailoverControl {
         self.addresses.set_vips(settings.vips.iter().map(|vip| vip.ip()));
         self.machine.handle_settings(now_ns(), settings);
         if before.vips != self.settings.vips {
-            self.raise_firewall().await;
+            self.firewall.raise(&self.settings.vips, self.settings.carries);
         }
         self.look_at_addresses();
     }

@@ -8,8 +8,10 @@ use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
+use tokio::sync::watch;
 
 use crate::addr::VipAddr;
+use crate::essential::Tasks;
 use crate::model::untracked;
 
 /// Of packets that are sent here and belong to no connection of this host. "baton" on a telephone's keys.
@@ -17,9 +19,33 @@ pub(super) const MARK: u32 = 22866;
 
 const TABLE: &str = "baton";
 
-/// Makes the table, or makes it anew.
-pub(super) async fn raise(vips: &[VipAddr], carries: bool) -> io::Result<()> {
-    feed(&rules(vips, carries)).await
+/// What keeps the table as it was asked for last. nft may take seconds, for which nobody waits.
+#[derive(Debug)]
+pub(super) struct Firewall {
+    wanted: watch::Sender<String>,
+    _task: Tasks,
+}
+
+impl Firewall {
+    /// Needs a tokio runtime.
+    pub(super) fn open() -> Self {
+        let (wanted, mut asked) = watch::channel(String::new());
+        let task = Tasks::default();
+        task.spawn("firewall", async move {
+            while asked.changed().await.is_ok() {
+                let rules = asked.borrow_and_update().clone();
+                if let Err(error) = feed(&rules).await {
+                    tracing::info!(%error, "cannot add the nftables table \"inet baton\"; a firewall that drops untracked packets would stop resets");
+                }
+            }
+        });
+        Self { wanted, _task: task }
+    }
+
+    /// Has the table made, or made anew.
+    pub(super) fn raise(&self, vips: &[VipAddr], carries: bool) {
+        self.wanted.send_replace(rules(vips, carries));
+    }
 }
 
 /// Takes it away.

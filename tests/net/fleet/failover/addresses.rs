@@ -1,4 +1,5 @@
-//! An address that leaves a process that has just started.
+//! What becomes of an address that flows in sockets still need: of one that leaves a process that has just started, that a reload has
+//! taken from the file, or that has a label.
 
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
@@ -9,6 +10,27 @@ use super::*;
 fn restart_by(fleet: &mut Fleet, wrapper: &[&str]) {
     let owner = &mut fleet.all[0];
     owner.baton = Baton::start_by(wrapper, &owner.host, &owner.directory);
+}
+
+/// The owner's process is started anew on a host where nft takes 6 s.
+fn with_a_slow_nft(fleet: &mut Fleet) {
+    let slow = fleet.owner().directory.join("slow");
+    std::fs::create_dir(&slow).unwrap();
+    std::fs::write(slow.join("nft"), "#!/bin/sh\nexec sleep 6\n").unwrap();
+    std::fs::set_permissions(slow.join("nft"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fleet.all[0].baton.process.kill();
+    let path = format!("PATH={}:{}", slow.display(), std::env::var("PATH").unwrap());
+    restart_by(fleet, &["env", &path]);
+}
+
+fn kept_on_lo(instance: &Instance) -> bool {
+    instance.host.run("ip -o address show dev lo").contains(VIP)
+}
+
+/// A file that says 10.77.0.77 where it said the VIP.
+fn without_the_vip(instance: &Instance) {
+    instance.host.run("ip address replace 10.77.0.77/32 dev lo");
+    instance.reload_with(VIP, "10.77.0.77");
 }
 
 fn goes_on_at_the_heir(fleet: &Fleet, conn: &mut Conn) {
@@ -25,13 +47,7 @@ fn goes_on_at_the_heir(fleet: &Fleet, conn: &mut Conn) {
 fn an_address_that_leaves_while_nftables_is_slow_is_kept_for_flows_that_have_just_begun() {
     let test = "an_address_that_leaves_while_nftables_is_slow";
     let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
-    let slow = fleet.owner().directory.join("slow");
-    std::fs::create_dir(&slow).unwrap();
-    std::fs::write(slow.join("nft"), "#!/bin/sh\nexec sleep 6\n").unwrap();
-    std::fs::set_permissions(slow.join("nft"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    fleet.all[0].baton.process.kill();
-    let path = format!("PATH={}:{}", slow.display(), std::env::var("PATH").unwrap());
-    restart_by(&mut fleet, &["env", &path]);
+    with_a_slow_nft(&mut fleet);
     fleet.wait_served();
     let mut conn = fleet.scene.lab.client.connect(fleet.vip);
     conn.echo(1, 100);
@@ -56,4 +72,98 @@ fn an_address_that_left_before_a_process_got_its_listeners_is_kept_for_who_waits
     drop(listener);
     assert_eq!(conn.read_tally(100).unwrap(), Tally::of_pattern(1, 100));
     goes_on_at_the_heir(&fleet, &mut conn);
+}
+
+/// As above, when a reload brings the address.
+#[test]
+fn an_address_that_a_reload_has_just_brought_is_kept_while_nftables_is_slow() {
+    let test = "an_address_that_a_reload_has_just_brought";
+    let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
+    without_the_vip(fleet.owner());
+    with_a_slow_nft(&mut fleet);
+    fleet.owner().baton.wait_until_ready();
+    fleet.owner().reload_with("10.77.0.77", VIP);
+    fleet.wait_served();
+    let mut conn = fleet.scene.lab.client.connect(fleet.vip);
+    conn.echo(1, 100);
+    fleet.let_go(fleet.owner());
+    goes_on_at_the_heir(&fleet, &mut conn);
+}
+
+/// Found as clients that hung: what the file did not name any more was forgotten, though its flows had until `drain_timeout`.
+#[test]
+fn flows_of_an_address_that_a_reload_took_away_go_on_when_it_moves_and_are_reset_when_their_host_dies() {
+    let test = "flows_of_an_address_that_a_reload_took_away";
+    for dies in [false, true] {
+        let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
+        let mut conns = fleet.clients(3);
+        fleet.wait_known(3, 0);
+        // One after the other, as people do it.
+        fleet.all.iter().for_each(without_the_vip);
+        conns.iter_mut().for_each(|conn| conn.echo(2, 100));
+        if dies {
+            fleet.owner().host.link_down();
+            fleet.heir().wait_sees("lb-a", "liveness", "dead");
+            fleet.take(fleet.heir());
+            println!("reset after {:?}", all_reset(&mut conns));
+        } else {
+            fleet.let_go(fleet.owner());
+            fleet.take(fleet.heir());
+            conns.iter_mut().for_each(|conn| conn.echo(3, 20_000));
+            drop(conns);
+            eventually(LONG, "it is given up once they have ended", || !kept_on_lo(fleet.owner()));
+        }
+    }
+}
+
+/// Found as clients that hung: the label was taken for the interface's name, so ARP could not be silenced and nothing was kept.
+#[test]
+fn an_address_with_a_label_is_kept_and_so_is_silence_on_every_interface() {
+    let test = "an_address_with_a_label";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config) else { return };
+    let host = &fleet.owner().host;
+    host.run(&format!("ip address add {VIP}/24 dev eth0 label eth0:vip"));
+    host.run(
+        "ip link add other type veth peer name others && ip link set other up && ip address add 10.99.0.1/24 dev other",
+    );
+    for interface in ["all", "eth0", "other"] {
+        host.sysctl(&format!("net/ipv4/conf/{interface}/arp_ignore"), "0");
+    }
+    fleet.wait_served();
+    let mut conn = fleet.scene.lab.client.connect(fleet.vip);
+    conn.echo(1, 100);
+    fleet.let_go(fleet.owner());
+    goes_on_at_the_heir(&fleet, &mut conn);
+    for interface in ["eth0", "other"] {
+        assert_eq!(host.run(&format!("cat /proc/sys/net/ipv4/conf/{interface}/arp_ignore")).trim(), "1", "{interface}");
+    }
+}
+
+/// Found as a host whose own clients were refused, and whose apiserver got no connection from the new owner, for ever.
+#[test]
+fn an_address_that_is_kept_is_given_up_by_a_stop_and_by_a_next_process_without_peers() {
+    let test = "an_address_that_is_kept_is_given_up_by_a_stop";
+    for stopped in [true, false] {
+        let stops = |config: Config| config.process("stop_timeout", "1s");
+        let Some(mut fleet) = Fleet::new(test, 2, Flows::Kept, stops).map(Fleet::with_owner) else { return };
+        let _conns = fleet.clients(2);
+        fleet.let_go(fleet.owner());
+        fleet.take(fleet.heir());
+        eventually(LONG, "it is kept", || kept_on_lo(fleet.owner()));
+        let process = &mut fleet.all[0].baton.process;
+        if stopped {
+            process.signal(rustix::process::Signal::TERM);
+            eventually(LONG, "it has stopped", || fleet.owner().baton.process.exit_status().is_some());
+        } else {
+            process.kill();
+            assert!(kept_on_lo(fleet.owner()));
+            let config = std::fs::read_to_string(&fleet.owner().baton.paths.config).unwrap();
+            let mut config: toml::Table = config.parse().unwrap();
+            config.remove("peers");
+            std::fs::write(&fleet.owner().baton.paths.config, config.to_string()).unwrap();
+            restart_by(&mut fleet, &[]);
+            fleet.owner().baton.wait_until_ready();
+        }
+        assert!(!kept_on_lo(fleet.owner()), "stopped: {stopped}");
+    }
 }

@@ -130,7 +130,7 @@ impl Rebalancer {
         for flow in picked {
             self.asked.insert(flow.id);
             // The worker looks again: a byte may have come since.
-            table.orders.end_flow(&flow, EndReason::Rebalanced, Some(settings.min_idle));
+            table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(settings.min_idle));
         }
     }
 }

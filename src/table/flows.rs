@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use serde::{Deserialize, Serialize};
 
-use super::offload::Stays;
 use super::slot::{Copied, IDENTITY_WORDS, LIVE_WORDS, Slot};
 use crate::addr::{ClientAddr, VipAddr};
+pub use crate::model::flow::{FlowKey, FlowOrigin, Ticket};
 use crate::model::ids::{BackendId, FlowId, FrontendId};
+use crate::model::stays::Stays;
 
 const ROW: usize = 1024;
 /// Rows of one shard: four million flows.
@@ -62,16 +63,6 @@ impl FlowState {
     }
 }
 
-/// What is known of a flow when it is accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowOrigin {
-    /// Nanoseconds on the monotonic clock.
-    pub accepted_at_ns: u64,
-    pub client: ClientAddr,
-    pub vip: VipAddr,
-    pub frontend: FrontendId,
-}
-
 /// A live word of a flow; the owner sets it, everyone may read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -116,6 +107,10 @@ pub struct FlowView {
 }
 
 impl FlowView {
+    pub fn ticket(&self) -> Ticket {
+        Ticket { worker: self.worker, key: self.key, id: self.id }
+    }
+
     /// Monotonic ns of the last byte in either direction, or of the accept.
     pub fn last_byte_ns(&self) -> u64 {
         self.last_to_backend_ns.max(self.last_to_client_ns).max(self.origin.accepted_at_ns)
@@ -149,20 +144,6 @@ pub struct ShardWriter {
     free: Vec<u32>,
     grown: u32,
     ids: std::ops::Range<u64>,
-}
-
-/// A place in its owner's shard; the owner keeps the flow's sockets at the same index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FlowKey(u32);
-
-impl FlowKey {
-    pub fn new(index: u32) -> Self {
-        Self(index)
-    }
-
-    pub fn index(self) -> u32 {
-        self.0
-    }
 }
 
 impl FlowTable {
@@ -252,7 +233,7 @@ impl FlowTable {
                 .map_while(|row| row.get())
                 .flat_map(|row| row.iter())
                 .enumerate()
-                .filter_map(move |(index, slot)| Some(view(worker, FlowKey(index as u32), &slot.copy()?)))
+                .filter_map(move |(index, slot)| Some(view(worker, FlowKey::new(index as u32), &slot.copy()?)))
         })
     }
 
@@ -263,7 +244,7 @@ impl FlowTable {
 
     /// Whether `flow` lives still; costs one look at its slot.
     pub fn lives(&self, flow: &FlowView) -> bool {
-        let (row, place) = (flow.key.0 as usize / ROW, flow.key.0 as usize % ROW);
+        let (row, place) = (flow.key.index() as usize / ROW, flow.key.index() as usize % ROW);
         let row = self.shards[flow.worker].rows[row].get();
         row.and_then(|row| row[place].copy()).is_some_and(|copied| copied.identity[0] == flow.id.0)
     }
@@ -275,7 +256,7 @@ impl FlowTable {
 
     /// The owner's slot for `key`.
     pub fn slot(&self, writer: &ShardWriter, key: FlowKey) -> &Slot {
-        let (row, place) = (key.0 as usize / ROW, key.0 as usize % ROW);
+        let (row, place) = (key.index() as usize / ROW, key.index() as usize % ROW);
         &self.shards[writer.worker].rows[row].get().expect("a key is made only after its row")[place]
     }
 }
@@ -302,7 +283,7 @@ impl ShardWriter {
     }
 
     fn occupy(&mut self, table: &FlowTable, index: u32, id: FlowId, origin: &FlowOrigin) -> FlowKey {
-        let key = FlowKey(index);
+        let key = FlowKey::new(index);
         table.slot(self, key).occupy(&identity(id, origin), &[0; LIVE_WORDS]);
         let live = &table.shards[self.worker].live;
         live.store(live.load(Relaxed) + 1, Relaxed);
@@ -320,7 +301,7 @@ impl ShardWriter {
     /// Removes a flow. The key is worthless afterwards.
     pub fn remove(&mut self, table: &FlowTable, key: FlowKey) {
         table.slot(self, key).vacate();
-        self.free.push(key.0);
+        self.free.push(key.index());
         let live = &table.shards[self.worker].live;
         live.store(live.load(Relaxed) - 1, Relaxed);
     }

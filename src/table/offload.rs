@@ -17,7 +17,6 @@
 
 mod census;
 mod held;
-mod stays;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,7 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use crossbeam_queue::SegQueue;
 
 use super::Part;
-use super::flows::FlowKey;
 use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
@@ -34,17 +32,10 @@ use crate::model::ids::FlowId;
 use crate::sys::eventfd::EventFd;
 
 pub use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
+pub use crate::model::flow::Ticket;
+pub use crate::model::stays::Stays;
 pub use census::{OFF, OffloadCensus, OffloadView};
 pub use held::{CarriedKeys, StandbyQueues};
-pub use stays::Stays;
-
-/// Which flow is meant. The id tells it from a later one in the same place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket {
-    pub worker: usize,
-    pub key: FlowKey,
-    pub id: FlowId,
-}
 
 /// A flow that may be offloaded. Nobody reads or writes its sockets but the offload engine until it answers.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam_queue::SegQueue;
 use ipnet::IpNet;
 
-use super::flows::{FlowKey, FlowView};
 use crate::model::end_reason::EndReason;
+use crate::model::flow::{FlowKey, Ticket};
 use crate::model::ids::{BackendId, FlowId, FrontendId};
 use crate::sys::eventfd::EventFd;
 
@@ -79,7 +79,7 @@ impl Orders {
     }
 
     /// Ends one flow at once.
-    pub fn end_flow(&self, flow: &FlowView, reason: EndReason, only_idle_for: Option<Duration>) {
+    pub fn end_flow(&self, flow: Ticket, reason: EndReason, only_idle_for: Option<Duration>) {
         let selector = Selector::Flow { id: flow.id, key: flow.key };
         self.send(flow.worker, EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for });
     }

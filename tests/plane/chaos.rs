@@ -136,13 +136,13 @@ fn disturb(bench: &Bench, rng: &mut Rng, asked_to_move: &mut HashSet<FlowId>) {
         11 if rng.u32(..4) == 0 => end(Selector::All, EndReason::Killed),
         12..15 => {
             if let Some(flow) = bench.table.flows.iter().nth(rng.usize(..CLIENTS)) {
-                bench.table.orders.end_flow(&flow, EndReason::Killed, None);
+                bench.table.orders.end_flow(flow.ticket(), EndReason::Killed, None);
             }
         }
         15 => {
             for flow in bench.table.flows.iter() {
                 asked_to_move.insert(flow.id);
-                bench.table.orders.end_flow(&flow, EndReason::Rebalanced, Some(Duration::from_millis(200)));
+                bench.table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(Duration::from_millis(200)));
             }
         }
         16..18 => {

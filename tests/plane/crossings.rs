@@ -68,7 +68,7 @@ fn a_flow_that_waits_for_its_reset_is_not_spared_by_rebalancing() {
     let selector = Selector::Backend(flow.backend.unwrap());
     let pace = Pace { within: Duration::from_secs(2), per_second: 50_000 };
     bench.table.orders.end(EndOrder { selector, reason: EndReason::BackendEjected, pace, only_idle_for: None });
-    bench.table.orders.end_flow(&flow, EndReason::Rebalanced, Some(DEADLINE));
+    bench.table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(DEADLINE));
     assert_eq!(stream.read(&mut [0; 4]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(bench.next_ended().reason, EndReason::BackendEjected);
 }

@@ -24,7 +24,7 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
     let (selectors, matcher) = match target {
         KillTarget::Flow(id) => {
             let flow = find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
-            table.orders.end_flow(&flow, EndReason::Killed, None);
+            table.orders.end_flow(flow.ticket(), EndReason::Killed, None);
             return Ok(json(&KillReport { flows: 1, gone: gone(&table.flows, &[flow], WAIT).await }));
         }
         KillTarget::Backend(name) => {

@@ -1,6 +1,6 @@
 //! Why a flow is proxied and not offloaded.
 
-use crate::model::splice::Obstacle;
+use super::splice::Obstacle;
 
 macro_rules! reasons {
     ($($variant:ident $label:literal $for_good:literal $about:literal;)*) => {

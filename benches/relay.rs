@@ -4,13 +4,13 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 
 use baton::addr::BackendAddr;
 use baton::config;
 use baton::model::balance::Preference;
-use baton::proxy::Proxy;
+use baton::ports::AllPorts;
+use baton::proxy::{Proxy, ProxyParts};
 use baton::table::Table;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -30,8 +30,19 @@ impl Loop {
             "[[frontend]]\nname = \"f\"\nlisten = [\"{vip}\"]\n[[frontend.backend]]\nname = \"b\"\naddress = \"{server}\"\n"
         );
         let config = config::parse(&text, Path::new("bench")).expect("the configuration is valid").config;
-        let table = Table::new(1).expect("an eventfd can be made");
-        let proxy = Proxy::start(Arc::clone(&table), &config).expect("the port is still free");
+        let (table, ports) = (Table::new(1), AllPorts::new(1).expect("an eventfd can be made"));
+        let parts = ProxyParts {
+            flows: table.part(),
+            registry: table.part(),
+            workers: table.part(),
+            journal: table.part(),
+            census: table.part(),
+            fleet: table.part(),
+            orders: ports.part(),
+            offload: ports.part(),
+            late_resets: ports.part(),
+        };
+        let proxy = Proxy::start(parts, &config).expect("the port is still free");
         for backend in table.registry.backends() {
             backend.set_address(Some(BackendAddr::new(server)));
             backend.set_preference(Preference::Ready);

@@ -19,7 +19,7 @@ const BACKENDS: usize = 3;
 
 /// A table of one worker with its flows, and with one frontend.
 fn filled() -> (Arc<Table>, ShardWriter) {
-    let table = Table::new(1).expect("an eventfd can be made");
+    let table = Table::new(1);
     let frontend = table.registry.frontend(&"apiserver".into());
     for number in 0..BACKENDS {
         table.registry.backend(&frontend, &format!("cp{number}").into());

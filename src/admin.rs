@@ -35,8 +35,9 @@ use arc_swap::ArcSwap;
 use crate::config::Config;
 use crate::drain::{DrainWatch, LifePhase};
 use crate::metrics::Metrics;
+use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
-use crate::table::Table;
+use crate::table::{Part, Table};
 use census::Census;
 use collect::CollectorParts;
 use control::Control;
@@ -46,6 +47,8 @@ use status::Status;
 /// What the doors serve: the instance's shared state, and its [`Control`].
 pub struct Admin {
     pub table: Arc<Table>,
+    /// To end flows.
+    pub orders: Part<Orders>,
     /// The configuration that runs now.
     pub config: Arc<ArcSwap<Config>>,
     pub metrics: Arc<Metrics>,
@@ -59,6 +62,7 @@ pub struct Admin {
 impl Admin {
     pub fn new(
         table: Arc<Table>,
+        orders: Part<Orders>,
         config: Arc<ArcSwap<Config>>,
         metrics: Arc<Metrics>,
         control: Arc<dyn Control>,
@@ -77,7 +81,7 @@ impl Admin {
             flow_log: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
-        Arc::new(Self { table, config, metrics, control, phase, started_at_ns, census, samples })
+        Arc::new(Self { table, orders, config, metrics, control, phase, started_at_ns, census, samples })
     }
 
     /// Gathers the status on a thread where a walk over the table holds nothing up.

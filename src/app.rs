@@ -45,8 +45,10 @@ use crate::late_resets;
 use crate::metrics::Metrics;
 use crate::model::fleet::Farewell;
 use crate::model::ids::FlowId;
+use crate::offload::engine::EngineParts;
 use crate::offload::program::LAYOUT;
-use crate::proxy::{Bindings, Proxy, ProxyError};
+use crate::ports::AllPorts;
+use crate::proxy::{Bindings, Proxy, ProxyError, ProxyParts};
 use crate::rebalance::{self, RebalanceParts};
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::process;
@@ -71,8 +73,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// Why an instance cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("cannot make the flow table: {0}")]
-    Table(#[source] io::Error),
+    #[error("cannot make the queues between the threads: {0}")]
+    Ports(#[source] io::Error),
     #[error(transparent)]
     Proxy(#[from] ProxyError),
     #[error(transparent)]
@@ -103,6 +105,7 @@ pub struct Bound {
 /// The parts of a running instance.
 pub struct Core {
     table: Arc<Table>,
+    ports: Arc<AllPorts>,
     offload: offload::Path,
     peers: peers::PeerLinks,
     evacuation: evacuate::Desk,
@@ -208,7 +211,7 @@ fn assemble(
 ) -> Result<(Parts, Bindings), StartError> {
     process::raise_file_limit();
     let workers = config.process.workers.unwrap_or_else(process::cores);
-    let table = Table::new(workers).map_err(StartError::Table)?;
+    let (table, ports) = (Table::new(workers), AllPorts::new(workers).map_err(StartError::Ports)?);
     table.flows.begin_ids_at(state.next_flow_id);
     if config.peers.is_some() {
         // Peers hold flows that this host may have forgotten. Where the clock is wrong, they tell which.
@@ -221,21 +224,22 @@ fn assemble(
         true => offload::LeftBy::Living { offloaded: state.offloaded },
         false => offload::LeftBy::Dead,
     };
-    let offloaded = offload::Path::open(&config, &table, left_by)?;
-    let (proxy, bindings) = Proxy::start_idle(table.clone(), &config, inherited)?;
+    let offloaded = offload::Path::open(&config, engine_parts(&table, &ports), left_by)?;
+    let (proxy, bindings) = Proxy::start_idle(proxy_parts(&table, &ports), &config, inherited)?;
     state.totals.carry_into_table(&table);
     let parts = HealthParts {
         registry: table.part(),
         flows: table.part(),
-        orders: table.part(),
+        orders: ports.part(),
         journal: table.part(),
-        reachability: table.part(),
+        reachability: ports.part(),
         fleet: table.part(),
-        offload: table.part(),
+        offload: ports.part(),
     };
     let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {
         table: table.clone(),
+        ports: ports.clone(),
         offload: offloaded,
         peers: peers::PeerLinks::default(),
         evacuation: evacuate::Desk::default(),
@@ -254,15 +258,45 @@ fn assemble(
     let reloader = Reloader::new(core.clone(), metrics.clone(), path, Arc::downgrade(&doors));
     let upgrader = Upgrader::new(core.clone(), reloader.clone(), metrics.clone(), Arc::downgrade(&doors));
     let wiring = Arc::new(Wiring::new(core.clone(), reloader.clone(), upgrader.clone()));
-    let admin = Admin::new(table.clone(), core.config.clone(), metrics.clone(), wiring, core.drain.watch());
+    let admin =
+        Admin::new(table.clone(), ports.part(), core.config.clone(), metrics.clone(), wiring, core.drain.watch());
     table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
     Ok((Parts { config, core, metrics, reloader, doors, upgrader, admin }, bindings))
+}
+
+fn engine_parts(table: &Arc<Table>, ports: &Arc<AllPorts>) -> EngineParts {
+    EngineParts {
+        flows: table.part(),
+        registry: table.part(),
+        journal: table.part(),
+        beats: table.part(),
+        census: table.part(),
+        fleet: table.part(),
+        offload: ports.part(),
+        orders: ports.part(),
+        reachability: ports.part(),
+        late_resets: ports.part(),
+    }
+}
+
+fn proxy_parts(table: &Arc<Table>, ports: &Arc<AllPorts>) -> ProxyParts {
+    ProxyParts {
+        flows: table.part(),
+        registry: table.part(),
+        workers: table.part(),
+        journal: table.part(),
+        census: table.part(),
+        fleet: table.part(),
+        orders: ports.part(),
+        offload: ports.part(),
+        late_resets: ports.part(),
+    }
 }
 
 impl Bound {
     fn new(parts: Parts, http: Option<SocketAddr>, socket: PathBuf) -> Self {
         let Parts { core, reloader, doors, upgrader, admin, metrics, .. } = parts;
-        let table = core.table.clone();
+        let (table, ports) = (core.table.clone(), core.ports.clone());
         let parts =
             FlowLogParts { workers: table.part(), registry: table.part(), journal: table.part(), census: table.part() };
         let flow_log = Tasks::default();
@@ -271,10 +305,10 @@ impl Bound {
         let tasks = Tasks::default();
         tasks.spawn("rates", admin.sample_rates());
         tasks.spawn("watchdog", watchdog::run(table.part(), table.part()));
-        tasks.spawn("late resets", late_resets::run(table.part(), table.part()));
+        tasks.spawn("late resets", late_resets::run(ports.part(), ports.part()));
         let (phase, path) = (core.drain.watch(), reloader.path().to_owned());
         let parts =
-            RebalanceParts { registry: table.part(), flows: table.part(), orders: table.part(), journal: table.part() };
+            RebalanceParts { registry: table.part(), flows: table.part(), orders: ports.part(), journal: table.part() };
         let moves = rebalance::run(parts, core.latest.subscribe(), phase.clone(), core.rebalance_now.clone());
         tasks.spawn("rebalance", once_serving(phase.clone(), moves));
         let follow = once_serving(phase.clone(), watch::run(reloader.clone(), path, phase));
@@ -388,20 +422,20 @@ impl Bound {
 impl Core {
     /// Links up with the peers, if there are any. Own flows must be on their way to be imported. Needs a tokio runtime.
     fn link_up(&self) {
-        let table = &self.table;
+        let (table, ports) = (&self.table, &self.ports);
         let parts = PeerLinkParts {
             fleet: table.part(),
             flows: table.part(),
-            standby: table.part(),
+            standby: ports.part(),
             journal: table.part(),
             beats: table.part(),
         };
         let Some(links) = self.peers.start(parts, self.latest.subscribe()) else { return };
         let parts = FailoverParts {
             fleet: table.part(),
-            offload: table.part(),
+            offload: ports.part(),
             flows: table.part(),
-            late_resets: table.part(),
+            late_resets: ports.part(),
             journal: table.part(),
             beats: table.part(),
         };

@@ -16,12 +16,12 @@ use std::time::Duration;
 use crate::model::ends::Key;
 use crate::model::pacing::TokenBucket;
 use crate::model::segment::{Flags, Segment};
+use crate::ports::late_resets::{Abandoned, LateResets, ToldBefore, Word};
+use crate::ports::offload::StandbyQueues;
 use crate::sys::clock::now_ns;
 use crate::sys::raw::RawSender;
 use crate::sys::{netlink, sock_diag};
 use crate::table::Part;
-use crate::table::late_resets::{Abandoned, LateResets, ToldBefore, Word};
-use crate::table::offload::StandbyQueues;
 
 /// How often they are told in the first minute, and after that.
 const OFTEN: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@
 //!     │                  ▼                                                          │
 //!     │            proxy::ending ──▶ model::end_reason one reason, told to both     │
 //! ```
-//! Orders from outside (a dead backend, an operator, a reload) reach flows through [`table::orders`] alone. ARCHITECTURE.md has the layers and
+//! Orders from outside (a dead backend, an operator, a reload) reach flows through [`ports::orders`] alone. ARCHITECTURE.md has the layers and
 //! the threads, docs/glossary.md the words.
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -38,6 +38,8 @@ pub mod late_resets;
 pub mod metrics;
 pub mod model;
 pub mod offload;
+pub mod part;
+pub mod ports;
 pub mod preflight;
 pub mod proxy;
 pub mod rebalance;

@@ -11,6 +11,7 @@ mod ending;
 mod flow;
 mod message;
 mod offload;
+mod parts;
 mod plane;
 mod recover;
 mod relay;
@@ -27,5 +28,6 @@ mod watch;
 mod worker;
 mod workers;
 
+pub use parts::ProxyParts;
 pub use upgrade::message::{Arriving, Departure, ImportError, MovingFlow, StuckWorker};
 pub use workers::{Bindings, Proxy, ProxyError};

@@ -17,12 +17,12 @@ use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
 use crate::model::ids::{BackendId, FlowId};
 use crate::model::rebalance::{self, Allowance, BackendLoad};
+use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::flows::{FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
-use crate::table::orders::Orders;
 
 const STEP: Duration = Duration::from_secs(1);
 /// Flows that were asked to end and did not, for they were not idle after all: asking them first again would hold up the

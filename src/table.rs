@@ -1,4 +1,5 @@
-//! What the running instance knows: every flow, every backend, and the orders that end flows.
+//! What the running instance knows: every flow, every backend, and what was counted of them. State only: what the parts say to one
+//! another goes through their ports.
 //!
 //! The data plane writes here without ever waiting: each worker owns one shard of the flow table and one lane of
 //! each counter. Everyone else reads snapshots.
@@ -11,12 +12,8 @@ pub mod fleet;
 pub mod flow_transfer;
 pub mod flows;
 pub mod journal;
-pub mod late_resets;
 pub mod offload;
-pub mod orders;
 pub mod other_process;
-mod part;
-pub mod reachability;
 pub mod slot;
 pub mod totals;
 pub mod worker;
@@ -27,30 +24,26 @@ mod sync {
 
 use std::sync::Arc;
 
+use crate::part::{PartOf, parts};
 use backend::Registry;
 use beats::LoopBeats;
 use count::Tally;
 use fleet::Fleet;
 use flows::FlowTable;
 use journal::Journal;
-use late_resets::LateResets;
-use offload::Offload;
-use orders::Orders;
-pub use part::{Part, TablePart};
-use reachability::Reachability;
+use offload::OffloadCensus;
 use worker::WorkerState;
+
+pub use crate::part::Part;
 
 /// The shared state of one instance.
 #[derive(Debug)]
 pub struct Table {
     pub flows: FlowTable,
     pub registry: Registry,
-    pub orders: Orders,
-    pub offload: Offload,
+    pub offload: OffloadCensus,
     pub fleet: Fleet,
-    pub reachability: Reachability,
     pub journal: Journal,
-    pub late_resets: LateResets,
     pub beats: LoopBeats,
     pub flow_log: FlowLogCensus,
     /// One entry per worker thread.
@@ -65,25 +58,39 @@ pub struct FlowLogCensus {
 }
 
 impl Table {
-    /// Flows that end with this process: all but those that the offload engine carries.
-    pub fn flows_with_sockets(&self) -> usize {
-        self.flows.len().saturating_sub(self.offload.without_sockets())
-    }
-
     /// An empty table for `workers` worker threads.
-    pub fn new(workers: usize) -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
+    pub fn new(workers: usize) -> Arc<Self> {
+        Arc::new(Self {
             flows: FlowTable::new(workers),
             registry: Registry::new(workers),
-            orders: Orders::new(workers)?,
-            offload: Offload::new(workers)?,
+            offload: OffloadCensus::default(),
             fleet: Fleet::default(),
-            reachability: Reachability::default(),
             journal: Journal::default(),
-            late_resets: LateResets::default(),
             beats: LoopBeats::default(),
             flow_log: FlowLogCensus::default(),
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
-        }))
+        })
     }
+
+    /// A handle of one part; which one, the callee's signature says.
+    pub fn part<P: PartOf<Whole = Self> + ?Sized>(self: &Arc<Self>) -> Part<P> {
+        Part::of(self)
+    }
+
+    /// Flows that end with this process: all but those that the offload engine carries.
+    pub fn flows_with_sockets(&self) -> usize {
+        self.offload.flows_with_sockets(&self.flows)
+    }
+}
+
+parts! {
+    Table;
+    FlowTable => table.flows;
+    Registry => table.registry;
+    OffloadCensus => table.offload;
+    Fleet => table.fleet;
+    Journal => table.journal;
+    LoopBeats => table.beats;
+    FlowLogCensus => table.flow_log;
+    [WorkerState] => table.workers;
 }

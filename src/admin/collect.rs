@@ -19,12 +19,13 @@ use crate::model::end_reason::EndReason;
 use crate::model::fleet::Liveness;
 use crate::model::health::HealthState;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
+use crate::model::stays::Stays;
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::conntrack;
 use crate::table::backend::{BackendEntry, BackendLane, FrontendEntry, Registry, Service};
 use crate::table::fleet::{Fleet, MemberView};
 use crate::table::flows::{FlowState, FlowTable};
-use crate::table::offload::{Offload, Stays};
+use crate::table::offload::OffloadCensus;
 use crate::table::worker::WorkerState;
 use crate::table::{FlowLogCensus, Part};
 
@@ -33,7 +34,7 @@ use crate::table::{FlowLogCensus, Part};
 pub struct CollectorParts {
     pub registry: Part<Registry>,
     pub flows: Part<FlowTable>,
-    pub offload: Part<Offload>,
+    pub offload: Part<OffloadCensus>,
     pub fleet: Part<Fleet>,
     pub workers: Part<[WorkerState]>,
     pub flow_log: Part<FlowLogCensus>,
@@ -206,7 +207,7 @@ impl TableCollector {
     }
 
     fn encode_path(&self, families: &mut Families<'_>) -> fmt::Result {
-        let census = &self.table.offload.census;
+        let census = &self.table.offload;
         let view = census.view();
         let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
         let wanted = self.config.load().offload.mode != OffloadMode::Off;
@@ -291,7 +292,7 @@ impl TableCollector {
             return Ok(());
         }
         let census = &self.table.fleet.census;
-        let view = self.table.offload.census.view();
+        let view = self.table.offload.view();
         let packets = |wanted: &[&str]| -> u64 {
             view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
         };

@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn table() -> (FlowLogParts, BackendId) {
-        let table = Table::new(1).unwrap();
+        let table = Table::new(1);
         let frontend = table.registry.frontend(&"apiserver".into());
         let backend = table.registry.backend(&frontend, &"cp1".into()).id;
         let (workers, registry, journal, census) = (table.part(), table.part(), table.part(), table.part());

@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_stuck_worker_is_said_once_and_so_is_its_return() {
-        let table = Table::new(2).unwrap();
+        let table = Table::new(2);
         let mut watchdog = Watchdog::new(2);
         let look = |watchdog: &mut Watchdog, now_ns| watchdog.look(&table.workers, &table.journal, now_ns);
         table.workers[1].mark_busy(10 * S);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn livez_names_stuck_and_gone_workers_but_no_worker_that_has_not_begun() {
-        let table = Table::new(2).unwrap();
+        let table = Table::new(2);
         assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Starting, S), Vec::<String>::new());
         table.workers[0].mark_alive(true);
         assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, S), ["worker 1 is gone"]);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn livez_names_a_loop_that_hangs_until_it_has_ended() {
-        let table = Table::new(0).unwrap();
+        let table = Table::new(0);
         let beat = table.beats.begin("offload");
         let now = now_ns();
         assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, now), Vec::<String>::new());

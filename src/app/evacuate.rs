@@ -19,11 +19,11 @@ use crate::essential;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Liveness;
 use crate::model::fleet::evacuate::{EvacuateOrder, EvacuateStep, Evacuation, Failure, Situation, Wish};
+use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::preflight::mover;
 use crate::sys::clock::now_ns;
 use crate::table::flows::FlowState;
 use crate::table::journal::What;
-use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::totals::Totals;
 
 /// Between two looks, while it is under way and afterwards.
@@ -226,7 +226,7 @@ impl OwnFlowCounts {
         let mut counts = Self {
             proxied: table.flows_with_sockets() as u64,
             all: table.flows.len() as u64,
-            offloaded: table.offload.census.offloaded.value(),
+            offloaded: table.offload.offloaded.value(),
             ..Self::default()
         };
         for frontend in Totals::of(&table.registry).frontends {
@@ -299,7 +299,7 @@ impl Run {
     fn act(&mut self) {
         while let Some(order) = self.machine.poll_order() {
             tracing::debug!(?order, "handing over");
-            let Core { proxy, table, evacuation, config, .. } = &*self.core;
+            let Core { proxy, table, ports, evacuation, config, .. } = &*self.core;
             match order {
                 EvacuateOrder::Keep => table.fleet.set_keeping(true),
                 EvacuateOrder::LetGo => {
@@ -319,7 +319,7 @@ impl Run {
                         flows = table.flows_with_sockets(),
                         "the deadline of the evacuation has passed: Baton resets the remaining proxied flows"
                     );
-                    table.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
+                    ports.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
                 }
                 EvacuateOrder::TakeBack => {
                     evacuation.let_go.store(false, Relaxed);

@@ -3,18 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::StartError;
 use crate::config::{Config, OffloadMode, OffloadSettings};
-use crate::offload::engine::OffloadEngine;
+use crate::offload::engine::{EngineParts, OffloadEngine};
 use crate::offload::program::{self, LAYOUT, OpenError, Program};
 use crate::offload::settings;
 use crate::sys::netdev;
-use crate::table::Table;
 use crate::table::journal::What;
 use crate::table::offload::{OFF, OffloadView};
 use crate::upgrade::message::ProgramReader;
@@ -29,7 +28,7 @@ const LOCKS: &str = "/run/baton";
 /// The path of this instance, if it has one.
 #[derive(Debug)]
 pub(super) struct Path {
-    table: Arc<Table>,
+    table: EngineParts,
     pins: PathBuf,
     engine: Mutex<Option<OffloadEngine>>,
     /// Held for as long as this process manages what is pinned.
@@ -61,13 +60,13 @@ pub enum NoOffload {
 impl Path {
     /// Opens the offload engine as `config` wants it. Nothing is offloaded before [`Path::serve`]. A process that follows another one must
     /// be able to recover its flows: nobody else would watch over them.
-    pub(super) fn open(config: &Config, table: &Arc<Table>, left_by: LeftBy) -> Result<Self, StartError> {
+    pub(super) fn open(config: &Config, table: EngineParts, left_by: LeftBy) -> Result<Self, StartError> {
         let wanted = config.offload.mode;
         let pins = config.offload.pins.clone();
         let mut lock = None;
         let (started, to_recover) = match left_by {
-            LeftBy::Living { offloaded } => (start(&config.offload, table), offloaded > 0),
-            LeftBy::Dead => (start_locked(&config.offload, table, &mut lock), false),
+            LeftBy::Living { offloaded } => (start(&config.offload, &table), offloaded > 0),
+            LeftBy::Dead => (start_locked(&config.offload, &table, &mut lock), false),
         };
         let mut unwatched = None;
         let engine = match started {
@@ -75,14 +74,14 @@ impl Path {
             Err(error) if wanted == OffloadMode::Require || to_recover => return Err(StartError::Path(error)),
             Err(error) => {
                 unwatched = left_alone(&pins, &error);
-                shut(table, error.to_string(), unwatched.clone());
+                shut(&table, error.to_string(), unwatched.clone());
                 None
             }
         };
         if wanted == OffloadMode::Off {
-            shut_off(table);
+            shut_off(&table);
         }
-        Ok(Self { table: table.clone(), pins, engine: Mutex::new(engine), lock: Mutex::new(lock), unwatched })
+        Ok(Self { table, pins, engine: Mutex::new(engine), lock: Mutex::new(lock), unwatched })
     }
 
     /// Why this process should be started anew, once what is in the way is fixed.
@@ -92,8 +91,7 @@ impl Path {
 
     /// Flows without sockets here, and those that are about to be.
     pub(super) fn offloaded(&self) -> u64 {
-        let offload = &self.table.offload;
-        offload.without_sockets() as u64 + u64::from(offload.in_flight())
+        self.table.census.without_sockets() as u64 + u64::from(self.table.offload.in_flight())
     }
 
     /// Why a process that reads what `reader` says, if anything, cannot recover what has been offloaded here.
@@ -125,7 +123,7 @@ impl Path {
     pub(super) fn serve(&self) {
         if self.with(|_| ()).is_some() && !self.table.offload.is_open() {
             self.table.offload.set_open(true);
-            let interfaces = self.table.offload.census.view().interfaces.clone();
+            let interfaces = self.table.census.view().interfaces.clone();
             self.table.journal.record(What::OffloadOpened { interfaces });
         }
     }
@@ -140,7 +138,7 @@ impl Path {
         match (before, now) {
             (OffloadMode::Auto | OffloadMode::Require, OffloadMode::Off) if self.is_there() => shut_off(&self.table),
             (OffloadMode::Off, OffloadMode::Auto | OffloadMode::Require) if self.is_there() => {
-                self.table.offload.census.set_off(false);
+                self.table.census.set_off(false);
                 self.serve();
             }
             _ => {}
@@ -190,7 +188,7 @@ impl Path {
 }
 
 /// `None`: nothing is to be offloaded, and nothing is left that has.
-fn start(settings: &OffloadSettings, table: &Arc<Table>) -> Result<Option<OffloadEngine>, NoOffload> {
+fn start(settings: &OffloadSettings, table: &EngineParts) -> Result<Option<OffloadEngine>, NoOffload> {
     let (pinned, unread) = match program::status(&settings.pins) {
         Ok(pinned) => (pinned, None),
         Err(error) => (None, Some(error)),
@@ -223,7 +221,7 @@ fn start(settings: &OffloadSettings, table: &Arc<Table>) -> Result<Option<Offloa
 /// As [`start`], as the only instance with these pins.
 fn start_locked(
     settings: &OffloadSettings,
-    table: &Arc<Table>,
+    table: &EngineParts,
     lock: &mut Option<File>,
 ) -> Result<Option<OffloadEngine>, NoOffload> {
     if settings.mode == OffloadMode::Off && !settings.pins.exists() {
@@ -265,13 +263,13 @@ fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
     Some(format!("{flows} that an earlier process offloaded are watched by nobody: {error}"))
 }
 
-fn shut_off(table: &Table) {
-    table.offload.census.set_off(true);
+fn shut_off(table: &EngineParts) {
+    table.census.set_off(true);
     table.journal.record(What::OffloadShut { why: OFF.to_owned(), unwatched: false });
 }
 
-fn shut(table: &Table, why: String, unwatched: Option<String>) {
-    let census = &table.offload.census;
+fn shut(table: &EngineParts, why: String, unwatched: Option<String>) {
+    let census = &table.census;
     let view = OffloadView { why_not: Some(why.clone()), ..(*census.view()).clone() };
     census.show(view);
     let (why, unwatched) = (unwatched.clone().unwrap_or(why), unwatched.is_some());

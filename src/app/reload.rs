@@ -143,7 +143,7 @@ impl Reloader {
         match &outcome {
             Ok(changes) => {
                 self.core.table.journal.record(What::Reloaded { changes: changes.clone() });
-                self.core.table.offload.want_retry();
+                self.core.ports.offload.want_retry();
                 self.metrics.last_reload_success_time.set(unix_ms() as i64 / 1000);
                 self.inner().last = LastReload::Taken { at_unix_ms: unix_ms(), changes: changes.clone() };
             }

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep_until};
 use super::Core;
 use crate::drain::LifePhase;
 use crate::model::end_reason::EndReason;
+use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::table::journal::What;
-use crate::table::orders::{EndOrder, Pace, Selector};
 
 /// How often the remaining flows are counted.
 const COUNT_EVERY: Duration = Duration::from_millis(20);
@@ -48,7 +48,7 @@ pub(super) async fn run(core: &Core) {
         let pace = Pace { within: process.reset_within, per_second: process.reset_rate };
         let order =
             EndOrder { selector: Selector::WithSockets, reason: EndReason::Shutdown, pace, only_idle_for: None };
-        core.table.orders.end(order);
+        core.ports.orders.end(order);
         let longest = process.reset_within.max(Duration::from_secs_f64(left as f64 / f64::from(process.reset_rate)));
         let _ = tokio::time::timeout(longest + STOP_MARGIN, gone(core)).await;
     }

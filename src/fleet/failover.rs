@@ -25,14 +25,14 @@ use crate::config::Config;
 use crate::essential;
 use crate::model::fleet::failover::Settings;
 use crate::model::fleet::{PeerCommand, Remote};
+use crate::ports::late_resets::LateResets;
+use crate::ports::offload::{Offload, StandbyQueues};
 use crate::sys::source;
 use crate::table::Part;
 use crate::table::beats::LoopBeats;
 use crate::table::fleet::Fleet;
 use crate::table::flows::FlowTable;
 use crate::table::journal::Journal;
-use crate::table::late_resets::LateResets;
-use crate::table::offload::{Offload, StandbyQueues};
 
 /// What the failover may touch.
 #[derive(Debug)]

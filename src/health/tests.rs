@@ -16,12 +16,13 @@ use crate::config::{Backend, Frontend, Health, Target};
 use crate::model::balance::Preference;
 use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
+use crate::ports::AllPorts;
+use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::sys::clock::now_ns;
 use crate::table::Table;
 use crate::table::backend::Suspicion;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
 use crate::table::journal::What;
-use crate::table::orders::{EndOrder, Pace, Selector};
 
 /// Long enough for a loaded machine; a test that passes waits far less.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -188,15 +189,15 @@ impl Bench {
 
 /// Of a new table for one worker.
 fn parts() -> HealthParts {
-    let table = Table::new(1).unwrap();
+    let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
     HealthParts {
         registry: table.part(),
         flows: table.part(),
-        orders: table.part(),
+        orders: ports.part(),
         journal: table.part(),
-        reachability: table.part(),
+        reachability: ports.part(),
         fleet: table.part(),
-        offload: table.part(),
+        offload: ports.part(),
     }
 }
 

@@ -25,11 +25,11 @@ use crate::model::health::doubt::Silence;
 use crate::model::health::machine::{Arrival, DampingPolicy, Machine, Policy, ProbeOutcome};
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::BackendId;
+use crate::ports::orders::Pace;
 use crate::sys::clock::now_ns;
 use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
 use crate::table::journal::What;
-use crate::table::orders::Pace;
 
 /// How often a removed backend is looked at for its last flow. It is forgotten at the second look that finds none,
 /// since a worker may have been about to use it at the first.

@@ -54,11 +54,20 @@ use std::time::Duration;
 use super::events::ProgramEvents;
 use super::program::{OpenError, Program};
 use crate::essential;
+use crate::ports::late_resets::LateResets;
+use crate::ports::offload::{Candidate, Offload, Request};
+use crate::ports::orders::Orders;
+use crate::ports::reachability::Reachability;
 use crate::sys::clock::now_ns;
 use crate::sys::fd_passing::{wait_readable, wait_readable_any};
 use crate::sys::netdev;
-use crate::table::Table;
-use crate::table::offload::{Candidate, OffloadView, Request};
+use crate::table::Part;
+use crate::table::backend::Registry;
+use crate::table::beats::LoopBeats;
+use crate::table::fleet::Fleet;
+use crate::table::flows::FlowTable;
+use crate::table::journal::Journal;
+use crate::table::offload::{OffloadCensus, OffloadView};
 use answers::Answers;
 use audit::Audit;
 use doubt::Doubts;
@@ -85,10 +94,27 @@ const BURST: usize = 64;
 /// How long a stop waits for flows that are between two steps.
 const STOP_WAIT: Duration = Duration::from_secs(1);
 
+/// What the offload engine may touch.
+#[derive(Clone, Debug)]
+pub struct EngineParts {
+    /// Of flows that stay proxied: whether resets come of offloading.
+    pub flows: Part<FlowTable>,
+    pub registry: Part<Registry>,
+    pub journal: Part<Journal>,
+    pub beats: Part<LoopBeats>,
+    pub census: Part<OffloadCensus>,
+    pub fleet: Part<Fleet>,
+    pub offload: Part<Offload>,
+    /// To wake the workers that it has answered.
+    pub orders: Part<Orders>,
+    pub reachability: Part<Reachability>,
+    pub late_resets: Part<LateResets>,
+}
+
 /// The running thread. Dropped without [`OffloadEngine::stop`], it goes on until the process ends.
 #[derive(Debug)]
 pub struct OffloadEngine {
-    table: Arc<Table>,
+    port: Part<Offload>,
     orders: Arc<EngineOrders>,
     thread: Option<JoinHandle<()>>,
 }
@@ -105,32 +131,33 @@ struct EngineOrders {
 impl OffloadEngine {
     /// Takes over the program. Flows that an earlier process left in it go on, and get their places when
     /// [`OffloadEngine::recover`] is called; their ids are not given again. `interfaces` empty: it attaches as need be.
-    pub fn start(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
-        let mut engine = Engine::open(program, table.clone(), on_demand)?;
+    pub fn start(program: Program, table: EngineParts, on_demand: bool) -> Result<Self, OpenError> {
+        let port = table.offload.clone();
+        let mut engine = Engine::open(program, table, on_demand)?;
         let orders = engine.outside.orders.clone();
         keep_names(&engine.outside, &mut engine.keep)?;
-        table.offload.held.serve(Box::new(engine.outside.program.carried()?));
+        port.held.serve(Box::new(engine.outside.program.carried()?));
         // Workers wait for its answers with requests in hand. What is offloaded goes on, and the next process recovers it.
         let thread = essential::thread("offload", move || engine.run()).map_err(OpenError::Begin)?;
-        Ok(Self { table, orders, thread: Some(thread) })
+        Ok(Self { port, orders, thread: Some(thread) })
     }
 
     /// Gives the flows of an earlier process their places, and resets those that it was about to be offloaded when it died.
     pub fn recover(&self) {
         self.orders.recover.store(true, Release);
-        self.table.offload.wake();
+        self.port.wake();
     }
 
     /// Leaves the map alone, or (not `frozen`) goes on. Flows that are between two steps are finished.
     pub fn freeze(&self, frozen: bool) {
         self.orders.frozen.store(frozen, Release);
-        self.table.offload.wake();
+        self.port.wake();
     }
 
     /// Ends the thread; what is carried goes on without it.
     pub fn stop(&mut self) {
         self.orders.stop.store(true, Release);
-        self.table.offload.wake();
+        self.port.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -141,7 +168,7 @@ impl OffloadEngine {
 #[derive(Debug)]
 struct Outside {
     program: Program,
-    table: Arc<Table>,
+    table: EngineParts,
     orders: Arc<EngineOrders>,
     answers: Answers,
     wire: EngineWire,
@@ -151,10 +178,10 @@ struct Outside {
 }
 
 impl Outside {
-    fn open(program: Program, table: Arc<Table>, on_demand: bool) -> io::Result<Self> {
+    fn open(program: Program, table: EngineParts, on_demand: bool) -> io::Result<Self> {
         Ok(Self {
-            answers: Answers::new(table.part(), table.part(), table.workers.len()),
-            wire: EngineWire::open(table.part())?,
+            answers: Answers::new(table.offload.clone(), table.orders.clone()),
+            wire: EngineWire::open(table.census.clone())?,
             interfaces: Interfaces::open(on_demand)?,
             surroundings: HostSurroundings::open()?,
             slots: Slots::default(),
@@ -170,7 +197,7 @@ impl Outside {
 
     /// Shows how the offload engine stands.
     fn show(&self, flows_held: usize) {
-        self.table.offload.census.show(OffloadView {
+        self.table.census.show(OffloadView {
             why_not: None,
             interfaces: self.program.attached().iter().filter_map(|index| netdev::name(*index).ok()).collect(),
             flows_max: self.program.flows_max().into(),
@@ -205,9 +232,9 @@ struct Engine {
 }
 
 impl Engine {
-    fn open(program: Program, table: Arc<Table>, on_demand: bool) -> Result<Self, OpenError> {
+    fn open(program: Program, table: EngineParts, on_demand: bool) -> Result<Self, OpenError> {
         Ok(Self {
-            settling: Settling::start(table.part()).map_err(OpenError::Begin)?,
+            settling: Settling::start(table.offload.clone()).map_err(OpenError::Begin)?,
             flows: Flows::default(),
             events: program.events()?,
             witnesses: Witnesses::default(),
@@ -215,7 +242,7 @@ impl Engine {
             scan: Scan::new(program.moved()?),
             audit: Audit::default(),
             reattach_at_ns: 0,
-            keep: Keep::new(table.part(), table.part()),
+            keep: Keep::new(table.fleet.clone(), table.offload.clone()),
             outside: Outside::open(program, table, on_demand).map_err(OpenError::Begin)?,
         })
     }

@@ -262,13 +262,14 @@ impl Acceptor {
             return turn_away(cx, client, &frontend, origin, EndReason::Shutdown);
         }
         let wants_header = admission::sends_header(&frontend.settings, client_addr);
-        let admitted = admission::admit(cx.plane(), &frontend, &cx.table).and_then(|frontend_hold| {
-            let source_hold = match wants_header {
-                true => None,
-                false => admission::admit_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns())?,
-            };
-            Ok((frontend_hold, source_hold))
-        });
+        let admitted =
+            admission::admit(cx.plane(), &frontend, &cx.table.flows, &cx.table.census).and_then(|frontend_hold| {
+                let source_hold = match wants_header {
+                    true => None,
+                    false => admission::admit_source(&frontend, &cx.shared.sources, client_addr, cx.now_ns())?,
+                };
+                Ok((frontend_hold, source_hold))
+            });
         let (frontend_hold, source_hold) = match admitted {
             Ok(holds) => holds,
             Err(reason) => return turn_away(cx, client, &frontend, origin, reason),

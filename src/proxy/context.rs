@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::ending::unheard::Unheard;
 use super::flow::{Flow, Phase};
+use super::parts::ProxyParts;
 use super::plane::Plane;
 use super::relay::Tools;
 use super::relay::pipes::PipePool;
@@ -19,13 +20,12 @@ use super::timers::Timers;
 use super::token::Token;
 use crate::model::ids::FlowId;
 use crate::model::offload::OffloadPolicy;
+use crate::ports::offload::Ticket;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::Epoll;
 use crate::sys::netlink;
 use crate::sys::process::file_limit;
-use crate::table::Table;
 use crate::table::flows::{Field, FlowKey, FlowPlace, FlowState, ShardWriter};
-use crate::table::offload::Ticket;
 use crate::table::slot::Slot;
 use crate::table::worker::WorkerState;
 
@@ -35,7 +35,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 pub(super) struct WorkerContext {
     /// The worker's.
     pub number: usize,
-    pub table: Arc<Table>,
+    pub table: ProxyParts,
     pub shared: Arc<Shared>,
     plane: Arc<Plane>,
     pub epoll: Epoll,
@@ -48,7 +48,7 @@ pub(super) struct WorkerContext {
 }
 
 impl WorkerContext {
-    pub(super) fn new(number: usize, table: Arc<Table>, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
+    pub(super) fn new(number: usize, table: ProxyParts, shared: Arc<Shared>, plane: Arc<Plane>) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         epoll.watch_level(table.orders.wake_fd(number), Token::Wake.pack())?;
         let pipes_max = (file_limit() / 16) as usize / table.workers.len();

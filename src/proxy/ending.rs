@@ -11,11 +11,11 @@ use super::flow::{Connecting, Flow, Phase, Side};
 use super::offload::forget_announced;
 use super::tell::{tell_ended, tell_lost};
 use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::ports::late_resets::Abandoned;
+use crate::ports::offload::{Request, Ticket};
 use crate::sys::sequence::sequence_numbers;
 use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey};
-use crate::table::late_resets::Abandoned;
-use crate::table::offload::{Request, Ticket};
 use crate::table::worker::EndedFlow;
 use unheard::Otherwise;
 

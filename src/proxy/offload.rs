@@ -19,9 +19,10 @@ use super::verdict::FlowVerdict;
 use super::watch::FlowWatch;
 use crate::model::end_reason::EndReason;
 use crate::model::offload::OffloadRefusal;
+use crate::ports::offload::{Candidate, Progress, Record, Request, Sockets, Stays, Ticket};
 use crate::sys::silence;
 use crate::table::flows::Field;
-use crate::table::offload::{Candidate, Progress, Record, Request, SocketlessHold, Sockets, Stays, Ticket};
+use crate::table::offload::SocketlessHold;
 
 /// The flow may leave if nothing moves: it is old enough, or was busy when it was tried before.
 pub(super) fn leave_due(cx: &mut WorkerContext, flow: &mut Flow) -> FlowVerdict {
@@ -161,7 +162,7 @@ fn try_again(cx: &mut WorkerContext, flow: &mut Flow) {
 /// The offload engine carries the flow from now on.
 pub(super) fn offloaded(cx: &WorkerContext, flow: &mut Flow) -> FlowVerdict {
     if let Phase::Offloading(lent) = mem::replace(&mut flow.phase, Phase::Between) {
-        flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.part()) };
+        flow.phase = Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.census.clone()) };
         cx.show_state(flow);
     }
     FlowVerdict::Keep
@@ -185,7 +186,7 @@ pub(super) fn take_back(
         Stays::Busy => OffloadRefusal::Busy,
         // An end that does not answer what it is asked may speak by itself.
         Stays::Unseen => OffloadRefusal::Unseen,
-        Stays::Resets if !cx.table.offload.is_stopped() => OffloadRefusal::Trial,
+        Stays::Resets if !cx.table.census.is_stopped() => OffloadRefusal::Trial,
         _ => OffloadRefusal::ForNow,
     };
     let again_ns = eligibility.refused(refusal, cx.now_ns());

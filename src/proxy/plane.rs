@@ -7,8 +7,7 @@ use crate::config::{self, Config, Frontend, Keepalive, OffloadMode, Target};
 use crate::model::offload::OffloadPolicy;
 use crate::sys::process::file_limit;
 use crate::sys::socket::SocketTimeouts;
-use crate::table::Table;
-use crate::table::backend::{FrontendEntry, NamedBackend};
+use crate::table::backend::{FrontendEntry, NamedBackend, Registry};
 
 /// Descriptors that flows may not take: listeners, probes, admin doors and pipes need them.
 const RESERVED_FILES: u64 = 512;
@@ -37,18 +36,18 @@ pub(super) struct FrontendPlane {
 }
 
 impl Plane {
-    /// Joins `config` with the entries of `table`: makes those that are new, and gives all their weights and caps.
-    pub(super) fn new(config: &Config, table: &Table, version: u64) -> Self {
+    /// Joins `config` with the entries of `registry`: makes those that are new, and gives all their weights and caps.
+    pub(super) fn new(config: &Config, registry: &Registry, version: u64) -> Self {
         let carried = (file_limit().saturating_sub(RESERVED_FILES) / 2) as usize;
         let max_connections = config.process.max_connections.map(|max| max as usize);
         let frontends = config.frontends.iter().map(|settings| {
-            let entry = table.registry.frontend(&settings.name);
+            let entry = registry.frontend(&settings.name);
             let backends = settings.backends.iter().map(|backend| {
                 if let Target::Address(address) = backend.address {
                     // New flows go there from here on; those that are elsewhere stay where they are.
-                    table.registry.lead(&table.registry.backend_at(&entry, &backend.name, address));
+                    registry.lead(&registry.backend_at(&entry, &backend.name, address));
                 }
-                let named = table.registry.named(&entry, &backend.name);
+                let named = registry.named(&entry, &backend.name);
                 named.current().configure(backend.weight, backend.max_connections);
                 named
             });

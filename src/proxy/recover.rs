@@ -9,8 +9,9 @@ use super::flow::{Arrival, BackendHold, Flow, Lent, Phase, patience_ns};
 use super::plane::{FrontendPlane, Plane};
 use super::tell::tell_found;
 use crate::model::offload::Eligibility;
+use crate::ports::offload::{Found, Request};
 use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
-use crate::table::offload::{Found, Request, SocketlessHold};
+use crate::table::offload::SocketlessHold;
 
 /// Gives the flow a place and its part of the limits, which it may exceed: it is here already.
 pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found: Found) {
@@ -50,7 +51,7 @@ pub(super) fn recover_found(cx: &mut WorkerContext, flows: &mut FlowSlab, found:
     let flow = Flow::new(Arrival {
         id,
         at,
-        phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.part()) },
+        phase: Phase::Offloaded { lent, _hold: SocketlessHold::count_in(cx.table.census.clone()) },
         client_addr: record.client,
         vip,
         now_ns: record.accepted_at_ns,

@@ -9,8 +9,8 @@ use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FlowRecord, Keeping, Local};
 use crate::model::ids::FlowId;
+use crate::ports::offload::Found;
 use crate::sys::{clock, socket};
-use crate::table::offload::Found;
 
 /// Both legs are established, here or in the process that the flow comes from.
 pub(super) fn tell_established(cx: &WorkerContext, flow: &Flow) {

@@ -12,17 +12,35 @@ use super::accept::sources::Sources;
 use super::context::WorkerContext;
 use super::context::slab::FlowSlab;
 use super::flow::{Arrival, Flow, Phase};
+use super::parts::ProxyParts;
 use super::plane::{FrontendPlane, Plane};
 use super::shared::Shared;
 use super::token::FlowRef;
 use crate::addr::{ClientAddr, VipAddr};
 use crate::config::Frontend;
+use crate::ports::AllPorts;
 use crate::table::Table;
 use crate::table::flows::FlowOrigin;
 
+/// Of a new instance with one worker.
+fn parts() -> ProxyParts {
+    let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
+    ProxyParts {
+        flows: table.part(),
+        registry: table.part(),
+        workers: table.part(),
+        journal: table.part(),
+        census: table.part(),
+        fleet: table.part(),
+        orders: ports.part(),
+        offload: ports.part(),
+        late_resets: ports.part(),
+    }
+}
+
 /// Of a configuration with one frontend.
 pub(super) fn context(idle_timeout: Option<Duration>) -> WorkerContext {
-    let table = Table::new(1).unwrap();
+    let table = parts();
     let gone = FrontendPlane::gone(table.registry.frontend(&"apiserver".into()));
     let settings = Arc::new(Frontend { idle_timeout, ..(*gone.settings).clone() });
     let frontends = vec![Arc::new(FrontendPlane { settings, ..gone })];

@@ -77,8 +77,8 @@ impl Worker {
 
     /// Serves until told to exit.
     pub(super) fn run(&mut self) {
-        let table = self.cx.table.clone();
-        let state = &table.workers[self.cx.number];
+        let workers = self.cx.table.workers.clone();
+        let state = &workers[self.cx.number];
         state.mark_alive(true);
         for panics in 1.. {
             match catch_unwind(AssertUnwindSafe(|| self.serve(state))) {

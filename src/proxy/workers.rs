@@ -13,6 +13,7 @@ use super::accept::listeners::Listener;
 use super::accept::sources::Sources;
 use super::context::WorkerContext;
 use super::message::Message;
+use super::parts::ProxyParts;
 use super::plane::{self, Plane};
 use super::shared::Shared;
 use super::worker::Worker;
@@ -20,7 +21,6 @@ use crate::addr::VipAddr;
 use crate::config::Config;
 use crate::essential;
 use crate::sys::{clock, socket};
-use crate::table::Table;
 
 /// Why the data plane cannot be what the configuration says. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub struct Bindings(HashMap<VipAddr, Vec<OwnedFd>>);
 /// The running data plane.
 #[derive(Debug)]
 pub struct Proxy {
-    pub(super) table: Arc<Table>,
+    pub(super) table: ProxyParts,
     pub(super) shared: Arc<Shared>,
     listening: Mutex<Vec<VipAddr>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -49,7 +49,7 @@ pub struct Proxy {
 
 impl Proxy {
     /// Binds every address of `config`, then starts one worker thread per entry of `table.workers`.
-    pub fn start(table: Arc<Table>, config: &Config) -> Result<Self, ProxyError> {
+    pub fn start(table: ProxyParts, config: &Config) -> Result<Self, ProxyError> {
         let (proxy, bindings) = Self::start_idle(table, config, Vec::new())?;
         proxy.publish(proxy.plane(config), bindings);
         Ok(proxy)
@@ -58,7 +58,7 @@ impl Proxy {
     /// As [`Proxy::start`], but listens on `inherited` sockets where their address is in `config`, and serves nobody
     /// before the bindings are given to [`Proxy::reconfigure`].
     pub fn start_idle(
-        table: Arc<Table>,
+        table: ProxyParts,
         config: &Config,
         inherited: Vec<(VipAddr, OwnedFd)>,
     ) -> Result<(Self, Bindings), ProxyError> {
@@ -84,7 +84,7 @@ impl Proxy {
     /// [`Proxy::follows`].
     pub fn reconfigure(&self, config: &Config, bindings: Bindings) -> u64 {
         let version = self.version.fetch_add(1, Relaxed) + 1;
-        self.publish(Arc::new(Plane::new(config, &self.table, version)), bindings);
+        self.publish(Arc::new(Plane::new(config, &self.table.registry, version)), bindings);
         version
     }
 
@@ -161,7 +161,7 @@ impl Proxy {
     }
 
     fn plane(&self, config: &Config) -> Arc<Plane> {
-        Arc::new(Plane::new(config, &self.table, self.version.load(Relaxed)))
+        Arc::new(Plane::new(config, &self.table.registry, self.version.load(Relaxed)))
     }
 
     fn publish(&self, plane: Arc<Plane>, Bindings(sockets): Bindings) {

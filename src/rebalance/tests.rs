@@ -3,10 +3,11 @@ use crate::addr::{BackendAddr, ClientAddr, VipAddr};
 use crate::config::*;
 use crate::drain::Drain;
 use crate::model::balance::Preference;
+use crate::ports::AllPorts;
+use crate::ports::orders::{EndOrder, Selector};
 use crate::table::Table;
 use crate::table::backend::HealthView;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
-use crate::table::orders::{EndOrder, Selector};
 
 const S: u64 = 1_000_000_000;
 
@@ -19,9 +20,9 @@ struct Bench {
 impl Bench {
     /// Backends cp0, cp1, ..., ready, with these many flows. Flow n of a backend moved its last byte at second n + 1.
     fn new(flows: &[u32]) -> Self {
-        let table = Table::new(1).unwrap();
+        let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
         let table =
-            RebalanceParts { registry: table.part(), flows: table.part(), orders: table.part(), journal: table.part() };
+            RebalanceParts { registry: table.part(), flows: table.part(), orders: ports.part(), journal: table.part() };
         let writer = table.flows.writer(0);
         let names: Vec<Arc<str>> = (0..flows.len()).map(|index| format!("cp{index}").into()).collect();
         let mut bench = Self { table, writer, frontend: frontend(names.clone()) };

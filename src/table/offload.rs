@@ -1,235 +1,111 @@
-//! Where the data plane and the offload engine meet: flows that are lent, given back, carried and ended.
-//!
-//! ```text
-//!   worker                                         path
-//!     │  Witness: it may be offloaded soon ─────────────▶ │  looks at its packets, which its sockets still get
-//!     │  Offload(Candidate): both sockets ─────────▶ │  probes, enters, closes in silence
-//!     │ ◀───────── Stays: both sockets, and why       │
-//!     │ ◀───────── Offloaded                          │
-//!     │ ◀───────── Progress, now and then             │
-//!     │  End: reset it ─────────────────────────────▶ │
-//!     │ ◀───────── Ended, or Moves: it was not idle   │
-//!     │ ◀───────── Found: an earlier process's flow   │
-//!     │  Claim: it has a place here ────────────────▶ │
-//! ```
-//! A flow stays with its worker for its whole life, with its place in the table and its part of every limit; only its
-//! bytes take another way.
+//! What is counted of offloads, for metrics and the status, and how the offload engine stands.
 
-mod census;
-mod held;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
-
-use crossbeam_queue::SegQueue;
+use arc_swap::ArcSwap;
 
 use super::Part;
-use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
-use crate::model::end_reason::EndReason;
-use crate::model::ends::Ends;
-use crate::model::ids::FlowId;
-use crate::sys::eventfd::EventFd;
+use super::count::Tally;
+use super::flows::FlowTable;
+use crate::model::stays::Stays;
 
-pub use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
-pub use crate::model::flow::Ticket;
-pub use crate::model::stays::Stays;
-pub use census::{OFF, OffloadCensus, OffloadView};
-pub use held::{CarriedKeys, StandbyQueues};
+/// Why nothing is offloaded that could.
+pub const OFF: &str = "offload.mode is \"off\"";
 
-/// A flow that may be offloaded. Nobody reads or writes its sockets but the offload engine until it answers.
+/// Counters of offloads, and how the offload engine stands.
 #[derive(Debug)]
-pub struct Candidate {
-    pub ticket: Ticket,
-    pub sockets: Sockets,
-    pub record: Record,
-    /// Bytes that were passed on, without those held.
-    pub bytes_to_backend: u64,
-    pub bytes_to_client: u64,
-    /// Silence of one side, while the other waits for it, that ends the flow.
-    pub patience_ns: u64,
-}
-
-/// Both legs, and what was read from one and not yet written to the other.
-#[derive(Debug)]
-pub struct Sockets {
-    pub client: OwnedFd,
-    pub backend: OwnedFd,
-    pub held_up: Vec<u8>,
-    pub held_down: Vec<u8>,
-}
-
-/// What a later process must know to list a flow as this one does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
-    pub accepted_at_ns: u64,
-    pub connect_us: u64,
-    /// `BackendEntry::hash_key`: names frontend and backend.
-    pub backend_key: u64,
-    /// As it is shown and counted; another than the connection's own if a PROXY header said so.
-    pub client: ClientAddr,
-}
-
-/// How far an offloaded flow has come. Times are nanoseconds on the monotonic clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    pub ticket: Ticket,
-    pub bytes_to_backend: u64,
-    pub bytes_to_client: u64,
-    pub last_to_backend_ns: u64,
-    pub last_to_client_ns: u64,
-}
-
-impl Progress {
-    /// Nothing that is not known already.
-    pub fn none(ticket: Ticket) -> Self {
-        Self { ticket, bytes_to_backend: 0, bytes_to_client: 0, last_to_backend_ns: 0, last_to_client_ns: 0 }
-    }
-}
-
-/// A flow of an earlier process that the offload engine carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    pub id: FlowId,
-    pub record: Record,
-    /// The client's end of its connection.
-    pub connection: ClientAddr,
-    pub vip: VipAddr,
-    pub backend: BackendAddr,
-    pub local: LocalAddr,
-    pub bytes_to_backend: u64,
-    pub bytes_to_client: u64,
-    pub last_to_backend_ns: u64,
-    pub last_to_client_ns: u64,
-}
-
-/// What the workers ask of the offload engine.
-#[derive(Debug)]
-pub enum Request {
-    /// A flow that has sockets may be offloaded soon: the offload engine is to see what its packets look like on the wire.
-    Witness {
-        id: FlowId,
-        ends: Ends,
-    },
-    /// Such a flow has ended in its sockets.
-    Forget {
-        id: FlowId,
-        reason: EndReason,
-        bytes: [u64; 2],
-    },
-    Offload(Box<Candidate>),
-    /// Reset both ends, unless a byte moved since this time. Answered by `Ended` or `Moves`.
-    End {
-        ticket: Ticket,
-        unless_moved_since_ns: Option<u64>,
-    },
-    /// A flow that the offload engine carries already belongs to this ticket from now on.
-    Claim {
-        ticket: Ticket,
-        patience_ns: u64,
-    },
-    /// Silence that ends a flow has become another.
-    Patience {
-        ticket: Ticket,
-        patience_ns: u64,
-    },
-    /// A flow that was found has no place here, and is to be reset.
-    Refuse {
-        id: FlowId,
-        why: String,
-    },
-}
-
-/// What the offload engine says to a flow's worker.
-#[derive(Debug)]
-pub enum Answer {
-    /// Its packets pass the worker by from now on.
-    Offloaded(Ticket),
-    Stays {
-        ticket: Ticket,
-        sockets: Sockets,
-        why: Stays,
-    },
-    Progress(Vec<Progress>),
-    /// It moved a byte too lately to be ended.
-    Moves(Progress),
-    /// It is over. `None`: as the worker asked.
-    Ended {
-        last: Progress,
-        reason: Option<EndReason>,
-    },
-    Found(Box<Found>),
-    /// Another instance may have reset one end of flows that have sockets here: until then, in monotonic ns, those ends are to be asked that
-    /// are quiet for a moment.
-    AskEnds {
-        until_ns: u64,
-    },
-}
-
-/// Queues between workers and path, and what both count.
-#[derive(Debug)]
-pub struct Offload {
-    requests: SegQueue<Request>,
-    /// A wake is on its way already.
-    woken: AtomicBool,
-    wake: EventFd,
-    answers: Box<[SegQueue<Answer>]>,
-    open: AtomicBool,
-    /// Flows are to leave however young they are: their host is about to go.
-    hurried: AtomicBool,
-    /// None is offloaded, for flows were reset right after they had been; and somebody wants to know whether that is still so.
+pub struct OffloadCensus {
+    pub offloaded: Tally,
+    /// By `Stays as usize`: each time that a flow was tried and stayed.
+    stayed: [Tally; Stays::ALL.len()],
+    /// Flows of an earlier process that were recovered.
+    pub recovered: Tally,
+    /// Times that somebody else had detached the program, and it was attached again.
+    pub reattached: Tally,
+    /// Times that an entry could not be read, and its flow was left as it was.
+    pub unread: Tally,
+    /// Connections of offloaded flows that connection tracking was made to forget, and that it would not forget.
+    pub untracked: Tally,
+    pub still_tracked: Tally,
+    /// The configuration lets no flow offload.
+    is_off: AtomicBool,
+    /// None is offloaded, for flows were reset right after they had been.
     stopped: AtomicBool,
-    retry_wanted: AtomicBool,
-    /// Source and destination of backend legs whose sockets are gone: the kernel would give the port again.
-    reserved: papaya::HashSet<(LocalAddr, BackendAddr)>,
-    /// As `reserved`, of flows that began here and are, or were until a moment ago, another instance's: its entries would take the answers to a
-    /// new connection.
-    reserved_elsewhere: papaya::HashSet<(LocalAddr, BackendAddr)>,
-    /// Flows whose sockets the offload engine has.
-    in_flight: AtomicU32,
     /// Flows without sockets now.
     without_sockets: AtomicU32,
-    pub census: OffloadCensus,
-    /// Flows of other instances.
-    pub held: StandbyQueues,
+    view: ArcSwap<OffloadView>,
 }
 
-impl Offload {
-    pub fn new(workers: usize) -> io::Result<Self> {
-        Ok(Self {
-            requests: SegQueue::new(),
-            woken: AtomicBool::new(false),
-            wake: EventFd::new()?,
-            answers: (0..workers).map(|_| SegQueue::new()).collect(),
-            open: AtomicBool::new(false),
-            hurried: AtomicBool::new(false),
+/// How the offload engine stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffloadView {
+    /// Flows may be offloaded. If not, why not, and what fixes it.
+    pub why_not: Option<String>,
+    /// Interfaces whose packets are looked at.
+    pub interfaces: Vec<String>,
+    pub flows_max: u64,
+    /// Flows that the map holds, those included that ended a moment ago.
+    pub flows_held: u64,
+    /// Packets by what was done with them, or why they were dropped; since the program was loaded.
+    pub packets: Vec<(&'static str, u64)>,
+}
+
+impl Default for OffloadCensus {
+    fn default() -> Self {
+        let view = OffloadView { why_not: Some("it has not been opened".to_owned()), ..OffloadView::default() };
+        Self {
+            offloaded: Tally::default(),
+            stayed: std::array::from_fn(|_| Tally::default()),
+            recovered: Tally::default(),
+            reattached: Tally::default(),
+            unread: Tally::default(),
+            untracked: Tally::default(),
+            still_tracked: Tally::default(),
+            is_off: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
-            retry_wanted: AtomicBool::new(false),
-            reserved: papaya::HashSet::default(),
-            reserved_elsewhere: papaya::HashSet::default(),
-            in_flight: AtomicU32::new(0),
             without_sockets: AtomicU32::new(0),
-            census: OffloadCensus::default(),
-            held: StandbyQueues::default(),
-        })
+            view: ArcSwap::from_pointee(view),
+        }
+    }
+}
+
+impl OffloadCensus {
+    pub fn count_stayed(&self, why: Stays) {
+        self.stayed[why as usize].add(1);
     }
 
-    /// Whether flows may be lent now.
-    pub fn is_open(&self) -> bool {
-        self.open.load(Relaxed)
+    pub fn stayed(&self, why: Stays) -> u64 {
+        self.stayed[why as usize].value()
     }
 
-    pub fn set_open(&self, open: bool) {
-        self.open.store(open, Relaxed);
+    /// All of them by name, for an upgrade.
+    pub fn tallies(&self) -> Vec<(String, &Tally)> {
+        let stayed = Stays::ALL.iter().map(|why| (format!("stayed {}", why.label()), &self.stayed[*why as usize]));
+        let others = [
+            ("offloaded", &self.offloaded),
+            ("recovered", &self.recovered),
+            ("reattached", &self.reattached),
+            ("unread", &self.unread),
+            ("untracked", &self.untracked),
+            ("still tracked", &self.still_tracked),
+        ];
+        others.map(|(name, tally)| (name.to_owned(), tally)).into_iter().chain(stayed).collect()
     }
 
-    /// Whether flows are to leave as soon as they can, however young they are.
-    pub fn is_hurried(&self) -> bool {
-        self.hurried.load(Relaxed)
+    pub fn view(&self) -> Arc<OffloadView> {
+        self.view.load_full()
     }
 
-    pub fn set_hurried(&self, hurried: bool) {
-        self.hurried.store(hurried, Relaxed);
+    pub fn show(&self, view: OffloadView) {
+        let off = self.is_off.load(Relaxed).then(|| OFF.to_owned());
+        self.view.store(Arc::new(OffloadView { why_not: off.or(view.why_not), ..view }));
+    }
+
+    /// Whether the configuration lets no flow offload, whatever else holds.
+    pub fn set_off(&self, off: bool) {
+        self.is_off.store(off, Relaxed);
+        self.show(OffloadView { why_not: None, ..(*self.view()).clone() });
     }
 
     /// Whether none is offloaded, because flows were reset right after they had been.
@@ -241,118 +117,25 @@ impl Offload {
         self.stopped.store(stopped, Relaxed);
     }
 
-    /// Has it tried whether that is still so.
-    pub fn want_retry(&self) {
-        self.retry_wanted.store(true, Relaxed);
-    }
-
-    pub fn take_retry_wanted(&self) -> bool {
-        self.retry_wanted.swap(false, Relaxed)
-    }
-
-    /// Asks the offload engine; never waits.
-    pub fn ask(&self, request: Request) {
-        if matches!(request, Request::Offload(_)) {
-            self.in_flight.fetch_add(1, Relaxed);
-        }
-        self.requests.push(request);
-        self.wake_once();
-    }
-
-    /// Asks the offload engine for what concerns flows of other instances; never waits.
-    pub fn ask_standby(&self, request: StandbyRequest) {
-        self.held.push(request);
-        self.wake_once();
-    }
-
-    /// One wake for many requests: the offload engine clears this before it takes them.
-    fn wake_once(&self) {
-        if !self.woken.swap(true, AcqRel) {
-            self.wake.signal();
-        }
-    }
-
-    /// Readable when there may be requests.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.fd()
-    }
-
-    /// Makes the offload engine look at its requests though there may be none.
-    pub fn wake(&self) {
-        self.wake.signal();
-    }
-
-    /// Call it before taking requests, so that none is missed.
-    pub fn clear_wake(&self) {
-        self.wake.clear();
-        self.woken.store(false, Release);
-    }
-
-    pub fn next_request(&self) -> Option<Request> {
-        self.requests.pop()
-    }
-
-    /// Leaves an answer for `worker`; it must still be woken.
-    pub fn answer(&self, worker: usize, answer: Answer) {
-        self.answers[worker].push(answer);
-    }
-
-    pub fn next_answer(&self, worker: usize) -> Option<Answer> {
-        self.answers[worker].pop()
-    }
-
-    /// Keeps a source port from being used again towards `backend`.
-    pub fn reserve(&self, local: LocalAddr, backend: BackendAddr) {
-        self.reserved.pin().insert((local, backend));
-    }
-
-    pub fn release(&self, local: LocalAddr, backend: BackendAddr) {
-        self.reserved.pin().remove(&(local, backend));
-    }
-
-    /// As [`Offload::reserve`], for a flow of another instance that has a port of this one's.
-    pub fn reserve_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
-        self.reserved_elsewhere.pin().insert((local, backend));
-    }
-
-    pub fn release_elsewhere(&self, local: LocalAddr, backend: BackendAddr) {
-        self.reserved_elsewhere.pin().remove(&(local, backend));
-    }
-
-    pub fn is_reserved(&self, local: LocalAddr, backend: BackendAddr) -> bool {
-        let leg = (local, backend);
-        self.reserved.pin().contains(&leg) || self.reserved_elsewhere.pin().contains(&leg)
-    }
-
-    /// Whether the kernel must not choose source ports.
-    pub fn keeps_ports(&self) -> bool {
-        self.is_open() || !self.reserved.is_empty() || !self.reserved_elsewhere.is_empty()
-    }
-
-    /// The path has given a flow's sockets back, or closed them.
-    pub fn count_out(&self) {
-        self.in_flight.fetch_sub(1, Relaxed);
-    }
-
-    /// Flows whose sockets the offload engine has.
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight.load(Relaxed)
-    }
-
     /// Flows that need no descriptor.
     pub fn without_sockets(&self) -> usize {
         self.without_sockets.load(Relaxed) as usize
+    }
+
+    /// Of `flows` those that end with this process: all but those that the offload engine carries.
+    pub fn flows_with_sockets(&self, flows: &FlowTable) -> usize {
+        flows.len().saturating_sub(self.without_sockets())
     }
 }
 
 /// Counts one flow without sockets for as long as it is held.
 #[derive(Debug)]
-pub struct SocketlessHold(Part<Offload>);
+pub struct SocketlessHold(Part<OffloadCensus>);
 
 impl SocketlessHold {
-    pub fn count_in(offload: Part<Offload>) -> Self {
-        offload.without_sockets.fetch_add(1, Relaxed);
-        Self(offload)
+    pub fn count_in(census: Part<OffloadCensus>) -> Self {
+        census.without_sockets.fetch_add(1, Relaxed);
+        Self(census)
     }
 }
 

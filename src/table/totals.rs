@@ -109,7 +109,7 @@ fn tallies(table: &Table) -> Vec<(String, &Tally)> {
         all.map(|(name, tally)| (format!("{name}{OF_WORKER}{number}"), tally))
     });
     let log = [("log skipped".to_owned(), &table.flow_log.skipped)];
-    let (offload, fleet) = (table.offload.census.tallies(), table.fleet.census.tallies());
+    let (offload, fleet) = (table.offload.tallies(), table.fleet.census.tallies());
     offload.into_iter().chain(fleet).chain(workers).chain(log).collect()
 }
 
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn counters_of_workers_log_and_peers_go_on_also_where_there_are_fewer_workers() {
-        let (old, new) = (Table::new(3).unwrap(), Table::new(2).unwrap());
+        let (old, new) = (Table::new(3), Table::new(2));
         (1..).zip(&old.workers).for_each(|(count, worker)| worker.accept_shed.add(count));
         old.workers[1].accept_errors.add(4);
         old.workers[0].ended_unlogged.add(5);

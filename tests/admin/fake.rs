@@ -21,11 +21,12 @@ use baton::metrics::Metrics;
 use baton::model::end_reason::EndReason;
 use baton::model::health::{Cause, HealthState, Order};
 use baton::model::ids::{BackendId, FlowId};
+use baton::ports::AllPorts;
+use baton::ports::orders::{Orders, Selector};
 use baton::sys::clock::now_ns;
-use baton::table::Table;
 use baton::table::backend::{BackendEntry, HealthView};
 use baton::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
-use baton::table::orders::Selector;
+use baton::table::{Part, Table};
 
 /// Flows of the fake instance, by backend.
 pub const FLOWS: [(&str, usize); 3] = [("cp1", 6), ("cp2", 4), ("cp3", 0)];
@@ -121,7 +122,7 @@ impl FakeInstance {
     pub fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = config(directory.path());
-        let table = Table::new(2).unwrap();
+        let (table, ports) = (Table::new(2), AllPorts::new(2).unwrap());
         let mut writers: Vec<_> = (0..2).map(|worker| table.flows.writer(worker)).collect();
         let live = fill(&table, &mut writers);
         let control = Arc::<FakeControl>::default();
@@ -131,13 +132,14 @@ impl FakeInstance {
         let doors_config = config.admin.clone();
         let admin = Admin::new(
             table.clone(),
+            ports.part(),
             Arc::new(ArcSwap::from_pointee(config)),
             Arc::<Metrics>::default(),
             control.clone(),
             drain.watch(),
         );
         let doors = Doors::open(admin.clone(), &doors_config).unwrap();
-        tokio::spawn(obey(table.clone(), writers, live));
+        tokio::spawn(obey(table.clone(), ports.part(), writers, live));
         Self { admin, doors, control, table, drain, directory }
     }
 
@@ -209,12 +211,12 @@ fn health(backend: &str, now: u64) -> HealthView {
 }
 
 /// Ends flows as ordered, as the workers would.
-async fn obey(table: Arc<Table>, mut writers: Vec<ShardWriter>, mut live: Vec<Live>) {
+async fn obey(table: Arc<Table>, orders: Part<Orders>, mut writers: Vec<ShardWriter>, mut live: Vec<Live>) {
     let mut ticks = tokio::time::interval(Duration::from_millis(1));
     loop {
         ticks.tick().await;
         for (worker, writer) in writers.iter_mut().enumerate() {
-            while let Some(order) = table.orders.take(worker) {
+            while let Some(order) = orders.take(worker) {
                 live.retain(|flow| {
                     let meant = flow.worker == worker
                         && match order.selector {

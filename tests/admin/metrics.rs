@@ -68,7 +68,7 @@ fn everything() -> FakeInstance {
     }
     instance.backend("cp1").configure(1, Some(1000));
     let view = OffloadView { packets: vec![("spliced", 0)], ..OffloadView::default() };
-    instance.table.offload.census.show(view);
+    instance.table.offload.show(view);
     let member = MemberView {
         name: InstanceName("lb-b".into()),
         address: "10.0.0.22:9471".parse().unwrap(),

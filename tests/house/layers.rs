@@ -23,7 +23,9 @@ const LAYERS: &[&[&str]] = &[
         "late_resets",
     ],
     &["table", "config", "metrics", "drain", "essential"],
-    &["model"],
+    // Below the table: an entry may have a port of its own, and no port knows what is shown.
+    &["ports"],
+    &["model", "part"],
     &["sys"],
     // Below sys, so that a system call can say which end of a flow it is about.
     &["addr"],

@@ -1,35 +1,37 @@
-//! Who may touch the whole table. A signature with a `Part` says what a part of Baton may touch; one with the whole table says nothing,
-//! and is for the wiring, the workers and the few that serve everything.
+//! Who may touch the whole table, and all ports. A signature with a `Part` says what a part of Baton may touch; one with the whole table says
+//! nothing, and is for the wiring and the doors, which show everything. All ports are for the wiring alone.
 
 use std::fs;
 use std::path::Path;
 
 use crate::sources::{files, without_text};
 
-/// Files of src that may hold the whole table, their tests included.
-const WHOLE_TABLE_MAX: usize = 8;
+/// Files of src that may hold the whole of what is shared, their tests included: its type, and how many.
+const WHOLES: &[(&str, usize)] = &[("Table", 2), ("AllPorts", 1)];
 
 #[test]
-fn few_files_hold_the_whole_table() {
+fn few_files_hold_the_whole_table_or_all_ports() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut holders: Vec<_> = files(&root)
-        .into_iter()
-        .filter(|path| holds_table(&without_text(&fs::read_to_string(path).unwrap())))
-        .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
-        .collect();
-    holders.sort();
-    assert!(!holders.is_empty(), "the whole table was not found");
-    assert!(
-        holders.len() <= WHOLE_TABLE_MAX,
-        "{} files hold an Arc<Table>, at most {WHOLE_TABLE_MAX} may; hand out what each touches with Table::part:\n{}",
-        holders.len(),
-        holders.join("\n")
-    );
+    for (whole, most) in WHOLES {
+        let mut holders: Vec<_> = files(&root)
+            .into_iter()
+            .filter(|path| holds(whole, &without_text(&fs::read_to_string(path).unwrap())))
+            .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
+            .collect();
+        holders.sort();
+        assert!(!holders.is_empty(), "no Arc<{whole}> was found");
+        assert!(
+            holders.len() <= *most,
+            "{} files hold an Arc<{whole}>, at most {most} may; hand out what each touches with {whole}::part:\n{}",
+            holders.len(),
+            holders.join("\n")
+        );
+    }
 }
 
 #[test]
-fn the_whole_table_is_found_by_any_path_and_in_tests() {
-    let holds = |text: &str| holds_table(&without_text(text));
+fn a_whole_is_found_by_any_path_and_in_tests() {
+    let holds = |text: &str| holds("Table", &without_text(text));
     for text in [
         "fn run(table: Arc<Table>) {}",
         "struct Held(std::sync::Arc<super::Table>);",
@@ -45,9 +47,9 @@ fn the_whole_table_is_found_by_any_path_and_in_tests() {
     }
 }
 
-/// Whether `code` names the type of a shared table.
-fn holds_table(code: &str) -> bool {
+/// Whether `code` names the type of a shared pointer to `whole`.
+fn holds(whole: &str, code: &str) -> bool {
     let code: String = code.split_whitespace().collect();
     let mut pointed_to = code.match_indices("Arc<").filter_map(|(at, arc)| code[at + arc.len()..].split_once('>'));
-    pointed_to.any(|(path, _)| path.trim_end_matches(',').rsplit("::").next() == Some("Table"))
+    pointed_to.any(|(path, _)| path.trim_end_matches(',').rsplit("::").next() == Some(whole))
 }

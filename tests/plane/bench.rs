@@ -11,7 +11,8 @@ use std::time::Duration;
 use baton::addr::{BackendAddr, VipAddr};
 use baton::config::*;
 use baton::model::balance::{Balance, Preference};
-use baton::proxy::Proxy;
+use baton::ports::AllPorts;
+use baton::proxy::{Proxy, ProxyParts};
 use baton::table::Table;
 use baton::table::worker::EndedFlow;
 
@@ -19,6 +20,7 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 
 pub struct Bench {
     pub table: Arc<Table>,
+    pub ports: Arc<AllPorts>,
     pub proxy: Proxy,
     pub vip: SocketAddr,
     pub config: Config,
@@ -36,16 +38,27 @@ impl Bench {
 
     pub fn of_workers(workers: usize, backends: &[SocketAddr], adjust: impl FnOnce(&mut Frontend)) -> Self {
         let vip = free_address(backends.first().is_some_and(SocketAddr::is_ipv6));
-        let table = Table::new(workers).unwrap();
+        let (table, ports) = (Table::new(workers), AllPorts::new(workers).unwrap());
         let mut frontend = frontend(vip, backends);
         adjust(&mut frontend);
         let config = config(frontend);
-        let proxy = Proxy::start(table.clone(), &config).unwrap();
+        let parts = ProxyParts {
+            flows: table.part(),
+            registry: table.part(),
+            workers: table.part(),
+            journal: table.part(),
+            census: table.part(),
+            fleet: table.part(),
+            orders: ports.part(),
+            offload: ports.part(),
+            late_resets: ports.part(),
+        };
+        let proxy = Proxy::start(parts, &config).unwrap();
         for (entry, address) in table.registry.backends().iter().zip(backends) {
             entry.set_address(Some(BackendAddr::new(*address)));
             entry.set_preference(Preference::Ready);
         }
-        Self { table, proxy, vip, config }
+        Self { table, ports, proxy, vip, config }
     }
 
     pub fn connect(&self) -> TcpStream {

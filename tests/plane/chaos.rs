@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use baton::model::balance::Preference;
 use baton::model::end_reason::{ClientSaw, EndReason};
 use baton::model::ids::FlowId;
-use baton::table::orders::{EndOrder, Pace, Selector};
+use baton::ports::orders::{EndOrder, Pace, Selector};
 use baton::table::worker::EndedFlow;
 use fastrand::Rng;
 
@@ -124,7 +124,7 @@ fn disturb(bench: &Bench, rng: &mut Rng, asked_to_move: &mut HashSet<FlowId>) {
     let backends = bench.table.registry.backends();
     let backend = &backends[rng.usize(..backends.len())];
     let pace = Pace { within: Duration::from_millis(rng.u64(0..200)), per_second: 5000 };
-    let end = |selector, reason| bench.table.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
+    let end = |selector, reason| bench.ports.orders.end(EndOrder { selector, reason, pace, only_idle_for: None });
     match rng.u32(..20) {
         0..8 => backend.set_preference(LIKINGS[rng.usize(..LIKINGS.len())]),
         8 => {
@@ -136,13 +136,13 @@ fn disturb(bench: &Bench, rng: &mut Rng, asked_to_move: &mut HashSet<FlowId>) {
         11 if rng.u32(..4) == 0 => end(Selector::All, EndReason::Killed),
         12..15 => {
             if let Some(flow) = bench.table.flows.iter().nth(rng.usize(..CLIENTS)) {
-                bench.table.orders.end_flow(flow.ticket(), EndReason::Killed, None);
+                bench.ports.orders.end_flow(flow.ticket(), EndReason::Killed, None);
             }
         }
         15 => {
             for flow in bench.table.flows.iter() {
                 asked_to_move.insert(flow.id);
-                bench.table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(Duration::from_millis(200)));
+                bench.ports.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(Duration::from_millis(200)));
             }
         }
         16..18 => {

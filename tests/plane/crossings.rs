@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use baton::addr::VipAddr;
 use baton::model::end_reason::EndReason;
-use baton::table::orders::{EndOrder, Pace, Selector};
+use baton::ports::orders::{EndOrder, Pace, Selector};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::bench::*;
@@ -67,8 +67,8 @@ fn a_flow_that_waits_for_its_reset_is_not_spared_by_rebalancing() {
     let flow = bench.table.flows.iter().next().unwrap();
     let selector = Selector::Backend(flow.backend.unwrap());
     let pace = Pace { within: Duration::from_secs(2), per_second: 50_000 };
-    bench.table.orders.end(EndOrder { selector, reason: EndReason::BackendEjected, pace, only_idle_for: None });
-    bench.table.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(DEADLINE));
+    bench.ports.orders.end(EndOrder { selector, reason: EndReason::BackendEjected, pace, only_idle_for: None });
+    bench.ports.orders.end_flow(flow.ticket(), EndReason::Rebalanced, Some(DEADLINE));
     assert_eq!(stream.read(&mut [0; 4]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(bench.next_ended().reason, EndReason::BackendEjected);
 }

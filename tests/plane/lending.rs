@@ -9,10 +9,10 @@ use std::time::Duration;
 use baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use baton::model::end_reason::EndReason;
 use baton::model::ids::FlowId;
+use baton::ports::offload::{Answer, Candidate, Found, Progress, Record, Request, Sockets, Stays, Ticket};
+use baton::ports::orders::{EndOrder, Pace, Selector};
 use baton::sys::clock::now_ns;
 use baton::table::flows::{FlowState, FlowView};
-use baton::table::offload::{Answer, Candidate, Found, Progress, Record, Request, Sockets, Stays, Ticket};
-use baton::table::orders::{EndOrder, Pace, Selector};
 
 use crate::bench::*;
 
@@ -24,7 +24,7 @@ fn bench(round_trips: u32, after: Duration) -> Bench {
     let mut config = bench.config.clone();
     (config.offload.after_round_trips, config.offload.after) = (round_trips, after);
     bench.reconfigure(&config);
-    bench.table.offload.set_open(true);
+    bench.ports.offload.set_open(true);
     bench
 }
 
@@ -32,7 +32,7 @@ fn bench(round_trips: u32, after: Duration) -> Bench {
 fn request(bench: &Bench) -> Request {
     let started = std::time::SystemTime::now();
     loop {
-        if let Some(request) = bench.table.offload.next_request() {
+        if let Some(request) = bench.ports.offload.next_request() {
             return request;
         }
         assert!(started.elapsed().unwrap() < DEADLINE, "no request in time");
@@ -52,8 +52,8 @@ fn candidate(bench: &Bench) -> Candidate {
 }
 
 fn answer(bench: &Bench, ticket: Ticket, answer: Answer) {
-    bench.table.offload.answer(ticket.worker, answer);
-    bench.table.orders.wake(ticket.worker);
+    bench.ports.offload.answer(ticket.worker, answer);
+    bench.ports.orders.wake(ticket.worker);
 }
 
 fn offload(bench: &Bench, candidate: Candidate) -> (Ticket, Sockets) {
@@ -80,7 +80,7 @@ fn progress(ticket: Ticket, bytes: u64) -> Progress {
 fn kill(bench: &Bench, only_idle_for: Option<Duration>) {
     let reason = if only_idle_for.is_some() { EndReason::Rebalanced } else { EndReason::Killed };
     let order = EndOrder { selector: Selector::All, reason, pace: Pace::AT_ONCE, only_idle_for };
-    bench.table.orders.end(order);
+    bench.ports.orders.end(order);
 }
 
 fn ping(stream: &mut TcpStream) {
@@ -99,11 +99,11 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     let bench = bench(2, NEVER);
     let mut client = bench.connect();
     ping(&mut client);
-    assert!(bench.table.offload.next_request().is_none(), "no round trip is not enough");
+    assert!(bench.ports.offload.next_request().is_none(), "no round trip is not enough");
     ping(&mut client);
     let Request::Witness { id, ends } = request(&bench) else { panic!() };
     assert_eq!((id, ends.client.socket_addr()), (flow(&bench).id, client.local_addr().unwrap()));
-    assert!(bench.table.offload.next_request().is_none(), "one round trip is not enough");
+    assert!(bench.ports.offload.next_request().is_none(), "one round trip is not enough");
     client.write_all(b"third").unwrap();
     let Candidate { ticket, sockets, record, bytes_to_backend, bytes_to_client, .. } = candidate(&bench);
     assert_eq!((&sockets.held_up[..], &sockets.held_down[..]), (&b"third"[..], &b""[..]));
@@ -116,7 +116,7 @@ fn a_flow_leaves_with_its_third_request_in_hand_and_comes_back_with_it() {
     for _ in 0..20 {
         ping(&mut client);
     }
-    assert!(bench.table.offload.next_request().is_none(), "it stays for good");
+    assert!(bench.ports.offload.next_request().is_none(), "it stays for good");
     assert_eq!(flow(&bench).bytes_to_backend, 8 + 5 + 80);
     drop(client);
     assert_eq!(bench.next_ended().reason, EndReason::ClientClosed);
@@ -150,18 +150,18 @@ fn a_flow_that_ends_before_it_leaves_is_not_looked_at_any_more() {
     ping(&mut client);
     drop(client);
     assert_eq!([bench.next_ended().reason, bench.next_ended().reason], [EndReason::ClientClosed; 2]);
-    assert!(bench.table.offload.next_request().is_none());
+    assert!(bench.ports.offload.next_request().is_none());
 }
 
 #[test]
 fn nothing_leaves_while_the_path_is_shut() {
     let bench = bench(1, Duration::ZERO);
-    bench.table.offload.set_open(false);
+    bench.ports.offload.set_open(false);
     let mut client = bench.connect();
     for _ in 0..5 {
         ping(&mut client);
     }
-    assert!(bench.table.offload.next_request().is_none());
+    assert!(bench.ports.offload.next_request().is_none());
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
     let mut config = bench.config.clone();
     config.offload.after = NEVER;
     bench.reconfigure(&config);
-    bench.table.offload.set_open(true);
+    bench.ports.offload.set_open(true);
     let mut client = bench.connect();
     // The client's window is full, and the rest is with its kernel's peer.
     wait_until("the download stalls", || {
@@ -187,7 +187,7 @@ fn a_flow_with_bytes_under_way_to_its_client_stays_until_they_are_acknowledged()
     config.offload.after = Duration::from_millis(5);
     bench.reconfigure(&config);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(bench.table.offload.next_request().is_none());
+    assert!(bench.ports.offload.next_request().is_none());
     client.read_exact(&mut vec![0; 8 << 20]).unwrap();
     assert_eq!(candidate(&bench).bytes_to_client, 8 << 20);
 }
@@ -216,7 +216,7 @@ fn an_offloaded_flow_counts_shows_and_ends_as_any_other() {
     let ended = bench.next_ended();
     assert_eq!((ended.reason, ended.bytes_to_backend, ended.bytes_to_client), (EndReason::Killed, 1500, 1501));
     assert_eq!(ended.backend_addr, bench.table.registry.backends()[0].address().map(BackendAddr::socket_addr));
-    assert!(bench.table.offload.next_request().is_none(), "it was asked twice");
+    assert!(bench.ports.offload.next_request().is_none(), "it was asked twice");
     assert!(bench.table.flows.is_empty() && bench.table.offload.without_sockets() == 0);
     drop(sockets);
 }
@@ -317,8 +317,8 @@ fn a_flow_of_an_earlier_process_gets_its_place_again_and_one_of_an_unknown_front
         last_to_client_ns: 90,
     };
     let give = |found: Found| {
-        bench.table.offload.answer(1, Answer::Found(Box::new(found)));
-        bench.table.orders.wake(1);
+        bench.ports.offload.answer(1, Answer::Found(Box::new(found)));
+        bench.ports.orders.wake(1);
     };
     give(found(4000, entry.hash_key, bench.vip));
     let Request::Claim { ticket, .. } = request(&bench) else { panic!() };

@@ -12,10 +12,10 @@ use crate::admin::Admin;
 use crate::admin::protocol::{KillReport, KillTarget, Refusal};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::BackendId;
+use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::table::backend::Registry;
 use crate::table::flows::{FlowTable, FlowView};
 use crate::table::journal::{Journal, What};
-use crate::table::orders::{EndOrder, Pace, Selector};
 
 pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Value, Refusal> {
     let table = &admin.table;
@@ -24,7 +24,7 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
     let (selectors, matcher) = match target {
         KillTarget::Flow(id) => {
             let flow = find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
-            table.orders.end_flow(flow.ticket(), EndReason::Killed, None);
+            admin.orders.end_flow(flow.ticket(), EndReason::Killed, None);
             return Ok(json(&KillReport { flows: 1, gone: gone(&table.flows, &[flow], WAIT).await }));
         }
         KillTarget::Backend(name) => {
@@ -39,7 +39,7 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
     };
     let flows = matcher.collect(&table.flows).await;
     for selector in selectors {
-        table.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
+        admin.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
     }
     tracing::info!(%target, flows = flows.len(), "an operator kills flows");
     record(&table.registry, &table.journal, &flows);

@@ -14,9 +14,9 @@ use crate::config;
 use crate::model::connect::ConnectFailure;
 use crate::model::end_reason::EndReason;
 use crate::model::histogram::LatencySnapshot;
+use crate::model::stays::Stays;
 use crate::sys::netdev;
 use crate::table::backend::{BackendEntry, FrontendEntry, Registry};
-use crate::table::offload::Stays;
 use crate::table::worker::WorkerState;
 
 /// Events on the page.
@@ -131,7 +131,7 @@ pub(super) fn vips(config: &config::Config, admin: &Admin) -> Vec<IpAddr> {
 }
 
 fn offload(admin: &Admin) -> OffloadStatus {
-    let census = &admin.table.offload.census;
+    let census = &admin.table.offload;
     let view = census.view();
     let stayed = Stays::ALL.iter().map(|why| (why.label().to_owned(), census.stayed(*why)));
     OffloadStatus {

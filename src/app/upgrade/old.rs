@@ -15,10 +15,10 @@ use crate::app::Core;
 use crate::app::doors::OpenDoors;
 use crate::model::end_reason::EndReason;
 use crate::model::fleet::Farewell;
+use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::proxy::MovingFlow;
 use crate::table::flow_transfer::FlowTransfer;
 use crate::table::flows::IdShare;
-use crate::table::orders::{EndOrder, Pace, Selector};
 use crate::table::totals::Totals;
 use crate::upgrade::message::{Door, Hello, LastWord, State};
 use crate::upgrade::source::{Load, OldProcess, SourceProgress, TakenFlows};
@@ -132,7 +132,7 @@ impl OldProcess for RunningInstance {
 
     fn end_the_rest(&mut self) {
         let (selector, reason) = (Selector::WithSockets, EndReason::NotUpgraded);
-        self.core.table.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
+        self.core.ports.orders.end(EndOrder { selector, reason, pace: Pace::AT_ONCE, only_idle_for: None });
     }
 
     fn last_word(&self) -> LastWord {

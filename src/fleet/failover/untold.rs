@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::addresses::is_local;
 use crate::model::fleet::{Abandoned, Remembered};
-use crate::table::late_resets::LateResets;
+use crate::ports::late_resets::LateResets;
 
 /// Own ones of which peers are told at a time.
 const AT_ONCE: usize = 200;

@@ -19,6 +19,7 @@ use crate::model::fleet::{
     BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
     PeerCommand, Remote,
 };
+use crate::ports::offload::StandbyQueues;
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::{random, sock_diag};
 use crate::table::Part;
@@ -26,7 +27,6 @@ use crate::table::beats::LoopBeats;
 use crate::table::fleet::Fleet;
 use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
-use crate::table::offload::StandbyQueues;
 use lines::Lines;
 
 /// How often own flows are looked at, and beats are due: half of what a change may take.

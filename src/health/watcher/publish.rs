@@ -6,11 +6,11 @@ use super::Watcher;
 use crate::model::end_reason::EndReason;
 use crate::model::health::machine::HealthAction;
 use crate::model::health::{Cause, HealthState};
+use crate::ports::orders::{EndOrder, Selector};
 use crate::sys::clock::now_ns;
 use crate::table::backend::HealthView;
 use crate::table::flows::FlowState;
 use crate::table::journal::What;
-use crate::table::orders::{EndOrder, Selector};
 
 impl Watcher {
     /// Publishes the state and carries out the actions.

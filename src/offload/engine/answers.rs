@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use crate::ports::offload::{Answer, Offload, Progress};
+use crate::ports::orders::Orders;
 use crate::table::Part;
-use crate::table::offload::{Answer, Offload, Progress};
-use crate::table::orders::Orders;
 
 #[derive(Debug)]
 pub(super) struct Answers {
@@ -16,8 +16,9 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    pub(super) fn new(offload: Part<Offload>, orders: Part<Orders>, workers: usize) -> Self {
-        Self { offload, orders, lists: HashMap::new(), touched: vec![false; workers] }
+    pub(super) fn new(offload: Part<Offload>, orders: Part<Orders>) -> Self {
+        let touched = vec![false; orders.workers()];
+        Self { offload, orders, lists: HashMap::new(), touched }
     }
 
     pub(super) fn answer(&mut self, worker: usize, answer: Answer) {

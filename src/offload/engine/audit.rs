@@ -17,7 +17,7 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
 use crate::offload::program::{Cursor, Program};
-use crate::table::offload::StandbyAnswer;
+use crate::ports::offload::StandbyAnswer;
 
 /// Entries of a step: a map with a million takes eight minutes, and 1 ms of each second.
 const STEP: usize = 2048;

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::mpsc::{Sender, channel};
 
 use crate::essential;
+use crate::ports::offload::Offload;
 use crate::sys::bpf::Barrier;
 use crate::table::Part;
-use crate::table::offload::Offload;
 
 #[derive(Debug)]
 pub(super) struct RcuBarrier {

@@ -10,10 +10,10 @@ use crate::model::breaker::{Admission, Breaker, BreakerChange, Fate, SOON_NS};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
+use crate::ports::offload::Stays;
 use crate::sys::clock::now_ns;
 use crate::table::flows::FlowTable;
 use crate::table::journal::What;
-use crate::table::offload::Stays;
 
 /// How often flows that were held back are looked for in the table.
 const LOOK_EVERY_NS: u64 = 500_000_000;
@@ -122,7 +122,7 @@ pub(super) fn judge(outside: &Outside, flows: &mut Flows, now_ns: u64) {
         judge.judge_held_back(&table.flows, now_ns);
     }
     let change = judge.breaker.poll(now_ns);
-    table.offload.set_stopped(judge.breaker.is_open());
+    table.census.set_stopped(judge.breaker.is_open());
     match change {
         None => {}
         Some(BreakerChange::Opened { reset, of }) => {

@@ -22,7 +22,7 @@ use crate::model::ids::FlowId;
 use crate::model::offload::in_flight::InFlight;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Ends, Entry};
-use crate::table::offload::{Found, Progress, Record, Sockets, Ticket};
+use crate::ports::offload::{Found, Progress, Record, Sockets, Ticket};
 
 /// A flow whose entries are in the map.
 #[derive(Debug)]

@@ -16,10 +16,10 @@ use crate::model::offload::in_flight::{InFlight, InFlightStart};
 use crate::model::splice::{Held, LegState, Terms, still_fits, terms};
 use crate::offload::entry::{Egress, Ends, Identity, Splice, Start};
 use crate::offload::program::{InstallError, LegAddresses};
+use crate::ports::offload::{Answer, Candidate, Stays};
 use crate::sys::clock::now_ns;
 use crate::sys::{silence, socket};
 use crate::table::backend::BackendEntry;
-use crate::table::offload::{Answer, Candidate, Stays};
 
 /// Of the TCP option, padded as it always is.
 const TIMESTAMPS_LENGTH: u16 = 12;
@@ -257,7 +257,7 @@ fn give_back(outside: &mut Outside, witnesses: &mut Witnesses, candidate: Candid
     if why.for_good() {
         witnesses.forget(&outside.program, ticket.id);
     }
-    outside.table.offload.census.count_stayed(why);
+    outside.table.census.count_stayed(why);
     outside.table.offload.count_out();
     outside.answers.answer(ticket.worker, Answer::Stays { ticket, sockets, why });
 }

@@ -11,7 +11,7 @@ use super::unread::ToReadAgain;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::offload::moved::{Mark, Marked};
-use crate::table::reachability::Reachability;
+use crate::ports::reachability::Reachability;
 
 /// In the second half of a flow's patience its silent side is asked, so often in as long as the whole of it.
 pub(super) const ASK_EVERY: u64 = 8;

@@ -11,10 +11,10 @@ use super::flows::Flows;
 use crate::model::splice::FlowDirection;
 use crate::offload::probe::EntryChange;
 use crate::offload::program::Program;
+use crate::ports::offload::Stays;
 use crate::sys::netdev::HARDWARE_ETHERNET;
 use crate::sys::netlink::Watch;
 use crate::sys::{netdev, netlink};
-use crate::table::offload::Stays;
 
 /// Where the program looks at packets, and where it may.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use super::flows::Flows;
 use crate::model::ids::FlowId;
 use crate::model::pacing::TokenBucket;
 use crate::model::splice::FlowDirection;
+use crate::ports::offload::Answer;
 use crate::sys::clock::now_ns;
-use crate::table::offload::Answer;
 
 /// Its ends are asked when nothing has come for so many times its patience.
 const QUIET: u64 = 2;

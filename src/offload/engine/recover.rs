@@ -18,9 +18,9 @@ use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Ends, Entry, Identity};
 use crate::offload::program::Cursor;
 use crate::offload::program::Program;
+use crate::ports::offload::{Answer, Progress, Record, Ticket};
 use crate::sys::clock::now_ns;
 use crate::table::journal::What;
-use crate::table::offload::{Answer, Progress, Record, Ticket};
 
 /// Entries of one call.
 const STEP: usize = 4096;
@@ -104,7 +104,7 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
     }
     count_claimed(outside, flows, 0);
     outside.surroundings.compare_again();
-    outside.table.offload.census.recovered.add(found);
+    outside.table.census.recovered.add(found);
     if found + unfinished > 0 {
         outside.table.journal.record(What::OffloadRecovered { flows: found, reset: unfinished });
     }

@@ -19,10 +19,10 @@ use crate::model::splice::FlowDirection;
 use crate::offload::entry::Key;
 use crate::offload::probe::EntryChange;
 use crate::offload::program::{Program, Unread};
+use crate::ports::late_resets::Abandoned;
+use crate::ports::offload::{Answer, Progress, Ticket};
 use crate::sys::clock::now_ns;
 use crate::sys::socket;
-use crate::table::late_resets::Abandoned;
-use crate::table::offload::{Answer, Progress, Ticket};
 
 /// From the first round to the second, and from there to the removal of the entries.
 const ROUND: Duration = Duration::from_millis(700);

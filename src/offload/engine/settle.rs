@@ -22,10 +22,10 @@ use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Entry, Key};
 use crate::offload::probe::EntryChange;
 use crate::offload::program::Program;
+use crate::ports::offload::{Answer, Offload};
 use crate::sys::clock::now_ns;
 use crate::sys::{silence, socket};
 use crate::table::Part;
-use crate::table::offload::{Answer, Offload};
 
 /// How often acknowledgements are looked for.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
@@ -266,7 +266,7 @@ fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
             return reset(outside, flows, id);
         }
     }
-    outside.table.offload.census.offloaded.add(1);
+    outside.table.census.offloaded.add(1);
     if let Some(ticket) = flows.get(&id).and_then(|flow| flow.ticket) {
         outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
     }

@@ -11,13 +11,32 @@ use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry, Seen};
 use crate::offload::program;
 use crate::offload::settings::OffloadSettings;
+use crate::ports::AllPorts;
+use crate::ports::offload::Answer;
+use crate::ports::offload::{Found, Ticket};
+use crate::table::Table;
 use crate::table::flows::FlowKey;
-use crate::table::offload::Answer;
-use crate::table::offload::{Found, Ticket};
 use carried::Step;
 use recover::claim;
 use reset::{do_what_is_due, end, fade};
 use unread::{read_again, say_unread};
+
+/// Of a new instance with one worker.
+fn parts() -> EngineParts {
+    let (table, ports) = (Table::new(1), AllPorts::new(1).expect("descriptors"));
+    EngineParts {
+        flows: table.part(),
+        registry: table.part(),
+        journal: table.part(),
+        beats: table.part(),
+        census: table.part(),
+        fleet: table.part(),
+        offload: ports.part(),
+        orders: ports.part(),
+        reachability: ports.part(),
+        late_resets: ports.part(),
+    }
+}
 
 struct Scene {
     engine: Engine,
@@ -39,7 +58,7 @@ impl Scene {
         let directory = PathBuf::from(format!("/sys/fs/bpf/baton-{name}-{}", std::process::id()));
         let settings = OffloadSettings { directory: directory.clone(), interfaces: Vec::new(), flows_max: 64 };
         let program = Program::open(&settings).expect("the program");
-        let engine = Engine::open(program, Table::new(1).expect("a table"), false).expect("an engine");
+        let engine = Engine::open(program, parts(), false).expect("an engine");
         let mut scene = Self { engine, directory };
         scene.recover();
         Some(scene)
@@ -154,7 +173,7 @@ fn a_flow_that_cannot_be_read_does_not_end_as_idle_and_is_looked_at_again() {
     assert!(scene.engine.flows.get(&flow.id).is_some_and(|flow| matches!(flow.step, Step::Alone)));
     read_again(&mut scene.engine.outside, &mut scene.engine.flows, now_ns());
     say_unread(&scene.engine.outside, &mut scene.engine.flows, now_ns());
-    assert!(scene.engine.outside.table.offload.census.unread.value() >= 2);
+    assert!(scene.engine.outside.table.census.unread.value() >= 2);
 
     scene.set_unreadable(false);
     read_again(&mut scene.engine.outside, &mut scene.engine.flows, now_ns());

@@ -60,7 +60,7 @@ impl ToReadAgain {
 /// Counts reads that failed, and says so now and then.
 pub(super) fn say_unread(outside: &Outside, flows: &mut Flows, now_ns: u64) {
     let Some((count, error)) = outside.program.unread() else { return };
-    let census = &outside.table.offload.census;
+    let census = &outside.table.census;
     census.unread.add(count);
     let is_said = |at_ns: u64| now_ns.saturating_sub(at_ns) < SAY_EVERY.as_nanos() as u64;
     if !flows.unread.said_ns.is_some_and(is_said) {

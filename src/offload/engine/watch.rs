@@ -20,10 +20,10 @@ use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
 use crate::offload::program::Evidence;
+use crate::ports::offload::Ticket;
 use crate::sys::clock::now_ns;
 use crate::table::backend::Suspicion;
 use crate::table::journal::What;
-use crate::table::offload::Ticket;
 
 /// Events that are taken before others have their turn.
 const EVENTS: usize = 1024;
@@ -236,7 +236,7 @@ fn fix(outside: &mut Outside) {
     match outside.program.fix() {
         Ok(interfaces) if interfaces.is_empty() => {}
         Ok(interfaces) => {
-            outside.table.offload.census.reattached.add(1);
+            outside.table.census.reattached.add(1);
             outside.table.journal.record(What::ProgramReattached { interfaces });
         }
         Err(error) => tracing::error!(%error, "cannot attach the BPF program again"),

@@ -23,9 +23,9 @@ use crate::model::segment::{Flags, Segment};
 use crate::model::splice::LegState;
 use crate::offload::entry::{Ends, Key};
 use crate::offload::program::{InstallError, Program};
+use crate::ports::offload::{Candidate, Stays};
 use crate::sys::clock::now_ns;
 use crate::sys::tcp_info::segments_in;
-use crate::table::offload::{Candidate, Stays};
 
 /// From its look-up in the map a packet takes less than this to its socket.
 const ON_ITS_WAY: Duration = Duration::from_millis(10);

@@ -5,8 +5,8 @@ use std::io;
 use super::Program;
 use crate::model::ends::Key;
 use crate::offload::entry::{Action, ENTRY_SIZE, Entry};
+use crate::ports::offload;
 use crate::sys::bpf::Map;
-use crate::table::offload;
 
 /// A second handle on the map of flows.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ use crate::addr::{ClientAddr, SourceNetwork};
 use crate::config::{Frontend, Limits};
 use crate::model::end_reason::EndReason;
 use crate::proxy::plane::{FrontendPlane, Plane};
-use crate::table::Table;
 use crate::table::backend::FrontendEntry;
+use crate::table::flows::FlowTable;
+use crate::table::offload::OffloadCensus;
 
 /// Counts one flow towards its frontend's cap for as long as it is held.
 #[derive(Debug)]
@@ -37,10 +38,15 @@ impl Drop for FrontendHold {
 }
 
 /// Counts a flow in for the process and its frontend.
-pub(crate) fn admit(plane: &Plane, frontend: &FrontendPlane, table: &Table) -> Result<FrontendHold, EndReason> {
+pub(crate) fn admit(
+    plane: &Plane,
+    frontend: &FrontendPlane,
+    flows: &FlowTable,
+    census: &OffloadCensus,
+) -> Result<FrontendHold, EndReason> {
     let elsewhere = plane.frontends.iter().map(|frontend| frontend.entry.elsewhere.count()).sum::<u32>() as usize;
-    let too_many = plane.max_connections.is_some_and(|max| table.flows.len() + elsewhere >= max);
-    if too_many || table.flows_with_sockets() + elsewhere >= plane.carried {
+    let too_many = plane.max_connections.is_some_and(|max| flows.len() + elsewhere >= max);
+    if too_many || census.flows_with_sockets(flows) + elsewhere >= plane.carried {
         return Err(EndReason::LimitTotal);
     }
     let before = frontend.entry.active.fetch_add(1, Relaxed) + frontend.entry.elsewhere.count();

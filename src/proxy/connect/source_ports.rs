@@ -13,8 +13,8 @@ use std::os::fd::OwnedFd;
 use super::ports::Ports;
 use crate::addr::{BackendAddr, LocalAddr};
 use crate::model::fleet::PortRange;
+use crate::ports::offload::Offload;
 use crate::sys::source;
-use crate::table::offload::Offload;
 
 /// A connection that was begun.
 #[derive(Debug)]

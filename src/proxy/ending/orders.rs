@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::closing::close_both;
 use crate::model::end_reason::ClientSaw;
+use crate::ports::orders::{EndOrder, Pace, Selector};
 use crate::proxy::context::WorkerContext;
 use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::{Flow, PendingEnd, Phase};
@@ -12,7 +13,6 @@ use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
 use crate::proxy::watch::FlowWatch;
 use crate::table::flows::FlowKey;
-use crate::table::orders::{EndOrder, Pace, Selector};
 
 /// Gives each selected flow its turn within the order's pace. Returns those that are connecting and shall only give up a backend.
 pub(in crate::proxy) fn give_turns(cx: &mut WorkerContext, flows: &mut FlowSlab, order: &EndOrder) -> Vec<FlowRef> {

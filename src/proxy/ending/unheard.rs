@@ -8,9 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use crate::addr::{ClientAddr, VipAddr};
+use crate::ports::late_resets::{Abandoned, LateResets};
 use crate::sys::sequence::beginning;
 use crate::sys::socket;
-use crate::table::late_resets::{Abandoned, LateResets};
 
 /// Clients that were reset in this turn.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl Unheard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::late_resets::ToldBefore;
+    use crate::ports::late_resets::ToldBefore;
     use std::cell::Cell;
 
     #[test]

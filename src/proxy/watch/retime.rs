@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::FlowWatch;
+use crate::ports::offload::Request;
 use crate::proxy::context::WorkerContext;
 use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::{Flow, Phase, patience_ns};
@@ -13,7 +14,6 @@ use crate::proxy::timers::Due;
 use crate::proxy::token::FlowRef;
 use crate::proxy::verdict::FlowVerdict;
 use crate::sys::socket::{self, SocketTimeouts};
-use crate::table::offload::Request;
 
 /// An end of which nothing was heard for so long is asked then, and again after [`ASK_EVERY`]. When it is given up stays as it is:
 /// TCP_USER_TIMEOUT counts, not how many were not answered (net/ipv4/tcp_timer.c, tcp_keepalive_timer).

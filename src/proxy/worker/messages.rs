@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::LAST_ONES;
 use super::Worker;
+use crate::ports::offload::{Answer, Request, Sockets, Stays, Ticket};
+use crate::ports::orders::{EndOrder, Selector};
 use crate::proxy::accept::admission::recount_source;
 use crate::proxy::accept::listeners::Listener;
 use crate::proxy::ending::orders::{end_due, give_turn, give_turns};
@@ -19,8 +21,6 @@ use crate::proxy::upgrade::import::import;
 use crate::proxy::upgrade::message::{Arriving, ImportError, Message as UpgradeMessage};
 use crate::proxy::verdict::FlowVerdict;
 use crate::sys::socket;
-use crate::table::offload::{Answer, Request, Sockets, Stays, Ticket};
-use crate::table::orders::{EndOrder, Selector};
 
 impl Worker {
     pub(super) fn take_messages(&mut self) {

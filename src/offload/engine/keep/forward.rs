@@ -12,9 +12,9 @@ use crate::model::ends::Key;
 use crate::model::fleet::{AcceptedFlow, FleetId, Then, Unknown};
 use crate::offload::entry::{Action, Entry};
 use crate::offload::program::{InstallError, Program, Unread};
+use crate::ports::offload::StandbyAnswer;
 use crate::sys::clock::now_ns;
 use crate::sys::netlink;
-use crate::table::offload::StandbyAnswer;
 
 /// What conntrack says of a connection that is none of Baton's is good for so long. Twice FOREIGN_RENEW_NS of
 /// bpf/unknown.h.

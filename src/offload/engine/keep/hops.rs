@@ -12,8 +12,8 @@ use crate::model::fleet::PortRange;
 use crate::offload::entry::Egress;
 use crate::offload::probe::EntryChange;
 use crate::offload::program::Owner;
+use crate::ports::offload::PeerPortRange;
 use crate::sys::netlink;
-use crate::table::offload::PeerPortRange;
 
 /// Until routes move, what was found stays.
 #[derive(Debug, Default)]

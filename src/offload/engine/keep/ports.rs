@@ -8,9 +8,9 @@ use std::collections::HashMap;
 
 use crate::addr::{BackendAddr, LocalAddr};
 use crate::model::ends::Key;
+use crate::ports::offload::Offload;
 use crate::table::Part;
 use crate::table::fleet::Fleet;
-use crate::table::offload::Offload;
 
 #[derive(Debug)]
 pub(super) struct PortsElsewhere {

@@ -8,7 +8,7 @@ use super::forward::find_unanswered;
 use super::room::NoStandby;
 use super::{BOTH, Keep};
 use crate::offload::program::Unread;
-use crate::table::offload::{StandbyAnswer, StandbyRequest};
+use crate::ports::offload::{StandbyAnswer, StandbyRequest};
 
 /// Requests that are taken before flows of this instance have their turn.
 const BURST: usize = 256;

@@ -11,7 +11,7 @@ use super::Keep;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, FlowRecord};
 use crate::offload::program::Unread;
-use crate::table::offload::StandbyAnswer;
+use crate::ports::offload::StandbyAnswer;
 
 /// What is tried again at a time.
 const AGAIN: usize = 256;

@@ -19,9 +19,9 @@ use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Egress, Entry, Share, Windows};
 use crate::offload::probe::EntryChange;
 use crate::offload::program::{Program, Unread};
+use crate::ports::offload::StandbyAnswer;
 use crate::sys::clock::{self, now_ns};
 use crate::sys::netlink;
-use crate::table::offload::StandbyAnswer;
 
 impl Keep {
     pub(super) fn hold(

@@ -71,6 +71,10 @@ impl Orders {
         Ok(Self { lanes: (0..workers).map(lane).collect::<io::Result<_>>()? })
     }
 
+    pub fn workers(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Sends `order` to every worker.
     pub fn end(&self, order: EndOrder) {
         for worker in 0..self.lanes.len() {

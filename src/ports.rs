@@ -1,0 +1,60 @@
+//! What the parts of Baton say to one another: each port is one conversation between two or three rooms, with its queues, its wakes and
+//! the flags that belong to it. State that people are shown is in the table, which no port knows.
+//!
+//! ```text
+//!   anyone ──────────▶ orders ───────▶ the worker that has the flow
+//!   workers ◀────────▶ offload ◀─────▶ the offload engine
+//!   failover ◀───────▶ offload::held ▶ the offload engine
+//!   health ◀─────────▶ reachability ◀▶ the offload engine
+//!   workers, engine ─▶ late_resets ──▶ who repeats resets, and the failover
+//! ```
+//! Nothing here makes anyone wait, and whoever is woken looks at the queue after it has cleared the wake.
+
+pub mod late_resets;
+pub mod offload;
+pub mod orders;
+pub mod reachability;
+
+use std::io;
+use std::sync::Arc;
+
+use crate::part::{Part, PartOf, parts};
+use late_resets::LateResets;
+use offload::{Offload, StandbyQueues};
+use orders::Orders;
+use reachability::Reachability;
+
+/// The ports of one instance. The wiring alone has all of them, and gives each part its own.
+#[derive(Debug)]
+pub struct AllPorts {
+    pub orders: Orders,
+    pub offload: Offload,
+    pub reachability: Reachability,
+    pub late_resets: LateResets,
+}
+
+impl AllPorts {
+    /// For `workers` worker threads. An error: there are too few descriptors to wake them.
+    pub fn new(workers: usize) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            orders: Orders::new(workers)?,
+            offload: Offload::new(workers)?,
+            reachability: Reachability::default(),
+            late_resets: LateResets::default(),
+        }))
+    }
+
+    /// A handle of one port; which one, the callee's signature says.
+    pub fn part<P: PartOf<Whole = Self> + ?Sized>(self: &Arc<Self>) -> Part<P> {
+        Part::of(self)
+    }
+}
+
+parts! {
+    AllPorts;
+    Orders => ports.orders;
+    Offload => ports.offload;
+    StandbyQueues => ports.offload.held;
+    Reachability => ports.reachability;
+    LateResets => ports.late_resets;
+}

@@ -1,0 +1,28 @@
+//! What the data plane may touch.
+
+use crate::ports::late_resets::LateResets;
+use crate::ports::offload::Offload;
+use crate::ports::orders::Orders;
+use crate::table::Part;
+use crate::table::backend::Registry;
+use crate::table::fleet::Fleet;
+use crate::table::flows::FlowTable;
+use crate::table::journal::Journal;
+use crate::table::offload::OffloadCensus;
+use crate::table::worker::WorkerState;
+
+/// The state that the workers write, and their ports.
+#[derive(Clone, Debug)]
+pub struct ProxyParts {
+    pub flows: Part<FlowTable>,
+    pub registry: Part<Registry>,
+    pub workers: Part<[WorkerState]>,
+    pub journal: Part<Journal>,
+    /// For flows without sockets, and whether the engine has stopped for resets.
+    pub census: Part<OffloadCensus>,
+    pub fleet: Part<Fleet>,
+    /// Where its orders come from; their wake is the worker's wake for everything else too.
+    pub orders: Part<Orders>,
+    pub offload: Part<Offload>,
+    pub late_resets: Part<LateResets>,
+}

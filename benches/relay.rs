@@ -37,10 +37,11 @@ impl Loop {
             workers: table.part(),
             journal: table.part(),
             census: table.part(),
-            fleet: table.part(),
             orders: ports.part(),
             offload: ports.part(),
+            fleet: ports.part(),
             late_resets: ports.part(),
+            ended: ports.part(),
         };
         let proxy = Proxy::start(parts, &config).expect("the port is still free");
         for backend in table.registry.backends() {

@@ -10,6 +10,7 @@ use baton::addr::{ClientAddr, VipAddr};
 use baton::admin::census::Census;
 use baton::admin::collect::{self, CollectorParts};
 use baton::metrics::{Exposition, Metrics};
+use baton::ports::AllPorts;
 use baton::table::Table;
 use baton::table::flows::{FlowOrigin, ShardWriter};
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -51,11 +52,13 @@ fn scrape(c: &mut Criterion) {
     let metrics = Metrics::default();
     let config = baton::config::parse(CONFIG, "bench.toml".as_ref()).expect("it is valid").config;
     let config = Arc::new(ArcSwap::from_pointee(config));
+    let ports = AllPorts::new(1).expect("an eventfd can be made");
     let parts = CollectorParts {
         registry: table.part(),
         flows: table.part(),
         offload: table.part(),
-        fleet: table.part(),
+        fleet: ports.part(),
+        fleet_view: table.part(),
         workers: table.part(),
         flow_log: table.part(),
     };

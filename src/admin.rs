@@ -35,6 +35,7 @@ use arc_swap::ArcSwap;
 use crate::config::Config;
 use crate::drain::{DrainWatch, LifePhase};
 use crate::metrics::Metrics;
+use crate::ports::fleet::Fleet;
 use crate::ports::orders::Orders;
 use crate::sys::clock::now_ns;
 use crate::table::{Part, Table};
@@ -44,11 +45,19 @@ use control::Control;
 use rates::{Sample, Samples};
 use status::Status;
 
+/// Whom the doors tell something, or ask.
+#[derive(Clone, Debug)]
+pub struct AdminPorts {
+    /// To end flows.
+    pub orders: Part<Orders>,
+    /// Whether there are peers, and this instance may take a VIP.
+    pub fleet: Part<Fleet>,
+}
+
 /// What the doors serve: the instance's shared state, and its [`Control`].
 pub struct Admin {
     pub table: Arc<Table>,
-    /// To end flows.
-    pub orders: Part<Orders>,
+    pub ports: AdminPorts,
     /// The configuration that runs now.
     pub config: Arc<ArcSwap<Config>>,
     pub metrics: Arc<Metrics>,
@@ -62,7 +71,7 @@ pub struct Admin {
 impl Admin {
     pub fn new(
         table: Arc<Table>,
-        orders: Part<Orders>,
+        ports: AdminPorts,
         config: Arc<ArcSwap<Config>>,
         metrics: Arc<Metrics>,
         control: Arc<dyn Control>,
@@ -76,12 +85,13 @@ impl Admin {
             registry: table.part(),
             flows: table.part(),
             offload: table.part(),
-            fleet: table.part(),
+            fleet: ports.fleet.clone(),
+            fleet_view: table.part(),
             workers: table.part(),
             flow_log: table.part(),
         };
         collect::register(&metrics, parts, config.clone(), census.clone());
-        Arc::new(Self { table, orders, config, metrics, control, phase, started_at_ns, census, samples })
+        Arc::new(Self { table, ports, config, metrics, control, phase, started_at_ns, census, samples })
     }
 
     /// Gathers the status on a thread where a walk over the table holds nothing up.

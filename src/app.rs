@@ -31,10 +31,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch as latest};
 
 use crate::addr::VipAddr;
-use crate::admin::Admin;
 use crate::admin::doors::{Doors, OpenDoorError};
 use crate::admin::flow_log::{self, FlowLogParts};
 use crate::admin::watchdog;
+use crate::admin::{Admin, AdminPorts};
 use crate::config::{Config, OffloadMode};
 use crate::drain::{Drain, DrainWatch, LifePhase};
 use crate::essential::Tasks;
@@ -217,7 +217,7 @@ fn assemble(
         // Peers hold flows that this host may have forgotten. Where the clock is wrong, they tell which.
         table.flows.begin_ids_at(FlowId::first_count(unix_ns() / 1_000_000_000));
     }
-    peers::PeerLinks::expect(&config, &table.fleet, &table.flows);
+    peers::PeerLinks::expect(&config, &ports.fleet, &table.flows);
     let metrics = Arc::new(Metrics::default());
     let config = Arc::new(config);
     let left_by = match taking_over {
@@ -233,7 +233,8 @@ fn assemble(
         orders: ports.part(),
         journal: table.part(),
         reachability: ports.part(),
-        fleet: table.part(),
+        fleet: ports.part(),
+        fleet_view: table.part(),
         offload: ports.part(),
     };
     let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
@@ -258,8 +259,9 @@ fn assemble(
     let reloader = Reloader::new(core.clone(), metrics.clone(), path, Arc::downgrade(&doors));
     let upgrader = Upgrader::new(core.clone(), reloader.clone(), metrics.clone(), Arc::downgrade(&doors));
     let wiring = Arc::new(Wiring::new(core.clone(), reloader.clone(), upgrader.clone()));
+    let admin_ports = AdminPorts { orders: ports.part(), fleet: ports.part() };
     let admin =
-        Admin::new(table.clone(), ports.part(), core.config.clone(), metrics.clone(), wiring, core.drain.watch());
+        Admin::new(table.clone(), admin_ports, core.config.clone(), metrics.clone(), wiring, core.drain.watch());
     table.journal.record(What::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
     Ok((Parts { config, core, metrics, reloader, doors, upgrader, admin }, bindings))
 }
@@ -271,7 +273,8 @@ fn engine_parts(table: &Arc<Table>, ports: &Arc<AllPorts>) -> EngineParts {
         journal: table.part(),
         beats: table.part(),
         census: table.part(),
-        fleet: table.part(),
+        fleet_census: table.part(),
+        fleet: ports.part(),
         offload: ports.part(),
         orders: ports.part(),
         reachability: ports.part(),
@@ -286,10 +289,11 @@ fn proxy_parts(table: &Arc<Table>, ports: &Arc<AllPorts>) -> ProxyParts {
         workers: table.part(),
         journal: table.part(),
         census: table.part(),
-        fleet: table.part(),
         orders: ports.part(),
         offload: ports.part(),
+        fleet: ports.part(),
         late_resets: ports.part(),
+        ended: ports.part(),
     }
 }
 
@@ -298,7 +302,7 @@ impl Bound {
         let Parts { core, reloader, doors, upgrader, admin, metrics, .. } = parts;
         let (table, ports) = (core.table.clone(), core.ports.clone());
         let parts =
-            FlowLogParts { workers: table.part(), registry: table.part(), journal: table.part(), census: table.part() };
+            FlowLogParts { ended: ports.part(), registry: table.part(), journal: table.part(), census: table.part() };
         let flow_log = Tasks::default();
         let config = core.config.clone();
         flow_log.spawn_with("flow log", |ended| flow_log::run(parts, config, ended.cancelled_owned()));
@@ -424,7 +428,8 @@ impl Core {
     fn link_up(&self) {
         let (table, ports) = (&self.table, &self.ports);
         let parts = PeerLinkParts {
-            fleet: table.part(),
+            fleet: ports.part(),
+            fleet_view: table.part(),
             flows: table.part(),
             standby: ports.part(),
             journal: table.part(),
@@ -432,7 +437,9 @@ impl Core {
         };
         let Some(links) = self.peers.start(parts, self.latest.subscribe()) else { return };
         let parts = FailoverParts {
-            fleet: table.part(),
+            fleet: ports.part(),
+            fleet_view: table.part(),
+            fleet_census: table.part(),
             offload: ports.part(),
             flows: table.part(),
             late_resets: ports.part(),

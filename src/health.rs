@@ -32,12 +32,13 @@ use crate::metrics::Metrics;
 use crate::model::health::machine::Arrival;
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
+use crate::ports::fleet::Fleet;
 use crate::ports::offload::Offload;
 use crate::ports::orders::Orders;
 use crate::ports::reachability::Reachability;
 use crate::table::Part;
 use crate::table::backend::{BackendEntry, Registry};
-use crate::table::fleet::Fleet;
+use crate::table::fleet::FleetView;
 use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
 use succession::{dismissal_of, fixed, order_for};
@@ -55,6 +56,7 @@ pub struct HealthParts {
     /// Whom this host hears: while that is nobody, a backend's silence says nothing.
     pub reachability: Part<Reachability>,
     pub fleet: Part<Fleet>,
+    pub fleet_view: Part<FleetView>,
     /// To have it look for clients.
     pub offload: Part<Offload>,
 }

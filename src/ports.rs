@@ -7,18 +7,30 @@
 //!   failover ◀───────▶ offload::held ▶ the offload engine
 //!   health ◀─────────▶ reachability ◀▶ the offload engine
 //!   workers, engine ─▶ late_resets ──▶ who repeats resets, and the failover
+//!   workers, engine ─▶ fleet ────────▶ the peer link
+//!   workers ─────────▶ ended ────────▶ the log of ended flows
+//!   workers, engine ─▶ suspicion ────▶ health
+//!   workers ─────────▶ strangers ────▶ health
 //! ```
+//! The last two are of one backend, or of the registry of all: the table has them where its entries are, and `AllPorts` the others.
+//!
 //! Nothing here makes anyone wait, and whoever is woken looks at the queue after it has cleared the wake.
 
+pub mod ended;
+pub mod fleet;
 pub mod late_resets;
 pub mod offload;
 pub mod orders;
 pub mod reachability;
+pub mod strangers;
+pub mod suspicion;
 
 use std::io;
 use std::sync::Arc;
 
 use crate::part::{Part, PartOf, parts};
+use ended::EndedFlows;
+use fleet::Fleet;
 use late_resets::LateResets;
 use offload::{Offload, StandbyQueues};
 use orders::Orders;
@@ -29,8 +41,10 @@ use reachability::Reachability;
 pub struct AllPorts {
     pub orders: Orders,
     pub offload: Offload,
+    pub fleet: Fleet,
     pub reachability: Reachability,
     pub late_resets: LateResets,
+    pub ended: EndedFlows,
 }
 
 impl AllPorts {
@@ -39,8 +53,10 @@ impl AllPorts {
         Ok(Arc::new(Self {
             orders: Orders::new(workers)?,
             offload: Offload::new(workers)?,
+            fleet: Fleet::default(),
             reachability: Reachability::default(),
             late_resets: LateResets::default(),
+            ended: EndedFlows::new(workers),
         }))
     }
 
@@ -55,6 +71,8 @@ parts! {
     Orders => ports.orders;
     Offload => ports.offload;
     StandbyQueues => ports.offload.held;
+    Fleet => ports.fleet;
     Reachability => ports.reachability;
     LateResets => ports.late_resets;
+    EndedFlows => ports.ended;
 }

@@ -28,7 +28,7 @@ use crate::part::{PartOf, parts};
 use backend::Registry;
 use beats::LoopBeats;
 use count::Tally;
-use fleet::Fleet;
+use fleet::{FleetCensus, FleetView};
 use flows::FlowTable;
 use journal::Journal;
 use offload::OffloadCensus;
@@ -42,7 +42,7 @@ pub struct Table {
     pub flows: FlowTable,
     pub registry: Registry,
     pub offload: OffloadCensus,
-    pub fleet: Fleet,
+    pub fleet: FleetView,
     pub journal: Journal,
     pub beats: LoopBeats,
     pub flow_log: FlowLogCensus,
@@ -64,7 +64,7 @@ impl Table {
             flows: FlowTable::new(workers),
             registry: Registry::new(workers),
             offload: OffloadCensus::default(),
-            fleet: Fleet::default(),
+            fleet: FleetView::default(),
             journal: Journal::default(),
             beats: LoopBeats::default(),
             flow_log: FlowLogCensus::default(),
@@ -88,7 +88,8 @@ parts! {
     FlowTable => table.flows;
     Registry => table.registry;
     OffloadCensus => table.offload;
-    Fleet => table.fleet;
+    FleetView => table.fleet;
+    FleetCensus => table.fleet.census;
     Journal => table.journal;
     LoopBeats => table.beats;
     FlowLogCensus => table.flow_log;

@@ -20,10 +20,11 @@ use crate::model::fleet::Liveness;
 use crate::model::health::HealthState;
 use crate::model::histogram::{LATENCY_BOUNDS_S, LatencySnapshot};
 use crate::model::stays::Stays;
+use crate::ports::fleet::Fleet;
 use crate::sys::clock::now_ns;
 use crate::sys::netlink::conntrack;
 use crate::table::backend::{BackendEntry, BackendLane, FrontendEntry, Registry, Service};
-use crate::table::fleet::{Fleet, MemberView};
+use crate::table::fleet::{FleetView, MemberView};
 use crate::table::flows::{FlowState, FlowTable};
 use crate::table::offload::OffloadCensus;
 use crate::table::worker::WorkerState;
@@ -36,6 +37,7 @@ pub struct CollectorParts {
     pub flows: Part<FlowTable>,
     pub offload: Part<OffloadCensus>,
     pub fleet: Part<Fleet>,
+    pub fleet_view: Part<FleetView>,
     pub workers: Part<[WorkerState]>,
     pub flow_log: Part<FlowLogCensus>,
 }
@@ -263,7 +265,7 @@ impl TableCollector {
         if !self.table.fleet.is_enabled() {
             return Ok(());
         }
-        let members = self.table.fleet.members();
+        let members = self.table.fleet_view.members();
         let mut gauge = |name, help, value: &dyn Fn(&MemberView) -> f64| {
             let mut family = families.gauge(name, help)?;
             members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.encode_gauge(&value(it)))
@@ -291,7 +293,7 @@ impl TableCollector {
         if !self.table.fleet.is_enabled() {
             return Ok(());
         }
-        let census = &self.table.fleet.census;
+        let census = &self.table.fleet_view.census;
         let view = self.table.offload.view();
         let packets = |wanted: &[&str]| -> u64 {
             view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()

@@ -1,9 +1,6 @@
 //! The log of ended flows: one line and one event each, as far as the configuration wants them.
 
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -11,17 +8,17 @@ use arc_swap::ArcSwap;
 use crate::config::{Config, FlowLog, Log};
 use crate::model::end_reason::EndReason;
 use crate::model::pacing::TokenBucket;
+use crate::ports::ended::{EndedFlow, EndedFlows};
 use crate::sys::clock::now_ns;
 use crate::table::backend::Registry;
 use crate::table::journal::{Journal, What};
-use crate::table::worker::{EndedFlow, WorkerState};
 use crate::table::{FlowLogCensus, Part};
 
 /// What the flow log may touch.
 #[derive(Clone, Debug)]
 pub struct FlowLogParts {
     /// Where ended flows come from.
-    pub workers: Part<[WorkerState]>,
+    pub ended: Part<EndedFlows>,
     /// For their names.
     pub registry: Part<Registry>,
     pub journal: Part<Journal>,
@@ -34,7 +31,7 @@ pub async fn run(table: FlowLogParts, config: Arc<ArcSwap<Config>>, stop: impl F
     let mut stop = std::pin::pin!(stop);
     loop {
         let mut stopping = tokio::select! {
-            () = any_ended(&writer.table.workers) => false,
+            () = writer.table.ended.reported() => false,
             () = &mut stop => true,
         };
         loop {
@@ -78,11 +75,11 @@ impl FlowLogWriter {
             self.per_second = log.flows_per_second;
             self.bucket = TokenBucket::new(self.per_second, self.per_second, now_ns);
         }
-        let workers = self.table.workers.clone();
+        let ended = self.table.ended.clone();
         let mut more = false;
-        for worker in workers.iter() {
+        for worker in 0..ended.workers() {
             let mut room = BATCH;
-            while let Some(flow) = worker.next_ended() {
+            while let Some(flow) = ended.next(worker) {
                 self.write_one(log, &flow, now_ns);
                 room -= 1;
                 if room == 0 {
@@ -148,16 +145,6 @@ fn wants_line(flows: FlowLog, reason: EndReason) -> bool {
     }
 }
 
-/// Returns when any worker may have reported an ended flow.
-async fn any_ended(workers: &[WorkerState]) {
-    let mut workers: Vec<Pin<Box<_>>> = workers.iter().map(|worker| Box::pin(worker.ended_available())).collect();
-    poll_fn(|context| {
-        let any = workers.iter_mut().any(|worker| worker.as_mut().poll(context).is_ready());
-        if any { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-}
-
 /// Flows of one worker in one batch.
 const BATCH: usize = 1024;
 const BATCH_EVERY: Duration = Duration::from_millis(50);
@@ -169,6 +156,7 @@ mod tests {
     use crate::addr::{ClientAddr, VipAddr};
     use crate::config::{LogFormat, LogLevel};
     use crate::model::ids::{BackendId, FlowId};
+    use crate::ports::AllPorts;
     use crate::table::Table;
     use crate::table::flows::FlowOrigin;
     use crate::table::journal::testing::logged;
@@ -178,16 +166,16 @@ mod tests {
     }
 
     fn table() -> (FlowLogParts, BackendId) {
-        let table = Table::new(1);
+        let (table, ports) = (Table::new(1), AllPorts::new(1).unwrap());
         let frontend = table.registry.frontend(&"apiserver".into());
         let backend = table.registry.backend(&frontend, &"cp1".into()).id;
-        let (workers, registry, journal, census) = (table.part(), table.part(), table.part(), table.part());
-        (FlowLogParts { workers, registry, journal, census }, backend)
+        let (registry, journal, census) = (table.part(), table.part(), table.part());
+        (FlowLogParts { ended: ports.part(), registry, journal, census }, backend)
     }
 
     fn end(table: &FlowLogParts, backend: BackendId, reason: EndReason) {
         let frontend = table.registry.frontends()[0].id;
-        table.workers[0].report_ended(EndedFlow {
+        let flow = EndedFlow {
             id: FlowId(7),
             origin: FlowOrigin {
                 accepted_at_ns: 1_000_000,
@@ -203,7 +191,8 @@ mod tests {
             connect_us: 300,
             ended_at_ns: 6_000_000,
             errno: libc::ECONNRESET,
-        });
+        };
+        assert!(table.ended.report(0, flow));
     }
 
     #[test]

@@ -28,12 +28,12 @@ impl Wiring {
 
 impl Control for Wiring {
     fn not_ready(&self) -> Vec<String> {
-        let fleet = &self.core.table.fleet;
+        let fleet = &self.core.ports.fleet;
         let evacuated = self.core.evacuation.not_ready().into_iter();
         if fleet.is_ready() {
             return evacuated.collect();
         }
-        let members = fleet.members();
+        let members = self.core.table.fleet.members();
         let missing: Vec<_> = members.iter().filter(|it| !it.synced).map(|it| it.name.to_string()).collect();
         evacuated.chain([format!("the flows of its peers are not known yet: {}", missing.join(", "))]).collect()
     }

@@ -165,7 +165,7 @@ fn obstacle(core: &Core) -> Option<String> {
         Some("this instance is starting or stopping".to_owned())
     } else if core.is_upgrading() {
         Some("an upgrade is under way".to_owned())
-    } else if config.peers.is_none() || !core.table.fleet.is_enabled() {
+    } else if config.peers.is_none() || !core.ports.fleet.is_enabled() {
         Some("this instance has no peers: there is no [peers] in its configuration".to_owned())
     } else if listens.clone().all(|vip| vip.ip().is_unspecified() || vip.ip().is_loopback()) {
         Some("no frontend listens on an address of its own that another host could have".to_owned())
@@ -301,7 +301,7 @@ impl Run {
             tracing::debug!(?order, "handing over");
             let Core { proxy, table, ports, evacuation, config, .. } = &*self.core;
             match order {
-                EvacuateOrder::Keep => table.fleet.set_keeping(true),
+                EvacuateOrder::Keep => ports.fleet.set_keeping(true),
                 EvacuateOrder::LetGo => {
                     evacuation.let_go.store(true, Relaxed);
                     if let Some(path) = &self.track_file
@@ -329,11 +329,11 @@ impl Run {
                         tracing::error!(path = %path.display(), %error, "cannot write 0 to track_file, so this host does not get the VIP back: write 0 to that file");
                     }
                     proxy.hurry(false);
-                    table.fleet.set_keeping(false);
+                    ports.fleet.set_keeping(false);
                 }
                 EvacuateOrder::Release => {
                     proxy.hurry(false);
-                    table.fleet.set_keeping(false);
+                    ports.fleet.set_keeping(false);
                 }
             }
         }

@@ -8,8 +8,8 @@ use crate::config::Config;
 use crate::fleet::failover;
 use crate::fleet::link::{self, PeerLinkParts};
 use crate::model::fleet::{Farewell, port_range};
+use crate::ports::fleet::Fleet;
 use crate::sys::source;
-use crate::table::fleet::Fleet;
 use crate::table::flows::FlowTable;
 
 /// Events for the failover on their way, and its commands.

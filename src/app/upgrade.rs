@@ -132,13 +132,13 @@ impl Upgrader {
         let [to, with] = [&binary, &config].map(|path| path.display().to_string());
         self.core.table.journal.record(What::UpgradeBegun { binary: to, config: with });
         // Or an address would be given up that is kept for flows which are another process's by then.
-        self.core.table.fleet.set_succeeded(true);
+        self.core.ports.fleet.set_succeeded(true);
         let (upgrader, runtime) = (self.clone(), Handle::current());
         let handed = tokio::task::spawn_blocking(move || upgrader.evacuate(&binary, &config, runtime, progress)).await;
         match handed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok((pid, progress)) => Ok(self.done(pid, progress)),
             Err(failed) => {
-                self.core.table.fleet.set_succeeded(false);
+                self.core.ports.fleet.set_succeeded(false);
                 self.core.offload.resume();
                 self.core.peers.come_back().await;
                 self.metrics.upgrades.outcomes.get_or_create(&UpgradeLabels { outcome: "failed" }).inc();

@@ -25,12 +25,13 @@ use crate::config::Config;
 use crate::essential;
 use crate::model::fleet::failover::Settings;
 use crate::model::fleet::{PeerCommand, Remote};
+use crate::ports::fleet::Fleet;
 use crate::ports::late_resets::LateResets;
 use crate::ports::offload::{Offload, StandbyQueues};
 use crate::sys::source;
 use crate::table::Part;
 use crate::table::beats::LoopBeats;
-use crate::table::fleet::Fleet;
+use crate::table::fleet::{FleetCensus, FleetView};
 use crate::table::flows::FlowTable;
 use crate::table::journal::Journal;
 
@@ -38,6 +39,8 @@ use crate::table::journal::Journal;
 #[derive(Debug)]
 pub struct FailoverParts {
     pub fleet: Part<Fleet>,
+    pub fleet_view: Part<FleetView>,
+    pub fleet_census: Part<FleetCensus>,
     /// To ask for entries of flows of other instances.
     pub offload: Part<Offload>,
     /// For those that still need an address of this host.

@@ -152,8 +152,8 @@ impl SharedHealth {
     /// Watches over entries that were made for flows which came without: those of an earlier process, and other instances'.
     pub(super) async fn watch_strangers(self: Arc<Self>) {
         loop {
-            self.table.registry.stranger_came.notified().await;
-            for entry in self.table.registry.take_strangers() {
+            self.table.registry.strangers.came().await;
+            for entry in self.table.registry.strangers.take() {
                 self.watch_stranger(entry);
             }
         }

@@ -11,10 +11,11 @@ use crate::model::fleet::{Liveness, MemberView};
 use crate::model::health::Cause;
 use crate::model::health::doubt::{Doubt, Silence, Surroundings};
 use crate::model::health::machine::ProbeOutcome;
+use crate::ports::suspicion::Suspicion;
 use crate::sys::clock::now_ns;
 use crate::sys::netdev;
 use crate::sys::netlink::{self, Route};
-use crate::table::backend::{BackendEntry, Registry, Suspicion};
+use crate::table::backend::{BackendEntry, Registry};
 
 /// How often it is looked for somebody while nobody is heard.
 const LOOK_EVERY_NS: u64 = 50_000_000;
@@ -145,12 +146,12 @@ impl Listened<'_> {
         // Between the two is no network, or none that is known yet.
         let is_near = route.as_ref().is_none_or(|route| route.as_ref().is_ok_and(|route| route.is_local));
         let are_dark = !is_near && self.are_dark(route.and_then(Result::ok));
-        let back_ns = if is_near { 0 } else { wire.back_ns.max(self.table.fleet.heard_since_ns()) };
+        let back_ns = if is_near { 0 } else { wire.back_ns.max(self.table.fleet_view.heard_since_ns()) };
         Surroundings { are_dark, heard_ns: self.heard_ns(self.target()), back_ns }
     }
 
     fn are_dark(&self, route: Option<Route>) -> bool {
-        let members = self.table.fleet.members();
+        let members = self.table.fleet_view.members();
         // Whoever said goodbye, or never said anything, is no evidence.
         let mut awaited = members.iter().filter(|it| {
             matches!(it.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent | Liveness::Dead)

@@ -18,9 +18,9 @@ use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
 use crate::ports::AllPorts;
 use crate::ports::orders::{EndOrder, Pace, Selector};
+use crate::ports::suspicion::Suspicion;
 use crate::sys::clock::now_ns;
 use crate::table::Table;
-use crate::table::backend::Suspicion;
 use crate::table::flows::{Field, FlowKey, FlowOrigin, FlowPlace, FlowState, ShardWriter};
 use crate::table::journal::What;
 
@@ -196,7 +196,8 @@ fn parts() -> HealthParts {
         orders: ports.part(),
         journal: table.part(),
         reachability: ports.part(),
-        fleet: table.part(),
+        fleet: ports.part(),
+        fleet_view: table.part(),
         offload: ports.part(),
     }
 }

@@ -54,6 +54,7 @@ use std::time::Duration;
 use super::events::ProgramEvents;
 use super::program::{OpenError, Program};
 use crate::essential;
+use crate::ports::fleet::Fleet;
 use crate::ports::late_resets::LateResets;
 use crate::ports::offload::{Candidate, Offload, Request};
 use crate::ports::orders::Orders;
@@ -64,7 +65,7 @@ use crate::sys::netdev;
 use crate::table::Part;
 use crate::table::backend::Registry;
 use crate::table::beats::LoopBeats;
-use crate::table::fleet::Fleet;
+use crate::table::fleet::FleetCensus;
 use crate::table::flows::FlowTable;
 use crate::table::journal::Journal;
 use crate::table::offload::{OffloadCensus, OffloadView};
@@ -103,6 +104,7 @@ pub struct EngineParts {
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
     pub census: Part<OffloadCensus>,
+    pub fleet_census: Part<FleetCensus>,
     pub fleet: Part<Fleet>,
     pub offload: Part<Offload>,
     /// To wake the workers that it has answered.

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-/// What the parts that listen know. Times are monotonic nanoseconds; 0: never.
+/// What the parts that listen know, in cache lines of its own. Times are monotonic nanoseconds; 0: never.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct Reachability {
     client_ns: AtomicU64,
     deaf_ns: AtomicU64,

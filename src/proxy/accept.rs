@@ -20,12 +20,12 @@ use super::verdict::FlowVerdict;
 use crate::addr::{ClientAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::proxy_protocol::{self, Parse};
+use crate::ports::ended::EndedFlow;
 use crate::sys::epoll::Ready;
 use crate::sys::eventfd::EventFd;
 use crate::sys::socket;
 use crate::table::flows::FlowOrigin;
 use crate::table::journal::What;
-use crate::table::worker::EndedFlow;
 use listeners::Listener;
 
 /// How often paused listeners try again.
@@ -316,7 +316,7 @@ impl Acceptor {
             lane.ended[EndReason::OutOfFiles as usize].add(1);
             let origin = FlowOrigin { accepted_at_ns: cx.now_ns(), client, vip, frontend: frontend.entry.id };
             let id = cx.take_id();
-            cx.state().report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
+            cx.report_ended(EndedFlow::unserved(id, origin, EndReason::OutOfFiles));
         }
     }
 }
@@ -368,7 +368,7 @@ fn turn_away(
     socket::reset(client);
     frontend.entry.lanes[cx.number].ended[reason as usize].add(1);
     let id = cx.take_id();
-    cx.state().report_ended(EndedFlow::unserved(id, origin, reason));
+    cx.report_ended(EndedFlow::unserved(id, origin, reason));
     Accepted::Refused
 }
 

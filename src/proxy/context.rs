@@ -20,6 +20,7 @@ use super::timers::Timers;
 use super::token::Token;
 use crate::model::ids::FlowId;
 use crate::model::offload::OffloadPolicy;
+use crate::ports::ended::EndedFlow;
 use crate::ports::offload::Ticket;
 use crate::sys::clock::now_ns;
 use crate::sys::epoll::Epoll;
@@ -94,6 +95,13 @@ impl WorkerContext {
 
     pub(super) fn state(&self) -> &WorkerState {
         &self.table.workers[self.number]
+    }
+
+    /// Hands an ended flow to the log; never waits.
+    pub(super) fn report_ended(&self, flow: EndedFlow) {
+        if !self.table.ended.report(self.number, flow) {
+            self.state().ended_unlogged.add(1);
+        }
     }
 
     pub(super) fn slot(&self, key: FlowKey) -> &Slot {

@@ -11,12 +11,12 @@ use super::flow::{Connecting, Flow, Phase, Side};
 use super::offload::forget_announced;
 use super::tell::{tell_ended, tell_lost};
 use crate::model::end_reason::{ClientSaw, EndReason};
+use crate::ports::ended::EndedFlow;
 use crate::ports::late_resets::Abandoned;
 use crate::ports::offload::{Request, Ticket};
 use crate::sys::sequence::sequence_numbers;
 use crate::sys::{socket, tcp_info};
 use crate::table::flows::{Field, FlowKey};
-use crate::table::worker::EndedFlow;
 use unheard::Otherwise;
 
 /// Closes both legs as `reason` demands and accounts for the flow.
@@ -90,7 +90,7 @@ pub(super) fn finish(
     }
     flow.frontend.entry.lanes[cx.number].ended[reason as usize].add(1);
     flows.vacate(cx, key);
-    cx.state().report_ended(ended);
+    cx.report_ended(ended);
 }
 
 /// Has each end told that is to learn of the end by RST: one alone may be lost, and of what the kernel has given up in

@@ -1,11 +1,12 @@
 //! What the data plane may touch.
 
+use crate::ports::ended::EndedFlows;
+use crate::ports::fleet::Fleet;
 use crate::ports::late_resets::LateResets;
 use crate::ports::offload::Offload;
 use crate::ports::orders::Orders;
 use crate::table::Part;
 use crate::table::backend::Registry;
-use crate::table::fleet::Fleet;
 use crate::table::flows::FlowTable;
 use crate::table::journal::Journal;
 use crate::table::offload::OffloadCensus;
@@ -20,9 +21,10 @@ pub struct ProxyParts {
     pub journal: Part<Journal>,
     /// For flows without sockets, and whether the engine has stopped for resets.
     pub census: Part<OffloadCensus>,
-    pub fleet: Part<Fleet>,
     /// Where its orders come from; their wake is the worker's wake for everything else too.
     pub orders: Part<Orders>,
     pub offload: Part<Offload>,
+    pub fleet: Part<Fleet>,
     pub late_resets: Part<LateResets>,
+    pub ended: Part<EndedFlows>,
 }

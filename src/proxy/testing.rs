@@ -31,10 +31,11 @@ fn parts() -> ProxyParts {
         workers: table.part(),
         journal: table.part(),
         census: table.part(),
-        fleet: table.part(),
         orders: ports.part(),
         offload: ports.part(),
+        fleet: ports.part(),
         late_resets: ports.part(),
+        ended: ports.part(),
     }
 }
 

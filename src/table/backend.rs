@@ -18,6 +18,8 @@ use crate::model::end_reason::EndReason;
 use crate::model::health::{Cause, HealthState};
 use crate::model::histogram::{LatencyHistogram, LatencySnapshot};
 use crate::model::ids::{BackendId, FrontendId};
+use crate::ports::strangers::Strangers;
+pub use crate::ports::suspicion::Suspicion;
 pub use named::NamedBackend;
 pub use service::Service;
 use service::ServiceMemory;
@@ -119,31 +121,6 @@ pub struct HealthView {
     pub order: Option<&'static str>,
     /// Monotonic ns at which its remaining flows are reset.
     pub drain_deadline_ns: Option<u64>,
-}
-
-/// What the data plane noticed. Each bit is set by any worker and taken by the health checker.
-#[derive(Debug, Default)]
-pub struct Suspicion {
-    bits: AtomicU8,
-    pub notify: tokio::sync::Notify,
-}
-
-impl Suspicion {
-    pub const CONNECT_FAILED: u8 = 1;
-    pub const SEGMENTS_UNACKED: u8 = 2;
-    /// Another backend is silent, and nobody else is heard.
-    pub const OTHERS_SILENT: u8 = 4;
-
-    pub fn raise(&self, bit: u8) {
-        if self.bits.fetch_or(bit, Relaxed) & bit == 0 {
-            self.notify.notify_one();
-        }
-    }
-
-    /// The bits raised since the last call.
-    pub fn take(&self) -> u8 {
-        self.bits.swap(0, Relaxed)
-    }
 }
 
 impl BackendEntry {
@@ -266,9 +243,8 @@ pub struct Registry {
     workers: usize,
     lists: ArcSwap<Lists>,
     next_id: Mutex<u32>,
-    strangers: Mutex<Vec<Arc<BackendEntry>>>,
-    /// See [`Registry::take_strangers`].
-    pub stranger_came: tokio::sync::Notify,
+    /// Entries of [`Registry::hold_at`] that nobody watches over yet.
+    pub strangers: Strangers<Arc<BackendEntry>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -280,13 +256,7 @@ struct Lists {
 
 impl Registry {
     pub fn new(workers: usize) -> Self {
-        Self {
-            workers,
-            lists: ArcSwap::default(),
-            next_id: Mutex::new(0),
-            strangers: Mutex::default(),
-            stranger_came: tokio::sync::Notify::new(),
-        }
+        Self { workers, lists: ArcSwap::default(), next_id: Mutex::new(0), strangers: Strangers::default() }
     }
 
     /// The frontend called `name`, made if need be.

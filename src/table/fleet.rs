@@ -1,50 +1,26 @@
-//! Where the parts that make a fleet meet: workers and path tell of this instance's flows, the peer link tells of the others',
-//! and the failover decides what becomes of them.
-//!
-//! ```text
-//!   workers, path ──Local──▶ │ peer │ ══ link ══▶ other instances
-//!                            │ link │ ──Remote──▶ failover ──Request──▶ path
-//!                            │      │ ◀──Command─ failover
-//! ```
-//! `Remote` and `Command` go through channels that `app` makes; `Local` through a queue here, so that a worker never waits.
+//! What the other instances of a fleet are like, as this one knows them, and what its parts have counted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use arc_swap::ArcSwap;
-use crossbeam_queue::SegQueue;
-use tokio::sync::watch;
 
 use super::count::Tally;
-use crate::model::fleet::PortRange;
+pub use crate::model::fleet::MemberView;
 use crate::model::fleet::evacuate::Places;
-pub use crate::model::fleet::{Asked, Local, MemberView, PeerCommand, Remote};
 
-/// The shared state of a fleet. Without peers nothing of it is used.
+/// A fleet as people are shown it, in cache lines of its own. Without peers nothing of it is used.
 #[derive(Debug, Default)]
-pub struct Fleet {
-    enabled: AtomicBool,
-    local: SegQueue<Local>,
+#[repr(align(128))]
+pub struct FleetView {
     members: ArcSwap<Vec<MemberView>>,
     /// Since when one of them at least is heard, monotonic; 0: never.
     heard_since_ns: AtomicU64,
     /// How often the process before this one told each peer everything anew.
     resyncs_before: ArcSwap<BTreeMap<String, u64>>,
-    /// Every peer is synced, or the deadline for that has passed with nobody to be reached.
-    ready: AtomicBool,
-    /// What an earlier process left has been inherited.
-    whole: AtomicBool,
-    /// Packets of one flow may come to several instances.
-    shared: AtomicBool,
     /// Where the frontends' addresses are on this host.
     places: ArcSwap<Places>,
-    /// The addresses are to be on `lo` as well: they are about to leave.
-    keeping: watch::Sender<bool>,
-    /// Flows go to another process of this host, which then sees to what they need.
-    succeeded: AtomicBool,
-    /// Of backend legs of this instance; all of the host's if none is set.
-    ports: OnceLock<PortRange>,
     pub census: FleetCensus,
 }
 
@@ -76,47 +52,7 @@ impl FleetCensus {
     }
 }
 
-impl Fleet {
-    /// Whether peers want to know of this instance's flows. While they do not, [`Fleet::tell`] does nothing.
-    pub fn is_enabled(&self) -> bool {
-        self.enabled.load(Relaxed)
-    }
-
-    pub fn set_enabled(&self, enabled: bool) {
-        self.enabled.store(enabled, Release);
-    }
-
-    /// Leaves word for the peers; never waits. Nobody is woken: the link looks every few milliseconds, for a wake for each
-    /// short flow would cost more than the flow.
-    pub fn tell(&self, local: impl FnOnce() -> Local) {
-        if self.is_enabled() {
-            self.local.push(local());
-        }
-    }
-
-    /// Whether packets of one flow may come to several instances, so that silence here says nothing.
-    pub fn is_shared(&self) -> bool {
-        self.shared.load(Relaxed)
-    }
-
-    pub fn set_shared(&self, shared: bool) {
-        self.shared.store(shared, Relaxed);
-    }
-
-    /// Which source ports this instance's backend legs have. `None`: any.
-    pub fn ports(&self) -> Option<PortRange> {
-        self.ports.get().copied()
-    }
-
-    /// Once, before the first leg.
-    pub fn set_ports(&self, ports: PortRange) {
-        let _ = self.ports.set(ports);
-    }
-
-    pub fn next_local(&self) -> Option<Local> {
-        self.local.pop()
-    }
-
+impl FleetView {
     pub fn members(&self) -> Arc<Vec<MemberView>> {
         self.members.load_full()
     }
@@ -159,42 +95,5 @@ impl Fleet {
 
     pub fn show_places(&self, places: Places) {
         self.places.store(Arc::new(places));
-    }
-
-    /// Whether the frontends' addresses are to be on `lo` as well, before they leave.
-    pub fn keeping(&self) -> watch::Receiver<bool> {
-        self.keeping.subscribe()
-    }
-
-    pub fn set_keeping(&self, keeping: bool) {
-        self.keeping.send_replace(keeping);
-    }
-
-    /// Whether another process of this host has, or is about to have, this one's flows.
-    pub fn is_succeeded(&self) -> bool {
-        self.succeeded.load(Acquire)
-    }
-
-    pub fn set_succeeded(&self, succeeded: bool) {
-        self.succeeded.store(succeeded, Release);
-    }
-
-    /// Whether this instance may take a VIP: it has no peers, or knows their flows, or has waited for them long enough.
-    pub fn is_ready(&self) -> bool {
-        !self.is_enabled() || self.ready.load(Relaxed)
-    }
-
-    pub fn set_ready(&self, ready: bool) {
-        self.ready.store(ready, Relaxed);
-    }
-
-    /// Whether all flows that this instance has had since its start have been told of.
-    pub fn is_whole(&self) -> bool {
-        self.whole.load(Relaxed)
-    }
-
-    /// What an earlier process left has been inherited, or there is nothing of the kind. Peers are told no flow before.
-    pub fn set_whole(&self) {
-        self.whole.store(true, Release);
     }
 }

@@ -13,8 +13,10 @@ use crate::model::stays::Stays;
 /// Why nothing is offloaded that could.
 pub const OFF: &str = "offload.mode is \"off\"";
 
-/// Counters of offloads, and how the offload engine stands.
+/// Counters of offloads, and how the offload engine stands; in cache lines of their own, for workers read what stands beside them at each
+/// event.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct OffloadCensus {
     pub offloaded: Tally,
     /// By `Stays as usize`: each time that a flow was tried and stayed.

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use baton::addr::{BackendAddr, ClientAddr, VipAddr};
-use baton::admin::Admin;
 use baton::admin::control::{
     ConfigState, Control, LastReload, OrderRefused, Ordering, PlannedMove, ReloadRefused, Reloading,
 };
 use baton::admin::doors::Doors;
 use baton::admin::evacuate::{Evacuating, EvacuationCheck, EvacuationFailed, EvacuationRequest};
 use baton::admin::upgrade::{Checking, UpgradeFailed, UpgradeRequest, Upgrading};
+use baton::admin::{Admin, AdminPorts};
 use baton::config::{self, Config};
 use baton::drain::{Drain, LifePhase};
 use baton::metrics::Metrics;
@@ -36,6 +36,7 @@ pub struct FakeInstance {
     pub doors: Doors,
     pub control: Arc<FakeControl>,
     pub table: Arc<Table>,
+    pub ports: Arc<AllPorts>,
     pub drain: Drain,
     pub directory: tempfile::TempDir,
 }
@@ -132,7 +133,7 @@ impl FakeInstance {
         let doors_config = config.admin.clone();
         let admin = Admin::new(
             table.clone(),
-            ports.part(),
+            AdminPorts { orders: ports.part(), fleet: ports.part() },
             Arc::new(ArcSwap::from_pointee(config)),
             Arc::<Metrics>::default(),
             control.clone(),
@@ -140,7 +141,7 @@ impl FakeInstance {
         );
         let doors = Doors::open(admin.clone(), &doors_config).unwrap();
         tokio::spawn(obey(table.clone(), ports.part(), writers, live));
-        Self { admin, doors, control, table, drain, directory }
+        Self { admin, doors, control, table, ports, drain, directory }
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -87,7 +87,7 @@ fn everything() -> FakeInstance {
         vips: Vec::new(),
         why_not: None,
     };
-    instance.table.fleet.set_enabled(true);
+    instance.ports.fleet.set_enabled(true);
     instance.table.fleet.show_members(vec![member], now_ns());
     instance
 }

@@ -5,6 +5,7 @@ mod commands;
 mod dependencies;
 mod layers;
 mod parts;
+mod ports;
 mod readme;
 mod sources;
 mod told;

@@ -12,9 +12,9 @@ use baton::addr::{BackendAddr, VipAddr};
 use baton::config::*;
 use baton::model::balance::{Balance, Preference};
 use baton::ports::AllPorts;
+use baton::ports::ended::EndedFlow;
 use baton::proxy::{Proxy, ProxyParts};
 use baton::table::Table;
-use baton::table::worker::EndedFlow;
 
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -48,10 +48,11 @@ impl Bench {
             workers: table.part(),
             journal: table.part(),
             census: table.part(),
-            fleet: table.part(),
             orders: ports.part(),
             offload: ports.part(),
+            fleet: ports.part(),
             late_resets: ports.part(),
+            ended: ports.part(),
         };
         let proxy = Proxy::start(parts, &config).unwrap();
         for (entry, address) in table.registry.backends().iter().zip(backends) {
@@ -78,7 +79,7 @@ impl Bench {
     pub fn next_ended(&self) -> EndedFlow {
         let started = std::time::SystemTime::now();
         loop {
-            if let Some(ended) = self.table.workers.iter().find_map(|worker| worker.next_ended()) {
+            if let Some(ended) = (0..self.ports.ended.workers()).find_map(|worker| self.ports.ended.next(worker)) {
                 return ended;
             }
             assert!(started.elapsed().unwrap() < DEADLINE, "no flow ended in time");

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 use baton::model::balance::Preference;
 use baton::model::end_reason::{ClientSaw, EndReason};
 use baton::model::ids::FlowId;
+use baton::ports::ended::EndedFlow;
 use baton::ports::orders::{EndOrder, Pace, Selector};
-use baton::table::worker::EndedFlow;
 use fastrand::Rng;
 
 use crate::bench::*;
@@ -162,8 +162,8 @@ fn disturb(bench: &Bench, rng: &mut Rng, asked_to_move: &mut HashSet<FlowId>) {
 }
 
 fn collect(bench: &Bench, ended: &mut Vec<EndedFlow>) {
-    for worker in &bench.table.workers {
-        ended.extend(std::iter::from_fn(|| worker.next_ended()));
+    for (number, worker) in bench.table.workers.iter().enumerate() {
+        ended.extend(std::iter::from_fn(|| bench.ports.ended.next(number)));
         assert_eq!(worker.ended_unlogged.value(), 0);
     }
 }

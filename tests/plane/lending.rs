@@ -290,7 +290,7 @@ fn offloaded_flows_go_on_when_the_workers_end() {
     client.write_all(b"next").unwrap();
     let (_, sockets) = offload(&bench, candidate(&bench));
     bench.proxy.exit();
-    assert!(bench.table.workers.iter().all(|worker| worker.next_ended().is_none()));
+    assert!((0..bench.ports.ended.workers()).all(|worker| bench.ports.ended.next(worker).is_none()));
     stream(sockets.client).write_all(b"still").unwrap();
     client.read_exact(&mut [0; 5]).unwrap();
 }

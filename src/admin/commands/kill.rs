@@ -24,7 +24,7 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
     let (selectors, matcher) = match target {
         KillTarget::Flow(id) => {
             let flow = find(&table.flows, *id).await.ok_or(Refusal::UnknownFlow { flow: *id })?;
-            admin.orders.end_flow(flow.ticket(), EndReason::Killed, None);
+            admin.ports.orders.end_flow(flow.ticket(), EndReason::Killed, None);
             return Ok(json(&KillReport { flows: 1, gone: gone(&table.flows, &[flow], WAIT).await }));
         }
         KillTarget::Backend(name) => {
@@ -39,7 +39,7 @@ pub(super) async fn kill(admin: &Arc<Admin>, target: &KillTarget) -> Result<Valu
     };
     let flows = matcher.collect(&table.flows).await;
     for selector in selectors {
-        admin.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
+        admin.ports.orders.end(EndOrder { selector, reason: EndReason::Killed, pace: paced, only_idle_for: None });
     }
     tracing::info!(%target, flows = flows.len(), "an operator kills flows");
     record(&table.registry, &table.journal, &flows);

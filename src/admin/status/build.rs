@@ -105,14 +105,14 @@ pub fn backend_status(entry: &BackendEntry, now_ns: u64) -> BackendStatus {
 
 /// The fleet, without waiting for anybody.
 pub fn peers_report(admin: &Admin) -> PeersReport {
-    let (config, fleet) = (admin.config.load(), &admin.table.fleet);
+    let (config, fleet) = (admin.config.load(), &admin.ports.fleet);
     let settings = config.peers.as_ref().filter(|_| fleet.is_enabled());
     PeersReport {
         name: settings.map(|it| it.name.clone()),
         slot: settings.map(|it| it.slot),
         ready: fleet.is_ready(),
         vips: vips(&config, admin),
-        peers: fleet.members().to_vec(),
+        peers: admin.table.fleet.members().to_vec(),
     }
 }
 

@@ -13,8 +13,8 @@ use std::net::IpAddr;
 
 use super::is_global;
 use crate::model::fleet::evacuate::Places;
+use crate::ports::fleet::Fleet;
 use crate::sys::{netdev, netlink};
-use crate::table::fleet::Fleet;
 use crate::table::flows::{FlowState, FlowTable};
 
 const LOOPBACK: &str = "lo";

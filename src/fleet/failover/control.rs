@@ -79,7 +79,7 @@ impl FailoverControl {
             machine: Failover::new(settings.clone()),
             addresses: Addresses::new(settings.vips.iter().map(|vip| vip.ip()), now_ns()),
             watch: Watch::open()?.register()?,
-            wire: Wire::open(table.fleet.clone(), wanted.resets_per_second, MARK, done)?,
+            wire: Wire::open(table.fleet_census.clone(), wanted.resets_per_second, MARK, done)?,
             firewall: Firewall::open(),
             untold: UntoldQueue::default(),
             challenged,
@@ -232,7 +232,7 @@ impl FailoverControl {
                 for ip in &seen.newly_kept {
                     tracing::info!(%ip, "the address leaves this host; Baton keeps it on lo until its flows have ended");
                 }
-                self.table.fleet.show_places(seen.places);
+                self.table.fleet_view.show_places(seen.places);
                 self.machine.handle_addresses(now_ns(), &seen.all);
             }
             Err(_) if failed_before => {}
@@ -254,7 +254,7 @@ impl FailoverControl {
                 Action::Answer(packet) => {
                     let Key { from, to } = packet.key;
                     tracing::debug!(%from, %to, flags = packet.flags, length = packet.length, "nobody knows this packet's flow: RST");
-                    let census = &self.table.fleet.census;
+                    let census = &self.table.fleet_census;
                     let counted = if self.wire.answer(&packet) { &census.reset } else { &census.dropped };
                     counted.add(1);
                 }
@@ -276,7 +276,7 @@ impl FailoverControl {
     }
 
     fn note(&mut self, note: Note) {
-        let census = &self.table.fleet.census;
+        let census = &self.table.fleet_census;
         let what = match note {
             Note::FailedOver { from, inherited, reset } => {
                 census.failovers.add(1);

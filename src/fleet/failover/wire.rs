@@ -15,7 +15,7 @@ use crate::model::segment::Segment;
 use crate::sys::frame::FrameSender;
 use crate::sys::raw::RawSender;
 use crate::table::Part;
-use crate::table::fleet::Fleet;
+use crate::table::fleet::FleetCensus;
 
 /// Segments are sent in steps of this length, or one at a time if that is slower.
 const STEP: Duration = Duration::from_millis(2);
@@ -40,14 +40,14 @@ pub(super) struct ChallengeBatch {
 impl Wire {
     /// `mark`: of each packet, for this host's firewall. Rounds that are done come out of `done`.
     pub(super) fn open(
-        fleet: Part<Fleet>,
+        census: Part<FleetCensus>,
         per_second: u32,
         mark: u32,
         done: mpsc::UnboundedSender<u64>,
     ) -> io::Result<Self> {
         let (batches, waiting) = mpsc::unbounded_channel();
         let sender = RawSender::marked(mark)?;
-        tokio::spawn(essential::task("challenges", challenge(fleet, sender, waiting, done)));
+        tokio::spawn(essential::task("challenges", challenge(census, sender, waiting, done)));
         let frames = FrameSender::open().inspect_err(|error| {
             tracing::warn!(%error, "cannot announce addresses to neighbours (gratuitous ARP, neighbour advertisements); keepalived has to do it");
         });
@@ -83,7 +83,7 @@ impl Wire {
 }
 
 async fn challenge(
-    fleet: Part<Fleet>,
+    census: Part<FleetCensus>,
     raw: RawSender,
     mut waiting: mpsc::UnboundedReceiver<(ChallengeBatch, u32)>,
     done: mpsc::UnboundedSender<u64>,
@@ -106,7 +106,7 @@ async fn challenge(
                     let _ = raw.send(&packet, to.ip());
                 }
             }
-            fleet.census.challenged.add(some.len() as u64);
+            census.challenged.add(some.len() as u64);
         }
         let _ = done.send(round);
     }

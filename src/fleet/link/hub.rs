@@ -19,12 +19,13 @@ use crate::model::fleet::{
     BeatKey, Epoch, Exchange, Farewell, Hello, InstanceName, KnowsQuery, Liveness, Member, Message, Notice, Own,
     PeerCommand, Remote,
 };
+use crate::ports::fleet::Fleet;
 use crate::ports::offload::StandbyQueues;
 use crate::sys::clock::{now_ns, unix_ns};
 use crate::sys::{random, sock_diag};
 use crate::table::Part;
 use crate::table::beats::LoopBeats;
-use crate::table::fleet::Fleet;
+use crate::table::fleet::FleetView;
 use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
 use lines::Lines;
@@ -56,6 +57,7 @@ const FAREWELL_MAX: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct PeerLinkParts {
     pub fleet: Part<Fleet>,
+    pub fleet_view: Part<FleetView>,
     /// To give no id that a peer knows already.
     pub flows: Part<FlowTable>,
     /// What the offload engine carries.
@@ -257,11 +259,10 @@ impl Hub {
             self.tell(notice);
         }
         self.table.flows.keep_ids_above(self.exchange.own_ids_told());
-        let fleet = &self.table.fleet;
-        fleet.set_ready(self.exchange.is_ready());
+        self.table.fleet.set_ready(self.exchange.is_ready());
         if now_ns >= self.show_at_ns {
             self.show_at_ns = now_ns + SHOW_EVERY_NS;
-            fleet.show_members(self.exchange.members(now_ns), now_ns);
+            self.table.fleet_view.show_members(self.exchange.members(now_ns), now_ns);
         }
     }
 

@@ -28,9 +28,9 @@ use crate::model::fleet::{FleetId, Unknown};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry};
 use crate::offload::program::{Program, Unread};
+use crate::ports::fleet::Fleet;
 use crate::ports::offload::{Offload, StandbyRequest};
 use crate::table::Part;
-use crate::table::fleet::Fleet;
 use holding::{Held, Holding};
 
 pub(super) const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];

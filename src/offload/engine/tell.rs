@@ -6,8 +6,8 @@ use super::flows::Flows;
 use super::retold::way;
 use crate::model::fleet::{FleetId, Passage, UnknownPacket};
 use crate::model::ids::FlowId;
+use crate::ports::fleet::Local;
 use crate::ports::offload::StandbyAnswer;
-use crate::table::fleet::Local;
 
 /// Bytes after which other instances are told again how far a busy flow has come: an entry tells new numbers from old ones
 /// only within 2 GiB.

@@ -21,8 +21,8 @@ use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
 use crate::offload::program::Evidence;
 use crate::ports::offload::Ticket;
+use crate::ports::suspicion::Suspicion;
 use crate::sys::clock::now_ns;
-use crate::table::backend::Suspicion;
 use crate::table::journal::What;
 
 /// Events that are taken before others have their turn.

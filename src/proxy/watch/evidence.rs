@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::FlowWatch;
+use crate::ports::suspicion::Suspicion;
 use crate::proxy::context::WorkerContext;
 use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::Phase;
 use crate::proxy::timers::Due;
 use crate::proxy::token::FlowRef;
 use crate::sys::tcp_info::peer_signs;
-use crate::table::backend::Suspicion;
 use crate::table::flows::Field;
 
 /// How often waiting flows are looked at.

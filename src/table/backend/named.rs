@@ -96,7 +96,7 @@ impl Registry {
     }
 
     /// The same for a flow that is there already, which is counted in. `key` is [`BackendEntry::hash_key`] if it must be made;
-    /// then it is among [`Registry::take_strangers`] as well, for somebody has to watch over it.
+    /// then it is among [`Registry::strangers`] as well, for somebody has to watch over it.
     pub fn hold_at(
         &self,
         frontend: &Arc<FrontendEntry>,
@@ -113,14 +113,8 @@ impl Registry {
         entry.set_address(Some(address));
         entry.former.store(true, Relaxed);
         entry.count_in();
-        self.strangers.lock().unwrap_or_else(PoisonError::into_inner).push(entry.clone());
-        self.stranger_came.notify_one();
+        self.strangers.come(entry.clone());
         entry
-    }
-
-    /// Entries that nobody watches over yet. [`Registry::stranger_came`] tells when there are some.
-    pub fn take_strangers(&self) -> Vec<Arc<BackendEntry>> {
-        std::mem::take(&mut *self.strangers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// `entry` is what its name means from now on; what was that so far becomes a former one.
@@ -216,10 +210,10 @@ mod tests {
         let (a, b) = (addr("10.0.0.11:6443"), addr("10.0.0.12:6443"));
         let first = registry.backend_at(&frontend, &name, a);
         assert_eq!(registry.hold_at(&frontend, &name, 1, a).id, first.id);
-        assert!(registry.take_strangers().is_empty());
+        assert!(registry.strangers.take().is_empty());
         let held = registry.hold_at(&frontend, &name, 1, b);
         assert_eq!(registry.hold_at(&frontend, &name, 1, b).id, held.id);
-        assert_eq!(registry.take_strangers().len(), 1);
+        assert_eq!(registry.strangers.take().len(), 1);
         assert!(held.is_former() && held.load() == 2);
         assert!(!registry.forget_backend(held.id), "it has flows");
         (0..2).for_each(|_| held.release());

@@ -8,9 +8,9 @@ use super::ports::PortsElsewhere;
 use crate::model::ends::Key;
 use crate::model::fleet::FleetId;
 use crate::model::splice::FlowDirection;
+use crate::ports::fleet::Fleet;
 use crate::ports::offload::Offload;
 use crate::table::Part;
-use crate::table::fleet::Fleet;
 
 #[derive(Debug)]
 pub(super) struct Kept {

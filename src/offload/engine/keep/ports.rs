@@ -8,9 +8,9 @@ use std::collections::HashMap;
 
 use crate::addr::{BackendAddr, LocalAddr};
 use crate::model::ends::Key;
+use crate::ports::fleet::Fleet;
 use crate::ports::offload::Offload;
 use crate::table::Part;
-use crate::table::fleet::Fleet;
 
 #[derive(Debug)]
 pub(super) struct PortsElsewhere {

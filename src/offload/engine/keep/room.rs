@@ -111,7 +111,7 @@ pub(in super::super) fn use_room(
         }
     }
     let flows = keep.crowded.len() as u64;
-    outside.table.fleet.census.no_standby.store(flows, Relaxed);
+    outside.table.fleet_census.no_standby.store(flows, Relaxed);
     if flows == 0 && keep.crowded.said_ns > 0 {
         keep.crowded.said_ns = 0;
         tracing::info!("the map has room for all flows of other instances again");

@@ -242,7 +242,7 @@ impl Keep {
         for id in old {
             if claim {
                 self.inherit_standby(outside, flows, id)?;
-                outside.table.fleet.census.inherited.add(1);
+                outside.table.fleet_census.inherited.add(1);
             } else {
                 self.drop_standby(&outside.program, flows, id)?;
             }

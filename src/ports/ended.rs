@@ -1,0 +1,99 @@
+//! Flows that ended, from the workers to the log of ended flows.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::Poll;
+
+use crossbeam_queue::ArrayQueue;
+use tokio::sync::Notify;
+
+use crate::model::end_reason::EndReason;
+use crate::model::flow::FlowOrigin;
+use crate::model::ids::{BackendId, FlowId};
+
+/// Ended flows of one worker that may wait for the log; more are counted, not kept.
+const ENDED_QUEUE: usize = 16_384;
+
+/// One flow that ended: the source of its log line and its event.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedFlow {
+    pub id: FlowId,
+    pub origin: FlowOrigin,
+    pub backend: Option<BackendId>,
+    /// Where the backend leg went, if one was connected.
+    pub backend_addr: Option<SocketAddr>,
+    pub reason: EndReason,
+    pub bytes_to_backend: u64,
+    pub bytes_to_client: u64,
+    /// 0 if no backend was connected.
+    pub connect_us: u64,
+    /// Nanoseconds on the monotonic clock.
+    pub ended_at_ns: u64,
+    /// errno of the call that told, 0 if none.
+    pub errno: i32,
+}
+
+impl EndedFlow {
+    /// A connection that was reset at once.
+    pub fn unserved(id: FlowId, origin: FlowOrigin, reason: EndReason) -> Self {
+        Self {
+            id,
+            origin,
+            backend: None,
+            backend_addr: None,
+            reason,
+            bytes_to_backend: 0,
+            bytes_to_client: 0,
+            connect_us: 0,
+            ended_at_ns: origin.accepted_at_ns,
+            errno: 0,
+        }
+    }
+}
+
+/// One queue per worker, so that no two workers write the same.
+#[derive(Debug)]
+pub struct EndedFlows {
+    lanes: Box<[EndedLane]>,
+}
+
+#[derive(Debug)]
+struct EndedLane {
+    queue: ArrayQueue<EndedFlow>,
+    reported: Notify,
+}
+
+impl EndedFlows {
+    pub fn new(workers: usize) -> Self {
+        let lane = |_| EndedLane { queue: ArrayQueue::new(ENDED_QUEUE), reported: Notify::new() };
+        Self { lanes: (0..workers).map(lane).collect() }
+    }
+
+    pub fn workers(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Hands an ended flow of `worker` to the log; never waits. False: too many wait already, and it is left out.
+    pub fn report(&self, worker: usize, flow: EndedFlow) -> bool {
+        let lane = &self.lanes[worker];
+        let has_room = lane.queue.push(flow).is_ok();
+        lane.reported.notify_one();
+        has_room
+    }
+
+    /// The oldest ended flow of `worker` not yet taken.
+    pub fn next(&self, worker: usize) -> Option<EndedFlow> {
+        self.lanes[worker].queue.pop()
+    }
+
+    /// Returns when any worker may have reported one since the last call.
+    pub async fn reported(&self) {
+        let mut lanes: Vec<Pin<Box<_>>> = self.lanes.iter().map(|lane| Box::pin(lane.reported.notified())).collect();
+        poll_fn(|context| {
+            let any = lanes.iter_mut().any(|lane| lane.as_mut().poll(context).is_ready());
+            if any { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}

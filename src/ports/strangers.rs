@@ -1,0 +1,35 @@
+//! Backends that were made for flows which came without, for the health checker: somebody has to watch over them. The table's registry has
+//! one.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+/// Those that nobody watches over yet.
+#[derive(Debug)]
+pub struct Strangers<T> {
+    waiting: Mutex<Vec<T>>,
+    came: Notify,
+}
+
+impl<T> Default for Strangers<T> {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), came: Notify::new() }
+    }
+}
+
+impl<T> Strangers<T> {
+    pub fn come(&self, stranger: T) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(stranger);
+        self.came.notify_one();
+    }
+
+    pub fn take(&self) -> Vec<T> {
+        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns when there may be some to take.
+    pub async fn came(&self) {
+        self.came.notified().await;
+    }
+}

@@ -1,0 +1,30 @@
+//! What the data plane noticed of one backend, for the health checker. Each backend's entry in the table has its own.
+
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use tokio::sync::Notify;
+
+/// What the data plane noticed. Each bit is set by any worker and taken by the health checker.
+#[derive(Debug, Default)]
+pub struct Suspicion {
+    bits: AtomicU8,
+    pub notify: Notify,
+}
+
+impl Suspicion {
+    pub const CONNECT_FAILED: u8 = 1;
+    pub const SEGMENTS_UNACKED: u8 = 2;
+    /// Another backend is silent, and nobody else is heard.
+    pub const OTHERS_SILENT: u8 = 4;
+
+    pub fn raise(&self, bit: u8) {
+        if self.bits.fetch_or(bit, Relaxed) & bit == 0 {
+            self.notify.notify_one();
+        }
+    }
+
+    /// The bits raised since the last call.
+    pub fn take(&self) -> u8 {
+        self.bits.swap(0, Relaxed)
+    }
+}

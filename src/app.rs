@@ -235,7 +235,7 @@ fn assemble(
         reachability: ports.part(),
         fleet: ports.part(),
         fleet_view: table.part(),
-        offload: ports.part(),
+        engine: ports.part(),
     };
     let checker = Checker::resume(parts, metrics.clone(), &config, Handle::current(), state.backends);
     let core = Arc::new(Core {

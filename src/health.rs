@@ -33,7 +33,7 @@ use crate::model::health::machine::Arrival;
 use crate::model::health::{Dismissal, Order, SavedBackend};
 use crate::model::ids::{BackendId, FrontendId};
 use crate::ports::fleet::Fleet;
-use crate::ports::offload::Offload;
+use crate::ports::offload::EngineWake;
 use crate::ports::orders::Orders;
 use crate::ports::reachability::Reachability;
 use crate::table::Part;
@@ -57,8 +57,8 @@ pub struct HealthParts {
     pub reachability: Part<Reachability>,
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
-    /// To have it look for clients.
-    pub offload: Part<Offload>,
+    /// To have the offload engine look for clients.
+    pub engine: Part<EngineWake>,
 }
 
 /// Watches over every backend. Dropping it stops all probes; the last health states stay.

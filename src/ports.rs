@@ -32,7 +32,7 @@ use crate::part::{Part, PartOf, parts};
 use ended::EndedFlows;
 use fleet::Fleet;
 use late_resets::LateResets;
-use offload::{Offload, StandbyQueues};
+use offload::{EngineWake, Offload, StandbyQueues};
 use orders::Orders;
 use reachability::Reachability;
 
@@ -71,6 +71,7 @@ parts! {
     Orders => ports.orders;
     Offload => ports.offload;
     StandbyQueues => ports.offload.held;
+    EngineWake => ports.offload.wake;
     Fleet => ports.fleet;
     Reachability => ports.reachability;
     LateResets => ports.late_resets;

@@ -191,7 +191,7 @@ impl Listened<'_> {
     fn ask_around(&self) {
         let table = self.table;
         table.reachability.want_clients();
-        table.offload.wake();
+        table.engine.wake();
         others(&table.registry, self.target()).for_each(|(entry, _)| entry.suspicion.raise(Suspicion::OTHERS_SILENT));
     }
 

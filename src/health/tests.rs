@@ -198,7 +198,7 @@ fn parts() -> HealthParts {
         reachability: ports.part(),
         fleet: ports.part(),
         fleet_view: table.part(),
-        offload: ports.part(),
+        engine: ports.part(),
     }
 }
 

@@ -16,6 +16,7 @@
 //! bytes take another way.
 
 mod held;
+mod wake;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,12 +28,12 @@ use crate::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
-use crate::sys::eventfd::EventFd;
 
 pub use crate::model::fleet::{PeerPortRange, StandbyAnswer, StandbyRequest};
 pub use crate::model::flow::Ticket;
 pub use crate::model::stays::Stays;
 pub use held::{CarriedKeys, StandbyQueues};
+pub use wake::EngineWake;
 
 /// A flow that may be offloaded. Nobody reads or writes its sockets but the offload engine until it answers.
 #[derive(Debug)]
@@ -167,9 +168,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Offload {
     requests: SegQueue<Request>,
-    /// A wake is on its way already.
-    woken: AtomicBool,
-    wake: EventFd,
+    pub(super) wake: EngineWake,
     answers: Box<[SegQueue<Answer>]>,
     open: AtomicBool,
     /// Flows are to leave however young they are: their host is about to go.
@@ -191,8 +190,7 @@ impl Offload {
     pub fn new(workers: usize) -> io::Result<Self> {
         Ok(Self {
             requests: SegQueue::new(),
-            woken: AtomicBool::new(false),
-            wake: EventFd::new()?,
+            wake: EngineWake::new()?,
             answers: (0..workers).map(|_| SegQueue::new()).collect(),
             open: AtomicBool::new(false),
             hurried: AtomicBool::new(false),
@@ -237,20 +235,13 @@ impl Offload {
             self.in_flight.fetch_add(1, Relaxed);
         }
         self.requests.push(request);
-        self.wake_once();
+        self.wake.wake_once();
     }
 
     /// Asks the offload engine for what concerns flows of other instances; never waits.
     pub fn ask_standby(&self, request: StandbyRequest) {
         self.held.push(request);
-        self.wake_once();
-    }
-
-    /// One wake for many requests: the offload engine clears this before it takes them.
-    fn wake_once(&self) {
-        if !self.woken.swap(true, AcqRel) {
-            self.wake.signal();
-        }
+        self.wake.wake_once();
     }
 
     /// Readable when there may be requests.
@@ -260,13 +251,12 @@ impl Offload {
 
     /// Makes the offload engine look at its requests though there may be none.
     pub fn wake(&self) {
-        self.wake.signal();
+        self.wake.wake();
     }
 
     /// Call it before taking requests, so that none is missed.
     pub fn clear_wake(&self) {
         self.wake.clear();
-        self.woken.store(false, Release);
     }
 
     pub fn next_request(&self) -> Option<Request> {

@@ -1,0 +1,42 @@
+//! The offload engine's wake, for who has something for it to look at that is in no queue of its own.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+use crate::sys::eventfd::EventFd;
+
+/// Makes the offload engine look. What it finds then stands elsewhere.
+#[derive(Debug)]
+pub struct EngineWake {
+    /// A wake is on its way already.
+    woken: AtomicBool,
+    fd: EventFd,
+}
+
+impl EngineWake {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { woken: AtomicBool::new(false), fd: EventFd::new()? })
+    }
+
+    /// Makes the offload engine look at its requests though there may be none.
+    pub fn wake(&self) {
+        self.fd.signal();
+    }
+
+    /// One wake for many requests: the offload engine clears this before it takes them.
+    pub(super) fn wake_once(&self) {
+        if !self.woken.swap(true, AcqRel) {
+            self.fd.signal();
+        }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.fd()
+    }
+
+    pub(super) fn clear(&self) {
+        self.fd.clear();
+        self.woken.store(false, Release);
+    }
+}

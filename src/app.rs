@@ -146,7 +146,7 @@ pub async fn build(config: Config, path: &Path, inherited: Vec<(VipAddr, OwnedFd
     parts.core.link_up();
     if parts.config.peers.is_none() {
         // A process with peers may have been killed here.
-        failover::lay_down().await;
+        failover::give_up_addresses();
     }
     if parts.config.offload.mode != OffloadMode::Off {
         parts.core.offload.serve();

@@ -83,12 +83,17 @@ pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, lin
 }
 
 /// Takes back what failover changes on this host and what would outlive the process: addresses that it keeps on `lo`, and its table of
-/// nftables. Once no flow is left, or where there is no failover that would.
+/// nftables. Once no flow is left.
 pub async fn lay_down() {
-    addresses::give_up_all();
+    give_up_addresses();
     if let Err(error) = firewall::lower().await {
         tracing::debug!(%error, "there was no table of nftables");
     }
+}
+
+/// Gives up the addresses that an earlier process kept on `lo`, where there is no failover that would.
+pub fn give_up_addresses() {
+    addresses::give_up_all();
 }
 
 fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {

@@ -76,13 +76,14 @@ fn service(unknown: &Unknown) -> [u8; SERVICE_SIZE] {
     service
 }
 
-/// `struct port_range` of `bpf/entry.h`. `owners`: how the instance is reached, by one or both families.
+/// `struct port_range` of `bpf/entry.h`. `owners`: how the instance is reached, by one or both families; one Ethernet address that is
+/// known is that of both.
 pub(super) fn port_range(ports: PortRange, owners: &[Owner]) -> [u8; PORT_RANGE_SIZE] {
     let mut raw = [0; PORT_RANGE_SIZE];
     raw[..2].copy_from_slice(&ports.first.to_ne_bytes());
     raw[2..4].copy_from_slice(&ports.last.to_ne_bytes());
+    raw[4..10].copy_from_slice(&owners.iter().find_map(|owner| owner.mac).unwrap_or_default());
     for owner in owners {
-        raw[4..10].copy_from_slice(&owner.mac.unwrap_or_default());
         let (at, ip): (usize, Ipv6Addr) = match owner.ip {
             IpAddr::V4(ip) => (12, ip.to_ipv6_mapped()),
             IpAddr::V6(ip) => (32, ip),
@@ -153,3 +154,22 @@ const FLAGS: usize = 54;
 
 /// As in `bpf/entry.h`.
 const FLAG_LENT: u16 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_does_not_cross_between_hosts_of_which_one_address_has_not_been_talked_with() {
+        let mac = Some([2, 0, 0, 0, 0, 21]);
+        let owner = |ip: &str, mac| Owner { ip: ip.parse().unwrap(), mac, interface: 7 };
+        let (v4, v6) = (|mac| owner("10.77.0.21", mac), |mac| owner("fd77::21", mac));
+        let ports = PortRange { first: 6443, last: 6443 };
+        for owners in [[v4(mac), v6(None)], [v4(None), v6(mac)], [v6(mac), v4(None)], [v6(None), v4(mac)]] {
+            let raw = port_range(ports, &owners);
+            assert_eq!(Some(raw[4..10].try_into().unwrap()), mac, "{owners:?}");
+            assert_eq!((raw[28], raw[48]), (7, 7));
+        }
+        assert_eq!(port_range(ports, &[v4(None), v6(None)])[4..10], [0; 6]);
+    }
+}

@@ -4,6 +4,7 @@
 mod addresses;
 mod again;
 mod carried;
+mod crossing;
 mod drills;
 mod evacuate;
 mod load;

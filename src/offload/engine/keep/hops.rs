@@ -57,9 +57,21 @@ impl Hops {
             return Err(std::io::Error::other("it is not on a link of this host"));
         }
         look_at_interface(outside, flows, route.interface);
-        let owner = Owner { ip, mac: netlink::neighbour(route.interface, ip)?, interface: route.interface };
+        let mac = match netlink::neighbour(route.interface, ip)? {
+            None => self.mac_by_another_address(ip, route.interface),
+            known => known,
+        };
+        let owner = Owner { ip, mac, interface: route.interface };
         self.owners.insert(ip, owner);
         Ok(owner)
+    }
+
+    /// The Ethernet address of the instance at `ip`, by another address of it: the link to it uses one family only.
+    fn mac_by_another_address(&self, ip: IpAddr, interface: u32) -> Option<[u8; 6]> {
+        let instance = self.port_ranges.iter().find(|port_range| port_range.at.contains(&ip))?;
+        let others = instance.at.iter().filter(|other| **other != ip);
+        // The kernel may have only one of the families, and then it has an error for the other.
+        others.copied().find_map(|other| netlink::neighbour(interface, other).unwrap_or_default())
     }
 
     /// Where packets to `ip` leave. Without a route the entry is made nevertheless, and fixed when there is one.

@@ -1,0 +1,31 @@
+//! Packets that nobody knows while an address moves: each instance could hold the other for the one that does.
+
+use ::baton::model::segment::{Flags, Segment};
+use ::baton::sys::raw::RawSender;
+
+use super::*;
+
+/// Found as packets that crossed between two hosts until their time to live was used up: the Ethernet address by which they are told
+/// was looked for by the peer's IPv6 address, which nobody had talked with.
+#[test]
+fn an_unknown_packet_crosses_once_between_hosts_that_have_addresses_of_both_families() {
+    let test = "an_unknown_packet_crosses_once";
+    let Some(fleet) = Fleet::new(test, 2, Flows::Kept, |config| config).map(Fleet::with_owner) else { return };
+    let client = &fleet.scene.lab.client;
+    let raw = client.enter(|| RawSender::marked(0)).expect("root");
+    fleet.let_go(fleet.owner());
+    fleet.take(fleet.heir());
+    let ports = 40_000..40_040;
+    for port in ports.clone() {
+        let from = SocketAddr::new(client.v4.into(), port);
+        let segment = Segment { from, to: fleet.vip, seq: 1, ack: 1, flags: Flags::Ack, window: 0 };
+        client.enter(|| raw.send(&segment.packet().expect("of one family"), fleet.vip.ip())).unwrap();
+        // They come while both learn where the address is.
+        std::thread::sleep(ms(50));
+    }
+    let forwarded =
+        || fleet.all.iter().map(|it| it.baton.metric("baton_unknown_packets_total", &["forwarded"])).sum::<f64>();
+    eventually(LONG, "the first ones are counted", || forwarded() > 0.0);
+    println!("{} packets, {} forwards", ports.len(), forwarded());
+    assert!(forwarded() <= ports.len() as f64);
+}

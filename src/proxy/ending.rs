@@ -107,7 +107,7 @@ fn tell_late(cx: &mut WorkerContext, flow: &Flow, reason: EndReason) -> bool {
     let port = cx.slot(flow.at.key()).word(Field::LocalPort as usize) as u16;
     let client_hears = reason.client_saw() == ClientSaw::Rst || reason == EndReason::ClientTimedOut;
     let legs = [
-        (Side::Client, client_hears, EndReason::ClientTimedOut, &relaying.client, flow.vip.port()),
+        (Side::Client, client_hears, EndReason::ClientTimedOut, &relaying.client, flow.own_port),
         (Side::Backend, !closes_cleanly(reason), EndReason::BackendTimedOut, &relaying.backend, port),
     ];
     for (side, hears, silent, leg, port) in legs {

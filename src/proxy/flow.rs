@@ -38,6 +38,8 @@ pub(super) struct Flow {
     pub at: FlowRef,
     pub client_addr: ClientAddr,
     pub vip: VipAddr,
+    /// The port that its client's connection has here; a PROXY header may say that `vip` has another.
+    pub own_port: u16,
     pub accepted_at_ns: u64,
     pub frontend: Arc<FrontendPlane>,
     pub phase: Phase,
@@ -247,6 +249,7 @@ impl Flow {
             at: arrival.at,
             client_addr: arrival.client_addr,
             vip: arrival.vip,
+            own_port: arrival.vip.port(),
             accepted_at_ns: arrival.now_ns,
             frontend: arrival.frontend,
             phase: arrival.phase,

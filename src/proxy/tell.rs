@@ -45,7 +45,7 @@ pub(super) fn tell_connecting(cx: &WorkerContext, flow: &mut Flow) {
         let attempt = connecting.attempts.last()?;
         Some(FlowRecord {
             id: flow.id,
-            ends: ends_between(flow, &connecting.client, &attempt.socket, attempt.address)?,
+            ends: ends_between(&connecting.client, &attempt.socket, attempt.address)?,
             client: flow.client_addr,
             backend_key: attempt.place.0.hash_key,
             accepted_unix_ms: clock::unix_ms_of(flow.accepted_at_ns),
@@ -98,19 +98,12 @@ fn record(cx: &WorkerContext, flow: &Flow) -> Option<FlowRecord> {
 /// What both connections of a flow are between; `None`: as for [`record`].
 pub(super) fn ends_of(flow: &Flow) -> Option<Ends> {
     let Phase::Relaying(relaying) = &flow.phase else { return None };
-    ends_between(flow, &relaying.client, &relaying.backend, relaying.backend_addr)
+    ends_between(&relaying.client, &relaying.backend, relaying.backend_addr)
 }
 
-fn ends_between(flow: &Flow, client: &OwnedFd, leg: &OwnedFd, backend: BackendAddr) -> Option<Ends> {
-    let local = socket::local_addr(leg).ok()?;
-    let vip = match flow.vip.ip().is_unspecified() {
-        true => VipAddr::new(socket::local_addr(client).ok()?.socket_addr()),
-        false => flow.vip,
-    };
-    // A header may have given it another name than its connection has.
-    let client = match flow.frontend.settings.proxy_protocol.accept_from.is_empty() {
-        true => flow.client_addr,
-        false => ClientAddr::new(socket::peer_addr(client).ok()?),
-    };
-    Some(Ends { client, vip, local, backend })
+fn ends_between(client: &OwnedFd, leg: &OwnedFd, backend: BackendAddr) -> Option<Ends> {
+    // A header may have given both ends other names than the connection has, and a reload may have changed since who may send one.
+    let vip = VipAddr::new(socket::local_addr(client).ok()?.socket_addr());
+    let client = ClientAddr::new(socket::peer_addr(client).ok()?);
+    Some(Ends { client, vip, local: socket::local_addr(leg).ok()?, backend })
 }

@@ -15,6 +15,7 @@ use crate::proxy::relay::Direction;
 use crate::proxy::resume::watch_again;
 use crate::proxy::tell::tell_established;
 use crate::proxy::token::FlowRef;
+use crate::sys::socket;
 use crate::table::backend::BackendEntry;
 use crate::table::flow_transfer::{FirstFin, FlowTransfer, Relayed, Stage};
 use crate::table::flows::{Field, FlowOrigin, FlowPlace, FlowState};
@@ -86,6 +87,12 @@ pub(in crate::proxy) fn import(
     let arrival = Arrival { id, at, phase, client_addr, vip, now_ns, frontend, frontend_hold, source_hold };
     let mut flow = Flow::new(arrival);
     flow.shared = true;
+    // A closed socket has none.
+    if let Some(Ok(own)) = flow.client().map(socket::local_addr)
+        && own.port() != 0
+    {
+        flow.own_port = own.port();
+    }
     if let Err(error) = watch_again(cx, &flow) {
         // The other process's descriptor would keep the registration alive.
         let _ = flow.client().map(|client| cx.epoll.forget(client));

@@ -8,6 +8,7 @@ mod crossing;
 mod drills;
 mod evacuate;
 mod load;
+mod named;
 mod proofs;
 mod records;
 mod reload;

@@ -6,7 +6,7 @@ pub(super) mod sources;
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -254,7 +254,7 @@ impl Acceptor {
         client: OwnedFd,
         client_addr: ClientAddr,
     ) -> Accepted {
-        let (frontend, vip) = (listener.frontend.clone(), listener.address);
+        let (frontend, vip) = (listener.frontend.clone(), asked_for(listener.address, &client));
         cx.state().accepted.add(1);
         frontend.entry.lanes[cx.number].accepted.add(1);
         let origin = FlowOrigin { accepted_at_ns: cx.now_ns(), client: client_addr, vip, frontend: frontend.entry.id };
@@ -301,9 +301,10 @@ impl Acceptor {
         for listener in self.listeners.iter().flatten() {
             for _ in 0..SHED_BURST {
                 let Ok((client, client_addr)) = socket::accept(&listener.socket) else { break };
-                cx.unheard.note_refused(&client, listener.address, client_addr);
+                let vip = asked_for(listener.address, &client);
+                cx.unheard.note_refused(&client, vip, client_addr);
                 socket::reset(client);
-                shed.push((listener.frontend.clone(), client_addr, listener.address));
+                shed.push((listener.frontend.clone(), client_addr, vip));
             }
         }
         // To ask where an address is takes a descriptor.
@@ -354,6 +355,14 @@ pub(super) fn header_ready(cx: &mut WorkerContext, flow: &mut Flow, ready: Ready
 pub(super) fn expect_header(cx: &mut WorkerContext, flow: &Flow, since_ns: u64) {
     let limit = flow.frontend.settings.proxy_protocol.header_timeout;
     cx.timers.set(since_ns + limit.as_nanos() as u64, Due::Header(flow.at));
+}
+
+/// The address that a client has asked for: one of many where the listener's is any.
+pub(super) fn asked_for(listens: VipAddr, client: impl AsFd) -> VipAddr {
+    match listens.ip().is_unspecified() {
+        true => socket::local_addr(client).map_or(listens, |own| VipAddr::new(own.socket_addr())),
+        false => listens,
+    }
 }
 
 /// Resets a connection that may not have a flow.

@@ -9,7 +9,6 @@ pub(super) mod source_ports;
 
 use std::io;
 use std::mem;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,6 @@ use super::tell::tell_connecting;
 use super::timers::Due;
 use super::token::Token;
 use super::verdict::{FlowVerdict, errno};
-use crate::addr::VipAddr;
 use crate::model::connect::{ClientSeen, ConnectAction, ConnectFailure, ConnectPolicy, FailedConnect, StartAnswer};
 use crate::model::ids::BackendId;
 use crate::model::offload::Eligibility;
@@ -251,7 +249,7 @@ fn establish(
     let slot = cx.slot(flow.at.key());
     slot.set(Field::ConnectUs as usize, (connect.as_micros() as u64).max(1));
     let mut up = match flow.frontend.settings.proxy_protocol.send_v2 {
-        true => Direction::beginning_with(proxy_header(flow, &client)),
+        true => Direction::beginning_with(proxy_protocol::encode_v2(flow.client_addr, flow.vip).to_vec()),
         false => Direction::default(),
     };
     let mut down = Direction::default();
@@ -284,16 +282,6 @@ fn establish(
     });
     cx.show_state(flow);
     FlowVerdict::Serve
-}
-
-/// The v2 header for the backend. A wildcard listener does not know what the client asked for; its socket does.
-fn proxy_header(flow: &Flow, client: &OwnedFd) -> Vec<u8> {
-    let local = || Some(VipAddr::new(socket::local_addr(client).ok()?.socket_addr()));
-    let vip = match flow.vip.ip().is_unspecified() {
-        true => local().unwrap_or(flow.vip),
-        false => flow.vip,
-    };
-    proxy_protocol::encode_v2(flow.client_addr, vip).to_vec()
 }
 
 fn account_failure(cx: &WorkerContext, backend: &BackendEntry, failure: ConnectFailure) {

@@ -32,10 +32,7 @@ impl Unheard {
 
     /// This client is about to be refused.
     pub(in crate::proxy) fn note_refused(&mut self, client: impl AsFd, vip: VipAddr, from: ClientAddr) {
-        match vip.ip().is_unspecified() {
-            true => self.note_unserved(client),
-            false => self.note_beginning(client, vip.socket_addr(), from.socket_addr()),
-        }
+        self.note_beginning(client, vip.socket_addr(), from.socket_addr());
     }
 
     /// This client is about to be reset before it has a backend. What it says of its ends need not be those of the connection.

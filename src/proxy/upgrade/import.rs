@@ -7,6 +7,7 @@ use super::message::{Arriving, ImportError};
 use crate::model::connect::ClientSeen;
 use crate::model::offload::Eligibility;
 use crate::proxy::accept::admission::{FrontendHold, count_source};
+use crate::proxy::accept::asked_for;
 use crate::proxy::context::WorkerContext;
 use crate::proxy::context::slab::FlowSlab;
 use crate::proxy::flow::{Arrival, BackendHold, Connecting, Flow, Phase, Relaying, Side};
@@ -57,6 +58,8 @@ pub(in crate::proxy) fn import(
     let frontend = gone.find(cx, &frontend).ok_or(ImportError::UnknownFrontend(frontend))?;
     let mut sockets = sockets.into_iter();
     let (Some(client), backend, None) = (sockets.next(), sockets.next(), sockets.next()) else { return Err(wrong) };
+    // A process of an earlier release has not asked.
+    let vip = asked_for(vip, &client);
     let origin = FlowOrigin { accepted_at_ns, client: client_addr, vip, frontend: frontend.entry.id };
     let (phase, words) = match (stage, backend) {
         (Stage::Header, None) => {

@@ -13,6 +13,7 @@ mod proofs;
 mod records;
 mod reload;
 mod room;
+mod wildcard;
 
 use super::*;
 use crate::lab::baton::BINARY;

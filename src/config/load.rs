@@ -1,7 +1,7 @@
 //! From a file to a [`Config`], or to all that is wrong with it.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -86,6 +86,9 @@ fn read(document: &Document) -> Option<Config> {
         frontends.push(Arc::new(read.frontend));
     }
     refuse_twice(document, &listen, admin.http);
+    if peers.is_some() {
+        warn_of_unnamed(document, &listen);
+    }
     root.refuse_unknown_keys();
     Some(Config { admin, process, log, offload, cluster, instance, peers, failover, frontends })
 }
@@ -101,6 +104,23 @@ fn refuse_twice(document: &Document, listen: &[Element<VipAddr>], admin_http: Op
             let message = format!("{} is \"{}\", as is {first}", element.name, element.value);
             document.error(&element.place, message, "listen on each address once");
         }
+    }
+}
+
+/// The instances of a fleet look after the addresses that their files name.
+fn warn_of_unnamed(document: &Document, listen: &[Element<VipAddr>]) {
+    let is_vip = |ip: IpAddr| !ip.is_unspecified() && !ip.is_loopback();
+    let is_named = |port| listen.iter().any(|element| element.value.port() == port && is_vip(element.value.ip()));
+    let wildcards = listen.iter().filter(|element| element.value.ip().is_unspecified());
+    for element in wildcards.filter(|element| !is_named(element.value.port())) {
+        let port = element.value.port();
+        let message =
+            format!("{} is \"{}\", and no frontend names a VIP with port {port}", element.name, element.value);
+        document.warning(
+            &element.place,
+            message,
+            "name each VIP in \"listen\": peers cannot keep, forward or reset flows of an address that no file names",
+        );
     }
 }
 

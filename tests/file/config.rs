@@ -238,6 +238,30 @@ fn unwise_settings_are_warned_of_and_taken() {
 }
 
 #[test]
+fn a_fleet_whose_vip_no_file_names_is_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("baton.toml");
+    fs::write(directory.path().join("key"), config::PeerKey([7; 32]).spell()).unwrap();
+    let peers = "[instance]\nname = \"a\"\n[peers]\nlisten = \"10.0.0.1:9471\"\nkey_file = \"key\"\n\
+                 [[peers.peer]]\nname = \"b\"\naddress = \"10.0.0.2:9471\"";
+    let said = |top: &str, listen: &str| {
+        let text = format!(
+            "{top}\n[[frontend]]\nname = \"f\"\nlisten = [{listen}]\n[[frontend.backend]]\nname = \"b\"\naddress = \"10.0.0.11:7443\""
+        );
+        let loaded = config::parse(&text, &path).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).find(|warning| warning.contains("name each VIP"))
+    };
+    for wildcard in ["0.0.0.0:6443", "[::]:6443"] {
+        let quoted = format!("{wildcard:?}");
+        let warning = said(peers, &quoted).expect("nobody names the VIP");
+        assert!(warning.contains(&format!("is {quoted}, and no frontend names a VIP with port 6443")), "{warning}");
+        assert!(said(peers, &format!("\"10.0.0.100:6444\", \"127.0.0.1:6443\", {quoted}")).is_some());
+        assert_eq!(said(peers, &format!("\"10.0.0.100:6443\", {quoted}")), None);
+        assert_eq!(said("", &quoted), None);
+    }
+}
+
+#[test]
 fn a_map_that_is_too_small_for_the_fleet_is_warned_of() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("baton.toml");

@@ -30,7 +30,9 @@ impl<'s> Clients<'s> {
         let ports = talking.iter().map(|conn| conn.local().port()).collect();
         let talks = load.ping_pongs(scope, talking);
         let streams = load.bulk(scope, streaming);
-        fleet.owner().baton.wait_offloaded(FLOWS);
+        // Who talks or streams is seldom quiet when it is tried, and seldomer on a busy machine.
+        let offloaded = || fleet.owner().baton.status()["totals"]["flows"]["offloaded"] == FLOWS;
+        eventually(secs(60), "all are offloaded", offloaded);
         load.goes_on(0, TALKING * 20);
         load.streams_on(STREAMING * 1_000_000);
         Self { talks, streams, watches, ports }

@@ -62,7 +62,7 @@ impl WorkerContext {
             epoll,
             timers: Timers::default(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
-            unheard: Unheard::default(),
+            unheard: Unheard::new(|ip| Some(netlink::route(ip).ok()?.is_local)),
             now_ns: now_ns(),
         })
     }
@@ -132,8 +132,7 @@ impl WorkerContext {
 
     /// Has those told, at the end of a turn, whom a reset of it did not reach.
     pub(super) fn tell_unheard(&mut self) {
-        let is_here = |ip| netlink::route(ip).is_ok_and(|route| route.is_local);
-        self.unheard.tell(&self.table.late_resets, is_here);
+        self.unheard.tell(&self.table.late_resets);
     }
 
     /// Shows what a flow is doing.

@@ -2,7 +2,8 @@
 //! there (net/ipv4/route.c, ip_route_output_key_hash_rcu) and drops it. A process that hung finds such connections when it
 //! goes on: what their clients sent is acknowledged, so that they would say nothing more, and wait for ever.
 //!
-//! Whether the address is here is asked when the resets are out, once for all of a turn: asked before, it could leave meanwhile.
+//! Whether the address is here is asked before the resets are out and after that, once for all of a turn: it could leave meanwhile, and it
+//! could come, for it is kept on `lo` when that is seen.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -13,8 +14,13 @@ use crate::sys::sequence::beginning;
 use crate::sys::socket;
 
 /// Clients that were reset in this turn.
-#[derive(Debug, Default)]
-pub(crate) struct Unheard(Vec<(Abandoned, Otherwise)>);
+#[derive(Debug)]
+pub(crate) struct Unheard {
+    is_here: fn(IpAddr) -> Option<bool>,
+    all: Vec<(Abandoned, Otherwise)>,
+    /// Whether each address was here before the first of them.
+    before: Vec<(IpAddr, bool)>,
+}
 
 /// What is done if the address is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +31,19 @@ pub(in crate::proxy) enum Otherwise {
 }
 
 impl Unheard {
+    /// `is_here`: whether packets to an address are this host's, if that can be said.
+    pub(in crate::proxy) fn new(is_here: fn(IpAddr) -> Option<bool>) -> Self {
+        Self { is_here, all: Vec::new(), before: Vec::new() }
+    }
+
     /// The kernel resets it within this turn.
     pub(in crate::proxy) fn note(&mut self, abandoned: Abandoned, otherwise: Otherwise) {
-        self.0.push((abandoned, otherwise));
+        let ip = abandoned.from.ip();
+        if !self.before.iter().any(|(of, _)| *of == ip) {
+            // To ask takes a descriptor, and there may be none before somebody is reset.
+            self.before.push((ip, (self.is_here)(ip).unwrap_or(true)));
+        }
+        self.all.push((abandoned, otherwise));
     }
 
     /// This client is about to be refused.
@@ -51,18 +67,12 @@ impl Unheard {
     }
 
     /// Has those told whose address was gone.
-    pub(in crate::proxy) fn tell(&mut self, late_resets: &LateResets, is_here: impl Fn(IpAddr) -> bool) {
-        let mut asked: Vec<(IpAddr, bool)> = Vec::new();
-        for (abandoned, otherwise) in self.0.drain(..) {
-            let ip = abandoned.from.ip();
-            let known = asked.iter().find(|(of, _)| *of == ip).map(|(_, here)| *here);
-            let here = known.unwrap_or_else(|| {
-                let here = is_here(ip);
-                asked.push((ip, here));
-                here
-            });
+    pub(in crate::proxy) fn tell(&mut self, late_resets: &LateResets) {
+        let is_here = self.is_here;
+        let here: Vec<_> = self.before.drain(..).map(|(ip, here)| (ip, here && is_here(ip).unwrap_or(false))).collect();
+        for (abandoned, otherwise) in self.all.drain(..) {
             match otherwise {
-                _ if !here => late_resets.tell(abandoned),
+                _ if !here.contains(&(abandoned.from.ip(), true)) => late_resets.tell(abandoned),
                 Otherwise::Repeat => late_resets.repeat(abandoned),
                 Otherwise::Nothing => {}
             }
@@ -74,30 +84,43 @@ impl Unheard {
 mod tests {
     use super::*;
     use crate::ports::late_resets::ToldBefore;
-    use std::cell::Cell;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    const STAYS: [u8; 4] = [10, 0, 0, 2];
+    const GONE: [u8; 4] = [10, 0, 0, 3];
+    const COMES: [u8; 4] = [10, 0, 0, 4];
+    const LEAVES: [u8; 4] = [10, 0, 0, 5];
 
     #[test]
-    fn who_was_reset_from_an_address_that_is_gone_is_told_and_each_address_is_asked_for_once() {
+    fn who_was_reset_from_an_address_that_is_not_here_before_and_after_is_told() {
+        static ASKED: AtomicUsize = AtomicUsize::new(0);
+        let is_here = |ip| {
+            let is_before = ASKED.fetch_add(1, Relaxed) < 4;
+            Some(ip == IpAddr::from(STAYS) || ip == IpAddr::from(if is_before { LEAVES } else { COMES }))
+        };
         let of = |ip: [u8; 4], port| Abandoned {
             from: (ip, 6443).into(),
             to: ([10, 0, 0, 1], port).into(),
             seqs: [1; 2],
             ack: 2,
         };
-        let (here, gone) = ([10, 0, 0, 2], [10, 0, 0, 3]);
-        let (mut unheard, late_resets, asked) = (Unheard::default(), LateResets::default(), Cell::new(0));
+        let (mut unheard, late_resets) = (Unheard::new(is_here), LateResets::default());
         for (port, otherwise) in [(1, Otherwise::Nothing), (2, Otherwise::Repeat)] {
-            [here, gone].into_iter().for_each(|ip| unheard.note(of(ip, port), otherwise));
+            [STAYS, GONE, COMES, LEAVES].into_iter().for_each(|ip| unheard.note(of(ip, port), otherwise));
         }
-        unheard.tell(&late_resets, |ip| {
-            asked.set(asked.get() + 1);
-            ip == IpAddr::from(here)
-        });
+        unheard.tell(&late_resets);
         let told = std::iter::from_fn(|| late_resets.take())
             .map(|(word, told)| (word.ends().0.ip(), word.ends().1.port(), told));
-        let told: Vec<_> = told.collect();
-        let (here, gone) = (IpAddr::from(here), IpAddr::from(gone));
-        assert_eq!(told, [(gone, 1, ToldBefore::Never), (here, 2, ToldBefore::Once), (gone, 2, ToldBefore::Never)]);
-        assert_eq!(asked.get(), 2);
+        let expected = [
+            (GONE, 1, ToldBefore::Never),
+            (COMES, 1, ToldBefore::Never),
+            (LEAVES, 1, ToldBefore::Never),
+            (STAYS, 2, ToldBefore::Once),
+            (GONE, 2, ToldBefore::Never),
+            (COMES, 2, ToldBefore::Never),
+            (LEAVES, 2, ToldBefore::Never),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected.map(|(ip, port, told)| (IpAddr::from(ip), port, told)));
+        assert_eq!(ASKED.load(Relaxed), 6, "each address is asked for once, and those that are here once more");
     }
 }

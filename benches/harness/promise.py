@@ -37,8 +37,10 @@ class Happening:
 class Clients(threading.Thread):
     """Reads what `load promise` says."""
 
-    def __init__(self, fleet, load, seconds, each, seed, targets):
+    def __init__(self, fleet, load, seconds, each, seed, targets, alarm):
+        """`alarm` is called with what a client says that has waited for long and waits still."""
         super().__init__(daemon=True)
+        self.alarm = alarm
         command = [*fleet.enter("clients"), load, "promise", "--targets", ",".join(targets), "--seconds", seconds, "--each", each,
                    "--seed", seed]
         self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -49,6 +51,8 @@ class Clients(threading.Thread):
     def run(self):
         for line in self.process.stdout:
             said = json.loads(line)
+            if "waiting" in said:
+                threading.Thread(target=self.alarm, args=[said], daemon=True).start()
             for word, kept in (("wait", self.waits), ("lost", self.lost), ("wrong", self.wrong), ("second", self.seconds)):
                 if word in said:
                     kept.append(said)

@@ -9,12 +9,13 @@ import pathlib
 import platform
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import time
 
 from . import faults as catalogue
-from .fleet import INSTANCES, NODE_PORT, PAIR, PORT, SPREAD, Fleet
+from .fleet import BACKENDS, INSTANCES, NODE_PORT, PAIR, PORT, SPREAD, Fleet
 from .plot import nice, panel
 from .promise import BASE_S, NEWBORN_S, TAIL_S, Clients, Happening, Stalls, allowed, judge
 from .report import DIRECTORY, cpu_model
@@ -73,7 +74,7 @@ class Run:
         targets = [f"{PAIR}:{PORT}", f"{SPREAD}:{PORT}"]
         self.baseline = {name: self.look(name) for name in INSTANCES}
         self.began = time.monotonic()
-        self.clients = Clients(fleet, LOAD, self.seconds, self.arguments.each, self.arguments.seed, targets)
+        self.clients = Clients(fleet, LOAD, self.seconds, self.arguments.each, self.arguments.seed, targets, self.keep_evidence)
         next_at = self.began + SETTLE_S
         until = self.began + self.seconds - SETTLE_S - 10
         second = 0
@@ -137,6 +138,22 @@ class Run:
     def say(self, words):
         if self.arguments.verbose:
             print(f"{time.monotonic() - self.began:7.1f}  {words}", flush=True)
+
+    def keep_evidence(self, said):
+        """What everybody knows of a connection whose client waits for long, into a file beside the logs."""
+        self.say(f"{said['waiting']} {said['port']} of {said['at']} waits for {said['for']} since {said['from'] - self.began:.1f} s")
+        port, fleet = said["port"], self.fleet
+        with open(fleet.directory / f"waits-{port}.txt", "a") as file:
+            looks = [("clients", [*fleet.enter("clients"), "ss", "-tnoimH", f"sport = :{port}"])]
+            for name, instance in fleet.instances.items():
+                looks += [(name, [*fleet.enter(name), BATON, words, "--json", "--socket", instance.socket]) for words in ("flows", "events")]
+                if shutil.which("bpftool"):
+                    looks.append((name, ["bpftool", "-j", "map", "dump", "pinned", instance.pins / "flows"]))
+            looks += [(name, [*fleet.enter(name), "ss", "-tanoiH"]) for name in (*BACKENDS, *INSTANCES)]
+            looks += [(name, [*fleet.enter(name), "ip", "-s", "neigh"]) for name in (*BACKENDS, *INSTANCES, "router")]
+            for name, command in looks:
+                done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=30)
+                file.write(f"{time.monotonic() - self.began:.1f} s, {name}: {' '.join(map(str, command[-5:]))}\n{done.stdout}{done.stderr}\n")
 
     def look(self, name):
         instance = self.fleet.instances[name]

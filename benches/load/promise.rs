@@ -4,11 +4,13 @@
 //! A JSON object a line, times in s on CLOCK_MONOTONIC:
 //! ```text
 //!   {"wait": kind, "for": what, "from": s, "until": s, "ended": how, "at": address, "port": own}     longer than TOLD
+//!   {"waiting": kind, "for": what, "from": s, "at": address, "port": own}  for longer than ALARM, and still
 //!   {"lost": kind, "at": address, "when": s, "how": how, "idle": s}       a connection that its client did not end
 //!   {"wrong": kind, "at": address, "when": s, "since": s, "what": words}  bytes that are not what was sent
 //!   {"second": s, "answers": n, "connects": n, "lost": n, "p99_us": n}
 //! ```
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Mutex;
@@ -30,6 +32,9 @@ const TOLD: Duration = Duration::from_millis(250);
 
 /// A client that has waited for so long gives up, and says that it hung.
 const HUNG: Duration = Duration::from_secs(150);
+
+/// A client that has waited for so long says so, for whoever wants to look at its connection.
+const ALARM: Duration = Duration::from_secs(20);
 
 /// How long a blocking call may go on before the client looks at the time.
 const LOOK: Duration = Duration::from_millis(100);
@@ -94,6 +99,8 @@ struct Client<'a> {
     random: fastrand::Rng,
     ends_ns: u64,
     counts: &'a Counts,
+    /// When the last wait began that was said while it lasted.
+    alarmed_ns: Cell<u64>,
 }
 
 /// How a wait ended that was in vain.
@@ -128,7 +135,15 @@ pub fn run(asked: &Promise) -> io::Result<Value> {
                 for _ in 0..asked.each {
                     seed += 1;
                     let random = fastrand::Rng::with_seed(seed);
-                    let client = Client { kind, name, target: *target, random, ends_ns, counts: &counts };
+                    let client = Client {
+                        kind,
+                        name,
+                        target: *target,
+                        random,
+                        ends_ns,
+                        counts: &counts,
+                        alarmed_ns: Cell::new(0),
+                    };
                     thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, move || client.live())?;
                 }
             }
@@ -391,7 +406,13 @@ impl Client<'_> {
     }
 
     fn give_up(&self, what: &'static str, from_ns: u64, born: &Born) -> Result<(), End> {
-        if now_ns().saturating_sub(from_ns) < HUNG.as_nanos() as u64 {
+        let waited_ns = now_ns().saturating_sub(from_ns);
+        if waited_ns > ALARM.as_nanos() as u64 && self.alarmed_ns.replace(from_ns) != from_ns {
+            say(
+                &json!({ "waiting": self.name, "for": what, "from": seconds(from_ns), "at": self.target.to_string(), "port": born.port }),
+            );
+        }
+        if waited_ns < HUNG.as_nanos() as u64 {
             return Ok(());
         }
         self.waited(what, from_ns, "hung", born);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton::addr::{BackendAddr, ClientAddr, LocalAddr, VipAddr};
 use baton::model::balance::hash_name;
 use baton::model::ids::FlowId;
-use baton::model::splice::{FlowDirection, Terms};
+use baton::model::splice::Terms;
 use baton::offload::entry::{Egress, Ends, Identity, Splice, Start};
 use baton::offload::probe::EntryChange;
 use baton::offload::program::{Cursor, Program};
@@ -53,10 +53,9 @@ pub fn run(asked: &Entries) -> io::Result<Value> {
     let entered = now_ns() - began_ns;
     let began_ns = now_ns();
     for first in (0..asked.flows).step_by(MARKED_AT_ONCE) {
-        let some = (first..asked.flows).take(MARKED_AT_ONCE).map(|number| flow(asked, number).ends);
-        let keys: Vec<_> =
-            some.flat_map(|ends| [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)]).collect();
-        program.change(&keys, EntryChange::Commit)?;
+        let some = (first..asked.flows).take(MARKED_AT_ONCE).map(|number| flow(asked, number));
+        let entries: Vec<_> = some.flat_map(|flow| flow.ends.keys().map(|key| (flow.identity.id, key))).collect();
+        program.change_each(&entries, EntryChange::Commit)?;
     }
     let marked = now_ns() - began_ns;
     let (mut cursor, mut seen, mut count, mut longest) = (Cursor::default(), Vec::new(), 0, 0);

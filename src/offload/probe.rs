@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::entry::{Key, RawKey};
+use crate::model::ids::FlowId;
 use crate::model::splice::{Ecn, LegState, SocketState, Timestamps};
 use crate::sys::bpf::{self, Context};
 
@@ -29,7 +30,7 @@ pub enum EntryChange {
     Sent(u32),
     /// The same, and the last of it was a FIN.
     Fin(u32),
-    /// The next segment that lies elsewhere is told of again.
+    /// The next segment that lies elsewhere is told of again. Whichever flow the entry belongs to.
     Hear,
     /// The positions are old, as far as peers may be behind: those of the next segment are taken.
     Take,
@@ -53,8 +54,8 @@ pub(super) fn probe(program: &OwnedFd, keys: &[Key]) -> io::Result<Vec<Option<Le
     Ok(states)
 }
 
-/// Changes the entries of `keys`; returns how many were there.
-pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: EntryChange) -> io::Result<usize> {
+/// Changes the entries that these flows have at these keys; returns how many there were. An entry of another flow stays as it is.
+pub(super) fn amend(program: &OwnedFd, entries: &[(FlowId, Key)], change: EntryChange) -> io::Result<usize> {
     let (operation, number) = match change {
         EntryChange::Commit => (1, 0),
         EntryChange::Interface(index) => (2, index),
@@ -70,10 +71,11 @@ pub(super) fn amend(program: &OwnedFd, keys: &[Key], change: EntryChange) -> io:
         EntryChange::TakeNear => (12, 0),
     };
     let mut found = 0;
-    for keys in keys.chunks(CHANGES_MAX) {
+    for entries in entries.chunks(CHANGES_MAX) {
         let mut list = vec![0; LIST];
-        for key in keys {
+        for (id, key) in entries {
             list.extend_from_slice(&key.encode());
+            list.extend_from_slice(&id.0.to_ne_bytes());
             list.extend_from_slice(&u32::to_ne_bytes(operation));
             list.extend_from_slice(&number.to_ne_bytes());
         }

@@ -277,9 +277,20 @@ impl Program {
         Ok(())
     }
 
-    /// Changes entries in place; returns how many were there.
-    pub fn change(&self, keys: &[Key], change: EntryChange) -> io::Result<usize> {
-        probe::amend(&self.amend, keys, change)
+    /// Changes a flow's entries in place; returns how many were there. What another flow has at these keys stays as it is.
+    pub fn change(&self, id: FlowId, keys: &[Key], change: EntryChange) -> io::Result<usize> {
+        let entries: Vec<_> = keys.iter().map(|key| (id, *key)).collect();
+        self.change_each(&entries, change)
+    }
+
+    /// As [`Self::change`], for entries of several flows.
+    pub fn change_each(&self, entries: &[(FlowId, Key)], change: EntryChange) -> io::Result<usize> {
+        probe::amend(&self.amend, entries, change)
+    }
+
+    /// Has the program tell of the next segments that lie outside the windows of what stands at these keys, whichever flows'.
+    pub fn hear(&self, keys: &[Key]) -> io::Result<usize> {
+        self.change(FlowId(0), keys, EntryChange::Hear)
     }
 
     /// Takes out both directions; their last counters.

@@ -239,6 +239,7 @@ enum operation {
 
 struct change {
 	struct key key;
+	__u64 flow_id;
 	__u32 operation;
 	union {
 		__u32 ifindex;
@@ -246,11 +247,12 @@ struct change {
 	};
 };
 
-_Static_assert(sizeof(struct change) == 48, "probe.rs: CHANGE_SIZE");
+_Static_assert(sizeof(struct change) == 56, "probe.rs: CHANGE_SIZE");
 
 /*
  * Changes entries where they are; returns how many were there. A new value from user space would undo what was counted
- * since it read the old one.
+ * since it read the old one. At a flow's key another flow's entry may stand, whose client has used the port again: that
+ * one stays as it is.
  */
 SEC("classifier/amend")
 int amend(struct __sk_buff *skb)
@@ -263,7 +265,7 @@ int amend(struct __sk_buff *skb)
 		if (bpf_skb_load_bytes(skb, LIST + i * sizeof(change), &change, sizeof(change)))
 			break;
 		entry = bpf_map_lookup_elem(&flows, &change.key);
-		if (!entry)
+		if (!entry || (entry->flow_id != change.flow_id && change.operation != CHANGE_HEAR))
 			continue;
 		found++;
 		switch (change.operation) {

@@ -133,7 +133,7 @@ impl Doubts {
         let count = self.silenced.len().min(HEAR_AT_ONCE);
         let heard: Vec<_> = self.silenced.drain(..count).collect();
         if !heard.is_empty()
-            && let Err(error) = outside.program.change(&heard, EntryChange::Hear)
+            && let Err(error) = outside.program.hear(&heard)
         {
             tracing::error!(%error, "cannot make the BPF program report segments of these flows again");
         }
@@ -164,7 +164,7 @@ impl Doubts {
         let take = what_to_take(outside, flows, doubt)?;
         let asked = whom_it_seems(&outside.program, flows, doubt)?;
         if let Some(take) = take.filter(|_| doubt.asked > 0) {
-            let _ = outside.program.change(&[*key], take);
+            let _ = outside.program.change(doubt.id, &[*key], take);
             self.silenced.retain(|silenced| silenced != key);
         }
         if let Some((ends, look)) = asked {

@@ -109,19 +109,19 @@ pub(super) fn follow_routes(outside: &mut Outside, flows: &Flows) {
     // Many flows go to few places.
     let mut known: HashMap<(IpAddr, IpAddr), Option<u32>> = HashMap::new();
     let mut moved: HashMap<u32, Vec<_>> = HashMap::new();
-    for flow in flows.values().filter(|flow| !matches!(flow.step, Step::Over)) {
+    for (id, flow) in flows.iter().filter(|(_, flow)| !matches!(flow.step, Step::Over)) {
         let up = (flow.ends.local.socket_addr().ip(), flow.ends.backend.socket_addr().ip());
         let down = (flow.ends.vip.socket_addr().ip(), flow.ends.client.socket_addr().ip());
         for (ends, direction) in [(up, FlowDirection::ToBackend), (down, FlowDirection::ToClient)] {
             let interface = *known.entry(ends).or_insert_with(|| netlink::leaves_by(ends.0, ends.1).ok());
             // Without a route, or while it would stay on this host, there is nowhere better to go.
             if let Some(interface) = interface.filter(|interface| *interface != super::enter::LOOPBACK) {
-                moved.entry(interface).or_default().push(flow.ends.key(direction));
+                moved.entry(interface).or_default().push((*id, flow.ends.key(direction)));
             }
         }
     }
-    for (interface, keys) in moved {
-        if let Err(error) = outside.program.change(&keys, EntryChange::Interface(interface)) {
+    for (interface, entries) in moved {
+        if let Err(error) = outside.program.change_each(&entries, EntryChange::Interface(interface)) {
             tracing::error!(%error, "cannot move offloaded flows to the interface of their new route");
         }
     }

@@ -74,13 +74,7 @@ pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
     let keys = flow.ends.keys();
     // First the entries: what the ends answer to the segments below must find them.
-    // One of its keys may be another flow's by now: that of a client which has used its port again, while nobody was here to see it.
-    let own: Vec<_> = match outside.program.entries(keys) {
-        Ok(found) => keys.into_iter().zip(found).filter(|(_, at)| at.as_ref().is_none_or(|it| it.id == id)).collect(),
-        Err(_) => keys.into_iter().map(|key| (key, None)).collect(),
-    };
-    let own: Vec<_> = own.into_iter().map(|(key, _)| key).collect();
-    if let Err(error) = outside.program.change(&own, EntryChange::Reset) {
+    if let Err(error) = outside.program.change(id, &keys, EntryChange::Reset) {
         tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
     }
     if let Step::Entered(lent) | Step::Filling(lent) = before {

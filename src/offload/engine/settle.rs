@@ -220,7 +220,7 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
             Some(SlippedIn::Fin(position)) => EntryChange::Fin(position),
             None => continue,
         };
-        if let Err(error) = program.change(&[flow.ends.key(direction)], change) {
+        if let Err(error) = program.change(id, &[flow.ends.key(direction)], change) {
             tracing::error!(%error, "cannot write a flow's new sequence position to the BPF map");
         }
     }
@@ -254,7 +254,7 @@ fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         }
     }
     outside.table.offload.count_out();
-    match outside.program.change(&keys, EntryChange::Commit) {
+    match outside.program.change(id, &keys, EntryChange::Commit) {
         Ok(2) => outside.wire.untrack(&flow.ends),
         found => {
             tracing::error!(

@@ -36,21 +36,21 @@ pub fn dismiss(directory: &Path) -> io::Result<usize> {
         all.retain(|(_, entry)| !matches!(entry.action, Action::Forward | Action::Witness));
         Ok(all)
     };
-    let keys: Vec<_> = entries()?.into_iter().map(|(key, _)| key).collect();
-    if keys.is_empty() {
+    let all: Vec<_> = entries()?.into_iter().map(|(key, entry)| (entry.id, key)).collect();
+    if all.is_empty() {
         return Ok(0);
     }
     let [_, amender] = load::tools(&pins).map_err(io::Error::other)?;
     let raw = RawSender::open()?;
     // First the entries: what the ends answer must find them.
-    amend(&amender, &keys, EntryChange::Reset)?;
+    amend(&amender, &all, EntryChange::Reset)?;
     for pause in ROUNDS {
         for (key, entry) in entries()? {
             challenge(&raw, key, &entry);
         }
         std::thread::sleep(pause);
     }
-    Ok(keys.len())
+    Ok(all.len())
 }
 
 /// Makes the sender of what comes by `entry` take an RST: one with the number that it last acknowledged, and an ACK below

@@ -46,7 +46,7 @@ fn a_reset_entry_answers_with_the_rst_that_its_sender_must_take() {
         let flow = flow(&mut rng, round % 2 == 1);
         bench.install(&flow);
         let key = flow.ends.key(FlowDirection::ToClient);
-        bench.program.change(&[key], EntryChange::Reset).unwrap();
+        bench.program.change(flow.identity.id, &[key], EntryChange::Reset).unwrap();
         let mut packet = packet(&mut rng, key);
         if round % 7 == 0 {
             packet.flags |= SYN;
@@ -215,14 +215,14 @@ fn a_client_whose_flow_is_being_reset_gets_a_new_connection_and_no_other_syn_doe
         let flow = flow(&mut rng, six);
         bench.install(&flow);
         let keys = [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| flow.ends.key(direction));
-        bench.program.change(&keys, EntryChange::Reset).unwrap();
+        bench.program.change(flow.identity.id, &keys, EntryChange::Reset).unwrap();
         let [syn, back] = keys.map(|key| Packet { flags: SYN, ..Packet::new(key) });
         let syn_ack = Packet { flags: SYN | ACK, ..syn.clone() };
         for packet in [&syn_ack, &back] {
             assert_ne!(bench.run(&packet.frame()), (NEXT, packet.frame()));
         }
         assert_eq!(bench.run(&syn.frame()), (NEXT, syn.frame()));
-        bench.program.change(&keys, EntryChange::Reset).unwrap();
+        bench.program.change(flow.identity.id, &keys, EntryChange::Reset).unwrap();
         assert_eq!(bench.run(&Packet::new(keys[0]).frame()).0, NEXT, "the new connection's packets pass");
         let actions = keys.map(|key| bench.program.entry(&key).unwrap().unwrap().action);
         assert_eq!(actions, [Action::Pass, Action::Reset]);

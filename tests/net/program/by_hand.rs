@@ -84,16 +84,12 @@ impl Proxied {
         let ends = self.ends();
         let (terms, interfaces, positions) = self.terms(lab, program);
         let egress = interfaces.map(|index| Egress::Interface(index.expect("a cached route")));
+        let id = FlowId(IDS.fetch_add(1, Relaxed));
         program
             .install(&Splice {
                 ends,
                 terms,
-                identity: Identity {
-                    id: FlowId(IDS.fetch_add(1, Relaxed)),
-                    accepted_at_ns: 1,
-                    connect_us: 2,
-                    backend_key: 3,
-                },
+                identity: Identity { id, accepted_at_ns: 1, connect_us: 2, backend_key: 3 },
                 up: Start { egress: egress[1], bytes_before: 0, position: positions[0] },
                 down: Start { egress: egress[0], bytes_before: 0, position: positions[1] },
                 backend_slot: 1,
@@ -106,7 +102,7 @@ impl Proxied {
             silence::wait_for_all_cpus().unwrap();
         }
         assert!(filled[0] >= terms.in_flight_to_backend && filled[1] >= terms.in_flight_to_client);
-        let offloaded = Offloaded { ends };
+        let offloaded = Offloaded { id, ends };
         let must = [
             (FlowDirection::ToClient, terms.backend_must_ack.wrapping_add(filled[0] - terms.in_flight_to_backend)),
             (FlowDirection::ToBackend, terms.client_must_ack.wrapping_add(filled[1] - terms.in_flight_to_client)),
@@ -118,8 +114,7 @@ impl Proxied {
         }
         silence::close_silently(self.client_leg.into()).unwrap();
         silence::close_silently(self.backend_leg.into()).unwrap();
-        let keys = [ends.key(FlowDirection::ToBackend), ends.key(FlowDirection::ToClient)];
-        assert_eq!(program.change(&keys, EntryChange::Commit).unwrap(), 2);
+        assert_eq!(program.change(id, &ends.keys(), EntryChange::Commit).unwrap(), 2);
         offloaded
     }
 }
@@ -127,6 +122,7 @@ impl Proxied {
 /// A flow without sockets.
 #[derive(Clone, Copy, Debug)]
 pub struct Offloaded {
+    pub id: FlowId,
     pub ends: Ends,
 }
 

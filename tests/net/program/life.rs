@@ -96,12 +96,17 @@ fn entries_are_changed_where_they_are() {
     let Some((_pinned, program)) = Pinned::load("path", &[]) else { return };
     let flows: Vec<_> = (0..100).map(flow).collect();
     flows.iter().for_each(|flow| program.install(flow).unwrap());
-    let keys: Vec<_> = flows.iter().map(|flow| flow.ends.key(FlowDirection::ToClient)).collect();
-    assert_eq!(program.change(&keys, EntryChange::Commit).unwrap(), 100);
-    assert_eq!(program.change(&keys[..70], EntryChange::Interface(9)).unwrap(), 70);
-    assert_eq!(program.change(&keys[..1], EntryChange::Reset).unwrap(), 1);
-    assert_eq!(program.change(&[keys[1].reversed()], EntryChange::Reset).unwrap(), 0);
-    let (first, last) = (program.entry(&keys[0]).unwrap().unwrap(), program.entry(&keys[99]).unwrap().unwrap());
+    let to_client: Vec<_> =
+        flows.iter().map(|flow| (flow.identity.id, flow.ends.key(FlowDirection::ToClient))).collect();
+    assert_eq!(program.change_each(&to_client, EntryChange::Commit).unwrap(), 100);
+    assert_eq!(program.change_each(&to_client[..70], EntryChange::Interface(9)).unwrap(), 70);
+    assert_eq!(program.change_each(&to_client[..1], EntryChange::Reset).unwrap(), 1);
+    let [(first, first_key), (second, second_key), .., (_, last_key)] = to_client[..] else { unreachable!() };
+    assert_eq!(program.change(second, &[second_key.reversed()], EntryChange::Reset).unwrap(), 0);
+    assert_eq!(program.change(first, &[second_key], EntryChange::Reset).unwrap(), 0, "another flow's");
+    assert_eq!(program.entry(&second_key).unwrap().unwrap().action, Action::Splice);
+    assert_eq!(program.hear(&[second_key]).unwrap(), 1, "whichever flow's");
+    let (first, last) = (program.entry(&first_key).unwrap().unwrap(), program.entry(&last_key).unwrap().unwrap());
     assert_eq!((first.action, first.egress, first.committed), (Action::Reset, Egress::Interface(9), true));
     assert_eq!((last.action, last.egress, last.committed), (Action::Splice, Egress::Interface(1), true));
     assert!(!program.entry(&flows[0].ends.key(FlowDirection::ToBackend)).unwrap().unwrap().committed);

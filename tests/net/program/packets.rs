@@ -300,7 +300,7 @@ fn what_is_no_packet_of_a_flow_passes_untouched() {
             assert_eq!(bench.run(&frame), (NEXT, frame));
         }
         assert_eq!(bench.run(&good).0, REDIRECT);
-        bench.program.change(&[key], EntryChange::Pass).unwrap();
+        bench.program.change(flow.identity.id, &[key], EntryChange::Pass).unwrap();
         assert_eq!(bench.run(&good), (NEXT, good));
     }
     // An IPv6 packet with mapped addresses is none of an IPv4 flow's.

@@ -142,7 +142,7 @@ fn a_flow_ended_by_order_answers_both_ends_with_a_reset_at_their_next_packet() {
         client.echo(2, 100_000);
         lab.lb.drop_packets("output", "tcp flags & rst == rst");
         let keys = [flow.ends.key(FlowDirection::ToBackend), flow.ends.key(FlowDirection::ToClient)];
-        program.change(&keys, EntryChange::Reset).unwrap();
+        program.change(flow.id, &keys, EntryChange::Reset).unwrap();
         assert_eq!(end_of_sending(&mut client, 3), End::Rst);
         lab.lb.nft_clear();
     }

@@ -101,14 +101,14 @@ impl Hops {
         if moved.is_empty() {
             return;
         }
-        for ends in held.iter().map(|(_, held)| held.ends).collect::<Vec<_>>() {
+        for (id, ends) in held.iter().map(|(id, held)| (id.flow, held.ends)).collect::<Vec<_>>() {
             for direction in BOTH {
                 let change = match moved.get(&ends.onward(direction).to.ip()) {
                     Some(Egress::Interface(index)) => EntryChange::Interface(*index),
                     Some(Egress::Local) => EntryChange::Local,
                     None => continue,
                 };
-                if let Err(error) = outside.program.change(&[ends.key(direction)], change) {
+                if let Err(error) = outside.program.change(id, &[ends.key(direction)], change) {
                     tracing::error!(%error, "cannot change the outgoing interface of a standby entry; the flow's packets may leave by the old route");
                 }
             }

@@ -189,7 +189,7 @@ impl Keep {
         let is_taken = flows.contains_key(&held.flow);
         let id = if is_taken { rename(outside, held, &keys, &mut entries) } else { held.flow };
         let [up, down] = entries;
-        if let Err(error) = outside.program.change(&keys, EntryChange::Own) {
+        if let Err(error) = outside.program.change(id, &keys, EntryChange::Own) {
             tracing::error!(%error, "cannot make this instance the owner of a dead peer's flow in the BPF map");
         }
         if let Some(entry) = &up {
@@ -225,7 +225,7 @@ impl Keep {
         over(outside, flows, id, EndReason::Moved);
         let Some(flow) = flows.remove(id) else { return Ok(()) };
         outside.table.offload.release(ends.local, ends.backend);
-        if let Err(error) = outside.program.change(&ends.keys(), EntryChange::Hold) {
+        if let Err(error) = outside.program.change(id, &ends.keys(), EntryChange::Hold) {
             tracing::error!(%error, "cannot turn the entries of a flow that a peer now owns into standby entries");
         }
         self.kept.insert_held(released, Held { ends, packets: flow.up.packets, confirmed: true });

@@ -22,7 +22,8 @@ use crate::model::fleet::{
 use crate::ports::fleet::Fleet;
 use crate::ports::offload::StandbyQueues;
 use crate::sys::clock::{now_ns, unix_ns};
-use crate::sys::{random, sock_diag};
+use crate::sys::sock_diag::Connection;
+use crate::sys::{netlink, random, sock_diag};
 use crate::table::Part;
 use crate::table::beats::LoopBeats;
 use crate::table::fleet::FleetView;
@@ -406,8 +407,15 @@ impl Hub {
     /// doubt it does: whoever asks would reset it otherwise.
     fn is_here(&self, query: &KnowsQuery) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
-        self.table.standby.carries(&Key { from, to }).unwrap_or(true)
-            || sock_diag::has_connection(to, from).unwrap_or(true)
+        if self.table.standby.carries(&Key { from, to }).unwrap_or(true) {
+            return true;
+        }
+        match sock_diag::connection(to, from) {
+            Ok(Some(Connection::Open)) | Err(_) => true,
+            // Of an address that has left, the kernel sends nothing more (net/ipv4/route.c, ip_route_output_key_hash_rcu).
+            Ok(Some(Connection::Closing)) => netlink::route(to.ip()).map_or(true, |route| route.is_local),
+            Ok(Some(Connection::Over) | None) => false,
+        }
     }
 
     fn answer_queries(&mut self) {

@@ -7,6 +7,7 @@ mod carried;
 mod crossing;
 mod drills;
 mod evacuate;
+mod half_closed;
 mod load;
 mod named;
 mod proofs;

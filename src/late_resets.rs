@@ -34,6 +34,10 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
 /// Far ends that are remembered; of more the oldest are forgotten.
 const REMEMBERED_MAX: usize = 65_536;
 
+/// The same of clients that had no backend. While no backend lives there are more with each second, and they must not take the
+/// place of others.
+const UNSERVED_MAX: usize = 8_192;
+
 /// Far ends that are told again in a second: all that are remembered within little more than a minute, at some µs each.
 const AGAIN_PER_SECOND: u32 = 1_000;
 
@@ -48,16 +52,21 @@ struct WaitingEnd {
 }
 
 /// Those that wait equally long between two words, soonest first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct WaitingLines {
     often: VecDeque<WaitingEnd>,
     seldom: VecDeque<WaitingEnd>,
+    most: usize,
 }
 
 impl WaitingLines {
+    fn new(most: usize) -> Self {
+        Self { often: VecDeque::new(), seldom: VecDeque::new(), most }
+    }
+
     /// Remembers one that was told just now.
     fn remember(&mut self, word: Word, since_ns: u64, now_ns: u64) {
-        if self.often.len() + self.seldom.len() >= REMEMBERED_MAX && self.seldom.pop_front().is_none() {
+        if self.often.len() + self.seldom.len() >= self.most && self.seldom.pop_front().is_none() {
             self.often.pop_front();
         }
         let is_early = now_ns.saturating_sub(since_ns) < MINUTE.as_nanos() as u64;
@@ -81,10 +90,10 @@ impl WaitingLines {
 /// Runs until it is dropped. `standby` says what the offload engine carries.
 pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
     let raw = RawSender::open();
-    let mut lines = WaitingLines::default();
+    let (mut served, mut unserved) = (WaitingLines::new(REMEMBERED_MAX), WaitingLines::new(UNSERVED_MAX));
     let mut pace = TokenBucket::new(AGAIN_PER_SECOND, AGAIN_PER_SECOND, now_ns());
     loop {
-        match lines.next_ns() {
+        match [&served, &unserved].into_iter().filter_map(WaitingLines::next_ns).min() {
             None => queue.told().await,
             Some(at_ns) => {
                 let pause = Duration::from_nanos(at_ns.saturating_sub(now_ns())).max(TOGETHER);
@@ -101,25 +110,33 @@ pub async fn run(queue: Part<LateResets>, standby: Part<StandbyQueues>) {
                     continue;
                 }
             }
+            let lines = if before == ToldBefore::OnceUnserved { &mut unserved } else { &mut served };
             lines.remember(word, now_ns, now_ns);
         }
         let Ok(raw) = &raw else { continue };
-        while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
-            && pace.take(now_ns)
-            && let Some(WaitingEnd { word, since_ns, .. }) = lines.take_due(now_ns)
-        {
-            if now_ns - since_ns > LONGEST.as_nanos() as u64 {
-                continue;
-            }
-            match place(&standby, &word) {
-                Speaker::Here => send(raw, &word),
-                // Those that the owner's death left have no other list here that has them told when it comes back.
-                Speaker::OtherProcess if matches!(word, Word::Wake(_)) => {}
-                Speaker::OtherProcess | Speaker::Another => continue,
-                Speaker::Unknown => {}
-            }
-            lines.remember(word, since_ns, now_ns);
+        for lines in [&mut served, &mut unserved] {
+            tell_due(lines, raw, &mut pace, &standby, now_ns);
         }
+    }
+}
+
+/// Tells those again whose time has come, as far as the pace allows.
+fn tell_due(lines: &mut WaitingLines, raw: &RawSender, pace: &mut TokenBucket, standby: &StandbyQueues, now_ns: u64) {
+    while lines.next_ns().is_some_and(|due_ns| due_ns <= now_ns)
+        && pace.take(now_ns)
+        && let Some(WaitingEnd { word, since_ns, .. }) = lines.take_due(now_ns)
+    {
+        if now_ns - since_ns > LONGEST.as_nanos() as u64 {
+            continue;
+        }
+        match place(standby, &word) {
+            Speaker::Here => send(raw, &word),
+            // Those that the owner's death left have no other list here that has them told when it comes back.
+            Speaker::OtherProcess if matches!(word, Word::Wake(_)) => {}
+            Speaker::OtherProcess | Speaker::Another => continue,
+            Speaker::Unknown => {}
+        }
+        lines.remember(word, since_ns, now_ns);
     }
 }
 
@@ -175,7 +192,7 @@ mod tests {
 
     #[test]
     fn all_have_their_turn_before_one_has_its_second_and_the_old_ones_wait_longer() {
-        let mut lines = WaitingLines::default();
+        let mut lines = WaitingLines::new(REMEMBERED_MAX);
         for port in 0..1000 {
             lines.remember(abandoned(port), u64::from(port), u64::from(port));
         }
@@ -195,7 +212,7 @@ mod tests {
 
     #[test]
     fn of_too_many_the_oldest_are_forgotten() {
-        let mut lines = WaitingLines::default();
+        let mut lines = WaitingLines::new(REMEMBERED_MAX);
         lines.remember(abandoned(1), 0, 61 * SECOND_NS);
         for _ in 0..REMEMBERED_MAX {
             lines.remember(abandoned(2), 61 * SECOND_NS, 61 * SECOND_NS);

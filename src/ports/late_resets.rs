@@ -21,8 +21,9 @@ const SHARED_MAX: usize = 16_384;
 pub struct LateResets {
     queue: SegQueue<(Word, ToldBefore)>,
     told: Notify,
-    /// For the peers: one of them may get the address.
-    shared: SegQueue<Abandoned>,
+    /// For the peers, if there are any: one of them may get the address.
+    shared: SegQueue<(Abandoned, Share)>,
+    shares: AtomicBool,
     /// It was said that they are not told.
     complained: AtomicBool,
 }
@@ -49,6 +50,16 @@ impl Word {
 pub enum ToldBefore {
     Never,
     Once,
+    /// As `Once`, of a client that had no backend. Of such there may be very many.
+    OnceUnserved,
+}
+
+/// When peers are told of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    Always,
+    /// While one of the peers is not heard: it is this host that may be cut off, and the address that may go to that peer.
+    WhileOneIsAway,
 }
 
 impl From<SequenceNumbers> for Abandoned {
@@ -60,20 +71,41 @@ impl From<SequenceNumbers> for Abandoned {
 impl LateResets {
     /// Nobody has told it yet.
     pub fn tell(&self, abandoned: Abandoned) {
-        if self.shared.len() < SHARED_MAX {
-            self.shared.push(abandoned);
-        }
+        self.share(abandoned, Share::Always);
         self.push(Word::Reset(abandoned), ToldBefore::Never);
     }
 
     /// The kernel tells it at this moment.
     pub fn repeat(&self, abandoned: Abandoned) {
+        self.share(abandoned, Share::WhileOneIsAway);
+        self.push(Word::Reset(abandoned), ToldBefore::Once);
+    }
+
+    /// As [`Self::repeat`], of a client that had no backend yet.
+    pub fn repeat_unserved(&self, abandoned: Abandoned) {
+        self.share(abandoned, Share::WhileOneIsAway);
+        self.push(Word::Reset(abandoned), ToldBefore::OnceUnserved);
+    }
+
+    /// A peer knows of it, too.
+    pub fn repeat_for_peer(&self, abandoned: Abandoned) {
         self.push(Word::Reset(abandoned), ToldBefore::Once);
     }
 
     /// It has just been woken, and has not answered.
     pub fn wake(&self, wake: Wake) {
         self.push(Word::Wake(wake), ToldBefore::Once);
+    }
+
+    /// From now on somebody takes those that are for the peers.
+    pub fn share_with_peers(&self) {
+        self.shares.store(true, Relaxed);
+    }
+
+    fn share(&self, abandoned: Abandoned, when: Share) {
+        if self.shares.load(Relaxed) && self.shared.len() < SHARED_MAX {
+            self.shared.push((abandoned, when));
+        }
     }
 
     fn push(&self, word: Word, told: ToldBefore) {
@@ -88,7 +120,7 @@ impl LateResets {
         }
     }
 
-    pub fn take_to_share(&self) -> Option<Abandoned> {
+    pub fn take_to_share(&self) -> Option<(Abandoned, Share)> {
         self.shared.pop()
     }
 

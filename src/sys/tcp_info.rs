@@ -115,6 +115,11 @@ pub fn unsent(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[UNSENT_BYTES])
 }
 
+/// Bytes that came and were acknowledged, FIN among them.
+pub fn bytes_received(socket: impl AsFd) -> io::Result<u64> {
+    Ok(read(socket)?.bytes_received)
+}
+
 /// Segments that came.
 pub fn segments_in(socket: impl AsFd) -> io::Result<u32> {
     Ok(read(socket)?.counts[SEGMENTS_IN])

@@ -14,7 +14,7 @@ const SPREAD: &[(&str, &str, usize)] = &[("model/fleet/simulation", "World", 9)]
 
 /// Types that only pass on what comes to their components, and have little of their own: methods and fields at most.
 const DISPATCHERS: &[(&str, &str, usize, usize)] =
-    &[("proxy/worker", "Worker", 27, 9), ("model/fleet/failover", "Failover", 36, 11)];
+    &[("proxy/worker", "Worker", 27, 9), ("model/fleet/failover", "Failover", 37, 11)];
 
 /// Where a type is defined, and its name.
 type Definition = (String, String);

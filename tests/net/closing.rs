@@ -175,6 +175,30 @@ fn a_reset_that_is_lost_is_told_again() {
     drop(baton);
 }
 
+/// Found in a soak: the host's link went down as a flow connected, and was back after the flow had ended. The client had sent its
+/// request, and had the acknowledgement of it.
+#[test]
+fn a_lost_reset_of_a_client_that_had_no_backend_yet_is_told_again() {
+    let Some(lab) = Lab::new("a_lost_reset_without_a_backend") else { return };
+    let _server = lab.b1.serve(Behaviour::Echo);
+    let patient = alone(&lab).health("interval", "60s").health("timeout", "50s");
+    let baton = lab.start(&patient.frontend("connect_timeout", "1s"));
+    lab.b1.drop_packets("input", "tcp dport 6443 tcp flags & (syn|ack) == syn");
+    for (round, vip) in [lab.lb.v4(6443), lab.lb.v6(6443)].into_iter().enumerate() {
+        let mut conns: Vec<_> = (0..3).map(|_| lab.client.connect(vip)).collect();
+        conns.iter_mut().for_each(|conn| conn.send(1, 100).unwrap());
+        eventually(LONG, "all is acknowledged", || lab.client.tcp_queued().0 == 0);
+        lab.client.link_down();
+        baton.wait_ended("connect_timed_out", 3 * (round as u64 + 1));
+        conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));
+        lab.client.link_up();
+        let watch = Stopwatch::start();
+        conns.iter_mut().for_each(|conn| assert_eq!(conn.end(BACK), End::Rst));
+        println!("{vip}: reset {:?} after they were back", watch.elapsed());
+    }
+    drop(baton);
+}
+
 /// A client that has read the end may begin anew at once: what its last acknowledgement takes is not held against it.
 #[test]
 fn a_client_at_its_limit_that_closes_may_connect_at_once() {

@@ -97,6 +97,7 @@ impl FailoverControl {
     }
 
     pub(super) async fn run(mut self) {
+        self.table.late_resets.share_with_peers();
         // First: an address may leave at any time from now on, and only one that was seen is known to have left.
         self.look_at_addresses();
         self.firewall.raise(&self.settings.vips, self.settings.carries);
@@ -188,7 +189,7 @@ impl FailoverControl {
             self.table.offload.ask_standby(StandbyRequest::RoutesMoved);
         }
         let vips: Vec<_> = self.settings.vips.iter().map(|vip| vip.ip()).collect();
-        let untold = self.untold.take_own(&self.table.late_resets, &vips, now_ns);
+        let untold = self.untold.take_own(&self.table.late_resets, &vips, self.machine.hears_all(), now_ns);
         if !untold.is_empty() {
             self.backlog.push_back(PeerCommand::Untold(untold));
         }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::addresses::is_local;
 use crate::model::fleet::{Abandoned, Remembered};
-use crate::ports::late_resets::LateResets;
+use crate::ports::late_resets::{LateResets, Share};
 
 /// Own ones of which peers are told at a time.
 const AT_ONCE: usize = 200;
@@ -14,10 +14,18 @@ const AT_ONCE: usize = 200;
 pub(super) struct UntoldQueue(Remembered);
 
 impl UntoldQueue {
-    /// Of this instance, for the peers: those of `vips`.
-    pub(super) fn take_own(&mut self, late_resets: &LateResets, vips: &[IpAddr], now_ns: u64) -> Vec<Abandoned> {
-        let all = std::iter::from_fn(|| late_resets.take_to_share()).take(AT_ONCE);
-        let own: Vec<_> = all.filter(|one| vips.contains(&one.from.ip())).collect();
+    /// Of this instance, for the peers: those of `vips`. `hears_all`: this host hears each of its peers.
+    pub(super) fn take_own(
+        &mut self,
+        late_resets: &LateResets,
+        vips: &[IpAddr],
+        hears_all: bool,
+        now_ns: u64,
+    ) -> Vec<Abandoned> {
+        let all = std::iter::from_fn(|| late_resets.take_to_share());
+        let due =
+            all.filter(|(one, share)| vips.contains(&one.from.ip()) && !(hears_all && *share == Share::WhileOneIsAway));
+        let own: Vec<_> = due.map(|(one, _)| one).take(AT_ONCE).collect();
         own.iter().for_each(|one| {
             self.0.remember(*one, now_ns);
         });
@@ -29,13 +37,13 @@ impl UntoldQueue {
         for one in all {
             // A peer tells of all again when its link is back.
             if self.0.remember(*one, now_ns) && is_local(one.from.ip()) {
-                late_resets.repeat(*one);
+                late_resets.repeat_for_peer(*one);
             }
         }
     }
 
     /// The address is here now.
     pub(super) fn came(&mut self, late_resets: &LateResets, vip: IpAddr, now_ns: u64) {
-        self.0.all(now_ns).filter(|one| one.from.ip() == vip).for_each(|one| late_resets.repeat(one));
+        self.0.all(now_ns).filter(|one| one.from.ip() == vip).for_each(|one| late_resets.repeat_for_peer(one));
     }
 }

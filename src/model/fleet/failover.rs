@@ -303,6 +303,11 @@ impl Failover {
         self.flows.len()
     }
 
+    /// Whether each peer is alive and linked.
+    pub fn hears_all(&self) -> bool {
+        self.members.peers().all(|(_, peer)| peer.is_heard())
+    }
+
     /// Members or addresses are others by now.
     fn see_members(&mut self) {
         self.members.see_sharing(&mut self.agenda);

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use crate::addr::{ClientAddr, VipAddr};
 use crate::ports::late_resets::{Abandoned, LateResets};
 use crate::sys::sequence::beginning;
-use crate::sys::socket;
+use crate::sys::{socket, tcp_info};
 
 /// Clients that were reset in this turn.
 #[derive(Debug)]
@@ -25,9 +25,11 @@ pub(crate) struct Unheard {
 /// What is done if the address is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proxy) enum Otherwise {
-    /// One RST is enough for who has not been served.
+    /// The client has sent nothing that was acknowledged: it will, and gets RST again.
     Nothing,
     Repeat,
+    /// The client has sent something and had no backend yet.
+    RepeatUnserved,
 }
 
 impl Unheard {
@@ -61,8 +63,9 @@ impl Unheard {
 
     fn note_beginning(&mut self, client: impl AsFd, local: SocketAddr, remote: SocketAddr) {
         // Without the right to ask, the kernel's RST is all there is.
+        let has_spoken = tcp_info::bytes_received(&client).is_ok_and(|bytes| bytes > 0);
         if let Ok(numbers) = beginning(client, local, remote) {
-            self.note(numbers.into(), Otherwise::Nothing);
+            self.note(numbers.into(), if has_spoken { Otherwise::RepeatUnserved } else { Otherwise::Nothing });
         }
     }
 
@@ -74,6 +77,7 @@ impl Unheard {
             match otherwise {
                 _ if !here.contains(&(abandoned.from.ip(), true)) => late_resets.tell(abandoned),
                 Otherwise::Repeat => late_resets.repeat(abandoned),
+                Otherwise::RepeatUnserved => late_resets.repeat_unserved(abandoned),
                 Otherwise::Nothing => {}
             }
         }
@@ -105,7 +109,7 @@ mod tests {
             ack: 2,
         };
         let (mut unheard, late_resets) = (Unheard::new(is_here), LateResets::default());
-        for (port, otherwise) in [(1, Otherwise::Nothing), (2, Otherwise::Repeat)] {
+        for (port, otherwise) in [(1, Otherwise::Nothing), (2, Otherwise::Repeat), (3, Otherwise::RepeatUnserved)] {
             [STAYS, GONE, COMES, LEAVES].into_iter().for_each(|ip| unheard.note(of(ip, port), otherwise));
         }
         unheard.tell(&late_resets);
@@ -119,6 +123,10 @@ mod tests {
             (GONE, 2, ToldBefore::Never),
             (COMES, 2, ToldBefore::Never),
             (LEAVES, 2, ToldBefore::Never),
+            (STAYS, 3, ToldBefore::OnceUnserved),
+            (GONE, 3, ToldBefore::Never),
+            (COMES, 3, ToldBefore::Never),
+            (LEAVES, 3, ToldBefore::Never),
         ];
         assert_eq!(told.collect::<Vec<_>>(), expected.map(|(ip, port, told)| (IpAddr::from(ip), port, told)));
         assert_eq!(ASKED.load(Relaxed), 6, "each address is asked for once, and those that are here once more");

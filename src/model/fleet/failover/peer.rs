@@ -77,6 +77,11 @@ impl PeerState {
         !self.is_dead && matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
     }
 
+    /// Alive, and linked.
+    pub(super) fn is_heard(&self) -> bool {
+        self.liveness == Liveness::Alive
+    }
+
     /// What it has is known here, or it has nothing.
     pub(super) fn has_told(&self) -> bool {
         match self.liveness {

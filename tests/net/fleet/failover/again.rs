@@ -56,3 +56,33 @@ fn idle_clients_that_were_cut_off_when_their_host_died_are_reset_when_they_are_b
     conns.iter_mut().for_each(|conn| assert_eq!(conn.end(NEXT), End::Rst));
     println!("reset {:?} after the client was back", watch.elapsed());
 }
+
+/// Found in a soak: connects went unanswered while their host was cut off, and when it was back another one had the VIP.
+#[test]
+fn clients_whose_connects_timed_out_while_their_host_was_cut_off_are_reset_by_the_next_owner() {
+    let test = "clients_whose_connects_timed_out_while_their_host";
+    let change =
+        |config: Config| config.frontend("connect_timeout", "1s").health("interval", "60s").health("timeout", "50s");
+    let Some(fleet) = Fleet::new(test, 2, Flows::Proxied, change) else { return };
+    let fleet = fleet.with_owner();
+    let (owner, lab) = (fleet.owner(), &fleet.scene.lab);
+    // The next owner learns of no flow that begins now.
+    fleet.all.iter().for_each(|instance| instance.host.drop_packets("input", "tcp dport 9471"));
+    fleet.heir().wait_sees("lb-a", "liveness", "unlinked");
+    for host in [&lab.b1, &lab.b2] {
+        host.drop_packets("input", "tcp dport 6443 tcp flags & (syn|ack) == syn");
+    }
+    let mut conns: Vec<_> = (0..3).map(|_| lab.client.connect(fleet.vip)).collect();
+    conns.iter_mut().for_each(|conn| conn.send(1, 100).unwrap());
+    eventually(LONG, "all is acknowledged", || lab.client.tcp_queued().0 == 0);
+    // With its link down, its kernel would keep each RST until somebody answers ARP.
+    owner.host.drop_packets("output", &format!("ip daddr {}", lab.client.v4));
+    owner.baton.wait_ended("connect_timed_out", 3);
+    fleet.let_go(owner);
+    fleet.take(fleet.heir());
+    conns.iter_mut().for_each(|conn| conn.stays_open(ms(10)));
+    fleet.all.iter().for_each(|instance| instance.host.nft_clear());
+    let watch = Stopwatch::start();
+    conns.iter_mut().for_each(|conn| assert_eq!(conn.end(NEXT), End::Rst));
+    println!("reset {:?} after the host was back", watch.elapsed());
+}

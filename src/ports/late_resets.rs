@@ -22,7 +22,7 @@ pub struct LateResets {
     queue: SegQueue<(Word, ToldBefore)>,
     told: Notify,
     /// For the peers, if there are any: one of them may get the address.
-    shared: SegQueue<(Abandoned, Share)>,
+    shared: SegQueue<(Abandoned, ShareWhen)>,
     shares: AtomicBool,
     /// It was said that they are not told.
     complained: AtomicBool,
@@ -56,7 +56,7 @@ pub enum ToldBefore {
 
 /// When peers are told of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum ShareWhen {
     Always,
     /// While one of the peers is not heard: it is this host that may be cut off, and the address that may go to that peer.
     WhileOneIsAway,
@@ -71,19 +71,19 @@ impl From<SequenceNumbers> for Abandoned {
 impl LateResets {
     /// Nobody has told it yet.
     pub fn tell(&self, abandoned: Abandoned) {
-        self.share(abandoned, Share::Always);
+        self.share(abandoned, ShareWhen::Always);
         self.push(Word::Reset(abandoned), ToldBefore::Never);
     }
 
     /// The kernel tells it at this moment.
     pub fn repeat(&self, abandoned: Abandoned) {
-        self.share(abandoned, Share::WhileOneIsAway);
+        self.share(abandoned, ShareWhen::WhileOneIsAway);
         self.push(Word::Reset(abandoned), ToldBefore::Once);
     }
 
     /// As [`Self::repeat`], of a client that had no backend yet.
     pub fn repeat_unserved(&self, abandoned: Abandoned) {
-        self.share(abandoned, Share::WhileOneIsAway);
+        self.share(abandoned, ShareWhen::WhileOneIsAway);
         self.push(Word::Reset(abandoned), ToldBefore::OnceUnserved);
     }
 
@@ -102,7 +102,7 @@ impl LateResets {
         self.shares.store(true, Relaxed);
     }
 
-    fn share(&self, abandoned: Abandoned, when: Share) {
+    fn share(&self, abandoned: Abandoned, when: ShareWhen) {
         if self.shares.load(Relaxed) && self.shared.len() < SHARED_MAX {
             self.shared.push((abandoned, when));
         }
@@ -120,7 +120,7 @@ impl LateResets {
         }
     }
 
-    pub fn take_to_share(&self) -> Option<(Abandoned, Share)> {
+    pub fn take_to_share(&self) -> Option<(Abandoned, ShareWhen)> {
         self.shared.pop()
     }
 

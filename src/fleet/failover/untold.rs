@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::addresses::is_local;
 use crate::model::fleet::{Abandoned, Remembered};
-use crate::ports::late_resets::{LateResets, Share};
+use crate::ports::late_resets::{LateResets, ShareWhen};
 
 /// Own ones of which peers are told at a time.
 const AT_ONCE: usize = 200;
@@ -23,8 +23,9 @@ impl UntoldQueue {
         now_ns: u64,
     ) -> Vec<Abandoned> {
         let all = std::iter::from_fn(|| late_resets.take_to_share());
-        let due =
-            all.filter(|(one, share)| vips.contains(&one.from.ip()) && !(hears_all && *share == Share::WhileOneIsAway));
+        let due = all.filter(|(one, share)| {
+            vips.contains(&one.from.ip()) && !(hears_all && *share == ShareWhen::WhileOneIsAway)
+        });
         let own: Vec<_> = due.map(|(one, _)| one).take(AT_ONCE).collect();
         own.iter().for_each(|one| {
             self.0.remember(*one, now_ns);

@@ -14,10 +14,10 @@ BACKOFF = 2.0
 TAIL_S = 6.0
 # Retransmissions of Linux after the first 0.2 s (TCP_RTO_MIN), each after twice the time before; measured times vary by so much.
 RTO_S, SOONER, LATER = 0.2, 0.9, 1.35
-# A connection that is as young as this when its instance's host dies may be one that no other instance has heard of. Its client is reset
-# at its next packet (docs/limits.md), and one whose request has arrived sends none.
+# A connection that is as young as this when its instance's host loses power may be one that no other instance has heard of. Its client is
+# reset at its next packet (docs/limits.md), and one whose request has arrived sends none. A host that was only cut off still has it.
 NEWBORN_S = 0.05
-HOST_DIES = ("instance's host gone", "instance's host reboots")
+HOST_DIES = ("instance's host reboots",)
 # Of the time for which the machine itself stood still, as a thread that only sleeps sees it.
 STALL_FACTOR = 2.0
 

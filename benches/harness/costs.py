@@ -56,7 +56,7 @@ def replace_between(path, begin, end, words):
 
 def table(results, peer, others, rows):
     heads = " | ".join(PEERS[other].label for other in others)
-    lines = [f"| {PEERS[peer].label} has, of what the other has | {heads} |", "|---" * (len(others) + 1) + "|"]
+    lines = [f"| cost of {PEERS[peer].label}, divided by that of | {heads} |", "|---" * (len(others) + 1) + "|"]
     for what, row, key in rows:
         ratios = [results.ratio(row, key, peer, other) for other in others]
         if any(ratio is not None for ratio in ratios):

@@ -73,16 +73,16 @@ enum Verb {
     Lab(Box<lab::LabVerb>),
     /// Shows the instance, its frontends, backends and peers, and the last events.
     Status,
-    /// Says whether this host should have the VIP, for scripts that move it: exit code 0 if the instance serves.
+    /// Tells scripts that move the VIP whether this host should have it: exit code 0 if the instance serves.
     Ready(ready::ReadyArguments),
     /// Lists flows.
     Flows(flows::FlowsArguments),
     /// Lists backends with their probes, connects and bytes.
     Backends {
-        /// Only this one: NAME or FRONTEND/NAME.
+        /// Only this backend: NAME or FRONTEND/NAME.
         backend: Option<String>,
     },
-    /// Lists the other instances of the fleet, the links to them and how many flows they share.
+    /// Lists the other instances of the fleet, their links, and the number of their flows that this instance knows.
     Peers(peers::PeersArguments),
     /// Lists events.
     Events(events::EventsArguments),
@@ -90,11 +90,11 @@ enum Verb {
     Drain {
         /// NAME or FRONTEND/NAME.
         backend: String,
-        /// Waits until the backend has no flow left, and shows how many are left.
+        /// Waits until the backend has no flow left, and shows the number of its flows.
         #[arg(long)]
         wait: bool,
     },
-    /// Takes back a drain or eject order: the probes decide about the backend again.
+    /// Ends a drain or an eject: the probes decide about the backend again.
     Undrain {
         /// NAME or FRONTEND/NAME.
         backend: String,

@@ -102,7 +102,7 @@ fn budget(config: &Config) -> String {
                 None => ("?".to_owned(), "depends on how the VIP moves: set cluster.vrrp_advert_interval"),
                 Some(gap) if gap <= grace => (seconds(gap), "ok"),
                 Some(gap) if fault == BudgetFault::ApiserverHung && !timers.probes_ask_the_process => {
-                    (seconds(gap), "NotReady: kind = \"tcp\" asks the kernel only; kind = \"https\" sees it")
+                    (seconds(gap), "NotReady: kind = \"tcp\" tests only the kernel; kind = \"https\" finds it")
                 }
                 Some(gap) => (seconds(gap), "NotReady: shorten the timers"),
             };

@@ -27,13 +27,13 @@ pub(super) struct EvacuationArguments {
     /// The peer to get the VIP; keepalived or the router still decides [default: any live peer].
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
-    /// Proxied flows that are still here after this time are reset.
+    /// Baton resets the proxied flows that are still here after this time.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::model::duration::parse)]
     deadline: Duration,
-    /// Only says whether this host can be emptied, and what prevents it.
+    /// Only reports whether Baton can empty this host, and each obstacle.
     #[arg(long, conflicts_with = "cancel")]
     check: bool,
-    /// Takes the evacuation back: this host may have the VIP again.
+    /// Cancels the evacuation: this host may have the VIP again.
     #[arg(long, visible_alias = "back", conflicts_with_all = ["to", "deadline"])]
     cancel: bool,
 }
@@ -99,12 +99,13 @@ fn in_words(report: &EvacuationReport, output: &Output) -> String {
         EvacuationOutcome::TakenBack(why) => {
             format!("{} this host may have the VIP, after {took}: {why}\n", output.paint(Weight::Bad, "failed:"))
         }
-        EvacuationOutcome::Cancelled => format!("{} after {took}\n", output.paint(Weight::Notice, "called off")),
+        EvacuationOutcome::Cancelled => format!("{} after {took}\n", output.paint(Weight::Notice, "cancelled")),
     };
     vips.iter().for_each(|vip| text += &format!("  {}\n", place(vip)));
     if !unconfirmed.is_empty() {
         let names: Vec<_> = unconfirmed.iter().map(ToString::to_string).collect();
-        let warning = format!("  have not confirmed that they know all offloaded flows: {}\n", names.join(", "));
+        let warning =
+            format!("  peers that have not confirmed that they know all offloaded flows: {}\n", names.join(", "));
         text += &output.paint(Weight::Bad, &warning);
     }
     text + &table(flows).render(output)
@@ -115,7 +116,7 @@ fn place(VipPlace { address, here, at }: &VipPlace) -> String {
     match (here, at.is_empty()) {
         (true, true) => format!("{address} is here"),
         (true, false) => format!("{address} is here and at {}", at.join(", ")),
-        (false, true) => format!("{address} is at no instance that this one hears"),
+        (false, true) => format!("{address} is at no instance that this instance hears"),
         (false, false) => format!("{address} is at {}", at.join(", ")),
     }
 }
@@ -136,9 +137,9 @@ fn table(flows: &EvacuationFlows) -> Grid {
     for (number, what) in [
         (offloaded_before, "flows had been offloaded before"),
         (proxied_before, "flows were proxied"),
-        (accepted, "connections came since"),
+        (accepted, "connections have come since"),
         (offloaded, "flows were offloaded since"),
-        (moved, "offloaded flows belong to another instance now, and go on"),
+        (moved, "offloaded flows now belong to another instance, and go on"),
         (offloaded_left, "offloaded flows are still listed here, and go on"),
         (ended, "flows ended by themselves"),
         (reset, "flows were reset"),
@@ -161,20 +162,23 @@ fn check(client: &mut Client, asked: EvacuationRequest, output: &Output) -> Resu
     }
     let EvacuationCheck { obstacles, unmoved, vips, offloaded, proxied, stays } = check;
     let (weight, verdict) = match (obstacles.is_empty(), unmoved.is_empty()) {
-        (true, true) => (Weight::Good, "this host can be emptied:"),
-        (true, false) => (Weight::Bad, "this host cannot be emptied, because nothing would move the VIP:"),
-        (false, _) => (Weight::Bad, "this host cannot be emptied:"),
+        (true, true) => (Weight::Good, "Baton can empty this host:"),
+        (true, false) => (Weight::Bad, "Baton cannot empty this host, because no program would move the VIP:"),
+        (false, _) => (Weight::Bad, "Baton cannot empty this host:"),
     };
     output.line(output.paint(weight, verdict))?;
     obstacles.iter().chain(&unmoved).try_for_each(|obstacle| output.line(format!("  {obstacle}")))?;
     vips.iter().try_for_each(|vip| output.line(format!("  {}", place(vip))))?;
-    output.line(format!("  {} have been offloaded and go on", plural(offloaded, "flow")))?;
+    output.line(format!("  {} are offloaded and go on", plural(offloaded, "flow")))?;
     output.line(format!(
-        "  {} are proxied: they are offloaded, end by themselves, or are reset at the deadline",
+        "  {} are proxied: Baton offloads them, waits for their end, or resets them at the deadline",
         plural(proxied, "flow")
     ))?;
     for (why, flows) in stays {
-        let why = if why.is_empty() { "not tried yet".to_owned() } else { format!("stayed when last tried: {why}") };
+        let why = match why.is_empty() {
+            true => "not tried yet".to_owned(),
+            false => format!("stayed proxied at the last attempt: {why}"),
+        };
         output.line(format!("    {}: {why}", count(flows)))?;
     }
     Ok(code)

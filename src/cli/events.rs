@@ -16,7 +16,7 @@ pub(super) struct EventsArguments {
     /// Prints new events as they come.
     #[arg(long, short)]
     pub follow: bool,
-    /// Lists the end of each flow, too.
+    /// Lists the end of each flow as well.
     #[arg(long)]
     pub flows: bool,
     /// Only events with this number or a higher one.

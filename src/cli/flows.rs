@@ -21,22 +21,22 @@ const LIMIT: u64 = 100;
 
 #[derive(Debug, Args)]
 pub(super) struct FlowsArguments {
-    /// Only those of one backend: NAME or FRONTEND/NAME.
+    /// Only flows of one backend: NAME or FRONTEND/NAME.
     #[arg(long, value_name = "BACKEND")]
     pub backend: Option<String>,
-    /// Only those of one frontend.
+    /// Only flows of one frontend.
     #[arg(long, value_name = "NAME")]
     pub frontend: Option<String>,
-    /// Only those from one network or address.
+    /// Only flows of clients in one network, or of one address.
     #[arg(long, value_name = "CIDR", value_parser = network::parse)]
     pub client: Option<IpNet>,
-    /// Only those in one state.
+    /// Only flows in one state.
     #[arg(long, value_parser = known_state())]
     pub state: Option<FlowState>,
-    /// Only those whose end was ordered, and which wait for their turn in the pace of resets.
+    /// Only flows that Baton will reset in their turn, at the configured pace.
     #[arg(long)]
     pub ending: bool,
-    /// How many at most; 0: all [default: 100, all with --json].
+    /// Maximum number of flows in the list; 0: all [default: 100, all with --json].
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
 }

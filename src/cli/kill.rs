@@ -58,7 +58,11 @@ fn in_words(report: &KillReport) -> String {
         (0, _) => "no flow matches".to_owned(),
         (flows, 0) => format!("{} gone", plural(flows, "flow")),
         (flows, left) => {
-            format!("{} to end; {} go on for now, as resets are paced", plural(flows, "flow"), count(left))
+            format!(
+                "{} to end; {} go on until their turn at the configured pace of resets",
+                plural(flows, "flow"),
+                count(left)
+            )
         }
     }
 }

@@ -28,7 +28,7 @@ enum OffloadCommand {
     Status,
     /// Resets the offloaded flows on both sides, then removes the program and its maps from the kernel.
     Remove {
-        /// Confirms that the flows in it are reset.
+        /// Confirms that the command resets these flows.
         #[arg(long)]
         yes: bool,
     },
@@ -66,7 +66,7 @@ fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(status) = found else {
-        output.line(format!("no path: nothing is pinned in {}", pins.display()))?;
+        output.line(format!("no BPF program of Baton: nothing is pinned in {}", pins.display()))?;
         return Ok(ExitCode::SUCCESS);
     };
     output.line(format!("{}  {}", output.bold(&status.directory.display().to_string()), version(&status, output)))?;
@@ -94,7 +94,9 @@ fn status(pins: &Path, output: &Output) -> Result<ExitCode, CliError> {
 fn version(status: &ProgramStatus, output: &Output) -> String {
     match (status.recoverable, status.current) {
         (true, true) => output.paint(Weight::Good, "of this version"),
-        (true, false) => output.paint(Weight::Notice, "of another version; an instance of this one takes it over"),
+        (true, false) => {
+            output.paint(Weight::Notice, "of another version; an instance of this version recovers its flows")
+        }
         (false, _) => {
             let text = format!("of another layout ({}); no instance of this version can recover it", status.layout);
             output.paint(Weight::Bad, &text)
@@ -112,7 +114,7 @@ fn remove(pins: &Path, yes: bool, output: &Output) -> Result<ExitCode, CliError>
     }
     // A path that is broken must be removable too, but not in silence: its flows' ends hear nothing then.
     if let Err(error) = program::dismiss(pins) {
-        eprintln!("baton: the flows cannot be reset and end at their next packet: {error}");
+        eprintln!("baton: cannot reset the flows; each of them ends at its next packet: {error}");
     }
     let removal = program::remove(pins).map_err(fail)?;
     if output.json {

@@ -21,9 +21,9 @@ pub(super) fn drain(
         output.document(&ordered)?;
     }
     if !output.json {
-        let deadline = ordered
-            .drain_timeout_ms
-            .map_or(String::new(), |ms| format!(", which may go on for {} and are reset then", duration_ms(ms)));
+        let deadline = ordered.drain_timeout_ms.map_or(String::new(), |ms| {
+            format!(", which Baton resets after {} if they have not ended", duration_ms(ms))
+        });
         output.line(format!("{} takes no new flows; it has {}{deadline}", full(&ordered), flows(&ordered)))?;
     }
     if wait { watch_going(client, &ordered, output) } else { Ok(ExitCode::SUCCESS) }
@@ -36,12 +36,12 @@ pub(super) fn undrain(client: &mut Client, backend: BackendName, output: &Output
         output.document(&ordered)?;
     } else if before.is_some_and(|before| before.order.is_none()) {
         output.line(format!(
-            "{} had no order to take back: it is {}",
+            "no operator has drained or ejected {}: it is {}",
             full(&ordered),
             ordered.backend.health_state.label()
         ))?;
     } else {
-        output.line(format!("{}: the order is taken back, and the probes decide again", full(&ordered)))?;
+        output.line(format!("{}: the drain or eject has ended, and the probes decide again", full(&ordered)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -54,7 +54,7 @@ pub(super) fn eject(client: &mut Client, backend: BackendName, output: &Output) 
         output.document(&ordered)?;
     } else {
         let full = full(&ordered);
-        output.line(format!("{full} is ejected; {} reset; `baton undrain {full}` brings it back", are(before)))?;
+        output.line(format!("{full} is ejected; {} reset; `baton undrain {full}` ends the eject", are(before)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -103,7 +103,7 @@ fn watch_going(client: &mut Client, ordered: &Ordered, output: &Output) -> Resul
         }
         if left == 0 {
             let way_back =
-                if backend.is_some() { format!("; `baton undrain {full}` brings it back") } else { String::new() };
+                if backend.is_some() { format!("; `baton undrain {full}` ends the drain") } else { String::new() };
             if !output.json {
                 output.line(format!("{full}: no flow is left{way_back}"))?;
             }

@@ -24,17 +24,17 @@ pub(super) enum CliError {
     #[error("{path}: {reason}", path = .path.display())]
     Config { path: PathBuf, reason: String },
     /// Nothing can be written: the reader of a pipe has gone, or the disk is full.
-    #[error("writing the output: {0}")]
+    #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
     #[error("{path}: {source}", path = .path.display())]
     Path { path: PathBuf, source: io::Error },
-    #[error("{0} would be reset at the next packet; repeat the command with --yes")]
+    #[error("the command would reset {0}; repeat it with --yes")]
     FlowsInPath(String),
-    #[error("{path}: {source}; flows in it would be reset at the next packet; repeat the command with --yes", path = .path.display())]
+    #[error("{path}: {source}; the command would reset flows that are pinned there; repeat it with --yes", path = .path.display())]
     Unread { path: PathBuf, source: io::Error },
-    #[error("flow {0} was ordered to end but is still there")]
+    #[error("Baton has accepted the order to reset flow {0}, but the flow has not ended yet")]
     StillThere(crate::model::ids::FlowId),
-    #[error("{0} is no longer draining: an operator took the order back")]
+    #[error("{0} is no longer draining: an operator has ended the drain")]
     OrderGone(String),
 }
 
@@ -126,7 +126,7 @@ impl Output {
         let advice = match source.kind() {
             io::ErrorKind::PermissionDenied => "Only root and the user that Baton runs as may use its admin socket.",
             io::ErrorKind::ConnectionRefused => {
-                "The socket was left behind by an instance that is gone. Start one with `baton run -c FILE`."
+                "An instance that has ended left this socket behind. Start an instance with `baton run -c FILE`."
             }
             _ => "Is Baton running? Name its socket with --socket PATH, or its configuration file with -c FILE.",
         };

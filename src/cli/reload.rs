@@ -41,7 +41,7 @@ pub(super) fn rebalance(client: &mut Client, dry_run: bool, output: &Output) -> 
         ]);
     }
     output.text(&grid.render(output))?;
-    output.line(if dry_run { "nothing was moved" } else { "idle flows are being closed, at the configured pace" })?;
+    output.line(if dry_run { "Baton has moved no flow" } else { "Baton closes idle flows at the configured pace" })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -50,7 +50,7 @@ pub fn run(path: &Path, upgrade: bool) -> ExitCode {
         true => match inherited::take_stdin().map_err(Into::into).and_then(Channel::new) {
             Ok(channel) => ListenerOrigin::Upgrade(channel),
             Err(error) => {
-                eprintln!("not started: cannot speak with the old process: {error}");
+                eprintln!("not started: cannot communicate with the old process: {error}");
                 return ExitCode::FAILURE;
             }
         },

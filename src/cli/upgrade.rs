@@ -20,7 +20,7 @@ pub(super) struct UpgradeArguments {
     /// The binary to upgrade to [default: the file now at the path from which the running process was started].
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
-    /// Only says whether the binary can take over.
+    /// Only reports whether the upgrade can succeed.
     #[arg(long)]
     check: bool,
 }
@@ -69,11 +69,11 @@ fn begin(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<
         not_moved,
     } = upgraded;
     output.line(format!(
-        "{} process {new_pid} (Baton {new_version}) has taken over from process {old_pid} (Baton {old_version})",
+        "{} process {new_pid} (Baton {new_version}) has replaced process {old_pid} (Baton {old_version})",
         output.paint(Weight::Good, "done:")
     ))?;
     output.line(format!("  {} moved in {}", plural(moved, "flow"), duration_us(took_us)))?;
-    output.line(format!("  {} were on the way between a flow's two ends and went along", bytes(held_bytes as f64)))?;
+    output.line(format!("  {} were undelivered; the new process delivers them", bytes(held_bytes as f64)))?;
     output.line(format!("  {} was the longest pause of a flow", duration_us(longest_pause_us)))?;
     if !not_moved.is_empty() {
         let lost = plural(not_moved.len() as u64, "flow");
@@ -95,9 +95,10 @@ fn check(client: &mut Client, asked: UpgradeRequest, output: &Output) -> Result<
     let version = check.version.map_or(String::new(), |version| format!(" (Baton {version})"));
     let (binary, config) = (check.binary.display(), check.config.display());
     match check.obstacles.as_slice() {
-        [] => output.line(format!("{binary}{version} can take over with {config}"))?,
+        [] => output.line(format!("{binary}{version} can replace the running process, with {config}"))?,
         obstacles => {
-            output.line(output.paint(Weight::Bad, &format!("{binary}{version} cannot take over with {config}:")))?;
+            let verdict = format!("{binary}{version} cannot replace the running process, with {config}:");
+            output.line(output.paint(Weight::Bad, &verdict))?;
             obstacles.iter().try_for_each(|obstacle| output.line(format!("  {obstacle}")))?;
         }
     }

@@ -51,12 +51,12 @@ pub struct DrillArgs {
     /// Number of kubelets, each with one connection.
     #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub kubelets: u16,
-    /// Path of the heartbeat, a GET, which changes nothing.
+    /// Path of the heartbeat, a GET request that changes nothing.
     #[arg(long, value_name = "PATH", default_value = "/readyz")]
     pub path: String,
-    /// The heartbeat is a PUT instead, as a kubelet's: of a Lease for each kubelet, PREFIX-1, PREFIX-2 ... in this
-    /// namespace, made if need be and removed at the end. Needs the rights to get, create, update and delete leases there.
-    /// A lease that no drill has made is never touched. [default PREFIX: baton-drill]
+    /// Renews one Lease per kubelet in this namespace, PREFIX-1, PREFIX-2 ..., instead of the GET. The drill creates
+    /// the leases if necessary and deletes them at the end; it needs the rights to get, create, update and delete leases
+    /// there. It never touches a lease that no drill has created. [default PREFIX: baton-drill]
     #[arg(long, value_name = "NAMESPACE[/PREFIX]", conflicts_with = "path", value_parser = leases::parse)]
     pub lease: Option<LeaseName>,
     /// Holds watches of this path on each connection [default with --watches: /api/v1/nodes?watch=true&...].
@@ -110,7 +110,7 @@ pub enum DrillError {
     Path,
     #[error("reading {}: {source}", path.display())]
     Token { path: PathBuf, source: io::Error },
-    #[error("{0} kubelets need {0} descriptors and some more, and the limit is {1}: raise it with ulimit -n")]
+    #[error("{0} kubelets need more than {0} descriptors, and the limit is {1}: raise it with ulimit -n")]
     Files(u16, u64),
     #[error("starting: {0}")]
     Start(#[from] io::Error),
@@ -287,7 +287,7 @@ fn tell(verdict: &DrillVerdict, json: bool) {
     let text = match json {
         true => serde_json::to_string(verdict).unwrap_or_default(),
         false => format!(
-            "\n{} of {} nodes would have gone NotReady; the longest time without a heartbeat was {} of {} allowed{}",
+            "\n{} of {} nodes would have become NotReady; the longest time without a heartbeat was {} of {} allowed{}",
             verdict.not_ready,
             verdict.kubelets,
             seconds(Duration::from_millis(verdict.gap_ms_max)),
@@ -317,7 +317,7 @@ fn more(verdict: &DrillVerdict) -> String {
     if verdict.leases_left > 0 {
         let (key, value) = DRILL_LABEL;
         text += &format!(
-            "\n{} leases could not be removed: kubectl delete leases -l {key}={value} -n NAMESPACE",
+            "\ncannot remove {} leases: kubectl delete leases -l {key}={value} -n NAMESPACE",
             verdict.leases_left
         );
     }

@@ -123,8 +123,8 @@ fn judge(rules: &Ruleset, service: SocketAddr, loose: Option<i64>) -> Option<Fin
     None
 }
 
-const FAULT: &str = "when the VIP comes here, clients of connections that began elsewhere get no answer, not even a reset: \
-                     they wait until TCP gives up, a quarter of an hour";
+const FAULT: &str = "when the VIP comes here, clients of connections that began on another host get no answer, not \
+                     even a reset: they wait a quarter of an hour, until TCP gives up";
 const PERHAPS: &str = "for some clients, or in cases that the rules do not show, this host does not answer connections that began on \
                        another host when the VIP comes here";
 const PEERS: &str =
@@ -240,7 +240,7 @@ fn run(program: &str, arguments: &[&str]) -> io::Result<String> {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => {
             let said = String::from_utf8_lossy(&output.stderr);
-            Err(io::Error::other(said.lines().next().unwrap_or("it failed").to_owned()))
+            Err(io::Error::other(said.lines().next().unwrap_or("the command failed").to_owned()))
         }
     }
 }

@@ -74,9 +74,9 @@ fn links(peers: &Peers) -> Vec<Finding> {
         let command = format!("ip route get {ip}");
         match route(ip) {
             Ok(Route { is_local: true, .. }) => {
-                let read = format!("{ip} is on this very host");
+                let read = format!("{ip} is an address of this host");
                 let fix = format!("the address of {}'s host under [[peers.peer]]", peer.name);
-                Finding::fault(topic, read, "an instance that is its own peer waits for itself", fix)
+                Finding::fault(topic, read, "the instance would be its own peer, and wait for itself", fix)
             }
             Ok(Route { gateway: Some(gateway), .. }) => Finding::fault(
                 topic,
@@ -88,7 +88,7 @@ fn links(peers: &Peers) -> Vec<Finding> {
                 let name = netdev::name(interface).unwrap_or_else(|_| interface.to_string());
                 Finding::good(topic, format!("{ip} is a neighbour on {name}"))
             }
-            Err(error) => Finding::fault(topic, format!("no way to {ip}: {error}"), UNREACHABLE, command),
+            Err(error) => Finding::fault(topic, format!("no route to {ip}: {error}"), UNREACHABLE, command),
         }
     };
     peers.peers.iter().map(look).collect()
@@ -137,7 +137,7 @@ fn answers(peers: &Peers) -> Vec<Finding> {
             }
             Err(error) => {
                 let fix = format!(
-                    "on {}: baton check -c /etc/baton/baton.toml --host, which looks for the rule that drops it",
+                    "on {}: baton check -c /etc/baton/baton.toml --host, which finds the rule that drops the packets",
                     peer.name
                 );
                 Finding::fault(topic, format!("{address} does not answer: {error}"), UNREACHABLE, fix)
@@ -160,7 +160,7 @@ fn source_ports(config: &Config, peers: &Peers, settings: &mut Vec<Setting>) -> 
     let number = size(&range, peers.slot);
     let read = match own {
         Some(own) => format!("slot {}: {}-{}, {number} of {}", peers.slot, own.first, own.last, shown(&range)),
-        None => format!("{} cannot be shared by {SLOTS} instances", shown(&range)),
+        None => format!("{} is too small for {SLOTS} instances", shown(&range)),
     };
     let suffices = own.is_some() && number >= flows;
     let wide = size(&WIDE, peers.slot);
@@ -207,7 +207,7 @@ fn nft(config: &Config) -> Option<Finding> {
     match there {
         _ if !wanted => None,
         Ok(status) if status.success() => {
-            Some(Finding::good("nft", "there: Baton exempts the VIP's ports from tracking"))
+            Some(Finding::good("nft", "installed: Baton exempts the VIP's ports from tracking"))
         }
         _ => Some(Finding::advice("nft", "not installed", NFT, "apt-get install nftables")),
     }

@@ -107,11 +107,11 @@ impl Keepalived {
                 "name keepalived's file with --keepalived",
             )],
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips.is_empty() => {
-                vec![Finding::good(TOPIC, "not here, and no frontend is at a VIP")]
+                vec![Finding::good(TOPIC, "no file, and no frontend listens on a VIP")]
             }
             // On the loopback interface it is a router's to spread.
             Err(error) if error.kind() == io::ErrorKind::NotFound && place.vips == place.kept => {
-                vec![Finding::good(TOPIC, "not here; the VIP is on lo, for a router to bring packets")]
+                vec![Finding::good(TOPIC, "no file; the VIP is on lo, and a router sends its packets here")]
             }
             Err(error) => vec![Finding::advice(
                 TOPIC,

@@ -42,7 +42,8 @@ impl Looked<'_> {
         let kept = self.place.kept.iter().any(|vip| vip.is_ipv4());
         let moves = self.place.has_peers && self.place.vips.iter().any(|vip| vip.is_ipv4());
         if !kept && !moves {
-            self.findings.push(Finding::good("ARP", "no VIP is on lo: this host answers for those that it has"));
+            let read = "no VIP is on lo: this host answers ARP only for the VIPs that it has";
+            self.findings.push(Finding::good("ARP", read));
             return;
         }
         self.at_least("arp_ignore", 1, if kept { ARP_IGNORE } else { ARP_IGNORE_LATER });
@@ -124,7 +125,7 @@ impl Looked<'_> {
     /// Only where connections are tracked at all.
     fn conntrack(&mut self) {
         let Some(loose) = read(LOOSE) else {
-            self.findings.push(Finding::good("conntrack", "not loaded: nothing can be untracked"));
+            self.findings.push(Finding::good("conntrack", "not loaded: this host tracks no connection"));
             return;
         };
         self.settings.push(Setting { path: LOOSE.to_owned(), value: loose.max(1).to_string(), why: LOOSE_WHY });
@@ -214,7 +215,7 @@ const PROC_SYS: &str = "/proc/sys";
 const FORWARD: &str = "net/ipv4/ip_forward";
 const TABLE: &str = "net/netfilter/nf_conntrack_max";
 const TABLE_WHY: &str =
-    "when it is full this host drops the first packet of every new connection, and its client waits";
+    "when the table is full, this host drops the first packet of every new connection, and the client waits";
 const LOOSE: &str = "net/netfilter/nf_conntrack_tcp_loose";
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 const RETRIES: &str = "net/ipv4/tcp_retries2";
@@ -222,19 +223,19 @@ const RETRIES_WANTED: i64 = 8;
 /// Where kubeadm leaves the kubelet's credentials.
 const KUBELET: &str = "/etc/kubernetes/kubelet.conf";
 
-const ARP_IGNORE: &str = "the VIP is on lo here whoever owns it, and with 0 this host answers ARP for it from every interface: \
-                          clients find two hosts";
-const ARP_ANNOUNCE: &str = "with less than 2 this host asks ARP questions in the VIP's name, and whoever hears them sends the \
-                            VIP's packets here: the owner loses it without a word";
-const ARP_IGNORE_LATER: &str = "a VIP that leaves stays on lo while flows of peers' clients still need it, and must not answer ARP \
-                                there; Baton sets this itself if it may write below /proc/sys, which the unit in deploy/ does \
-                                not allow, and else those flows have no address any more";
-const ARP_ANNOUNCE_LATER: &str = "a VIP that leaves stays on lo while flows need it; with less than 2 this host sends ARP requests \
-                                  from the VIP, and neighbours then send the VIP's packets here";
+const ARP_IGNORE: &str = "the VIP is on lo of this host also while another host has it, and with 0 this host answers \
+                          ARP requests for it on every interface: clients reach one of two hosts at random";
+const ARP_ANNOUNCE: &str = "with less than 2 this host sends ARP requests from the VIP, and neighbours then send the \
+                            VIP's packets here instead of to the host that has the VIP";
+const ARP_IGNORE_LATER: &str = "Baton keeps a VIP that leaves on lo while flows need it, and this host must not \
+                                answer ARP requests for it; Baton sets this itself if it may write below /proc/sys \
+                                (deploy/baton.service does not allow it), and otherwise those flows lose their address";
+const ARP_ANNOUNCE_LATER: &str = "Baton keeps a VIP that leaves on lo while flows need it; with less than 2 this host \
+                                  sends ARP requests from the VIP, and neighbours then send the VIP's packets here";
 const REDIRECTS: &str = "this host forwards packets, and sends clients ICMP redirects when a VIP's packets still come to it: \
                          the clients then bypass the load balancer";
-const RP_FILTER: &str = "clients' packets to a VIP on lo may arrive by another interface than the reply leaves by, and the \
-                         strict check drops them without an answer";
+const RP_FILTER: &str = "clients' packets to a VIP on lo may arrive by another interface than the one by which the \
+                         reply leaves, and the strict check drops them without an answer";
 const RP_FILTER_PEERS: &str = "packets that a peer forwards arrive by the link to the peer, with a client's address: if the route to \
                                the client uses another interface, the strict check drops them without an answer";
 const LOOSE_WHY: &str = "the firewall considers connections invalid that began before this host had the VIP: a rule that drops \

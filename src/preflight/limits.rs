@@ -36,7 +36,7 @@ fn files(config: &Config) -> Finding {
         false => Finding::advice(
             "descriptors",
             shown,
-            format!("max_connections = {flows} takes {needed}: accepting pauses before that many flows are there"),
+            format!("max_connections = {flows} needs {needed}: Baton pauses accepting before it has that many flows"),
             format!("ulimit -Hn {needed}, or LimitNOFILE={needed} in the unit"),
         ),
     }
@@ -72,8 +72,8 @@ fn reserved(place: &HostPlace) -> Option<Finding> {
         let already: String = reserved.iter().map(|range| format!("{}-{},", range.start(), range.end())).collect();
         Finding::advice(
             "reserved ports",
-            format!("{} can be given to any outgoing connection", list(&loose)),
-            "Baton cannot listen there as long as such a connection has it",
+            format!("the kernel may give {} to any outgoing connection", list(&loose)),
+            "Baton cannot listen on a port while an outgoing connection has it",
             format!("sysctl -w net.ipv4.ip_local_reserved_ports={already}{}", list(&loose)),
         )
     })
@@ -88,7 +88,7 @@ fn low_ports(config: &Config) -> Option<Finding> {
         Finding::fault(
             "low ports",
             format!("port {lowest} is below {first_free}, and CAP_NET_BIND_SERVICE is missing"),
-            "Baton cannot listen there",
+            "Baton cannot listen on this port",
             command("net/ipv4/ip_unprivileged_port_start", lowest.into())
                 + ", or AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
         )

@@ -35,14 +35,14 @@ fn why_it_stays(vip: IpAddr, track_file: Option<&Path>, read: &[Keepalived], oth
     let names = || read.iter().map(Keepalived::name).collect::<Vec<_>>().join(", ");
     Some(match all.as_slice() {
         _ if others.kube_vip && !all.contains(&Follows::Nothing) => {
-            format!("kube-vip runs here, which does not ask Baton: {vip} stays until kube-vip is stopped on this host")
+            format!("kube-vip runs here and does not ask Baton: {vip} stays on this host until you stop kube-vip")
         }
         [] => format!(
-            "nothing that moves {vip} was found: neither keepalived nor bird runs here; unless something else asks `baton ready`, \
-             it will stay"
+            "no program that moves {vip} was found: neither keepalived nor bird runs here; unless another program \
+             asks `baton ready`, {vip} stays on this host"
         ),
         all if all.contains(&Follows::Unread) => {
-            format!("{} cannot be read: whether it moves {vip} is not known", names())
+            format!("cannot read {}, so Baton does not know whether keepalived moves {vip}", names())
         }
         all if all.contains(&Follows::Nothing) => format!(
             "keepalived has {vip}, but by {} it follows neither `baton ready` (track_script) nor failover.track_file",
@@ -102,7 +102,7 @@ mod tests {
             why_it_stays(vip, None, &[], Others::default()).unwrap().contains("neither keepalived nor bird runs here")
         );
         let nowhere = Keepalived::read(Some(Path::new("/nowhere/keepalived.conf")));
-        assert!(why_it_stays(vip, None, &[nowhere], Others::default()).unwrap().contains("is not known"));
+        assert!(why_it_stays(vip, None, &[nowhere], Others::default()).unwrap().contains("does not know whether"));
         let why = said(&SHIPPED.replace("10.0.0.100", "10.0.0.99"), None).unwrap();
         assert!(why.contains("has no 10.0.0.100"), "{why}");
     }

@@ -14,8 +14,9 @@ pub(super) const BEYOND: RangeInclusive<u16> = *NODE_PORTS.end() + 1..=u16::MAX;
 
 const RESERVED: &str = "net/ipv4/ip_local_reserved_ports";
 
-const WHY: &str = "an instance's backend legs and connections to a NodePort of the VIP could come by one port: Baton then \
-                   has to ask conntrack whose a packet is, and what translates without conntrack is cut off";
+const WHY: &str = "a connection to a backend and a connection to a NodePort of the VIP could use the same port: Baton \
+                   then asks conntrack to which connection a packet belongs, and cuts off connections that a program \
+                   translates without conntrack";
 
 /// Whether one of Baton's connections may get such a port. `suffices`: [`BEYOND`] has enough for all.
 pub(super) fn look(suffices: bool) -> Option<Finding> {

@@ -109,7 +109,7 @@ async fn drain_with_wait_ends_when_the_last_flow_has_gone() {
     let drained = drained.unwrap();
     assert!(drained.status.success());
     let words = String::from_utf8(drained.stdout).unwrap();
-    assert!(words.starts_with("apiserver/cp1 takes no new flows; it has 6 flows, which may go on for 2 m 30 s"));
+    assert!(words.starts_with("apiserver/cp1 takes no new flows; it has 6 flows, which Baton resets after 2 m 30 s"));
     assert!(words.contains("apiserver/cp1: no flow is left"), "{words}");
 }
 

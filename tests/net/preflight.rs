@@ -230,7 +230,8 @@ fn the_file_for_sysctl_d_fixes_what_it_is_for_and_is_the_same_when_written_again
     let first = check(&format!("--fix={file}"));
     assert!(first.contains(&format!("{file} written")) && first.ends_with("code 1\n"), "{first}");
     assert!(first.contains("fault    arp_ignore: all 0, eth0 0"), "{first}");
-    let apply = first.lines().find_map(|line| line.split("or now by: ").nth(1)).expect("the command that applies it");
+    let apply =
+        first.lines().find_map(|line| line.split("or now if you run: ").nth(1)).expect("the command that applies it");
     let text = std::fs::read_to_string(&file).unwrap();
     assert_eq!(
         look(host, Path::new(&config)).iter().filter(|f| f.verdict == Verdict::Fault).count(),
@@ -239,7 +240,7 @@ fn the_file_for_sysctl_d_fixes_what_it_is_for_and_is_the_same_when_written_again
     );
     host.run(apply);
     let second = check(&format!("--fix={file}"));
-    assert!(second.contains("is as it should be") && second.ends_with("code 0\n"), "{second}");
+    assert!(second.contains("needs no change") && second.ends_with("code 0\n"), "{second}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     // Nobody's rights do not reach into a directory of root's.
     let closed = lab.directory().join("closed");

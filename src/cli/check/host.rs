@@ -33,11 +33,9 @@ pub(super) fn report(
     } else {
         findings.iter().try_for_each(|finding| tell(finding, out))?;
         let proxied = hindered || config.offload.mode == OffloadMode::Off;
-        writeln!(
-            out,
-            "{}",
-            if proxied { "flows stay proxied on this host" } else { "flows can be offloaded on this host" }
-        )?;
+        let offload =
+            if proxied { "Baton does not offload flows on this host" } else { "Baton can offload flows on this host" };
+        writeln!(out, "{offload}")?;
         match faults {
             0 => {}
             1 => writeln!(out, "1 fault: clients may be left waiting")?,
@@ -69,10 +67,14 @@ fn fix(
 ) -> io::Result<bool> {
     use sysctl_file::Written;
     match sysctl_file::write(path, settings) {
-        Ok(Written::Nothing) => writeln!(out, "no kernel setting needs to be other than it is: nothing written")?,
+        Ok(Written::Nothing) => writeln!(out, "no kernel setting needs a change: Baton has written no file")?,
         Ok(written) => {
-            let state = if written == Written::Same { "is as it should be" } else { "written" };
-            writeln!(out, "{} {state}; it is applied at the next boot, or now by: sysctl -p {0}", path.display())?;
+            let state = if written == Written::Same { "needs no change" } else { "written" };
+            let path = path.display();
+            writeln!(
+                out,
+                "{path} {state}; the kernel applies it at the next boot, or now if you run: sysctl -p {path}"
+            )?;
         }
         Err(error) => {
             writeln!(errors, "baton: {error}")?;
@@ -98,7 +100,7 @@ fn room(config: &Config) -> Option<Finding> {
 fn room_for(flows: u64, room: u64) -> Finding {
     let read = format!("the fleet has {flows} flows now, and the map of this host has room for {room}");
     let fix = format!(
-        "offload.max_flows = {}, on all hosts; it takes an empty map: `baton evacuate`, stop Baton, `baton offload remove`, start it",
+        "offload.max_flows = {}, on all hosts; it needs an empty map: `baton evacuate`, stop Baton, `baton offload remove`, start it",
         (2 * flows).next_power_of_two()
     );
     match flows {
@@ -108,7 +110,7 @@ fn room_for(flows: u64, room: u64) -> Finding {
     }
 }
 
-const ROOM: &str = "flows of other instances that find no room are reset when their host dies";
+const ROOM: &str = "Baton resets flows of other instances that have no room in the map when their host dies";
 /// An instance that hangs is not waited for.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 

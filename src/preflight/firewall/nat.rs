@@ -21,11 +21,11 @@ use walk::hit;
 
 const TOPIC: &str = "NAT";
 
-const STAY: &str = "the wire shows other addresses than Baton's sockets know, so these flows stay proxied (nat): they cost twice the CPU, \
-                    and end with the process or the host";
-const PERHAPS: &str = "in circumstances that the rules do not tell, flows stay proxied (nat), as the wire shows other addresses than \
-                       Baton's sockets know";
-const TAKEN: &str = "whoever connects there does not reach Baton";
+const STAY: &str = "packets on the wire have other addresses than Baton's sockets, so Baton does not offload these \
+                    flows (nat): they cost twice the CPU, and end with the process or the host";
+const PERHAPS: &str = "in cases that the rules do not show, packets on the wire have other addresses than Baton's \
+                       sockets, and Baton does not offload these flows (nat)";
+const TAKEN: &str = "clients that connect there do not reach Baton";
 
 /// The first packet of a connection.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ fn taken(rules: &Ruleset, service: SocketAddr) -> Option<Finding> {
         RuleTarget::Address(ip) => ip != service.ip() || !has_port(translation, service.port()),
         RuleTarget::Own | RuleTarget::Same => translation.ports.is_some() && !has_port(translation, service.port()),
     };
-    let read = format!("{hit} takes connections to {service} elsewhere");
+    let read = format!("{hit} redirects connections to {service} to another address or port");
     is_of_other_process.then(|| Finding::fault(TOPIC, read, TAKEN, hit.exempt(&[service])))
 }
 
@@ -149,7 +149,7 @@ fn brought(rules: &Ruleset, service: SocketAddr) -> Vec<Finding> {
             // What keeps its own address and port is as it was.
             let changes = translation.ports.is_some() || matches!(translation.to, RuleTarget::Address(_));
             if translation.side == Side::Destination && to_service && to_port && is_ours && changes {
-                let read = format!("{}: {rule} brings connections to the frontend at {service}", place_of(chain));
+                let read = format!("{}: {rule} redirects connections to the frontend at {service}", place_of(chain));
                 let fix = format!("add to [[frontend]] listen where these clients connect, then: {}", rule.delete);
                 findings.push(Finding::hindrance(TOPIC, read, STAY, fix));
             }

@@ -68,7 +68,8 @@ impl Judged {
 
     fn preemption(&mut self, VrrpInstance { node, name }: VrrpInstance) {
         let state = node.value("state").unwrap_or("BACKUP");
-        let why = "a host that comes back takes the VIP from one that works: every client is moved or reset once more";
+        let why = "a host that comes back takes the VIP from a host that works, and every client is moved or reset \
+                   once more";
         match (state, node.is_on("nopreempt")) {
             ("BACKUP", true) => {}
             ("BACKUP", false) => self.advice(format!("{name}: no nopreempt"), why, format!("in {name}: nopreempt")),
@@ -94,7 +95,7 @@ impl Judged {
         } else if version != "3" {
             self.fault(
                 format!("{name}: advert_int {seconds} with VRRP version {version}"),
-                "only version 3 knows parts of a second (RFC 9568)",
+                "only version 3 supports fractions of a second (RFC 9568)",
                 "in global_defs: vrrp_version 3",
             );
         }
@@ -123,20 +124,21 @@ impl Judged {
             self.fault(
                 format!("{name}: unicast_peer is empty"),
                 "the other host receives no adverts, and takes the VIP too",
-                "name the other host there",
+                "name the other host in unicast_peer",
             );
         }
         for own in peers.iter().filter(|peer| place.holds(**peer)) {
-            let why = "it sends its adverts to itself, and the other host takes the VIP too";
-            self.fault(format!("{name}: {own} in unicast_peer is this host's"), why, "name the other host there");
+            let why = "keepalived sends its adverts to this host, and the other host takes the VIP too";
+            let fix = "name the other host in unicast_peer";
+            self.fault(format!("{name}: {own} in unicast_peer is this host's"), why, fix);
         }
         let source = node.value("unicast_src_ip").and_then(|text| text.parse::<IpAddr>().ok());
         if let Some(source) = source.filter(|source| !place.holds(*source)) {
-            let why = "its adverts cannot be sent, and the other host takes the VIP too";
+            let why = "keepalived cannot send its adverts, and the other host takes the VIP too";
             self.fault(
                 format!("{name}: unicast_src_ip {source} is not on this host"),
                 why,
-                "put this host's address there",
+                "set it to this host's address",
             );
         }
     }
@@ -144,8 +146,8 @@ impl Judged {
     /// After a partition both hosts have had the VIP, and switches and clients remember either.
     fn healing(&mut self, VrrpInstance { node, name }: VrrpInstance, global: &Node) {
         let either = |local: &str, wide: &str| node.find(local).or_else(|| global.find(wide));
-        let why = "after a partition has healed, clients that learnt the other host's address keep sending there: a black \
-                   hole until their ARP entry ages";
+        let why = "after a partition, clients that learnt the other host's hardware address keep sending to it, and \
+                   get no answer until their ARP entry expires";
         if !node.is_on("higher_prio_send_advert") && !global.is_on("vrrp_higher_prio_send_advert") {
             let fix = "in global_defs: vrrp_higher_prio_send_advert true";
             self.advice(format!("{name}: no vrrp_higher_prio_send_advert"), why, fix);
@@ -162,7 +164,7 @@ impl Judged {
             let fix = "in global_defs: vrrp_garp_master_delay 1";
             self.advice(
                 format!("{name}: garp_master_delay {delay}"),
-                "the second round of ARP comes that many seconds late",
+                "keepalived sends the second round of ARP announcements that many seconds late",
                 fix,
             );
         }
@@ -185,7 +187,7 @@ impl Judged {
         if script.weight != 0 {
             self.advice(
                 format!("{name}: {} has weight {}", script.name, script.weight),
-                "a lower priority alone does not take the VIP from a host where the other has nopreempt",
+                "a lower priority alone does not move the VIP if the other host has nopreempt",
                 format!("no weight in vrrp_script {}", script.name),
             );
         }
@@ -210,7 +212,7 @@ impl Judged {
             self.fault(
                 format!("{name}: interface {interface:?} has no address here"),
                 why,
-                "name one that `ip address` shows",
+                "name an interface that `ip address` shows",
             );
         }
     }
@@ -223,7 +225,7 @@ impl Judged {
             for vip in instance.addresses() {
                 if let Some(other) = vips.insert(vip, name) {
                     let why = "the two instances take the VIP from each other, and one may remove it while the other serves it";
-                    self.fault(format!("{vip} is in {other} and in {name}"), why, "one instance for each VIP");
+                    self.fault(format!("{vip} is in {other} and in {name}"), why, "name each VIP in one instance only");
                 }
             }
             let id = (instance.node.value("virtual_router_id"), instance.node.value("interface"));
@@ -233,7 +235,7 @@ impl Judged {
                 self.fault(
                     format!("{other} and {name} both have virtual_router_id {shown}"),
                     why,
-                    "one number for each",
+                    "give each instance a number of its own",
                 );
             }
         }
@@ -247,16 +249,16 @@ impl Judged {
             |vip: IpAddr| listen().any(|ip| ip == vip || (ip.is_unspecified() && ip.is_ipv6() == vip.is_ipv6()));
         for vip in moved.iter().filter(|vip| !served(**vip)) {
             self.advice(
-                format!("{vip} is a VIP and no frontend's address"),
-                "Baton does not listen on it",
-                format!("take it out, or in Baton's file: listen = [\"{vip}:6443\"]"),
+                format!("{vip} is a VIP, and no frontend listens on it"),
+                "connections to this VIP do not reach Baton",
+                format!("remove it, or in Baton's file: listen = [\"{vip}:6443\"]"),
             );
         }
         for vip in place.vips.iter().filter(|vip| !moved.contains(vip) && !place.kept.contains(vip)) {
             self.fault(
-                format!("{vip} is a frontend's address, and neither this host's nor a VIP of any instance"),
-                "keepalived never brings it to this host",
-                format!("put it into virtual_ipaddress: {vip}/{}", if vip.is_ipv6() { 128 } else { 32 }),
+                format!("{vip} is a frontend's address, but not this host's, nor a VIP of any vrrp_instance"),
+                "keepalived never moves it to this host",
+                format!("add it to virtual_ipaddress: {vip}/{}", if vip.is_ipv6() { 128 } else { 32 }),
             );
         }
     }
@@ -271,7 +273,7 @@ impl Judged {
                 TOPIC,
                 format!("{vip} is on {name}, and keepalived does not run here"),
                 "the other host has taken the VIP too: both answer ARP for it, and clients reach one of them at random",
-                format!("systemctl start keepalived, or give it up: ip address delete {network} dev {name}"),
+                format!("systemctl start keepalived, or remove the VIP: ip address delete {network} dev {name}"),
             ));
         }
     }
@@ -337,7 +339,7 @@ mod tests {
             ("fall     2", "fall 2\n weight -20", Advice, "has weight -20"),
             ("interval 0.5", "interval 2", Advice, "fails after 6s"),
             ("interface eth0", "interface eth7", Fault, "interface \"eth7\""),
-            ("10.0.0.100/32", "10.0.0.100/32\n10.0.0.101/32", Advice, "10.0.0.101 is a VIP and no frontend's"),
+            ("10.0.0.100/32", "10.0.0.100/32\n10.0.0.101/32", Advice, "10.0.0.101 is a VIP, and no frontend"),
             ("10.0.0.100/32", "", Fault, "10.0.0.100 is a frontend's address"),
             (
                 instance,

@@ -286,7 +286,7 @@ impl What {
                 )
             }
             Self::EvacuationTakenBack { why: None } => {
-                say!(Plain, {}, "an operator called the evacuation off: this host may have the VIP again")
+                say!(Plain, {}, "an operator cancelled the evacuation: this host may have the VIP again")
             }
             Self::EvacuationTakenBack { why: Some(why) } => {
                 say!(Bad, {}, "the evacuation failed, this host may have the VIP again: {why}")

@@ -28,14 +28,14 @@ fn what_is_pinned_is_shown_and_taken_away_by_hand() {
 
     let refused = baton(&pinned, &["remove"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("1 flow would be reset"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("would reset 1 flow;"));
     assert!(program::status(&pinned.directory).unwrap().is_some());
     let removed = baton(&pinned, &["remove", "--yes"]);
     assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
     assert!(String::from_utf8_lossy(&removed.stdout).contains("1 flow in it"));
     assert!(!pinned.directory.exists());
     let nothing = baton(&pinned, &["status"]);
-    assert!(String::from_utf8_lossy(&nothing.stdout).starts_with("no path: nothing is pinned"));
+    assert!(String::from_utf8_lossy(&nothing.stdout).starts_with("no BPF program of Baton: nothing is pinned"));
 }
 
 #[test]

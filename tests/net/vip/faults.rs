@@ -65,7 +65,7 @@ fn a_killed_keepalived_leaves_the_vip_behind_and_that_is_noticed_and_fixed() {
     let findings: Vec<serde_json::Value> = serde_json::from_str(&a.host.run(&check)).unwrap();
     let left = findings.iter().find(|finding| finding["read"].as_str().unwrap().contains("keepalived does not run"));
     let fix = left.unwrap_or_else(|| panic!("keepalived is not missed"))["fix"].as_str().unwrap();
-    let (_, give_up) = fix.split_once("give it up: ").unwrap();
+    let (_, give_up) = fix.split_once("remove the VIP: ").unwrap();
     a.host.run(give_up);
     b.wait_event("vip_alone");
     assert_eq!(b.baton.metric("baton_vip_duplicate", &[VIP]), 0.0);

@@ -217,7 +217,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
         assert!(owner.host.has_address(VIP));
     };
     refused(&["--check"], "20 flows are proxied");
-    refused(&["--check"], "nothing that moves 10.77.0.100 was found");
+    refused(&["--check"], "no program that moves 10.77.0.100 was found");
     refused(&["--cancel"], "nothing was handed over");
     refused(&["--to", "lb-c"], "there is no peer lb-c; there is lb-b");
     refused(&["--to", "lb-c", "--check"], "there is no peer lb-c; there is lb-b");
@@ -273,7 +273,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     let cancelled = owner.baton.order(&["evacuate", "--cancel"]);
     assert!(cancelled.contains("this host may have the VIP again"), "{cancelled}");
     eventually(LONG, "it ends", || again.exit_status().is_some());
-    assert!(again.exit_status().unwrap().code() == Some(1) && said("called off"));
+    assert!(again.exit_status().unwrap().code() == Some(1) && said("cancelled"));
     eventually(LONG, "this host may have the VIP again", || {
         away() == "0\n" && owner.baton.http("/readyz").unwrap().0 == 200
     });

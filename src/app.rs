@@ -79,9 +79,9 @@ pub enum StartError {
     Proxy(#[from] ProxyError),
     #[error(transparent)]
     Door(#[from] OpenDoorError),
-    #[error("flows cannot be offloaded, as offload.mode = \"require\" wants: {0}")]
+    #[error("Baton cannot offload flows, and offload.mode is \"require\": {0}")]
     Path(#[source] offload::NoOffload),
-    #[error("cannot take over: {0}")]
+    #[error("cannot get the flows of the old process: {0}")]
     NoOffer(#[from] NoOffer),
 }
 

@@ -130,24 +130,24 @@ impl Default for Metrics {
         metrics.with_registry(|registry| {
             registry.register_with_unit(
                 "probe_duration",
-                "Health probes",
+                "Duration of health probes, by outcome",
                 Unit::Seconds,
                 metrics.probe.durations.clone(),
             );
-            registry.register("config_reloads", "Reloads of the configuration", metrics.reloads.clone());
+            registry.register("config_reloads", "Reloads of the configuration, by outcome", metrics.reloads.clone());
             let last = metrics.last_reload_successful.clone();
             registry.register("config_last_reload_successful", "1 if the last reload succeeded, else 0", last);
             let time = metrics.last_reload_success_time.clone();
             registry.register_with_unit(
                 "config_last_reload_success_timestamp",
-                "When the running configuration was loaded",
+                "Time at which Baton loaded the running configuration, in seconds since 1970",
                 Unit::Seconds,
                 time,
             );
             metrics.upgrades.register(registry);
             let (duplicate, left) = (metrics.vip_duplicate.clone(), metrics.vip_left_behind.clone());
             registry.register("vip_duplicate", "1 while another host has this address as well", duplicate);
-            let help = "1 while this host has the address though the keepalived that added it is gone";
+            let help = "1 while this host has the address although the keepalived that added it has ended";
             registry.register("vip_left_behind", help, left);
         });
         metrics

@@ -81,7 +81,7 @@ impl TableCollector {
                 family.encode_family(&labels)?.encode_gauge(&(states.of(state) as i64))?;
             }
         }
-        let help = "Current flows whose end was ordered, and waits for its turn in the pace of resets";
+        let help = "Current flows that Baton will end in their turn, at the configured pace of resets";
         let mut family = families.gauge("flows_ending", help)?;
         for frontend in &frontends {
             let ending = counts.get(&frontend.id).map_or(0, |states| states.ending);
@@ -145,14 +145,14 @@ impl TableCollector {
         gauge("backend_flows", "Flows of a backend, connecting ones included", &|it| {
             f64::from(it.active.load(Relaxed))
         })?;
-        gauge("backend_weight", "Configured weight", &|it| f64::from(it.weight()))?;
-        gauge("backend_share_ratio", "Share of its weight in effect: below 1 during slow start", &|it| {
+        gauge("backend_weight", "Configured weight of a backend", &|it| f64::from(it.weight()))?;
+        gauge("backend_share_ratio", "Fraction of a backend's weight in effect: below 1 during slow start", &|it| {
             f64::from(it.share(now)) / 1024.0
         })?;
 
         // What is counted is the name's, wherever it is.
         let backends: Vec<_> = backends.into_iter().filter(|(entry, _)| !entry.is_former()).collect();
-        let mut family = families.counter("flow", "Bytes forwarded", Some(&Unit::Bytes))?;
+        let mut family = families.counter("flow", "Bytes forwarded, by direction", Some(&Unit::Bytes))?;
         for (backend, label) in &backends {
             let [frontend, name] = labels(backend, label);
             for (direction, bytes) in [
@@ -180,7 +180,8 @@ impl TableCollector {
                 family.encode_family(&[frontend, name, ("reason", failure.label())])?.counter(failed)?;
             }
         }
-        let mut family = families.histogram("connect_duration", "From the first attempt to a connected backend")?;
+        let help = "Time from the first connect attempt until a backend is connected";
+        let mut family = families.histogram("connect_duration", help)?;
         for (backend, label) in &backends {
             family.encode_family(&labels(backend, label))?.latency(&backend.connect_latency())?;
         }
@@ -214,7 +215,7 @@ impl TableCollector {
         let mut gauge = |name, help, value: u64| families.gauge(name, help)?.encode_gauge(&(value as i64));
         let wanted = self.config.load().offload.mode != OffloadMode::Off;
         gauge("offload_wanted", "1 unless the configuration turns offload off", wanted.into())?;
-        gauge("offload_open", "1 if flows may be offloaded", view.why_not.is_none().into())?;
+        gauge("offload_open", "1 if Baton can offload flows", view.why_not.is_none().into())?;
         let help = "1 while Baton offloads no flow because flows were reset right after their offload";
         gauge("offload_stopped", help, self.table.offload.is_stopped().into())?;
         gauge(
@@ -224,10 +225,10 @@ impl TableCollector {
         )?;
         gauge("offload_flows_max", "Flows that the map of the BPF program can hold", view.flows_max)?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
-        counter("flows_offloaded", "Flows that were offloaded", census.offloaded.value())?;
+        counter("flows_offloaded", "Flows that Baton has offloaded", census.offloaded.value())?;
         counter(
             "flows_recovered",
-            "Offloaded flows of an earlier process that were recovered",
+            "Offloaded flows of an earlier process that this process has recovered",
             census.recovered.value(),
         )?;
         let help = "Times that another process detached the BPF program and Baton attached it again";
@@ -282,7 +283,7 @@ impl TableCollector {
         gauge("peer_lag_seconds", "Age of the oldest change that a peer has not acknowledged", &|it| {
             it.lag_ms as f64 / 1e3
         })?;
-        gauge("peer_round_trip_seconds", "Round trip on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
+        gauge("peer_round_trip_seconds", "Round-trip time on the link to a peer", &|it| it.round_trip_us as f64 / 1e6)?;
         let mut family =
             families.counter("peer_resyncs", "Times that this instance sent a peer all its flows again", None)?;
         members.iter().try_for_each(|it| family.encode_family(&[("peer", &*it.name.0)])?.counter(it.resyncs))
@@ -298,7 +299,7 @@ impl TableCollector {
         let packets = |wanted: &[&str]| -> u64 {
             view.packets.iter().filter(|(what, _)| wanted.contains(what)).map(|(_, count)| count).sum()
         };
-        let help = "Packets that no flow of this instance explains, by outcome; dropped must stay 0";
+        let help = "Packets that belong to no flow of this instance, by outcome; dropped must stay 0";
         let mut family = families.counter("unknown_packets", help, None)?;
         for (outcome, count) in [
             ("forwarded", packets(&["forwarded", "forwarded_by_port"])),
@@ -308,15 +309,16 @@ impl TableCollector {
         ] {
             family.encode_family(&[("outcome", outcome)])?.counter(count)?;
         }
-        let help = "Flows of peers that this host's map has no room for: they are reset if their owner dies";
+        let help = "Flows of peers for which this host's map has no room: Baton resets them if their owner dies";
         families.gauge("peer_flows_not_held", help)?.encode_gauge(&(census.no_standby.load(Relaxed) as i64))?;
         let mut counter = |name, help, value: u64| families.counter(name, help, None)?.counter(value);
         counter(
             "failovers",
-            "Failovers: peers that died and whose flows this instance carried on or reset",
+            "Failovers: deaths of peers after which this instance carried on or reset their flows",
             census.failovers.value(),
         )?;
-        let help = "Segments sent to idle clients of dead flows, whose answers tell the number that a reset needs";
+        let help = "Challenges: segments to idle clients of reset flows, so that the answer shows the sequence number \
+                    for the RST";
         counter("failover_challenged", help, census.challenged.value())
     }
 
@@ -343,9 +345,11 @@ impl TableCollector {
         counter("accept_errors", "accept(2) calls that failed because no file descriptor or memory was left", &|it| {
             it.accept_errors.value()
         })?;
-        counter("accepts_shed", "Connections reset unserved because accepting was paused for too long", &|it| {
-            it.accept_shed.value()
-        })?;
+        counter(
+            "accepts_shed",
+            "Connections that Baton reset unserved because it had paused accepting for too long",
+            &|it| it.accept_shed.value(),
+        )?;
         counter(
             "flows_ended_unreported",
             "Ended flows missing from log and events because their queue was full",

@@ -69,13 +69,13 @@ pub struct ReloadRefused {
 /// Why an order for a backend is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OrderRefused {
-    #[error("the backend was forgotten meanwhile")]
+    #[error("the backend was removed in the meantime, and its flows have ended")]
     Forgotten,
-    #[error("the backend is no longer in the configuration: it drains until its flows are gone")]
+    #[error("the backend is no longer in the configuration: it drains until its flows have ended")]
     Removed,
     #[error("this instance is stopping")]
     Stopping,
-    #[error("an upgrade is under way; order it again in a moment")]
+    #[error("an upgrade is under way; repeat the command in a moment")]
     Upgrading,
 }
 

@@ -153,11 +153,11 @@ async fn serve_connection(admin: Arc<Admin>, stream: TcpStream, limits: HttpLimi
 async fn respond(admin: &Arc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let path = request.uri().path();
     if !PATHS.contains(&path) {
-        return text(StatusCode::NOT_FOUND, format!("there is nothing here; there is {}\n", PATHS.join(", ")));
+        return text(StatusCode::NOT_FOUND, format!("this server has no such page; it has {}\n", PATHS.join(", ")));
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut response =
-            text(StatusCode::METHOD_NOT_ALLOWED, "this door only shows; orders go to the admin socket\n");
+            text(StatusCode::METHOD_NOT_ALLOWED, "this server is read-only; send orders to the admin socket\n");
         response.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("it is ASCII"));
         return response;
     }

@@ -143,7 +143,7 @@ fn figures(page: &mut String, status: &Status) {
 fn frontend(page: &mut String, frontend: &FrontendStatus) {
     let listen: Vec<_> = frontend.listen.iter().map(|address| address.to_string()).collect();
     let balance = match (&frontend.balance, frontend.removed) {
-        (_, true) => "removed; its flows live on to their deadline",
+        (_, true) => "removed; its flows go on until their deadline",
         (Some(balance), false) => balance,
         (None, false) => "",
     };

@@ -196,13 +196,13 @@ pub struct Rebalance {
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Refusal {
-    #[error("the request is not understood: {reason}")]
+    #[error("cannot parse the request: {reason}")]
     BadRequest { reason: String },
     #[error("this instance speaks version {speaks} of the admin protocol, not version {asked}")]
     Version { asked: String, speaks: u32 },
     #[error("a request has at most {REQUEST_MAX} bytes")]
     TooLarge,
-    #[error("no whole request came within {limit_ms} ms")]
+    #[error("no complete request arrived within {limit_ms} ms")]
     TooSlow { limit_ms: u64 },
     #[error("too many admin connections are open")]
     Busy,
@@ -210,11 +210,11 @@ pub enum Refusal {
     Forbidden { uid: u32 },
     #[error("there is no backend {asked:?}; there is {}", list(.known))]
     UnknownBackend { asked: String, known: Vec<String> },
-    #[error("{asked:?} may be any of {}: say which", list(.matches))]
+    #[error("several backends are named {asked:?}; name one of {}", list(.matches))]
     AmbiguousBackend { asked: String, matches: Vec<String> },
     #[error("there is no frontend {asked:?}; there is {}", list(.known))]
     UnknownFrontend { asked: String, known: Vec<String> },
-    #[error("there is no flow {flow}: it ended, or never was")]
+    #[error("there is no flow {flow}: it has ended, or never existed")]
     UnknownFlow { flow: FlowId },
     #[error("{reason}")]
     Order { reason: String },

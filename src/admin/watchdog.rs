@@ -25,7 +25,7 @@ pub fn complaints(workers: &[WorkerState], beats: &LoopBeats, phase: LifePhase, 
     let must_serve = (LifePhase::Serving..=LifePhase::Draining).contains(&phase);
     let complaint = |(worker, state): (usize, &WorkerState)| match stuck_for(state, now_ns) {
         Some(stuck) => Some(format!("worker {worker} has been stuck for {} ms", stuck.as_millis())),
-        None if must_serve && !state.is_alive() => Some(format!("worker {worker} is gone")),
+        None if must_serve && !state.is_alive() => Some(format!("worker {worker} has ended")),
         None => None,
     };
     let workers = workers.iter().enumerate().filter_map(complaint);
@@ -109,7 +109,7 @@ mod tests {
         let table = Table::new(2);
         assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Starting, S), Vec::<String>::new());
         table.workers[0].mark_alive(true);
-        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, S), ["worker 1 is gone"]);
+        assert_eq!(complaints(&table.workers, &table.beats, LifePhase::Serving, S), ["worker 1 has ended"]);
         table.workers[1].mark_alive(true);
         table.workers[0].mark_busy(S);
         assert_eq!(

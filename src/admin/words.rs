@@ -9,8 +9,8 @@ use crate::model::weight::Weight;
 use crate::table::backend::Service;
 
 /// Of offload.
-pub const STOPPED: &str = "flows were reset right after they had been offloaded, so the others stay proxied; one is tried again now and then, and \
-                           after each `baton reload`";
+pub const STOPPED: &str = "flows were reset right after Baton had offloaded them, so the others stay proxied; Baton \
+                           tries one again at intervals of 5 minutes to an hour, and after each `baton reload`";
 
 /// Whether clients are served, with how many draining backends if that matters.
 pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
@@ -18,11 +18,15 @@ pub fn service(service: Service, draining: usize, since_ms: u64) -> String {
     match (service, draining) {
         (Service::Ready, _) => "clients are served".to_owned(),
         (Service::Full, _) => {
-            format!("every backend is at max_connections: new connections are reset since {since}")
+            format!("every backend is at max_connections: Baton has reset new connections for {since}")
         }
-        (Service::Draining, 0 | 1) => format!("serving from a draining backend: none is ready since {since}"),
-        (Service::Draining, many) => format!("serving from {many} draining backends: none is ready since {since}"),
-        (Service::NoBackend, _) => format!("no backend: new connections are reset since {since}"),
+        (Service::Draining, 0 | 1) => {
+            format!("clients are served by a draining backend: none has been ready for {since}")
+        }
+        (Service::Draining, many) => {
+            format!("clients are served by {many} draining backends: none has been ready for {since}")
+        }
+        (Service::NoBackend, _) => format!("no backend: Baton has reset new connections for {since}"),
     }
 }
 

@@ -7,10 +7,11 @@ use crate::config::{Backend, Config, Frontend, OffloadMode, Target};
 /// What a reload cannot change: a sentence each, with the command that can. Empty: nothing of that kind. `has_path`: whether flows
 /// could be offloaded in this process.
 pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String> {
-    const UPGRADE: &str = "`baton upgrade` starts a process with it, which takes over all flows";
-    const ANEW: &str = "it needs a new start: `baton evacuate` first, then `systemctl restart baton`";
-    const KEEP: &str = "it is this instance's place among the names, which has changed; set it to what `baton peers` says, \
-                        or start anew: `baton evacuate`, then `systemctl restart baton`";
+    const UPGRADE: &str = "`baton upgrade` starts a new process with it, which gets all flows";
+    const ANEW: &str = "it needs a restart: `baton evacuate`, then `systemctl restart baton`";
+    const KEEP: &str = "without it, the slot is this instance's position among all names, which has changed; set it \
+                        to the slot that `baton peers` shows, or restart: `baton evacuate`, then `systemctl restart \
+                        baton`";
     const EMPTY: &str = "it needs an empty map: `baton evacuate`, stop Baton, `baton offload remove`, start it";
     let places = |config: &Config| config.peers.as_ref().map(|peers| (peers.name.clone(), peers.slot));
     let (before, after) = (places(old), places(new));
@@ -33,7 +34,7 @@ pub(super) fn refused(old: &Config, new: &Config, has_path: bool) -> Vec<String>
         ("[peers]", before.is_some() != after.is_some(), UPGRADE),
     ];
     let refused = keys.iter().filter(|(_, changed, _)| *changed);
-    refused.map(|(key, _, how)| format!("{key} cannot be changed by a reload: {how}")).collect()
+    refused.map(|(key, _, how)| format!("a reload cannot change {key}: {how}")).collect()
 }
 
 /// One sentence for each change from `old` to `new`; empty if there is none.
@@ -46,13 +47,14 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
         changes.push("log settings changed".to_owned());
     }
     if old.offload != new.offload {
-        changes.push("offload settings changed: they count for flows that are tried from now on".to_owned());
+        changes
+            .push("offload settings changed: they apply to flows that Baton tries to offload from now on".to_owned());
     }
     if old.peers != new.peers {
         changes.push("peers changed".to_owned());
     }
     if old.failover != new.failover {
-        changes.push("failover settings changed: track_file counts from the next evacuation on".to_owned());
+        changes.push("failover settings changed: track_file applies from the next evacuation on".to_owned());
     }
     if old.admin != new.admin {
         changes.push("admin addresses changed".to_owned());

@@ -55,7 +55,7 @@ impl Desk {
 
     /// Why this host should not have the VIP.
     pub(super) fn not_ready(&self) -> Option<String> {
-        self.let_go.load(Relaxed).then(|| "its VIP is handed over to another instance".to_owned())
+        self.let_go.load(Relaxed).then(|| "an evacuation has given its VIP to another instance".to_owned())
     }
 
     fn running(&self) -> MutexGuard<'_, Option<RunningEvacuation>> {
@@ -123,7 +123,7 @@ pub(super) fn begin(core: &Arc<Core>, asked: &EvacuationRequest) -> Result<Evacu
 pub(super) fn take_back(core: &Core) -> Result<Evacuating, EvacuationFailed> {
     let running = core.evacuation.running();
     let Some(running) = running.as_ref() else {
-        return Err(EvacuationFailed { why: "nothing was handed over, this host may have the VIP".to_owned() });
+        return Err(EvacuationFailed { why: "no evacuation is under way, so this host may have the VIP".to_owned() });
     };
     running.cancel.notify_one();
     Ok(running.handing.clone())
@@ -168,7 +168,7 @@ fn obstacle(core: &Core) -> Option<String> {
     } else if config.peers.is_none() || !core.ports.fleet.is_enabled() {
         Some("this instance has no peers: there is no [peers] in its configuration".to_owned())
     } else if listens.clone().all(|vip| vip.ip().is_unspecified() || vip.ip().is_loopback()) {
-        Some("no frontend listens on an address of its own that another host could have".to_owned())
+        Some("no frontend listens on a VIP, an address that another host could have".to_owned())
     } else {
         None
     }
@@ -298,7 +298,7 @@ impl Run {
 
     fn act(&mut self) {
         while let Some(order) = self.machine.poll_order() {
-            tracing::debug!(?order, "handing over");
+            tracing::debug!(?order, "evacuating");
             let Core { proxy, table, ports, evacuation, config, .. } = &*self.core;
             match order {
                 EvacuateOrder::Keep => ports.fleet.set_keeping(true),

@@ -99,16 +99,16 @@ impl Path {
         let offloaded = self.offloaded();
         let why = match reader {
             _ if offloaded == 0 => return None,
-            None => "knows nothing of such flows".to_owned(),
+            None => "does not know offloaded flows".to_owned(),
             Some(ProgramReader { layout, .. }) if *layout != LAYOUT => {
-                format!("reads them in layout {layout}, and they are in layout {LAYOUT}")
+                format!("reads flows in layout {layout}, and these have layout {LAYOUT}")
             }
             Some(ProgramReader { pins: Some(pins), .. }) if *pins != self.pins => {
-                format!("looks for them in {}, and they are in {}", pins.display(), self.pins.display())
+                format!("looks for flows in {}, and these are in {}", pins.display(), self.pins.display())
             }
             Some(_) => return None,
         };
-        Some(format!("{offloaded} flows have been offloaded, and it {why}; `baton offload remove` ends them with RST"))
+        Some(format!("{offloaded} flows are offloaded, and the new binary {why}; `baton offload remove` resets them"))
     }
 
     /// Takes the lock that the process before this one held, once that has ended. Call it now and then.
@@ -260,7 +260,7 @@ fn left_alone(pins: &std::path::Path, error: &NoOffload) -> Option<String> {
         return None;
     }
     let flows = entries.map_or("flows".to_owned(), |entries| format!("{} flows", entries / 2));
-    Some(format!("{flows} that an earlier process offloaded are watched by nobody: {error}"))
+    Some(format!("no process watches {flows} that an earlier process offloaded: {error}"))
 }
 
 fn shut_off(table: &EngineParts) {
@@ -305,6 +305,6 @@ mod tests {
         let (status, said) = (program::status(&pins), left_alone(&pins, &error));
         let _ = std::fs::remove_dir(pins.join("meta")).and_then(|()| std::fs::remove_dir(&pins));
         assert!(status.is_err(), "{status:?}");
-        assert!(said.is_some_and(|said| said.contains("watched by nobody")));
+        assert!(said.is_some_and(|said| said.contains("no process watches")));
     }
 }

@@ -29,7 +29,7 @@ pub enum ReloadError {
     #[error("the file has {} errors", .0.len())]
     Invalid(Vec<Diagnostic>),
     /// One line for each key, with the command that can.
-    #[error("{} settings cannot be changed by a reload", .0.len())]
+    #[error("a reload cannot change {} settings", .0.len())]
     NotByReload(Vec<String>),
     #[error(transparent)]
     Proxy(#[from] ProxyError),
@@ -37,7 +37,7 @@ pub enum ReloadError {
     Door(#[from] OpenDoorError),
     #[error("the instance is stopping")]
     Stopping,
-    #[error("an upgrade is under way, and the new process reads the file for itself; reload it in a moment")]
+    #[error("an upgrade is under way, and the new process reads the file itself; repeat the reload in a moment")]
     Upgrading,
 }
 

@@ -82,7 +82,7 @@ impl Upgrader {
             _ => return Err(refused("it is stopping")),
         }
         if self.core.evacuation.is_busy() {
-            return Err(refused("its VIP is handed over, or about to be; `baton evacuate --cancel` ends that"));
+            return Err(refused("an evacuation is under way or done; `baton evacuate --cancel` ends it"));
         }
         let (binary, config) = self.places(asked)?;
         let begun = |succession: &mut Succession| {
@@ -213,7 +213,8 @@ impl Upgrader {
     }
 
     fn places(&self, asked: UpgradeRequest) -> Result<(PathBuf, PathBuf), UpgradeFailed> {
-        let unknown = || UpgradeFailed { why: "which binary it was started from is not known".to_owned(), moved: 0 };
+        let why = "it does not know the path of its own binary; name one with --binary";
+        let unknown = || UpgradeFailed { why: why.to_owned(), moved: 0 };
         let binary = asked.binary.or_else(|| self.binary.clone()).ok_or_else(unknown)?;
         Ok((binary, asked.config.unwrap_or_else(|| self.reloader.path().to_owned())))
     }
@@ -315,5 +316,5 @@ async fn output(command: &mut tokio::process::Command) -> io::Result<std::proces
 }
 
 fn last_line(text: &[u8]) -> String {
-    String::from_utf8_lossy(text).lines().last().unwrap_or("it says nothing").to_owned()
+    String::from_utf8_lossy(text).lines().last().unwrap_or("it printed no error").to_owned()
 }

@@ -157,7 +157,7 @@ warning: frontend \"f\" has one backend only
  --> baton.toml:4:1
   |
 4 | [[frontend.backend]]
-  | ^^^^^^^^^^^^^^^^^^^^ add a second one: when this one fails there is no other to go to
+  | ^^^^^^^^^^^^^^^^^^^^ add a second backend: when this one fails, Baton resets all flows
 
 ";
         assert_eq!(findings, expected);

@@ -27,8 +27,7 @@ pub(super) fn read_all(section: &Section) -> Vec<Backend> {
             addresses.entry(place.clone()).or_insert_with(|| (table.key("address"), table.line_of("address")));
         if *first != table.key("address") {
             let message = format!("two backends of {} have the address {place:?}", section.title());
-            let help =
-                format!("write each backend once, its weight says how much it takes; the first is on line {line}");
+            let help = format!("write each backend once, and set its share by its weight; the first is on line {line}");
             table.warn("address", message, help);
         }
         backends.push(backend);
@@ -57,13 +56,13 @@ fn read(section: &Section) -> Option<Backend> {
         let name = section.name("health_address");
         if health == *address {
             let message = format!("{name} is its address, \"{address}\"");
-            section.warn("health_address", message, "leave it out: probes go to the address anyway");
+            section.warn("health_address", message, "remove it: Baton probes the address anyway");
         } else if health.ip() != address.ip() {
             let message = format!("{name} is \"{health}\", another host than its address \"{address}\"");
             section.warn(
                 "health_address",
                 message,
-                "name the same host: another one's health says nothing about this one",
+                "name the same host: the health of another host does not show whether this one lives",
             );
         }
     }
@@ -74,11 +73,12 @@ fn read(section: &Section) -> Option<Backend> {
 fn warn_of_the_whole(section: &Section, backends: &[Backend]) {
     if backends.len() == 1 {
         let message = format!("{} has one backend only", section.title());
-        section.warn("backend", message, "add a second one: when this one fails there is no other to go to");
+        section.warn("backend", message, "add a second backend: when this one fails, Baton resets all flows");
     }
     if !backends.is_empty() && backends.iter().all(|backend| backend.weight == 0) {
         let message = format!("every backend of {} has weight = 0", section.title());
-        section.warn("backend", message, "give at least one a weight: new connections are reset as it is");
+        let help = "give at least one backend a weight: until then Baton resets every new connection";
+        section.warn("backend", message, help);
     }
 }
 

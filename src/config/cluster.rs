@@ -25,7 +25,7 @@ pub(super) fn read(section: &Section) -> Cluster {
         section.warn(
             "vrrp_track_time",
             message,
-            "set vrrp_advert_interval as well: without it nothing is known of a VIP",
+            "set vrrp_advert_interval as well: without it Baton does not know how the VIP moves",
         );
     }
     Cluster {

@@ -118,7 +118,7 @@ impl<'t> Document<'t> {
             let what = if severity == Severity::Error { "errors" } else { "warnings" };
             let last = self.text.len().checked_sub(1).map(|last| last..last);
             let (message, help) =
-                (format!("{count} further {what} are not shown"), format!("fix the {FINDINGS_MAX} before them first"));
+                (format!("there are {count} further {what}"), format!("fix the {FINDINGS_MAX} before them first"));
             self.keep(severity, &Location { key: "file".into(), span: last }, message, help);
         }
         let mut all = self.findings.into_inner();
@@ -200,7 +200,7 @@ mod tests {
         document.warning(&Location { key: "k".into(), span: None }, "m", "h");
         let (errors, warnings) = document.into_findings();
         assert_eq!(errors.len(), FINDINGS_MAX + 1);
-        let last = "f:5000: 4000 further errors are not shown; fix the 1000 before them first";
+        let last = "f:5000: there are 4000 further errors; fix the 1000 before them first";
         assert_eq!(errors[FINDINGS_MAX].to_string(), last);
         assert_eq!(warnings.len(), 1);
     }

@@ -27,9 +27,11 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Read {
     let listen = listen(section);
     let drain_timeout = section.read_or("drain_timeout", &DRAIN_TIMEOUT, Duration::from_secs(150));
     if drain_timeout.value.is_zero() && drain_timeout.is_given() {
-        let message =
-            format!("{} is \"0s\": connections to a draining backend are reset at once", section.name("drain_timeout"));
-        section.warn("drain_timeout", message, "set some seconds, in which they can end by themselves");
+        let message = format!(
+            "{} is \"0s\": Baton resets connections to a draining backend at once",
+            section.name("drain_timeout")
+        );
+        section.warn("drain_timeout", message, "set a few seconds, in which they can end by themselves");
     }
     let (connect_timeout, hedge_after, connect_attempts) = connect(section);
     let mut frontend = Frontend {
@@ -96,7 +98,8 @@ fn source(section: &Section, backends: &[Backend]) -> Source {
             section.warn(
                 "source",
                 message,
-                "set an address of the backends' family: others get the address of the route",
+                "set an address of the backends' family: for backends of the other family the kernel chooses the \
+                 source address",
             );
         }
     }
@@ -127,7 +130,7 @@ fn idle_timeout(section: &Section) -> Option<Duration> {
     let idle = section.read_or("idle_timeout", &IDLE_TIMEOUT, Duration::ZERO);
     if !idle.value.is_zero() && idle.value < QUIET_WATCH {
         let message = format!(
-            "{} is \"{}\", and watches are silent for longer",
+            "{} is \"{}\", and watches of Kubernetes are silent for longer",
             section.name("idle_timeout"),
             display(idle.value)
         );
@@ -165,8 +168,8 @@ fn proxy_protocol(section: &Section) -> ProxyProtocol {
     let accept_from = section.list("accept_proxy_from", &Network);
     for element in accept_from.iter().filter(|element| element.value.prefix_len() == 0) {
         let message = format!("{} is \"{}\", which is every client", element.name, element.value);
-        let help =
-            "name the proxies' own networks: whoever sends the header chooses the address that limits and lists see";
+        let help = "name only the networks of the proxies: the sender of a header chooses the client address for limits and \
+             lists";
         section.document.warning(&element.place, message, help);
     }
     ProxyProtocol {
@@ -195,7 +198,7 @@ fn limits(section: &Section) -> Limits {
 fn networks(section: &Section, key: &str) -> Vec<ipnet::IpNet> {
     let networks = section.list(key, &Network);
     for element in networks.iter().filter(|element| key == "deny" && element.value.prefix_len() == 0) {
-        let message = format!("{} is \"{}\", which turns every client away", element.name, element.value);
+        let message = format!("{} is \"{}\", which denies every client", element.name, element.value);
         section.document.warning(&element.place, message, "name a narrower network");
     }
     networks.into_iter().map(|element| element.value).collect()

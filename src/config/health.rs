@@ -27,7 +27,7 @@ pub(super) fn read(section: &Section, reset_within: Duration) -> Health {
         section.refuse(
             "reset_fall",
             message,
-            "set at least fall: connections are not reset before their backend is ejected",
+            "set at least fall: Baton resets no flow before it has ejected the backend",
         );
     }
     warn_of_unused(section, &kind, path.is_given(), host.is_given());
@@ -111,7 +111,8 @@ fn warn_if_slow(section: &Section, health: &Health, reset_within: Duration) {
     let keys = ["interval", "timeout", "reset_fall", "fall", "fast_interval"];
     let key = keys.into_iter().find(|key| section.has(key)).unwrap_or("interval");
     let (title, longest, budget) = (section.title(), display(longest), display(LEASE_RENEWAL));
-    let message = format!("{title} lets a silent backend's clients wait for up to {longest} until they are reset");
+    let message =
+        format!("{title} lets the clients of a silent backend wait for up to {longest} until Baton resets them");
     let help = format!(
         "set interval + timeout + (reset_fall - 1) * the longer of timeout and fast_interval within {budget}, a kubelet's lease renewal"
     );

@@ -49,7 +49,7 @@ pub(super) fn read(section: &Section, max_connections: Option<u32>) -> OffloadSe
     {
         let name = section.name("max_flows");
         let message = format!("{name} is {}, below the max_connections of [process], {connections}", max_flows.value);
-        section.warn("max_flows", message, "set as many as max_connections, or the flows beyond stay proxied");
+        section.warn("max_flows", message, "set at least max_connections, or further flows stay proxied");
     }
     settings
 }
@@ -69,7 +69,8 @@ pub(super) fn warn_of_fleet(
             section.name("max_flows"),
             settings.max_flows
         );
-        section.warn("max_flows", message, format!("set {fleet}: the flows beyond are reset when their host dies"));
+        let help = format!("set {fleet}: Baton resets the flows beyond that when their host dies");
+        section.warn("max_flows", message, help);
     }
 }
 

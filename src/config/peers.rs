@@ -48,7 +48,7 @@ fn peers(section: &Section, own: Option<&InstanceName>, listen: Option<SocketAdd
             table.refuse("name", format!("two instances are named \"{name}\""), "give each instance a name of its own");
         } else if let Some(other) = same_tag {
             let message = format!("\"{name}\" gives its flows the same numbers as \"{other}\"");
-            table.refuse("name", message, "choose another name; any will do");
+            table.refuse("name", message, "choose any other name");
         }
         let taken = listen.into_iter().chain(peers.iter().map(|peer| peer.address)).any(|other| other == address);
         if taken {
@@ -104,7 +104,8 @@ fn previous_key(section: &Section) -> Option<PeerKey> {
     match read_key(&path) {
         Ok(key) => {
             let message = format!("the key in {named:?} ({}) counts as well", section.name("key_file_previous"));
-            let help = "remove the file once every instance has the new key: whoever has the old one can speak for any till then";
+            let help = "remove the file once every instance has the new key: until then any host that has the old key \
+                        can act as any instance";
             section.warn("key_file_previous", message, help);
             warn_of_readers(section, "key_file_previous", &named, &path);
             Some(key)
@@ -121,8 +122,8 @@ fn warn_of_readers(section: &Section, key: &str, named: &str, path: &Path) {
     let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
     if mode & 0o077 != 0 {
         let (name, mode) = (section.name(key), mode & 0o777);
-        let message = format!("others than its owner may read {named:?} ({name}): its mode is {mode:o}");
-        section.warn(key, message, "set mode 600: whoever has the key can speak for any instance");
+        let message = format!("users other than its owner may read {named:?} ({name}): its mode is {mode:o}");
+        section.warn(key, message, "set mode 600: any user who can read the key can act as any instance");
     }
 }
 

@@ -17,7 +17,8 @@ pub(super) fn admin(section: &Section) -> Admin {
         section.warn(
             "http",
             message,
-            "set a loopback address: whoever reaches it reads clients' and backends' addresses",
+            "set a loopback address: any host that can connect to this address reads the addresses of clients and \
+             backends",
         );
     }
     // A refused address is none, so that no listening address is said to be the same as the default.
@@ -28,8 +29,9 @@ pub(super) fn admin(section: &Section) -> Admin {
 pub(super) fn process(section: &Section) -> Process {
     let stop_timeout = section.read_or("stop_timeout", &STOP_TIMEOUT, Duration::from_secs(30));
     if stop_timeout.value.is_zero() && stop_timeout.is_given() {
-        let message = format!("{} is \"0s\": every stop resets every connection at once", section.name("stop_timeout"));
-        section.warn("stop_timeout", message, "set some seconds, in which they can end by themselves");
+        let message =
+            format!("{} is \"0s\": Baton resets every connection when it stops", section.name("stop_timeout"));
+        section.warn("stop_timeout", message, "set a few seconds, in which they can end by themselves");
     }
     Process {
         workers: section.read_or("workers", &WORKERS, 0).value.checked_sub(1).map(|less| less as usize + 1),

@@ -55,7 +55,7 @@ pub(super) fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTl
     }
     if ca_file.is_given() && insecure.value {
         let message = format!("{} is true together with ca_file", section.name("insecure_skip_verify"));
-        section.refuse("insecure_skip_verify", message, "keep one of the two");
+        section.refuse("insecure_skip_verify", message, "remove one of the two");
         return None;
     }
     if !ca_file.is_given() && !insecure.value {
@@ -68,7 +68,7 @@ pub(super) fn read(section: &Section, kind: &Field<ProbeKind>) -> Option<ProbeTl
     }
     if insecure.value {
         let name = section.name("insecure_skip_verify");
-        let message = format!("{name} is true: whoever answers at a backend's address passes for the backend");
+        let message = format!("{name} is true: Baton accepts any server at a backend's address as the backend");
         section.warn("insecure_skip_verify", message, "set ca_file instead");
     }
     let verify = if insecure.value { Verify::Nothing } else { Verify::Against(roots?) };
@@ -174,7 +174,7 @@ fn warn_if_expired(section: &Section, key: &str, path: &str, certificates: &[Cer
         if let Some(day) = certificate::expired_on(certificate, SystemTime::now()) {
             let (path, name) = (quote(path), section.name(key));
             let message = format!("certificate {} in {path}, {name}, expired on {day}", index + 1);
-            section.warn(key, message, "put one there that is still good");
+            section.warn(key, message, "replace it with a valid certificate");
         }
     }
 }

@@ -50,14 +50,14 @@ impl Search<'_> {
         let siblings: Vec<&str> = self.known.iter().filter_map(|whole| child(whole, pattern)).collect();
         let elsewhere = || self.known.iter().find(|whole| whole.rsplit('.').next() == Some(name));
         if let Some(new) = renamed::renamed(&join(pattern, name)) {
-            return format!("it is called {new:?} now");
+            return format!("its name is now {new:?}");
         }
         if let Some(near) = spelling::closest(name, siblings.iter().copied()) {
             return format!("did you mean {near:?}?");
         }
         match elsewhere().map(|whole| (whole, whole.rsplit_once('.'))) {
             Some((_, Some((table, _)))) => format!("{name:?} is a key of [{table}]"),
-            Some((whole, None)) => format!("[{whole}] stands at the top of the file"),
+            Some((whole, None)) => format!("[{whole}] is a table at the top level of the file"),
             None => format!("expected one of {}", siblings.join(", ")),
         }
     }

@@ -124,7 +124,11 @@ impl Hearing {
         let hears = self.doubt.look(of.surroundings(&self.wire, route));
         if hears {
             let backend = &*of.entry.name;
-            tracing::info!(backend, "this host hears others again: Baton counts failed probes from zero");
+            tracing::info!(
+                backend,
+                "this host hears a backend, a peer or a client again: Baton counts failed probes \
+                                     from zero"
+            );
         }
         hears
     }

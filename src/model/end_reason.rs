@@ -75,19 +75,20 @@ pub enum ClientSaw {
 end_reasons! {
     ClientClosed "client_closed" Client Fin "The client sent FIN first, then the backend; all bytes were delivered.";
     BackendClosed "backend_closed" Backend Fin "The backend sent FIN first, then the client; all bytes were delivered.";
-    ClientReset "client_reset" Client Nothing "The client sent RST; it was passed on to the backend.";
-    BackendReset "backend_reset" Backend Rst "The backend sent RST; it was passed on to the client.";
+    ClientReset "client_reset" Client Nothing "The client sent RST; Baton passed it on to the backend.";
+    BackendReset "backend_reset" Backend Rst "The backend sent RST; Baton passed it on to the client.";
     ClientTimedOut "client_timed_out" Client Nothing "The client's host stopped answering: keepalive or TCP_USER_TIMEOUT ran out.";
     BackendTimedOut "backend_timed_out" Backend Rst "The backend's host stopped answering: keepalive or TCP_USER_TIMEOUT ran out.";
     ClientLeft "client_left" Client Nothing "The client went away before any backend was connected.";
-    ConnectFailed "connect_failed" Backend Rst "Every backend that was tried refused or was unreachable.";
-    ConnectTimedOut "connect_timed_out" Backend Rst "No backend that was tried answered within connect_timeout.";
+    ConnectFailed "connect_failed" Backend Rst "Every backend that Baton tried refused or was unreachable.";
+    ConnectTimedOut "connect_timed_out" Backend Rst "No backend that Baton tried answered within connect_timeout.";
     NoBackend "no_backend" Baton Rst "Every backend is ejected or has no address.";
     BackendsFull "backends_full" Baton Rst "Every usable backend is at its max_connections.";
-    BackendEjected "backend_ejected" Baton Rst "Its backend was found dead.";
+    BackendEjected "backend_ejected" Baton Rst "Baton found its backend dead.";
     DrainDeadline "drain_deadline" Baton Rst "Its backend was draining and drain_timeout passed.";
     IdleTimeout "idle_timeout" Baton Rst "No byte moved for idle_timeout.";
-    Rebalanced "rebalanced" Baton Fin "It was idle and balance_existing moved it to another backend.";
+    Rebalanced "rebalanced" Baton Fin "It was idle, and balance_existing ended it so that the client connects to \
+                                       another backend.";
     Shutdown "shutdown" Baton Rst "Baton stopped and stop_timeout passed.";
     Killed "killed" Operator Rst "An operator killed it.";
     EjectedByOperator "ejected_by_operator" Operator Rst "An operator ejected its backend.";
@@ -100,10 +101,11 @@ end_reasons! {
     OutOfPorts "out_of_ports" Baton Rst "No local port was left towards any usable backend.";
     BadProxyHeader "bad_proxy_header" Client Rst "The PROXY protocol header was malformed or did not come in time.";
     FrontendRemoved "frontend_removed" Operator Rst "A reload removed its frontend and drain_timeout passed.";
-    NotUpgraded "not_upgraded" Baton Rst "An upgrade could not hand it over, and the process that had it has gone.";
+    NotUpgraded "not_upgraded" Baton Rst "An upgrade could not move it, and the old process has exited.";
     Internal "internal" Baton Rst "A system call failed in a way that Baton does not expect; the log has the error.";
-    Moved "moved" Baton Nothing "Another instance looks after it from now on; it goes on.";
-    EvacuationDeadline "evacuation_deadline" Baton Rst "Its instance handed the VIP over, and the deadline of that passed.";
+    Moved "moved" Baton Nothing "Another instance owns it from now on; it goes on.";
+    EvacuationDeadline "evacuation_deadline" Baton Rst "An operator evacuated its host, and it was still proxied at \
+                                                        the deadline.";
     Ipsec "ipsec" Baton Rst "An IPsec policy covers one of its legs since it was offloaded.";
 }
 

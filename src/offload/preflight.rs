@@ -71,7 +71,7 @@ fn barrier() -> Finding {
     match Barrier::open() {
         Ok(Barrier::Membarrier) => Finding::good(topic, "by membarrier"),
         Ok(Barrier::Update { .. }) => {
-            Finding::good(topic, "by a map of maps: membarrier is refused, as where CPUs have no tick (nohz_full)")
+            Finding::good(topic, "by a map of maps: the kernel refuses membarrier, as on a host with nohz_full")
         }
         Err(error) => Finding::hindrance(
             topic,
@@ -102,7 +102,7 @@ fn capabilities() -> Finding {
         .map(|(name, ..)| *name)
         .collect();
     match missing.is_empty() {
-        true => Finding::good("capabilities", "all that it takes"),
+        true => Finding::good("capabilities", "Baton has all that offload needs"),
         false => Finding::hindrance(
             "capabilities",
             format!("{} is missing", missing.join(", ")),
@@ -226,7 +226,8 @@ fn look_at_interface(name: &str, findings: &mut Vec<Finding>, mtus: &mut BTreeMa
         findings.push(Finding::hindrance(
             name,
             "large receive offload is on, here or at a card below",
-            "not every network card can send merged packets: flows that arrive by it stay proxied",
+            "not every network card can send merged packets: Baton does not offload flows that arrive by this \
+             interface",
             format!("ethtool -K {name} lro off (for a bond, VLAN or bridge: of the cards below it)"),
         ));
     }

@@ -25,11 +25,11 @@ pub enum ChannelError {
     Closed,
     #[error("the other process closed the connection in the middle of a message")]
     Cut,
-    #[error("the other process did nothing for {0:?}")]
+    #[error("the other process did not answer for {0:?}")]
     TimedOut(Duration),
-    #[error("the other end belongs to uid {0}, a stranger")]
+    #[error("the other process runs as uid {0}, which is neither root nor this process's user")]
     Stranger(u32),
-    #[error("a message cannot be read: {0}")]
+    #[error("cannot read a message: {0}")]
     Decode(#[from] DecodeError),
     #[error(transparent)]
     TooLong(#[from] TooLong),

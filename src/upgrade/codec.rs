@@ -43,7 +43,7 @@ pub enum DecodeError {
     Kind(u16),
     #[error("its body has {0} bytes; at most {BODY_MAX} are allowed")]
     TooLong(usize),
-    #[error("it promises {0} descriptors; at most {FDS_MAX} are allowed")]
+    #[error("it announces {0} descriptors; at most {FDS_MAX} are allowed")]
     Descriptors(usize),
     #[error("its body has {got} bytes instead of {expected}")]
     Length { expected: usize, got: usize },

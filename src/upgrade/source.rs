@@ -170,9 +170,9 @@ impl SourceStep {
             Self::Received => "waiting for the new process to receive flows",
             Self::Commit => "committing flows",
             Self::Imported => "waiting for the new process to import flows",
-            Self::Park => "closing the door to new flows",
-            Self::Done => "giving the last word",
-            Self::Finished => "waiting for the new process's last word",
+            Self::Park => "ceasing to accept connections",
+            Self::Done => "sending the last message",
+            Self::Finished => "waiting for the new process's last message",
         }
     }
 }
@@ -310,7 +310,7 @@ impl<G: OldProcess> Source<'_, G> {
         self.welcomed_at_ns = now_ns();
         self.at(SourceStep::Doors);
         let doors =
-            self.old_process.doors().map_err(|error| Why::Here(format!("the listeners cannot be lent: {error}")))?;
+            self.old_process.doors().map_err(|error| Why::Here(format!("cannot pass on the listeners: {error}")))?;
         if let Some(why) = self.old_process.obstacle(&hello) {
             return Err(Why::Here(why));
         }
@@ -431,7 +431,7 @@ impl<G: OldProcess> Source<'_, G> {
                 ending = true;
                 self.old_process.end_the_rest();
             } else if now_ns() >= deadline_ns + self.deadlines.answer.as_nanos() as u64 {
-                return Err(Why::Here(format!("{left} flows do not end")));
+                return Err(Why::Here(format!("{left} flows have not ended in time")));
             }
             // Workers let go of flows in their own time; nothing tells when.
             std::thread::sleep(LOOK_EVERY);

@@ -110,7 +110,7 @@ impl Control for FakeControl {
     }
 
     fn take_back(&self) -> Result<Evacuating, EvacuationFailed> {
-        Err(EvacuationFailed { why: "nothing was handed over".to_owned() })
+        Err(EvacuationFailed { why: "no evacuation is under way".to_owned() })
     }
 
     fn check_evacuation(&self, _: &EvacuationRequest) -> EvacuationCheck {

@@ -221,12 +221,12 @@ async fn with_no_backend_left_nothing_says_ready_in_green() {
     assert!(page.contains("<title>Baton on ") && page.contains("<span class=\"pill good\">ready</span>"), "{page}");
     stands("cp1", HealthState::Ejected);
     let page = get(&instance, "/").await.body;
-    let of_draining = "serving from a draining backend: none is ready since 6";
+    let of_draining = "clients are served by a draining backend: none has been ready for 6";
     assert!(page.contains("<title>draining backends only: Baton on ") && page.contains(of_draining), "{page}");
     assert!(page.contains("<span class=\"pill notice\">draining backends only</span>"), "{page}");
     stands("cp2", HealthState::Ejected);
     let page = get(&instance, "/").await.body;
-    let of_none = "no backend: new connections are reset since 6";
+    let of_none = "no backend: Baton has reset new connections for 6";
     assert!(page.contains("<title>no backend: Baton on ") && page.contains(of_none), "{page}");
     assert!(page.contains("<span class=\"pill bad\">no backend</span>"), "{page}");
     assert!(!page.contains("<span class=\"pill good\">ready</span>") && page.contains("fill='%23d1261b'"), "{page}");
@@ -255,7 +255,7 @@ async fn with_every_backend_at_its_cap_nothing_says_ready_in_green() {
         entry.configure(entry.weight(), Some(1));
     }
     let page = get(&instance, "/").await.body;
-    let words = "every backend is at max_connections: new connections are reset since ";
+    let words = "every backend is at max_connections: Baton has reset new connections for ";
     assert!(page.contains("<title>every backend full: Baton on ") && page.contains(words), "{page}");
     assert!(page.contains("<span class=\"pill bad\">every backend full</span>"), "{page}");
     let metrics = get(&instance, "/metrics").await.body;

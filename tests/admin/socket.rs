@@ -136,7 +136,7 @@ async fn kill_answers_when_the_flows_are_gone() {
     let all: KillReport = ask(&instance, kill(KillTarget::All)).await.unwrap();
     assert_eq!((all, instance.table.flows.len()), (KillReport { flows: 3, gone: 3 }, 0));
     let none = ask::<KillReport>(&instance, kill(KillTarget::Flow(FlowId(99)))).await;
-    assert_eq!(none.unwrap_err().to_string(), "there is no flow 99: it ended, or never was");
+    assert_eq!(none.unwrap_err().to_string(), "there is no flow 99: it has ended, or never existed");
 }
 
 #[tokio::test]

@@ -123,7 +123,12 @@ fn unwise_settings_are_warned_of_and_taken() {
             "",
             "\"connect_attempts\" in frontend \"apiserver\" is 1, although hedge_after is set",
         ),
-        ("", "drain_timeout = \"0s\"", "", "\"drain_timeout\" in frontend \"apiserver\" is \"0s\": connections"),
+        (
+            "",
+            "drain_timeout = \"0s\"",
+            "",
+            "\"drain_timeout\" in frontend \"apiserver\" is \"0s\": Baton resets connections",
+        ),
         ("", "idle_timeout = \"30s\"", "", "\"idle_timeout\" in frontend \"apiserver\" is \"30s\", and watches"),
         (
             "",
@@ -147,9 +152,14 @@ fn unwise_settings_are_warned_of_and_taken() {
             "",
             "deny = [\"::/0\"]",
             "",
-            "element 1 of \"deny\" in frontend \"apiserver\" is \"::/0\", which turns every client away",
+            "element 1 of \"deny\" in frontend \"apiserver\" is \"::/0\", which denies every client",
         ),
-        ("[process]\nstop_timeout = \"0s\"", "", "", "\"stop_timeout\" in [process] is \"0s\": every stop"),
+        (
+            "[process]\nstop_timeout = \"0s\"",
+            "",
+            "",
+            "\"stop_timeout\" in [process] is \"0s\": Baton resets every connection",
+        ),
         (
             "[admin]\nhttp = \"0.0.0.0:9470\"",
             "",
@@ -178,13 +188,13 @@ fn unwise_settings_are_warned_of_and_taken() {
             "",
             "[frontend.health]\ninterval = \"5s\"\ntimeout = \"5s\"",
             "",
-            "[frontend.health] of frontend \"apiserver\" lets a silent backend's clients wait for up to 15.25s",
+            "[frontend.health] of frontend \"apiserver\" lets the clients of a silent backend wait for up to 15.25s",
         ),
         (
             "",
             "[frontend.health]\nkind = \"tls\"\ninsecure_skip_verify = true",
             "",
-            "\"insecure_skip_verify\" in [frontend.health] of frontend \"apiserver\" is true: whoever",
+            "\"insecure_skip_verify\" in [frontend.health] of frontend \"apiserver\" is true: Baton accepts any server",
         ),
         (
             "",

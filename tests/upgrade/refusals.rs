@@ -32,7 +32,7 @@ fn a_successor_that_cannot_take_over_changes_nothing() {
         (vec!["upgrade", "--binary", "/nonexistent"], "cannot start"),
         (vec!["upgrade", "--binary", "/bin/true"], "closed the connection"),
         (vec!["upgrade", "--binary", &not_a_program], "cannot start"),
-        (vec!["upgrade", "--binary", &silent], "did nothing for 10s"),
+        (vec!["upgrade", "--binary", &silent], "did not answer for 10s"),
         (vec!["upgrade", "-c", &bad_config], "workers"),
         (vec!["upgrade", "--check", "--binary", &newer], "versions 7 to 9"),
         (vec!["upgrade", "--check", "--binary", "/bin/true"], "cannot take part in an upgrade"),

@@ -254,7 +254,7 @@ impl FailoverControl {
                 Action::WakeOn(all) => all.into_iter().for_each(|wake| self.table.late_resets.wake(wake)),
                 Action::Answer(packet) => {
                     let Key { from, to } = packet.key;
-                    tracing::debug!(%from, %to, flags = packet.flags, length = packet.length, "nobody knows this packet's flow: RST");
+                    tracing::debug!(%from, %to, flags = packet.flags, length = packet.length, "no instance knows this packet's flow: RST");
                     let census = &self.table.fleet_census;
                     let counted = if self.wire.answer(&packet) { &census.reset } else { &census.dropped };
                     counted.add(1);

@@ -371,7 +371,7 @@ impl Hub {
             return Err("this process is being replaced or stopped".to_owned());
         }
         if !self.site.keys.contains(&key) {
-            return Err("its key counts no more".to_owned());
+            return Err("its key is no longer valid".to_owned());
         }
         if let Err(why) = self.exchange.handle_link(hello, now_ns) {
             self.exchange.handle_failure(&hello.name, &why);
@@ -399,7 +399,7 @@ impl Hub {
         let minute_ns = 60_000_000_000;
         self.complained.retain(|_, at_ns| now_ns.saturating_sub(*at_ns) < minute_ns);
         if self.complained.len() < INPUTS_MAX && self.complained.insert(from, now_ns).is_none() {
-            tracing::warn!(%from, "somebody who is no peer connected to the peer link: {why}");
+            tracing::warn!(%from, "a program that is not a peer connected to the peer link: {why}");
         }
     }
 

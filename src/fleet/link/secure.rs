@@ -33,9 +33,9 @@ pub enum LinkError {
         "it speaks {theirs} of the peer protocol, this instance {VERSIONS}; bring both to releases that have one in common"
     )]
     Version { theirs: Versions },
-    #[error("its key is another than this instance's: peers.key_file must hold the same on all instances")]
+    #[error("its key differs from this instance's: peers.key_file must hold the same key on all instances")]
     Key,
-    #[error("a frame does not open: it was altered on the way")]
+    #[error("cannot decrypt a frame: it was altered on the way")]
     Seal,
     #[error("cannot read a message: {0}")]
     Decode(#[from] FrameError),

@@ -39,7 +39,7 @@ pub struct Versions {
 /// Why bytes are no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    #[error("it is none that this release knows: {0}")]
+    #[error("this release does not know it: {0}")]
     Body(String),
     #[error("{0} bytes are left over")]
     Rest(usize),

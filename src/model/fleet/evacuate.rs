@@ -95,12 +95,13 @@ pub enum Failure {
     NotTold { peer: InstanceName, behind: usize, waited_ms: u64 },
     #[error("cannot keep {0} on lo for proxied flows; the log has the error")]
     NotKept(IpAddr),
-    #[error("{vip} is still on this host after {waited_ms} ms: nothing takes it away while `baton ready` fails")]
+    #[error("{vip} is still on this host after {waited_ms} ms: no program removes it while `baton ready` fails")]
     NotLeft { vip: IpAddr, waited_ms: u64 },
     #[error("no live peer has taken {vip} within {waited_ms} ms")]
     NotTaken { vip: IpAddr, waited_ms: u64 },
     #[error(
-        "new connections still come here after {waited_ms} ms: nothing withdraws the route to {vip} while `baton ready` fails"
+        "new connections still come here after {waited_ms} ms: no program withdraws the route to {vip} while `baton \
+         ready` fails"
     )]
     NotWithdrawn { vip: IpAddr, waited_ms: u64 },
     #[error("no live peer has {0} any more")]

@@ -223,10 +223,10 @@ impl Exchange {
     pub fn handle_link(&mut self, hello: &Hello, now_ns: u64) -> Result<(), String> {
         let own = &self.own.name;
         if hello.name == *own {
-            return Err(format!("both ends call themselves {own}; instance.name must differ"));
+            return Err(format!("both instances are named {own}; instance.name must differ"));
         }
         let Some(session) = self.sessions.get(&hello.name) else {
-            return Err(format!("{own} knows no peer {}; it is not in its [[peers.peer]]", hello.name));
+            return Err(format!("{own} does not know the peer {}: add it to [[peers.peer]] of {own}", hello.name));
         };
         if hello.name.tag() == own.tag() {
             return Err(format!("the names {} and {own} give the same numbers to flows; rename one", hello.name));
@@ -424,7 +424,7 @@ impl Exchange {
                 }
             }
             if session.is_stale(now_ns) {
-                self.drops.push_back((name.clone(), "nothing was heard of it for a second".to_owned()));
+                self.drops.push_back((name.clone(), "this instance has not heard it for a second".to_owned()));
             }
             if liveness.is_some_and(|liveness| liveness != Liveness::Alive) {
                 self.answers_no_more(&name);

@@ -116,7 +116,7 @@ enum Telling {
 /// What a peer may not do. Its link ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("it said hello twice")]
+    #[error("it sent its hello twice")]
     Hello,
     #[error("it refuses: {0}")]
     Refused(String),

@@ -21,8 +21,8 @@ pub enum OpenError {
     #[error("{path}: {source}", path = .path.display())]
     Directory { path: PathBuf, source: io::Error },
     #[error(
-        "{path} is of another version (layout {found}, this one has {wanted}); `baton offload remove` takes it away and \
-         resets the flows in it",
+        "{path} is of another version (layout {found}, this one has {wanted}); `baton offload remove` removes it and \
+         resets its flows",
         path = .path.display()
     )]
     Layout { path: PathBuf, found: u32, wanted: u32 },

@@ -14,7 +14,7 @@ use crate::offload::entry::{ENTRY_SIZE, Entry, Key};
 /// What stands in the map is not known. Who gets this leaves the flow, and all that is kept of it, as they are, concludes nothing, answers
 /// nobody, and tries again later. It is counted here, for [`Program::unread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the map of offloaded flows cannot be read")]
+#[error("cannot read the map of offloaded flows")]
 pub struct Unread(());
 
 /// Reads that failed since they were last taken, and the last one's error.

@@ -89,7 +89,7 @@ pub fn remove(directory: &Path) -> io::Result<Option<Removal>> {
     let lock = pins.lock()?;
     let strangers = pins.strangers()?;
     if !strangers.is_empty() {
-        let text = format!("{} is not Baton's: nothing was removed", strangers[0].display());
+        let text = format!("{} is not Baton's: Baton has removed nothing", strangers[0].display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let interfaces = pins.links()?;

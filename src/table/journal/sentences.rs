@@ -442,6 +442,6 @@ mod tests {
         let shut = |why: &str, unwatched| What::OffloadShut { why: why.to_owned(), unwatched }.weight();
         assert_eq!(shut(OFF, false), Weight::Plain);
         assert_eq!(shut("no CAP_BPF", false), Weight::Notice);
-        assert_eq!(shut("12 flows are watched by nobody", true), Weight::Bad);
+        assert_eq!(shut("no process watches 12 flows", true), Weight::Bad);
     }
 }

@@ -136,7 +136,7 @@ fn strangers_on_the_peer_port_disturb_nobody() {
         let _ = stranger.send_bytes(text.as_bytes());
         stranger.end(LONG);
     }
-    b.baton.wait_log(&["somebody who is no peer connected to the peer link"]);
+    b.baton.wait_log(&["a program that is not a peer connected to the peer link"]);
     conn.echo(2, 100);
     b.wait_sees("lb-a", "liveness", "alive");
     assert_eq!(b.baton.events_of("peer_lost").len(), 0);

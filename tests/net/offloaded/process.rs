@@ -287,9 +287,9 @@ fn a_release_that_cannot_recover_offloaded_flows_took_over_and_left_them_unwatch
     let reads = |layout, pins| Hello::here().reading(ProgramReader { layout, pins });
     let elsewhere = Some(PathBuf::from("/sys/fs/bpf/elsewhere"));
     let releases = [
-        ("before", Hello { version: "0.1.0".to_owned(), ..Hello::here() }, "knows nothing of such flows"),
-        ("newer", reads(LAYOUT + 1, None), "reads them in layout"),
-        ("astray", reads(LAYOUT, elsewhere), "looks for them in /sys/fs/bpf/elsewhere"),
+        ("before", Hello { version: "0.1.0".to_owned(), ..Hello::here() }, "does not know offloaded flows"),
+        ("newer", reads(LAYOUT + 1, None), "reads flows in layout"),
+        ("astray", reads(LAYOUT, elsewhere), "looks for flows in /sys/fs/bpf/elsewhere"),
     ];
     let releases = releases.map(|(name, hello, words)| (another_release(lab.directory(), name, &hello), words));
     let check = |binary: &Path| baton.cli(&["upgrade", "--check", "--binary", binary.to_str().unwrap()]);

@@ -52,7 +52,7 @@ fn row37_flows_that_are_reset_because_they_are_offloaded_stop_that_and_the_other
     assert_eq!(baton.events_of("offload_stopped").len(), 1);
     assert_eq!(baton.status()["offload"]["stopped"], true);
     let text = String::from_utf8(baton.cli(&["status"]).stdout).unwrap();
-    assert!(text.contains("flows were reset right after they had been offloaded"), "{text}");
+    assert!(text.contains("flows were reset right after Baton had offloaded them"), "{text}");
     assert!(baton.http("/").unwrap().1.contains("Offload has stopped"));
     // It is tried with one flow when somebody has changed something.
     baton.order(&["reload"]);

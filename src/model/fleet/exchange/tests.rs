@@ -319,7 +319,7 @@ fn a_link_is_refused_for_what_would_mix_flows_up() {
     let refused = |exchange: &mut Exchange, hello: Hello| exchange.handle_link(&hello, now_ns).unwrap_err();
     let a = &mut fleet.instances[0];
     assert!(refused(a, Hello { name: name("a"), ..b.clone() }).contains("instance.name must differ"));
-    assert!(refused(a, Hello { name: name("x"), ..b.clone() }).contains("knows no peer x"));
+    assert!(refused(a, Hello { name: name("x"), ..b.clone() }).contains("does not know the peer x"));
     assert!(refused(a, Hello { slot: 0, ..b.clone() }).contains("slot 0"));
     assert!(refused(a, Hello { epoch: Epoch(0), ..b.clone() }).contains("a later process"));
     // The clock of its host has gone back; nobody speaks for the later one any more.

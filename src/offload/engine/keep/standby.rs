@@ -157,7 +157,8 @@ impl Keep {
             // This one last: what cannot be taken out is found by it again.
             take_out(&outside.program, id, if up == *key { &down } else { &up })?;
             take_out(&outside.program, id, key)?;
-            tracing::info!(flow = %id, "the client reused its port for a new connection at another instance; the old entries are dropped");
+            tracing::info!(flow = %id, "the client reused its port for a new connection at another instance; Baton \
+                                        drops the old entries");
             over(outside, flows, id, EndReason::ClientReset);
             if let Some(flow) = flows.get_mut(&id) {
                 flow.step = Step::Over;

@@ -218,7 +218,7 @@ fn an_evacuation_that_cannot_begin_or_that_nobody_follows_leaves_everything_as_i
     };
     refused(&["--check"], "20 flows are proxied");
     refused(&["--check"], "no program that moves 10.77.0.100 was found");
-    refused(&["--cancel"], "nothing was handed over");
+    refused(&["--cancel"], "no evacuation is under way");
     refused(&["--to", "lb-c"], "there is no peer lb-c; there is lb-b");
     refused(&["--to", "lb-c", "--check"], "there is no peer lb-c; there is lb-b");
     as_it_was(&mut conns);
@@ -263,7 +263,7 @@ fn an_evacuation_goes_on_without_its_command_and_is_taken_back_by_another() {
     assert!(said("goes on without this command: waiting for 20 flows"), "{}", std::fs::read_to_string(&log).unwrap());
     assert_eq!(away(), "1\n");
     let upgrade = owner.baton.cli(&["upgrade"]);
-    assert!(String::from_utf8_lossy(&upgrade.stderr).contains("its VIP is handed over"), "{upgrade:?}");
+    assert!(String::from_utf8_lossy(&upgrade.stderr).contains("an evacuation is under way or done"), "{upgrade:?}");
     conns.iter_mut().for_each(|conn| conn.echo(3, 1000));
     // Who asks again is shown what is under way; another order ends it for both.
     let log = owner.directory.join("again.log");

@@ -31,10 +31,10 @@ use api::StandIn;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct StandInArgs {
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; with port 0, on a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// What it calls itself.
+    /// Name of the stand-in.
     #[arg(long, default_value = "cp1")]
     pub name: String,
     /// Certificate chain, PEM.
@@ -43,10 +43,10 @@ pub struct StandInArgs {
     /// Private key, PEM.
     #[arg(long, required_unless_present = "make_certs")]
     pub key: Option<PathBuf>,
-    /// A watch sends an event this often; 0: never.
+    /// Time between two events of a watch; 0: no events.
     #[arg(long, default_value = "5s", value_parser = duration::parse)]
     pub watch_period: Duration,
-    /// How long SIGTERM leaves it serving but not ready.
+    /// Time after SIGTERM for which it serves but is not ready.
     #[arg(long, default_value = "0", value_parser = duration::parse)]
     pub shutdown_delay: Duration,
     /// Writes ca.crt and the certificates server, expired and wrong-name into this directory, and ends.

@@ -18,13 +18,13 @@ use crate::model::duration;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct KubeletArgs {
-    /// The one address to connect to.
+    /// The address to connect to.
     #[arg(long)]
     pub server: SocketAddr,
     /// Certificates to trust, PEM.
     #[arg(long)]
     pub ca: PathBuf,
-    /// The name to ask for and to verify, instead of the address.
+    /// The name to send (SNI) and to verify in the certificate, instead of the address.
     #[arg(long)]
     pub server_name: Option<String>,
     /// The node's name.
@@ -37,22 +37,22 @@ pub struct KubeletArgs {
     /// Holds a watch on the same connection.
     #[arg(long)]
     pub watch: bool,
-    /// A ping is sent after this long without a frame from the server; 0: never.
+    /// Sends a ping after this time without a frame from the server; 0: never.
     #[arg(long, default_value = "30s", value_parser = duration::parse)]
     pub ping_after: Duration,
-    /// A ping unanswered for this long ends the connection.
+    /// Closes a connection on which a ping is unanswered for this time.
     #[arg(long, default_value = "15s", value_parser = duration::parse)]
     pub ping_timeout: Duration,
     /// The address to connect from.
     #[arg(long)]
     pub source: Option<IpAddr>,
-    /// Ends after this long; otherwise on SIGINT or SIGTERM.
+    /// Ends after this time; without it on SIGINT or SIGTERM.
     #[arg(long = "for", value_parser = duration::parse)]
     pub run_for: Option<Duration>,
     /// Exits with 1 if the longest gap between renewals was longer than this.
     #[arg(long, value_parser = duration::parse)]
     pub max_gap: Option<Duration>,
-    /// One JSON object a line instead of text.
+    /// Prints a JSON object per line instead of text.
     #[arg(long)]
     pub json: bool,
 }

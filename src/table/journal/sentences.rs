@@ -305,7 +305,7 @@ impl What {
                 error,
             } => {
                 let mut text = format!(
-                    "flow {flow} {client} → {frontend}/{}: {} after {}, {} up, {} down",
+                    "flow {flow} {client} → {frontend}/{}: {} after {}, {} to the backend, {} to the client",
                     backend.as_deref().unwrap_or("-"),
                     reason.label(),
                     duration_ms(*lasted_ms),
@@ -432,8 +432,8 @@ mod tests {
     #[test]
     fn flows_that_have_ended_are_logged_by_whoever_records_them_if_at_all() {
         assert_eq!(recorded(&[ended()]), [Value::Null; 0]);
-        let words = "flow 7 192.0.2.7:1234 → apiserver/cp1: backend_reset after 5 ms, 10 B up, 2.0 kB down, connected in \
-                     300 µs (reset)";
+        let words = "flow 7 192.0.2.7:1234 → apiserver/cp1: backend_reset after 5 ms, 10 B to the backend, \
+                     2.0 kB to the client, connected in 300 µs (reset)";
         assert_eq!(ended().sentence(), words);
     }
 

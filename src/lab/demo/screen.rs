@@ -129,7 +129,7 @@ fn why(row: &BackendRow) -> String {
 }
 
 fn served_by(kubelet: &Summary) -> String {
-    kubelet.stand_in.clone().unwrap_or_else(|| "nobody".to_owned())
+    kubelet.stand_in.clone().unwrap_or_else(|| "none".to_owned())
 }
 
 /// A bar whose longest stands for `most`, and the number.

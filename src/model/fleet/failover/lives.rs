@@ -22,7 +22,7 @@ impl Failover {
             return;
         }
         self.flows.gone(owner, &mut self.agenda);
-        self.rounds.call_off(owner);
+        drop(self.rounds.call_off(owner));
         self.port_ranges.gone(owner);
         self.untold.gone(owner);
         self.see_members();
@@ -84,7 +84,9 @@ impl Failover {
     fn lives(&mut self, owner: &InstanceName) {
         if self.members.peer_mut(owner).is_some_and(|peer| peer.revive()) {
             self.flows.forward_again(owner, KnownState::Refused, &self.members, &mut self.agenda);
-            self.rounds.call_off(owner);
+            // Should it have none of them any more, they are told after all.
+            let called_off = self.rounds.call_off(owner);
+            self.untold.called_off(owner, called_off);
         }
     }
 

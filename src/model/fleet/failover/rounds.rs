@@ -86,9 +86,10 @@ impl Rounds {
         }
     }
 
-    /// The owner lives after all, or belongs to the fleet no more.
-    pub(super) fn call_off(&mut self, owner: &InstanceName) {
-        self.rounds.retain(|_, round| round.from != *owner);
+    /// The owner lives after all, or belongs to the fleet no more. Returns the flows whose ends may not have been told yet.
+    pub(super) fn call_off(&mut self, owner: &InstanceName) -> Vec<FleetId> {
+        let called_off = self.rounds.extract_if(.., |_, round| round.from == *owner);
+        called_off.flat_map(|(_, round)| round.flows).map(|(id, _)| id).collect()
     }
 
     /// Nothing is forwarded to the dead owner any more.

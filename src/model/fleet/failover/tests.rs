@@ -911,6 +911,26 @@ fn clients_of_an_owner_that_came_back_before_their_address_are_told() {
     assert!(!all.contains(&Action::Path(StandbyRequest::Refuse(again.ends.keys().to_vec()))));
 }
 
+/// One whose answer went to the dead host was told nothing, and in FIN_WAIT2 it says nothing by itself.
+#[test]
+fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
+    let mut scene = Scene::new();
+    scene.addresses(&["10.0.0.22", VIP]);
+    let (dead, again) = (record(1, "10.0.1.7", false), record(2, "10.0.1.8", false));
+    [&dead, &again].into_iter().for_each(|record| scene.told(record));
+    scene.liveness(Liveness::Dead);
+    assert!(challenged(&scene.take()).is_some());
+    scene.liveness(Liveness::Alive);
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.told(&again);
+    scene.take();
+    scene.remote(Remote::Synced { owner: name("a") });
+    let all = scene.take();
+    place(&all, |action| *action == Action::Path(StandbyRequest::Refuse(dead.ends.keys().to_vec())));
+    let to: Vec<_> = challenged(&all).into_iter().flat_map(|(_, ends)| ends).map(|end| end.to).collect();
+    assert!(to.contains(&dead.ends.client.socket_addr()) && !to.contains(&again.ends.client.socket_addr()), "{to:?}");
+}
+
 #[test]
 fn ports_of_a_peer_that_was_never_heard_are_not_the_kernels() {
     let scene = Scene::new();

@@ -1,5 +1,5 @@
 //! Flows in sockets whose owner died while their address was nowhere, or elsewhere, and came back without them before the
-//! address came here: nobody's, and their clients wait to be told.
+//! address came here, or before all of their clients were told: nobody's, and their clients wait to be told.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,7 +17,8 @@ const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct UntoldFlows {
     waiting: HashMap<FleetId, Untold>,
-    /// Flows in sockets that died with their owner, which has not come back, and whose address was not here then.
+    /// Flows in sockets that died with their owner, which has not said yet what it has, and whose address was not here then or of which
+    /// not all ends were told.
     died: BTreeMap<InstanceName, HashSet<FleetId>>,
 }
 
@@ -35,6 +36,13 @@ impl UntoldFlows {
         died.extend(&buried.untold);
         for (id, _) in &buried.told {
             died.remove(id);
+        }
+    }
+
+    /// `owner` is heard again while these were being told.
+    pub(super) fn called_off(&mut self, owner: &InstanceName, flows: Vec<FleetId>) {
+        if !flows.is_empty() {
+            self.died.entry(owner.clone()).or_default().extend(flows);
         }
     }
 

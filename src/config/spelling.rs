@@ -15,19 +15,8 @@ const LENGTH_MAX: usize = 64;
 /// Levenshtein's edit distance, with a dash and an underscore being the same.
 fn distance(a: &str, b: &str) -> usize {
     let plain =
-        |text: &str| text.chars().map(|c| if c == '-' { '_' } else { c.to_ascii_lowercase() }).collect::<Vec<_>>();
-    let (a, b) = (plain(a), plain(b));
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let change = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
+        |text: &str| text.chars().map(|c| if c == '-' { '_' } else { c.to_ascii_lowercase() }).collect::<String>();
+    strsim::levenshtein(&plain(a), &plain(b))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 //! Times are nanoseconds on one clock, which is passed in.
 
 pub mod in_flight;
+pub mod steps;
 #[cfg(test)]
 mod tests;
 

@@ -189,7 +189,7 @@ impl Carried {
             Step::Over => Some(Fate::Lives),
             Step::Resetting { .. } => Some(Fate::Gone),
             Step::Alone if age_ns > SOON_NS && self.up.packets > 0 && self.down.packets > 0 => Some(Fate::Lives),
-            Step::Alone | Step::Entered(_) | Step::Filling(_) => None,
+            Step::Alone | Step::Entered { .. } | Step::Filling { .. } => None,
         }
     }
 }

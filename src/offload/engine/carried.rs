@@ -1,25 +1,9 @@
-//! One flow that the offload engine has: how far its offload has come, and what was last seen of it.
-//!
-//! ```text
-//!            entered, bytes in flight written        every CPU knows it         acknowledged
-//!   (worker) ───────────────────▶ Entered ────────────────▶ Filling ────────────▶ Alone
-//!                                    │                         │                    │
-//!                                    └─────────────┬───────────┴────────────────────┤
-//!                                           by order, or an error            FIN both ways, or RST
-//!                                                  ▼                                ▼
-//!                                              Resetting ──▶ removed            Over ──▶ removed
-//! ```
-//! What a kill of the process leaves behind, and what the next one makes of it:
-//! ```text
-//!   before Entered      two sockets, which the kernel closes: both ends see FIN or RST
-//!   Entered, Filling    the same, and entries without the mark: removed, and both ends are reset once more
-//!   Alone               entries with the mark: recovered
-//!   Resetting           entries that answer RST: recovered, and reset again when their worker asks for it
-//!   Over                entries with the mark and FIN or RST: found to be over at the first look
-//! ```
+//! One flow that the offload engine has: how far its offload has come, which `model::offload::steps` decides and draws, and what was last
+//! seen of it.
 
 use crate::model::ids::FlowId;
 use crate::model::offload::in_flight::InFlight;
+use crate::model::offload::steps::OffloadStep;
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Ends, Entry};
 use crate::ports::offload::{Found, Progress, Record, Sockets, Ticket};
@@ -52,19 +36,7 @@ pub(super) struct Carried {
     pub first_rst: Option<FlowDirection>,
 }
 
-#[derive(Debug)]
-pub(super) enum Step {
-    /// Packets may still be on their way into the sockets.
-    Entered(Lent),
-    /// No packet can reach the sockets any more, but what went through them has not been acknowledged.
-    Filling(Lent),
-    /// The sockets are gone.
-    Alone,
-    /// Both ends are being reset; so many times so far. Who has said something since then is.
-    Resetting { rounds: u8, since_ns: u64 },
-    /// It has ended by itself; its entries serve what is still on its way.
-    Over,
-}
+pub(super) type Step = OffloadStep<Lent>;
 
 /// Where a flow stood when its entries were made; of client and backend.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +53,6 @@ pub(super) struct Lent {
     pub sockets: Sockets,
     pub up: InFlight,
     pub down: InFlight,
-    pub since_ns: u64,
 }
 
 /// What was last seen of one direction.
@@ -164,7 +135,7 @@ impl Carried {
     }
 
     pub(super) fn has_sockets(&self) -> bool {
-        matches!(self.step, Step::Entered(_) | Step::Filling(_))
+        self.step.has_sockets()
     }
 
     pub(super) fn progress(&self) -> Option<Progress> {

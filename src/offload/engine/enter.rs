@@ -188,16 +188,17 @@ fn entered(
     let now_ns = now_ns();
     let look =
         |start: &Start, bytes: u64| CounterSnapshot { bytes, sent: start.position, ..CounterSnapshot::default() };
+    let lent = Lent {
+        sockets,
+        up: in_flight(backend_must_ack, in_flight_to_backend, &splice.up, segments_max[0]),
+        down: in_flight(client_must_ack, in_flight_to_client, &splice.down, segments_max[1]),
+    };
+    let (step, asked) = Step::enter(lent, now_ns);
     let mut flow = Carried {
         id: ticket.id,
         ticket: Some(ticket),
         ends: splice.ends,
-        step: Step::Entered(Lent {
-            sockets,
-            up: in_flight(backend_must_ack, in_flight_to_backend, &splice.up, segments_max[0]),
-            down: in_flight(client_must_ack, in_flight_to_client, &splice.down, segments_max[1]),
-            since_ns: now_ns,
-        }),
+        step,
         up: look(&splice.up, bytes_to_backend),
         down: look(&splice.down, bytes_to_client),
         unanswered: None,
@@ -216,7 +217,7 @@ fn entered(
     flow.up.last_data_ns = record.accepted_at_ns;
     flows.insert(ticket.id, flow);
     begin_asking(outside, flows, ticket.id);
-    settling.add(outside, flows, ticket.id);
+    settling.carry_out(outside, flows, ticket.id, asked);
 }
 
 /// The longest segment that the backend takes. The leg does not know it where the proxy had it announce a shorter one:

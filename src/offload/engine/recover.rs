@@ -14,6 +14,7 @@ use super::witness::Witnesses;
 use super::{Outside, note};
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
+use crate::model::offload::steps::{LeftEntry, goes_on};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Ends, Entry, Identity};
 use crate::offload::program::Cursor;
@@ -81,10 +82,8 @@ pub(super) fn recover(outside: &mut Outside, flows: &mut Flows, keep: &mut Keep,
     for (id, pair) in pairs {
         let Some(ends) = pair.ends.filter(|_| !flows.contains_key(&id)) else { continue };
         outside.table.offload.reserve(ends.local, ends.backend);
-        let whole = matches!(
-            (&pair.up, &pair.down),
-            (Some(up), Some(down)) if up.committed && down.committed && up.action == Action::Splice
-        );
+        let left = |entry: &Entry| LeftEntry { committed: entry.committed, splices: entry.action == Action::Splice };
+        let whole = goes_on(pair.up.as_ref().map(left), pair.down.as_ref().map(left));
         flows.insert(id, carried(id, ends, &pair));
         begin_asking(outside, flows, id);
         match pair.up {
@@ -152,7 +151,7 @@ pub(super) fn claim(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, pa
         count_claimed(outside, flows, 1);
     }
     let Some(flow) = flows.get(&ticket.id) else { return };
-    if let Step::Over | Step::Resetting { .. } = flow.step {
+    if flow.step.is_ending() {
         // It ended before it had a worker that could be told.
         let (last, reason) = (flow.progress(), flow.ended().or(Some(EndReason::Internal)));
         let last = last.unwrap_or_else(|| Progress::none(ticket));

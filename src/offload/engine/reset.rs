@@ -15,6 +15,7 @@ use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, StandbyAnswer};
 use crate::model::ids::FlowId;
+use crate::model::offload::steps::{DueAction, SilenceAction};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::Key;
 use crate::offload::probe::EntryChange;
@@ -27,8 +28,6 @@ use crate::sys::socket;
 /// From the first round to the second, and from there to the removal of the entries.
 const ROUND: Duration = Duration::from_millis(700);
 
-const ROUNDS: u8 = 2;
-
 /// Clients that are asked at a time whether they hear this host.
 const CLIENTS_ASKED: usize = 32;
 
@@ -36,8 +35,6 @@ const CLIENTS_ASKED: usize = 32;
 /// end that is reset answers the bare ACK, with an RST of its kernel's. It is told again after this time, and then by
 /// `late_resets`, which needs no entry.
 const SILENT_ROUND: Duration = Duration::from_secs(5);
-
-const SILENT_ROUNDS: u8 = ROUNDS + 1;
 
 /// How long entries outlive a flow that has ended by itself, for what is still on its way.
 const LINGER: Duration = Duration::from_secs(2);
@@ -50,7 +47,7 @@ pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unle
         return;
     };
     flow.ticket = Some(ticket);
-    if matches!(flow.step, Step::Over | Step::Resetting { .. }) {
+    if flow.step.is_ending() {
         return;
     }
     let last = flow.progress();
@@ -71,19 +68,26 @@ pub(super) fn end(outside: &mut Outside, flows: &mut Flows, ticket: Ticket, unle
 /// Resets both ends, and the sockets if there are any.
 pub(super) fn reset(outside: &Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get_mut(&id) else { return };
-    let before = std::mem::replace(&mut flow.step, Step::Resetting { rounds: 0, since_ns: now_ns() });
+    let lent = flow.step.handle_reset(now_ns());
     let keys = flow.ends.keys();
     // First the entries: what the ends answer to the segments below must find them.
     if let Err(error) = outside.program.change(id, &keys, EntryChange::Reset) {
         tracing::error!(%error, "cannot turn the entries of a flow into reset entries");
     }
-    if let Step::Entered(lent) | Step::Filling(lent) = before {
+    if let Some(lent) = lent {
         socket::reset(lent.sockets.client);
         socket::reset(lent.sockets.backend);
         outside.table.offload.count_out();
     }
     reset_round(outside, flows, id);
     make_way(&outside.program, flows, id);
+}
+
+/// The flow is over, for this reason: its worker is told, and both ends are reset.
+pub(super) fn give_up(outside: &mut Outside, flows: &mut Flows, id: FlowId, reason: EndReason) {
+    flows.was_reset(id, reason);
+    over(outside, flows, id, reason);
+    reset(outside, flows, id);
 }
 
 /// An end that has begun anew by the same port needs no entry any more: the new connection is in sockets, and may be offloaded itself.
@@ -109,7 +113,7 @@ pub(super) fn over(outside: &mut Outside, flows: &Flows, id: FlowId, reason: End
 pub(super) fn fade(outside: &mut Outside, flows: &mut Flows, id: FlowId, reason: EndReason) {
     over(outside, flows, id, reason);
     if let Some(flow) = flows.get_mut(&id) {
-        flow.step = Step::Over;
+        flow.step.handle_over();
         // From its last packet: it may have ended long before this process began.
         let last_ns = flow.up.last_ns.max(flow.down.last_ns);
         flows.later.insert(last_ns + LINGER.as_nanos() as u64, id);
@@ -122,11 +126,11 @@ pub(super) fn do_what_is_due(outside: &Outside, flows: &mut Flows) {
     while !outside.is_frozen()
         && let Some(id) = flows.later.take_due(now_ns)
     {
-        match flows.get(&id).map(|flow| &flow.step) {
-            Some(Step::Resetting { rounds, .. }) if *rounds < ROUNDS => reset_round(outside, flows, id),
-            Some(Step::Resetting { .. }) => reset_silent(outside, flows, id),
-            Some(Step::Over) => remove_if_quiet(outside, flows, id, now_ns),
-            _ => {}
+        match flows.get_mut(&id).map_or(DueAction::Nothing, |flow| flow.step.handle_due()) {
+            DueAction::Nothing => {}
+            DueAction::Challenge => reset_round(outside, flows, id),
+            DueAction::HearEnds => reset_silent(outside, flows, id),
+            DueAction::RemoveIfQuiet => remove_if_quiet(outside, flows, id, now_ns),
         }
     }
 }
@@ -139,26 +143,27 @@ fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
         return;
     }
     let Some(flow) = flows.get_mut(&id) else { return };
-    let Step::Resetting { rounds, since_ns } = &mut flow.step else { return };
-    *rounds = rounds.saturating_add(1);
-    let is_last = *rounds > SILENT_ROUNDS;
     let (ends, up, down) = (flow.ends, flow.up, flow.down);
     // What has no entry any more was heard before.
-    let [client, backend] =
-        [&up, &down].map(|look| *look != CounterSnapshot::default() && !look.reused && look.last_ns < *since_ns);
-    if is_last || !(client || backend) {
-        if !remove(outside, flows, id) {
+    let is_awaited = |look: &CounterSnapshot| *look != CounterSnapshot::default() && !look.reused;
+    let last_ns = [&up, &down].map(|look| is_awaited(look).then_some(look.last_ns));
+    let [client, backend] = match flow.step.handle_silence(last_ns) {
+        None => return,
+        Some(SilenceAction::Challenge(silent)) => silent,
+        Some(SilenceAction::Remove([client, backend])) => {
+            if !remove(outside, flows, id) {
+                return;
+            }
+            let silent = [
+                (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
+                (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
+            ];
+            for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
+                outside.table.late_resets.tell(abandoned(from, to, &look, &other));
+            }
             return;
         }
-        let silent = [
-            (client, ends.vip.socket_addr(), ends.client.socket_addr(), up, down),
-            (backend, ends.local.socket_addr(), ends.backend.socket_addr(), down, up),
-        ];
-        for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
-            outside.table.late_resets.tell(abandoned(from, to, &look, &other));
-        }
-        return;
-    }
+    };
     match client {
         true => outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up),
         false => take_out_own(&outside.program, flows, id, FlowDirection::ToBackend),
@@ -189,11 +194,8 @@ fn remove_if_quiet(outside: &Outside, flows: &mut Flows, id: FlowId, now_ns: u64
 fn reset_round(outside: &Outside, flows: &mut Flows, id: FlowId) {
     // An older number makes an end say its own all the same, and the entries answer that.
     let _ = look(&outside.program, flows, id);
-    let Some(flow) = flows.get_mut(&id) else { return };
-    if let Step::Resetting { rounds, .. } = &mut flow.step {
-        *rounds += 1;
-    }
-    let (ends, up, down) = (flow.ends, flow.up, flow.down);
+    let Some(Carried { ends, up, down, .. }) = flows.get(&id) else { return };
+    let (ends, up, down) = (*ends, *up, *down);
     outside.wire.challenge_end(&ends, FlowDirection::ToBackend, &up);
     outside.wire.challenge_end(&ends, FlowDirection::ToClient, &down);
     // What this host sends itself begins an entry anew (nf_conntrack_tcp_loose).

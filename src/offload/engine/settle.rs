@@ -10,13 +10,13 @@ use super::Outside;
 use super::barrier::RcuBarrier;
 use super::carried::{Carried, Lent, Step};
 use super::flows::Flows;
-use super::reset::{look, over, reset};
+use super::reset::{give_up, look};
 use super::tell::tell_offloaded;
 use super::watch::has_moved;
 use super::wire::EngineWire;
-use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
 use crate::model::offload::in_flight::{InFlight, SeenByEntries, SlippedIn};
+use crate::model::offload::steps::{PassedOn, SettleAction};
 use crate::model::segment::{Flags, Segment};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Entry, Key};
@@ -72,14 +72,51 @@ impl Settling {
         })
     }
 
-    /// The flow's entries have been made.
-    pub(super) fn add(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
-        match drain(&outside.program, flows, id) {
-            Ok(()) => {
-                self.await_barrier.push(id);
-                self.watch_if_hasty(flows, id);
+    /// Does what the flow's step asks for.
+    pub(super) fn carry_out(
+        &mut self,
+        outside: &mut Outside,
+        flows: &mut Flows,
+        id: FlowId,
+        asked: Vec<SettleAction<Lent>>,
+    ) {
+        for action in asked {
+            match action {
+                SettleAction::Pass => {
+                    if let Err(broken) = drain(&outside.program, flows, id) {
+                        let timed_out = broken.error.kind() == io::ErrorKind::TimedOut;
+                        return self.go_on(outside, flows, id, |step| step.handle_broken(broken.by_client, timed_out));
+                    }
+                }
+                SettleAction::AwaitBarrier => {
+                    self.await_barrier.push(id);
+                    self.watch_if_hasty(flows, id);
+                }
+                SettleAction::Look => self.close_if_acknowledged(outside, flows, id),
+                SettleAction::TellSockets => tell_sockets(outside, flows, id),
+                SettleAction::LookAgain => self.unsettled.push(id),
+                SettleAction::Close(lent) => close(outside, lent),
+                SettleAction::Mark => {
+                    let marked = mark(outside, flows, id);
+                    self.go_on(outside, flows, id, |step| step.handle_marked(marked));
+                }
+                SettleAction::TellOffloaded => tell_of_offload(outside, flows, id),
+                SettleAction::End(reason) => give_up(outside, flows, id, reason),
             }
-            Err(error) => end_broken(outside, flows, id, error),
+        }
+    }
+
+    /// Tells the flow's step what has come, and does what it asks for.
+    fn go_on(
+        &mut self,
+        outside: &mut Outside,
+        flows: &mut Flows,
+        id: FlowId,
+        handle: impl FnOnce(&mut Step) -> Vec<SettleAction<Lent>>,
+    ) {
+        if let Some(flow) = flows.get_mut(&id) {
+            let asked = handle(&mut flow.step);
+            self.carry_out(outside, flows, id, asked);
         }
     }
 
@@ -123,53 +160,22 @@ impl Settling {
     }
 
     fn barrier_over(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
-        // It was reset meanwhile.
-        if !matches!(flows.get(&id), Some(Carried { step: Step::Entered(_), .. })) {
-            return;
-        }
-        if let Err(broken) = drain(&outside.program, flows, id) {
-            return end_broken(outside, flows, id, broken);
-        }
-        if let Some(flow) = flows.get_mut(&id) {
-            flow.step = match std::mem::replace(&mut flow.step, Step::Over) {
-                Step::Entered(lent) => Step::Filling(lent),
-                other => other,
-            };
-        }
-        self.close_if_acknowledged(outside, flows, id);
+        self.go_on(outside, flows, id, Step::handle_barrier_over);
         // More may have slipped in.
         self.watch_if_hasty(flows, id);
     }
 
     fn close_if_acknowledged(&mut self, outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get(&id) else { return };
-        let Step::Filling(lent) = &flow.step else { return };
-        let keys = flow.ends.keys();
-        let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
-        let overdue = now_ns().saturating_sub(lent.since_ns) > flow.patience_ns;
-        let (acknowledged, overdue) = match outside.program.entries(keys) {
-            _ if !whole => (false, overdue),
-            Ok([Some(up), Some(down)]) => {
-                (lent.up.has_arrived(seen(&down, &up)) && lent.down.has_arrived(seen(&up, &down)), overdue)
-            }
-            // Somebody has removed the entries: the sockets are all that is left of the flow.
-            Ok(_) => return lost(outside, flows, id),
-            // It may have been acknowledged long ago.
-            Err(_) => (false, false),
-        };
-        match acknowledged {
-            true => close(outside, flows, id),
-            false if overdue => silent(outside, flows, id),
-            false => match tell_sockets(outside, flows, id).and_then(|()| drain(&outside.program, flows, id)) {
-                Ok(()) => self.unsettled.push(id),
-                Err(broken) => end_broken(outside, flows, id, broken),
-            },
-        }
+        let Some(lent) = flow.step.lent() else { return };
+        let (now_ns, patience_ns) = (now_ns(), flow.patience_ns);
+        let passed_on = passed_on(&outside.program, flow, lent);
+        self.go_on(outside, flows, id, |step| step.handle_look(passed_on, now_ns, patience_ns));
     }
 
     /// Has its sockets told in haste, if they are going to send something again.
     fn watch_if_hasty(&mut self, flows: &Flows, id: FlowId) {
-        if let Some(Step::Entered(lent) | Step::Filling(lent)) = flows.get(&id).map(|flow| &flow.step)
+        if let Some(lent) = flows.get(&id).and_then(|flow| flow.step.lent())
             && (lent.up.is_hasty() || lent.down.is_hasty())
         {
             self.hasty.insert(id);
@@ -181,8 +187,7 @@ impl Settling {
     fn tell_in_haste(&mut self, outside: &Outside, flows: &mut Flows, id: FlowId) {
         let Some(flow) = flows.get_mut(&id) else { return };
         let keys = flow.ends.keys();
-        let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return };
-        let Lent { sockets, up, down, .. } = lent;
+        let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return };
         // What cannot be read now is told at the next turn.
         if let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) {
             let expected = [up.expected(sockets.held_up.len()), down.expected(sockets.held_down.len())];
@@ -203,8 +208,7 @@ impl Settling {
 /// Passes on what was held and what has come into the sockets.
 fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
     let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
-    let (Step::Entered(lent) | Step::Filling(lent)) = &mut flow.step else { return Ok(()) };
-    let Lent { sockets, up, down, .. } = lent;
+    let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return Ok(()) };
     pass(&sockets.client, &sockets.backend, &mut sockets.held_up, up)
         .map_err(|(source, error)| BrokenLeg { by_client: source, error })?;
     pass(&sockets.backend, &sockets.client, &mut sockets.held_down, down)
@@ -228,25 +232,37 @@ fn drain(program: &Program, flows: &mut Flows, id: FlowId) -> Result<(), BrokenL
 }
 
 /// Tells the sockets what their far ends would tell them, whose packets pass them by.
-fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) -> Result<(), BrokenLeg> {
-    let Some(flow) = flows.get_mut(&id) else { return Ok(()) };
+fn tell_sockets(outside: &Outside, flows: &mut Flows, id: FlowId) {
+    let Some(flow) = flows.get_mut(&id) else { return };
     let keys = flow.ends.keys();
-    let Step::Filling(Lent { sockets, up, down, .. }) = &mut flow.step else { return Ok(()) };
+    let Some(Lent { sockets, up, down }) = flow.step.lent_mut() else { return };
     // What cannot be read now is told at the next turn.
-    let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) else { return Ok(()) };
+    let Ok([Some(of_client), Some(of_backend)]) = outside.program.entries(keys) else { return };
     // The other side has acknowledged what a far end sent: in the numbers of that end's own leg.
     let client = FarEnd { key: keys[0], acked: of_client.seen.acked as u32, taken: of_backend.taken() };
     let backend = FarEnd { key: keys[1], acked: of_backend.seen.acked as u32, taken: of_client.taken() };
     backend.tell(&outside.wire, &sockets.backend, up, down, sockets.held_down.len());
     client.tell(&outside.wire, &sockets.client, down, up, sockets.held_up.len());
-    Ok(())
 }
 
-/// Closes both sockets, then marks the entries: from here on they are all there is of the flow.
-fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
-    let Some(flow) = flows.get_mut(&id) else { return };
-    let Step::Filling(lent) = std::mem::replace(&mut flow.step, Step::Alone) else { return };
-    let keys = flow.ends.keys();
+/// What the entries show of what went through the flow's sockets.
+fn passed_on(program: &Program, flow: &Carried, lent: &Lent) -> PassedOn {
+    let whole = lent.sockets.held_up.is_empty() && lent.sockets.held_down.is_empty();
+    let has_arrived =
+        |up: &Entry, down: &Entry| lent.up.has_arrived(seen(down, up)) && lent.down.has_arrived(seen(up, down));
+    match program.entries(flow.ends.keys()) {
+        Ok([Some(up), Some(down)]) if whole && has_arrived(&up, &down) => PassedOn::Arrived,
+        Ok([Some(_), Some(_)]) => PassedOn::Awaited { by_client_alone: lent.up.is_empty() },
+        _ if !whole => PassedOn::Awaited { by_client_alone: lent.up.is_empty() },
+        Ok(_) => {
+            tracing::error!(flow = flow.id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
+            PassedOn::EntriesLost
+        }
+        Err(_) => PassedOn::Unread,
+    }
+}
+
+fn close(outside: &Outside, lent: Lent) {
     for socket in [lent.sockets.client, lent.sockets.backend] {
         if let Err((socket, error)) = silence::close_silently(socket) {
             tracing::error!(%error, "cannot close an offloaded flow's socket without FIN or RST; Baton resets the connection");
@@ -254,18 +270,28 @@ fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
         }
     }
     outside.table.offload.count_out();
-    match outside.program.change(id, &keys, EntryChange::Commit) {
-        Ok(2) => outside.wire.untrack(&flow.ends),
+}
+
+/// Marks the entries: from here on they are all there is of the flow.
+fn mark(outside: &Outside, flows: &Flows, id: FlowId) -> bool {
+    let Some(flow) = flows.get(&id) else { return false };
+    match outside.program.change(id, &flow.ends.keys(), EntryChange::Commit) {
+        Ok(2) => {
+            outside.wire.untrack(&flow.ends);
+            true
+        }
         found => {
             tracing::error!(
                 flow = id.0,
                 ?found,
                 "cannot mark the entries of a flow as offloaded; Baton resets the flow"
             );
-            over(outside, flows, id, EndReason::Internal);
-            return reset(outside, flows, id);
+            false
         }
     }
+}
+
+fn tell_of_offload(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     outside.table.census.offloaded.add(1);
     if let Some(ticket) = flows.get(&id).and_then(|flow| flow.ticket) {
         outside.answers.answer(ticket.worker, Answer::Offloaded(ticket));
@@ -275,32 +301,6 @@ fn close(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     if look(&outside.program, flows, id).is_ok() {
         has_moved(outside, flows, id);
     }
-}
-
-/// A leg broke after the entries were made: its flow cannot go on either way.
-fn end_broken(outside: &mut Outside, flows: &mut Flows, id: FlowId, broken: BrokenLeg) {
-    let reason = match (broken.by_client, broken.error.kind()) {
-        (true, io::ErrorKind::TimedOut) => EndReason::ClientTimedOut,
-        (false, io::ErrorKind::TimedOut) => EndReason::BackendTimedOut,
-        (true, _) => EndReason::ClientReset,
-        (false, _) => EndReason::BackendReset,
-    };
-    flows.was_reset(id, reason);
-    over(outside, flows, id, reason);
-    reset(outside, flows, id);
-}
-
-fn lost(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
-    tracing::error!(flow = id.0, "the BPF map has lost the entries of a flow; Baton resets the flow");
-    over(outside, flows, id, EndReason::Internal);
-    reset(outside, flows, id);
-}
-
-fn silent(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
-    let Some(Carried { step: Step::Filling(lent), .. }) = flows.get(&id) else { return };
-    let reason = if lent.up.is_empty() { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
-    over(outside, flows, id, reason);
-    reset(outside, flows, id);
 }
 
 /// What a far end would tell the socket of its leg.

@@ -10,9 +10,8 @@ use std::collections::HashSet;
 use std::io;
 
 use super::Outside;
-use super::carried::Step;
 use super::flows::Flows;
-use super::reset::{over, reset};
+use super::reset::give_up;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
 use crate::sys::netlink;
@@ -76,10 +75,8 @@ pub(super) fn end_covered(outside: &mut Outside, flows: &mut Flows) {
     if !std::mem::take(&mut outside.surroundings.policies_moved) || outside.surroundings.policies.is_empty() {
         return;
     }
-    let lives = |step: &Step| !matches!(step, Step::Over | Step::Resetting { .. });
-    let covered = flows.values().filter(|flow| lives(&flow.step) && outside.surroundings.are_covered(&flow.ends));
+    let covered = flows.values().filter(|flow| !flow.step.is_ending() && outside.surroundings.are_covered(&flow.ends));
     for id in covered.map(|flow| flow.id).collect::<Vec<_>>() {
-        over(outside, flows, id, EndReason::Ipsec);
-        reset(outside, flows, id);
+        give_up(outside, flows, id, EndReason::Ipsec);
     }
 }

@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::breaker::judge;
-use super::carried::{Carried, Step, Unanswered};
+use super::carried::{Carried, Unanswered};
 use super::flows::{ASK_EVERY, Flows, Silent};
 use super::interfaces::follow_routes;
 use super::keep::{is_foreign, use_room};
 use super::quiet::{ask_both, ask_quiet, begin_asking};
-use super::reset::{ask_clients, fade, look, make_way, over, reset};
+use super::reset::{ask_clients, fade, give_up, look, make_way};
 use super::surroundings::end_covered;
 use super::tell::tell_failover;
 use super::unread::{read_again, say_unread};
@@ -17,6 +17,7 @@ use super::{Engine, Outside};
 use crate::addr::BackendAddr;
 use crate::model::end_reason::EndReason;
 use crate::model::ids::FlowId;
+use crate::model::offload::steps::Ending;
 use crate::model::splice::FlowDirection;
 use crate::offload::events::{self, Told};
 use crate::offload::program::Evidence;
@@ -113,7 +114,7 @@ impl Engine {
 /// Tells the worker, and ends what is over.
 pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     let Some(flow) = flows.get(&id) else { return };
-    if !matches!(flow.step, Step::Alone | Step::Filling(_) | Step::Entered(_)) {
+    if flow.step.is_ending() {
         return make_way(&outside.program, flows, id);
     }
     flows.sort(id);
@@ -121,16 +122,11 @@ pub(super) fn has_moved(outside: &mut Outside, flows: &mut Flows, id: FlowId) {
     if let Some(progress) = flow.progress() {
         outside.answers.has_come_to(progress);
     }
-    match (flow.ended(), &flow.step) {
-        // An RST may be lost on its last way, and an idle end would never know.
-        (Some(reason), _) if !flow.is_finished() => {
-            flows.was_reset(id, reason);
-            over(outside, flows, id, reason);
-            reset(outside, flows, id);
-        }
-        // With sockets, it is looked at once more when they are gone.
-        (Some(reason), Step::Alone) => fade(outside, flows, id, reason),
-        _ => {}
+    let Some(reason) = flow.ended() else { return };
+    match flow.step.handle_ended(flow.is_finished()) {
+        Some(Ending::Reset) => give_up(outside, flows, id, reason),
+        Some(Ending::Fade) => fade(outside, flows, id, reason),
+        None => {}
     }
 }
 
@@ -146,8 +142,12 @@ fn end_unfinished(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
             has_moved(outside, flows, id);
         } else if let Some(flow) = flows.get(&id) {
             let by_backend = !flow.up.is_finished(&flow.down);
-            over(outside, flows, id, if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut });
-            reset(outside, flows, id);
+            give_up(
+                outside,
+                flows,
+                id,
+                if by_backend { EndReason::BackendTimedOut } else { EndReason::ClientTimedOut },
+            );
         }
     }
 }
@@ -170,8 +170,7 @@ fn end_silent(outside: &mut Outside, flows: &mut Flows, now_ns: u64) {
         flow.count_silence();
         if let Some(unanswered) = flow.unanswered.filter(|now| Some(*now) == before) {
             let reason = if unanswered.by_client { EndReason::ClientTimedOut } else { EndReason::BackendTimedOut };
-            over(outside, flows, id, reason);
-            reset(outside, flows, id);
+            give_up(outside, flows, id, reason);
         }
     }
 }

@@ -161,7 +161,7 @@ impl Keep {
                                         drops the old entries");
             over(outside, flows, id, EndReason::ClientReset);
             if let Some(flow) = flows.get_mut(&id) {
-                flow.step = Step::Over;
+                flow.step.handle_over();
             }
             remove(outside, flows, id);
         }

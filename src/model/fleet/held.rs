@@ -31,7 +31,7 @@ pub enum StandbyRequest {
     Forget(Vec<Key>),
     /// Say when all that was asked before is done. Answered by `Reached`.
     Report(u64),
-    /// Which of these, that are refused, no packet has come for? Answered by `Unanswered`.
+    /// Which of these, that are refused, nothing shows an answer of? Answered by `Unanswered`.
     FindUnanswered(Vec<Key>),
     /// What becomes of packets to `vip` that nobody knows; port 0: to all ports of port ranges that have no rule of their own.
     Unknown { vip: VipAddr, unknown: Option<Unknown> },

@@ -9,6 +9,7 @@ use crate::model::fleet::testing::{passage, record};
 use crate::model::fleet::{FlowRecord, Keeping, PortRange, StandbyAnswer, StandbyRequest};
 use crate::model::splice::FlowDirection;
 use crate::offload::entry::{Action, Entry, Seen};
+use crate::offload::probe::EntryChange;
 use crate::offload::program;
 use crate::offload::settings::OffloadSettings;
 use crate::ports::AllPorts;
@@ -154,7 +155,7 @@ fn the_failover_is_answered_nothing_and_no_key_is_forgotten_while_entries_cannot
     scene.set_unreadable(false);
     assert!(scene.entry(key).is_some() && scene.entry(up(&other)).is_some());
     scene.take_requests();
-    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(vec![key])), "the other one is carried");
+    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(vec![key, up(&other)])));
     assert!(scene.entry(key).is_none() && scene.entry(up(&other)).is_none());
     assert!(scene.engine.keep.held().is_empty());
 }
@@ -225,6 +226,31 @@ fn what_an_earlier_process_left_is_recovered_though_it_cannot_be_read_for_a_whil
     assert!(matches!(scene.answer(), Some(Answer::Found(_))));
     scene.take_requests();
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Reached(7)));
+}
+
+/// One that is taken for told is not told again, and in FIN_WAIT2 it says nothing by itself.
+#[test]
+fn only_a_client_to_which_an_rst_was_sent_or_that_has_begun_anew_has_answered() {
+    let Some(mut scene) = Scene::open("unanswered") else { return };
+    let (own, held) = (offloaded(1), offloaded(2));
+    let ticket = scene.own(&own);
+    scene.serve(StandbyRequest::Hold(Box::new(held.clone())));
+    let [silent, spoken, anew, gone] = [3, 4, 5, 6].map(|id| up(&record(id)));
+    scene.serve(StandbyRequest::Refuse(vec![up(&own), up(&held), silent, spoken, anew]));
+    let see = |key, seen: fn(Seen) -> Seen| {
+        let entry = scene.entry(key).expect("an entry");
+        scene.engine.outside.program.hold(&key, &Entry { seen: seen(entry.seen), ..entry }).expect("room");
+    };
+    see(up(&own), |seen| Seen { last_ns: now_ns(), ..seen });
+    see(spoken, |seen| Seen { last_ns: now_ns(), ..seen });
+    see(anew, |seen| Seen { reused: true, ..seen });
+    // Its packets came before that.
+    scene.engine.outside.program.change(ticket.id, &[up(&own)], EntryChange::Reset).expect("an entry");
+    assert!(scene.entry(up(&own)).is_some_and(|entry| entry.action == Action::Reset && entry.seen.last_ns != 0));
+
+    scene.serve(StandbyRequest::FindUnanswered(vec![up(&own), up(&held), silent, spoken, anew, gone]));
+    let unanswered = vec![up(&own), up(&held), silent, gone];
+    assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(unanswered)));
 }
 
 /// Found as connections that had no answer for up to half a minute: their backends' packets went by the entry of a flow that another

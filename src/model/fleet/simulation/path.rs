@@ -155,8 +155,7 @@ impl Path {
             StandbyRequest::Refuse(keys) => self.divert(keys, &Entry::Reset { asked_for: false }),
             StandbyRequest::Forget(keys) => keys.iter().for_each(|key| self.forget(key)),
             StandbyRequest::FindUnanswered(keys) => {
-                let silent =
-                    |key: &Key| self.entries.get(key).is_none_or(|entry| *entry == Entry::Reset { asked_for: false });
+                let silent = |key: &Key| self.entries.get(key) != Some(&Entry::Reset { asked_for: true });
                 self.answers.push(StandbyAnswer::Unanswered(keys.into_iter().filter(silent).collect()));
             }
             StandbyRequest::Unknown { vip, unknown } => {

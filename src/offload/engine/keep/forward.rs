@@ -149,12 +149,19 @@ pub(super) fn find_unanswered(outside: &Outside, keys: &[Key]) -> Result<(), Unr
     for key in keys {
         // Without one, for want of room, nobody knows.
         let entry = outside.program.entry(key)?;
-        if entry.is_none_or(|entry| entry.action == Action::Reset && entry.seen.last_ns == 0) {
+        if !entry.is_some_and(|entry| has_answered(&entry)) {
             silent.push(*key);
         }
     }
     outside.table.offload.held.answer(StandbyAnswer::Unanswered(silent));
     Ok(())
+}
+
+/// Whether an RST was sent through the entry since its packets are refused, or its ends have begun another connection. Entries of other
+/// flows, whose packets came before that, prove nothing.
+fn has_answered(entry: &Entry) -> bool {
+    let is_refusing = entry.held && entry.action == Action::Reset;
+    entry.seen.reused || (is_refusing && entry.seen.last_ns != 0)
 }
 
 /// Whether a packet belongs to a connection whose addresses this host's kernel translates: it passes from now on, for

@@ -293,6 +293,12 @@ impl Failover {
                     }
                 }
                 Timer::Untold(id) => self.untold.over(id),
+                Timer::Late(owner) => {
+                    let late = flows.take_late(&owner);
+                    if members.is_dead(&owner) {
+                        self.bury_flows(&owner, |ends| late.contains(ends));
+                    }
+                }
             }
         }
         self.handled(now_ns);

@@ -55,6 +55,8 @@ struct PeerList {
     stale: HashSet<FleetId>,
     /// Others have told of these since it did, and its snapshot has not named them yet.
     also_stale: HashSet<FleetId>,
+    /// It told of these when it was buried already.
+    late: HashSet<Ends>,
 }
 
 /// What becomes of flows of one owner that is dead, or that can serve them no more.
@@ -187,6 +189,20 @@ impl KnownFlows {
             self.index(id, &ends);
         }
         self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true });
+    }
+
+    /// `owner` tells of a flow, and is buried. Many may come at once.
+    pub(super) fn late(&mut self, now_ns: u64, owner: &InstanceName, ends: Ends, agenda: &mut Agenda) {
+        let Some(list) = self.lists.get_mut(owner) else { return };
+        if list.late.is_empty() {
+            agenda.later(now_ns, Timer::Late(owner.clone()));
+        }
+        list.late.insert(ends);
+    }
+
+    /// Those that `owner` has told of since it was buried.
+    pub(super) fn take_late(&mut self, owner: &InstanceName) -> HashSet<Ends> {
+        self.lists.get_mut(owner).map(|list| std::mem::take(&mut list.late)).unwrap_or_default()
     }
 
     /// `owner` says that a flow is over, or not its own any more.

@@ -10,6 +10,9 @@ impl Failover {
     pub(super) fn flow(&mut self, now_ns: u64, owner: InstanceName, record: FlowRecord) {
         let told = (&owner, record.fleet_id(), record.ends);
         if !self.claims.keeps(now_ns, told, &mut self.flows, &self.members, &mut self.agenda) {
+            if self.members.is_dead(&owner) {
+                self.flows.late(now_ns, &owner, record.ends, &mut self.agenda);
+            }
             self.flows.told(owner, record, &self.members, &mut self.agenda);
         }
     }

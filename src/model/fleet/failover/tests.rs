@@ -931,6 +931,32 @@ fn clients_of_an_owner_that_came_back_while_they_were_told_are_told() {
     assert!(to.contains(&dead.ends.client.socket_addr()) && !to.contains(&again.ends.client.socket_addr()), "{to:?}");
 }
 
+/// Their records were on their way when it was buried.
+#[test]
+fn clients_of_flows_that_are_told_of_after_their_owner_was_buried_are_told() {
+    let mut scene = Scene::new();
+    let [elsewhere, here, beside] = [1, 2, 3].map(|number| record(number, "10.0.1.7", false));
+    let offloaded = record(4, "10.0.1.8", true);
+    scene.liveness(Liveness::Dead);
+    scene.told(&elsewhere);
+    scene.pass(0);
+    let all = scene.take();
+    assert!(refused(&all).contains(&elsewhere.ends.key(FlowDirection::ToBackend)) && challenged(&all).is_none());
+    scene.addresses(&["10.0.0.22", VIP]);
+    assert!(challenged(&scene.take()).is_some_and(|(_, ends)| ends[0].to == elsewhere.ends.client.socket_addr()));
+    [&here, &beside].into_iter().for_each(|record| scene.told(record));
+    scene.pass(0);
+    let all = scene.take();
+    assert!(is_reset(&all, &here) && is_reset(&all, &beside));
+    assert_eq!(all.iter().filter(|action| matches!(action, Action::Challenge { .. })).count(), 1, "in one round");
+    scene.told(&offloaded);
+    scene.pass(0);
+    let all = scene.take();
+    let hold = place(&all, |action| *action == Action::Path(StandbyRequest::Hold(Box::new(offloaded.clone()))));
+    let inherit = place(&all, |action| *action == Action::Path(StandbyRequest::Inherit(vec![offloaded.fleet_id()])));
+    assert!(hold < inherit, "as all others of that owner: {all:?}");
+}
+
 #[test]
 fn ports_of_a_peer_that_was_never_heard_are_not_the_kernels() {
     let scene = Scene::new();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::model::ends::{Ends, Key};
-use crate::model::fleet::FleetId;
+use crate::model::fleet::{FleetId, InstanceName};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
@@ -29,6 +29,8 @@ pub(super) enum Timer {
     Left(IpAddr),
     /// Whoever waits to hear of the end of this flow has found out by itself.
     Untold(FleetId),
+    /// This owner has told of flows after it was buried.
+    Late(InstanceName),
 }
 
 /// In the order of time, and of setting.

@@ -13,6 +13,7 @@ use super::carried::{Carried, CounterSnapshot, Step};
 use super::flows::Flows;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Ends;
+use crate::model::fleet::failover::Wake;
 use crate::model::fleet::{FleetId, StandbyAnswer};
 use crate::model::ids::FlowId;
 use crate::model::offload::steps::{DueAction, SilenceAction};
@@ -144,6 +145,7 @@ fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
     }
     let Some(flow) = flows.get_mut(&id) else { return };
     let (ends, up, down) = (flow.ends, flow.up, flow.down);
+    let may_be_old = flow.may_be_old(FlowDirection::ToBackend);
     // What has no entry any more was heard before.
     let is_awaited = |look: &CounterSnapshot| *look != CounterSnapshot::default() && !look.reused;
     let last_ns = [&up, &down].map(|look| is_awaited(look).then_some(look.last_ns));
@@ -160,6 +162,10 @@ fn reset_silent(outside: &Outside, flows: &mut Flows, id: FlowId) {
             ];
             for (_, from, to, look, other) in silent.into_iter().filter(|(is_silent, ..)| *is_silent) {
                 outside.table.late_resets.tell(abandoned(from, to, &look, &other));
+            }
+            if client && may_be_old {
+                // Of an RST that lies below what it expects a client takes no notice.
+                wake_client(outside, &ends);
             }
             return;
         }
@@ -210,6 +216,11 @@ pub(super) fn reset_backend_soon(outside: &Outside, flows: &Flows, id: FlowId) {
         let backend = abandoned(ends.local.socket_addr(), ends.backend.socket_addr(), down, up);
         outside.table.late_resets.repeat(backend);
     }
+}
+
+/// Has a client of whose numbers little is known woken again and again.
+pub(super) fn wake_client(outside: &Outside, ends: &Ends) {
+    outside.table.late_resets.wake(Wake { from: ends.vip.socket_addr(), to: ends.client.socket_addr() });
 }
 
 /// Makes some clients show that they hear this host.

@@ -13,6 +13,7 @@ use crate::offload::probe::EntryChange;
 use crate::offload::program;
 use crate::offload::settings::OffloadSettings;
 use crate::ports::AllPorts;
+use crate::ports::late_resets::Word;
 use crate::ports::offload::Answer;
 use crate::ports::offload::{Found, Ticket};
 use crate::table::Table;
@@ -251,6 +252,33 @@ fn only_a_client_to_which_an_rst_was_sent_or_that_has_begun_anew_has_answered() 
     scene.serve(StandbyRequest::FindUnanswered(vec![up(&own), up(&held), silent, spoken, anew, gone]));
     let unanswered = vec![up(&own), up(&held), silent, gone];
     assert_eq!(scene.standby_answer(), Some(StandbyAnswer::Unanswered(unanswered)));
+}
+
+/// Both numbers of its RSTs may lie below what the client expects, which drops such in silence.
+#[test]
+fn a_silent_client_is_woken_if_its_numbers_may_be_old_and_no_other() {
+    for is_old in [true, false] {
+        let Some(mut scene) = Scene::open("old") else { return };
+        let flow = offloaded(1);
+        let id = scene.own(&flow).id;
+        if !is_old {
+            let entry = scene.entry(up(&flow)).expect("an entry");
+            let heard = Entry { seen: Seen { packets: 5, last_ns: now_ns(), ..entry.seen }, ..entry };
+            scene.engine.outside.program.hold(&up(&flow), &heard).expect("room");
+        }
+        let Engine { outside, flows, .. } = &mut scene.engine;
+        flows.get_mut(&id).expect("a flow").step = Step::Resetting { rounds: u8::MAX, since_ns: now_ns() };
+        flows.later.insert(0, id);
+        do_what_is_due(outside, flows);
+        assert!(flows.is_empty());
+        let client = flow.ends.client.socket_addr();
+        let words: Vec<_> = std::iter::from_fn(|| outside.table.late_resets.take()).map(|(word, _)| word).collect();
+        let to_client: Vec<_> = words.iter().filter(|word| word.ends().1 == client).collect();
+        assert!(matches!(to_client[0], Word::Reset(_)), "{words:?}");
+        let wakes: Vec<_> = words.iter().filter(|word| matches!(word, Word::Wake(_))).collect();
+        assert_eq!(wakes, to_client[1..], "{words:?}");
+        assert_eq!(wakes.len(), usize::from(is_old), "{words:?}");
+    }
 }
 
 /// Found as connections that had no answer for up to half a minute: their backends' packets went by the entry of a flow that another

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::model::end_reason::EndReason;
 use crate::model::ends::Key;
+use crate::model::fleet::failover::Wake;
 use crate::model::fleet::testing::{passage, record};
 use crate::model::fleet::{FlowRecord, Keeping, PortRange, StandbyAnswer, StandbyRequest};
 use crate::model::splice::FlowDirection;
@@ -13,7 +14,7 @@ use crate::offload::probe::EntryChange;
 use crate::offload::program;
 use crate::offload::settings::OffloadSettings;
 use crate::ports::AllPorts;
-use crate::ports::late_resets::Word;
+use crate::ports::late_resets::{ToldBefore, Word};
 use crate::ports::offload::Answer;
 use crate::ports::offload::{Found, Ticket};
 use crate::table::Table;
@@ -279,6 +280,19 @@ fn a_silent_client_is_woken_if_its_numbers_may_be_old_and_no_other() {
         assert_eq!(wakes, to_client[1..], "{words:?}");
         assert_eq!(wakes.len(), usize::from(is_old), "{words:?}");
     }
+}
+
+/// Nobody knows a number, and what is not there is not asked.
+#[test]
+fn a_client_whose_inherited_flow_has_lost_its_entry_is_woken() {
+    let Some(mut scene) = Scene::open("lost") else { return };
+    let flow = offloaded(1);
+    scene.serve(StandbyRequest::Hold(Box::new(flow.clone())));
+    scene.engine.outside.program.remove(&flow.ends).expect("it can be read");
+    scene.serve(StandbyRequest::Inherit(vec![flow.fleet_id()]));
+    assert!(matches!(scene.engine.flows.get(&flow.id).map(|flow| &flow.step), Some(Step::Resetting { .. })));
+    let wake = Wake { from: flow.ends.vip.socket_addr(), to: flow.ends.client.socket_addr() };
+    assert_eq!(scene.engine.outside.table.late_resets.take(), Some((Word::Wake(wake), ToldBefore::Once)));
 }
 
 /// Found as connections that had no answer for up to half a minute: their backends' packets went by the entry of a flow that another

@@ -4,7 +4,7 @@ use super::super::carried::{Carried, Step};
 use super::super::flows::Flows;
 use super::super::quiet::begin_asking;
 use super::super::recover::{Pair, carried, offer};
-use super::super::reset::{look, over, remove, reset, reset_backend_soon, take_out};
+use super::super::reset::{look, over, remove, reset, reset_backend_soon, take_out, wake_client};
 use super::super::retold::entry;
 use super::super::witness::Witnesses;
 use super::super::{Outside, note};
@@ -207,7 +207,13 @@ impl Keep {
             .all(|ip| self.hops.egress_to(outside, flows, *ip) == Egress::Local);
         match (&pair.up, &pair.down) {
             (Some(up), Some(down)) if !is_stuck && !is_covered => offer(outside, flows, id, Some(up), Some(down)),
-            _ => reset(outside, flows, id),
+            _ => {
+                if pair.up.is_none() {
+                    // Nobody knows a number that its client would answer to.
+                    wake_client(outside, &ends);
+                }
+                reset(outside, flows, id);
+            }
         }
         Ok(())
     }

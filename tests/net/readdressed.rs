@@ -22,6 +22,8 @@ fn old_b1(lab: &Lab) -> String {
 fn at_b1(lab: &Lab, baton: &Baton, count: u64, offloaded: bool) -> Vec<Conn> {
     let mut conns: Vec<_> = (0..count).map(|_| baton.connect_to(&lab.client, "b1")).collect();
     conns.iter_mut().for_each(|conn| (0..4).for_each(|round| conn.echo(round, 100)));
+    // Those that went to another backend are over, and no next process finds them.
+    eventually(LONG, "there are no others", || baton.flow_count() == count);
     if offloaded {
         baton.wait_offloaded(count);
     }

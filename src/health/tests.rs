@@ -605,6 +605,22 @@ async fn a_shorter_resolve_interval_counts_at_once() {
     bench.until("it is resolved again", || leads() == found).await;
 }
 
+/// Found as an instance that was not ready for as long as it ran: it had recovered flows of a backend while the name of that was looked up.
+#[tokio::test]
+async fn a_backend_whose_flows_show_its_address_while_its_name_is_looked_up_is_probed() {
+    let stub = Stub::start(Mode::Answers(200)).await;
+    let port = stub.addr.socket_addr().port();
+    let by_name = Backend { address: Target::Name { host: "localhost".into(), port }, ..backend("cp1", stub.addr) };
+    let bench = Bench::start(&config(vec![frontend("apiserver", quick(), vec![by_name])]));
+    // The watcher begins, and hears of no answer before its next turn.
+    tokio::task::yield_now().await;
+    let entry = bench.entry("cp1");
+    assert_eq!(entry.address(), None);
+    entry.set_address(Some(stub.addr));
+    bench.until("it is probed", || stub.probes() > 0).await;
+    bench.checker.first_round().await;
+}
+
 /// Whatever makes up the file, or the name, may never rest.
 #[tokio::test]
 async fn of_a_backend_that_never_rests_the_flows_of_eight_old_addresses_are_kept() {

@@ -320,6 +320,10 @@ impl Watcher {
 
     fn begin_what_is_due(&mut self) {
         let now = now_ns();
+        if self.probing.is_none() && self.entry.address().is_some() && self.machine.next_probe_ns().is_none() {
+            // A lookup was the probe that runs, and flows have shown meanwhile where the backend is.
+            self.machine.handle_moved(now);
+        }
         let probe_due = self.machine.next_probe_ns().is_some_and(|due| due <= now);
         let known = self.entry.address();
         let (target, interval) = (&self.spec.backend.address, self.spec.health.resolve_interval);

@@ -220,14 +220,7 @@ impl KnownFlows {
         if known.owner != *owner {
             return;
         }
-        if known.state == KnownState::Held
-            && let Some(other) = known.also.pop()
-        {
-            let also = std::mem::take(&mut known.also);
-            let ends = known.ends;
-            self.take_out(id);
-            self.held_for(&other, id, ends);
-            self.flows.entry(id).and_modify(|known| known.also = also);
+        if self.goes_on_elsewhere(id) {
             return;
         }
         if let Some(known) = self.take_out(id) {
@@ -243,6 +236,17 @@ impl KnownFlows {
                 }
             }
         }
+    }
+
+    /// The owner of a flow does not have it any more. Whoever has told of it besides is its owner then; false: nobody has.
+    fn goes_on_elsewhere(&mut self, id: FleetId) -> bool {
+        let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { return false };
+        let Some(other) = known.also.pop() else { return false };
+        let (ends, also) = (known.ends, std::mem::take(&mut known.also));
+        self.take_out(id);
+        self.held_for(&other, id, ends);
+        self.flows.entry(id).and_modify(|known| known.also = also);
+        true
     }
 
     /// What `owner` tells from here on, up to `synced`, is all that it has.
@@ -266,7 +270,7 @@ impl KnownFlows {
         }
         for (id, _) in &gone {
             // What another has given to it, it may not have heard of yet; nor does it name what it has given back.
-            if self.flows.get(id).is_some_and(|known| known.told) {
+            if self.flows.get(id).is_some_and(|known| known.told) && !self.goes_on_elsewhere(*id) {
                 self.remove(*id, agenda);
             }
         }

@@ -653,6 +653,24 @@ fn a_snapshot_does_not_end_a_flow_that_its_sender_is_only_said_to_have() {
     assert!(actions.contains(&Action::Path(StandbyRequest::Inherit(vec![id]))), "{actions:?}");
 }
 
+/// Found as an instance that did not know a flow of another one, whose client it would not have told had that one died: two had told
+/// of the flow, and the next process of the one that had told of it last did not name it.
+#[test]
+fn a_snapshot_does_not_end_a_flow_that_another_has_told_of_besides() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    let (id, c) = (flow.fleet_id(), name("c"));
+    scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
+    scene.remote(Remote::Flow { owner: c.clone(), record: Box::new(flow.clone()) });
+    scene.told(&flow);
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.remote(Remote::Synced { owner: name("a") });
+    let dropped = Action::Path(StandbyRequest::Drop(vec![id]));
+    assert!(!scene.take().contains(&dropped), "c has it");
+    scene.remote(Remote::Ended { owner: c, id });
+    assert!(scene.take().contains(&dropped));
+}
+
 #[test]
 fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     let mut scene = Scene::new();

@@ -198,6 +198,7 @@ fn nor_does_any_that_once_showed_a_fault() {
         seeds.iter().for_each(|seed| run(*seed..seed + 1, &[kind]));
     }
     run(1768..1769, &WITHSTOOD);
+    run(2257..2258, &[Kind::Die, Kind::Kill, Kind::Move]);
 }
 
 /// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names what does

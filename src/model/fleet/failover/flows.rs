@@ -51,10 +51,8 @@ pub(super) struct KnownFlows {
 #[derive(Debug, Default)]
 struct PeerList {
     flows: HashSet<FleetId>,
-    /// Those that its snapshot, which is under way, has not named yet.
+    /// Those that it had told of before its snapshot, which is under way and has not named them yet. Whose they are may change meanwhile.
     stale: HashSet<FleetId>,
-    /// Others have told of these since it did, and its snapshot has not named them yet.
-    also_stale: HashSet<FleetId>,
     /// It told of these when it was buried already.
     late: HashSet<Ends>,
 }
@@ -85,7 +83,7 @@ impl KnownFlows {
     pub(super) fn gone(&mut self, owner: &InstanceName, agenda: &mut Agenda) {
         self.ids_of(owner).into_iter().for_each(|id| self.remove(id, agenda));
         self.lists.remove(owner);
-        self.flows.values_mut().for_each(|known| known.also.retain(|other| other != owner));
+        self.says_no_more(owner);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -135,7 +133,6 @@ impl KnownFlows {
         let (id, ends, accepted_unix_ms) = (record.fleet_id(), record.ends, record.accepted_unix_ms);
         let Some(list) = self.lists.get_mut(&owner) else { return };
         list.stale.remove(&id);
-        list.also_stale.remove(&id);
         if members.is_stuck(&ends) {
             return self.refuse(owner, id, ends, agenda);
         }
@@ -252,10 +249,9 @@ impl KnownFlows {
     /// What `owner` tells from here on, up to `synced`, is all that it has.
     pub(super) fn begin(&mut self, owner: &InstanceName) {
         let also = self.flows.iter().filter(|(_, known)| known.also.contains(owner)).map(|(id, _)| *id);
-        let also_stale = also.collect();
+        let also: Vec<_> = also.collect();
         if let Some(list) = self.lists.get_mut(owner) {
-            list.stale.clone_from(&list.flows);
-            list.also_stale = also_stale;
+            list.stale = list.flows.iter().copied().chain(also).collect();
         }
     }
 
@@ -263,10 +259,13 @@ impl KnownFlows {
     pub(super) fn synced(&mut self, owner: &InstanceName, agenda: &mut Agenda) -> Vec<(FleetId, Ends)> {
         let Some(list) = self.lists.get_mut(owner) else { return Vec::new() };
         let stale = std::mem::take(&mut list.stale);
-        let also_gone = std::mem::take(&mut list.also_stale);
-        let gone: Vec<_> = stale.into_iter().filter_map(|id| Some((id, self.flows.get(&id)?.ends))).collect();
-        if !also_gone.is_empty() {
-            self.says_no_more(owner, |id| also_gone.contains(id));
+        let mut gone = Vec::new();
+        for id in stale {
+            let Some(known) = self.flows.get_mut(&id) else { continue };
+            known.also.retain(|other| other != owner);
+            if known.owner == *owner {
+                gone.push((id, known.ends));
+            }
         }
         for (id, _) in &gone {
             // What another has given to it, it may not have heard of yet; nor does it name what it has given back.
@@ -278,12 +277,8 @@ impl KnownFlows {
     }
 
     /// What `owner` said of flows that others have since told of counts no more.
-    pub(super) fn says_no_more(&mut self, owner: &InstanceName, which: impl Fn(&FleetId) -> bool) {
-        for (id, known) in &mut self.flows {
-            if !known.also.is_empty() && which(id) {
-                known.also.retain(|other| other != owner);
-            }
-        }
+    pub(super) fn says_no_more(&mut self, owner: &InstanceName) {
+        self.flows.values_mut().for_each(|known| known.also.retain(|other| other != owner));
     }
 
     /// What the offload engine has of it is the owner's.
@@ -424,7 +419,6 @@ impl KnownFlows {
         }
         if let Some(list) = self.lists.get_mut(&known.owner) {
             list.flows.remove(&id);
-            list.stale.remove(&id);
         }
         self.unindex(id, &known.ends);
         Some(known)

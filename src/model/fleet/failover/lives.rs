@@ -133,7 +133,7 @@ impl Failover {
         self.port_ranges.show(&self.members, &mut self.agenda);
         self.unknown.lend_no_more(owner, &self.flows, &self.members, &mut self.agenda);
         self.bury_flows(owner, |_| true);
-        self.flows.says_no_more(owner, |_| true);
+        self.flows.says_no_more(owner);
         self.inherit();
     }
 

@@ -672,6 +672,30 @@ fn a_snapshot_does_not_end_a_flow_that_another_has_told_of_besides() {
 }
 
 #[test]
+fn a_snapshot_ends_what_it_does_not_name_though_another_tells_of_it_meanwhile() {
+    let mut scene = Scene::new();
+    let flow = record(1, "10.0.1.7", true);
+    let (id, c) = (flow.fleet_id(), name("c"));
+    let dropped = Action::Path(StandbyRequest::Drop(vec![id]));
+    let told_by_c = || Remote::Flow { owner: name("c"), record: Box::new(flow.clone()) };
+    scene.remote(Remote::Liveness { owner: c.clone(), liveness: Liveness::Alive });
+    // Another one tells of it.
+    scene.told(&flow);
+    scene.remote(Remote::Begin { owner: name("a"), epoch: Epoch(2), slot: 0 });
+    scene.remote(told_by_c());
+    scene.remote(Remote::Synced { owner: name("a") });
+    scene.remote(Remote::Ended { owner: c.clone(), id });
+    assert!(scene.take().contains(&dropped), "nobody has it");
+    // Another one leaves it to whose snapshot it is.
+    scene.remote(told_by_c());
+    scene.told(&flow);
+    scene.remote(Remote::Begin { owner: c.clone(), epoch: Epoch(2), slot: 2 });
+    scene.remote(Remote::Ended { owner: name("a"), id });
+    scene.remote(Remote::Synced { owner: c });
+    assert!(scene.take().contains(&dropped), "nobody has it");
+}
+
+#[test]
 fn an_unknown_packet_is_asked_for_once_and_never_left_without_an_answer() {
     let mut scene = Scene::new();
     let flow = record(1, "10.0.1.7", false);

@@ -1,4 +1,5 @@
-//! rtnetlink(7): who else looks at packets, where packets go, and which addresses this host has.
+//! rtnetlink(7): programs that look at packets before Baton does, routes, neighbours, and the addresses of this host. The
+//! netlink-packet crates write and read the messages; docs/decisions/014-libraries.md says which parts of them.
 
 mod address;
 pub mod conntrack;
@@ -15,40 +16,31 @@ pub use translated::is_translated;
 pub use watch::{Changed, Watch};
 
 use std::io;
-use std::net::IpAddr;
+use std::iter;
 
+use netlink_packet_core::{
+    DecodeError, Emitable, ErrorBuffer, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NetlinkHeader, NlaBuffer, NlasIterator, Parseable,
+};
+use netlink_packet_route::link::{LinkXdp, XdpAttached};
+use netlink_packet_route::tc::{TcHandle, TcHeader};
+use rustix::buffer::spare_capacity;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
-const RTM_GETLINK: u16 = 18;
-const RTM_GETTFILTER: u16 = 46;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const NLA_TYPE_MASK: u16 = 0x3fff;
 const IFLA_XDP: u16 = 43;
-const IFLA_XDP_ATTACHED: u16 = 2;
-const IFLA_XDP_PROG_ID: u16 = 4;
-const TCA_KIND: u16 = 1;
-/// TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)
-const CLSACT_INGRESS: u32 = 0xffff_fff2;
+/// Of one recv: larger than any skb in which the kernel puts the answers to a dump.
+const BUFFER_BYTES: usize = 64 * 1024;
 
 /// The id of the XDP program of an interface.
 pub fn xdp_program(ifindex: u32) -> io::Result<Option<u32>> {
-    // struct ifinfomsg: family, padding, type, index, flags, change.
-    let mut body = [0; 16];
-    body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     let mut program = None;
-    ask(RTM_GETLINK, 0, &body, |message| {
-        for (kind, value) in attributes(message.get(16..).unwrap_or_default()) {
-            if kind == IFLA_XDP {
-                let inner: Vec<_> = attributes(value).collect();
-                let attached = inner.iter().any(|(kind, value)| *kind == IFLA_XDP_ATTACHED && value.first() > Some(&0));
-                let id = inner.iter().find(|(kind, _)| *kind == IFLA_XDP_PROG_ID);
-                let id = id.and_then(|(_, value)| Some(u32::from_ne_bytes(value.get(..4)?.try_into().ok()?)));
-                program = program.or(id.filter(|_| attached));
-            }
+    ask(None, libc::RTM_GETLINK, 0, &[&link::header(ifindex)], |message| {
+        for xdp in link::attributes(message).filter(|it| it.kind() == IFLA_XDP) {
+            let xdp: Vec<_> = attributes(xdp.value()).filter_map(|it| LinkXdp::parse(&it).ok()).collect();
+            let attached = xdp.iter().any(|it| matches!(it, LinkXdp::Attached(how) if *how != XdpAttached::None));
+            let id = xdp.iter().find_map(|it| if let LinkXdp::ProgId(id) = it { Some(*id) } else { None });
+            program = program.or(id.filter(|_| attached));
         }
     })?;
     Ok(program)
@@ -56,56 +48,42 @@ pub fn xdp_program(ifindex: u32) -> io::Result<Option<u32>> {
 
 /// Kinds of the classifiers at the ingress of an interface, attached through netlink: `bpf`, `flower` ...
 pub fn ingress_filters(ifindex: u32) -> io::Result<Vec<String>> {
-    // struct tcmsg: family, padding, ifindex, handle, parent, info.
-    let mut body = [0; 20];
-    body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    body[12..16].copy_from_slice(&CLSACT_INGRESS.to_ne_bytes());
+    let parent = TcHandle { minor: TcHandle::MIN_INGRESS, ..TcHandle::CLSACT };
+    let header = TcHeader { index: ifindex as i32, parent, ..TcHeader::default() };
     let mut kinds = Vec::new();
-    ask(RTM_GETTFILTER, NLM_F_DUMP, &body, |message| {
-        let kind = attributes(message.get(20..).unwrap_or_default()).find(|(kind, _)| *kind == TCA_KIND);
-        kinds.extend(kind.map(|(_, name)| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()));
+    ask(None, libc::RTM_GETTFILTER, NLM_F_DUMP, &[&header], |message| {
+        let mut all = attributes(message.get(header.buffer_len()..).unwrap_or_default());
+        let kind = all.find(|it| it.kind() == libc::TCA_KIND);
+        kinds.extend(kind.map(|it| String::from_utf8_lossy(it.value()).trim_end_matches('\0').to_owned()));
     })?;
     kinds.dedup();
     Ok(kinds)
 }
 
 /// Sends one request and hands over the body of each answer.
-fn ask(kind: u16, flags: u16, body: &[u8], answer: impl FnMut(&[u8])) -> io::Result<()> {
-    ask_of(None, kind, flags, body, answer)
-}
-
-/// As [`ask`], of another protocol than that of links and routes.
-fn ask_of(
+pub(super) fn ask(
     protocol: Option<Protocol>,
     kind: u16,
     flags: u16,
-    body: &[u8],
+    request: &[&dyn Emitable],
     mut answer: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
-    let mut request = Vec::new();
-    request.extend((16 + body.len() as u32).to_ne_bytes());
-    request.extend(kind.to_ne_bytes());
-    request.extend((NLM_F_REQUEST | flags).to_ne_bytes());
-    request.extend([0; 8]);
-    request.extend(body);
-    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut buffer = vec![0; 64 * 1024];
+    sendto(&socket, &bytes(kind, flags, 0, request), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut buffer = Vec::with_capacity(BUFFER_BYTES);
     loop {
-        let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-        let mut rest = &buffer[..length];
-        while let Some((head, _)) = rest.split_first_chunk::<16>() {
-            let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-            let message = rest.get(16..length).ok_or(io::ErrorKind::InvalidData)?;
-            match u16::from_ne_bytes([head[4], head[5]]) {
+        buffer.clear();
+        recv(&socket, spare_capacity(&mut buffer), RecvFlags::empty())?;
+        for message in messages(&buffer) {
+            let message = message.map_err(invalid)?;
+            match message.message_type() {
                 NLMSG_DONE => return Ok(()),
                 NLMSG_ERROR => {
-                    let code = message.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                    return if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-code)) };
+                    let code = ErrorBuffer::new_checked(message.payload()).map_err(invalid)?.code();
+                    return code.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(-code.get())));
                 }
-                _ => answer(message),
+                _ => answer(message.payload()),
             }
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
         if flags & NLM_F_DUMP == 0 {
             return Ok(());
@@ -113,40 +91,44 @@ fn ask_of(
     }
 }
 
-/// Adds an attribute to a request.
-fn put(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    body.extend((4 + value.len() as u16).to_ne_bytes());
-    body.extend(kind.to_ne_bytes());
-    body.extend(value);
-    body.resize(body.len().next_multiple_of(4), 0);
-}
-
-fn family(ip: IpAddr) -> u8 {
-    let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    family as u8
-}
-
-fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
+/// A request as it is sent. Its parts are a header and attributes: the message types of the crates would compile in the code for
+/// all other messages as well.
+fn bytes(kind: u16, flags: u16, number: u32, parts: &[&dyn Emitable]) -> Vec<u8> {
+    let mut header = NetlinkHeader::default();
+    let length = parts.iter().fold(header.buffer_len(), |length, part| length + part.buffer_len());
+    header.length = length as u32;
+    header.message_type = kind;
+    header.flags = NLM_F_REQUEST | flags;
+    header.sequence_number = number;
+    let mut bytes = vec![0; length];
+    let (head, mut rest) = bytes.split_at_mut(header.buffer_len());
+    header.emit(head);
+    for part in parts {
+        let (own, next) = rest.split_at_mut(part.buffer_len());
+        part.emit(own);
+        rest = next;
     }
+    bytes
 }
 
-fn ip(octets: &[u8]) -> Option<IpAddr> {
-    <[u8; 4]>::try_from(octets).map(IpAddr::from).ok().or_else(|| <[u8; 16]>::try_from(octets).map(IpAddr::from).ok())
-}
-
-/// Type and value of each attribute; ends where they do not fit.
-fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let head = rest.first_chunk::<4>()?;
-        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let kind = u16::from_ne_bytes([head[2], head[3]]) & NLA_TYPE_MASK;
-        let value = rest.get(4..length)?;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
+/// The messages that one recv has brought. A message that is cut off is an error, and the last item.
+fn messages(mut raw: &[u8]) -> impl Iterator<Item = Result<NetlinkBuffer<&[u8]>, DecodeError>> {
+    iter::from_fn(move || {
+        let message = (!raw.is_empty()).then(|| NetlinkBuffer::new_checked(raw))?;
+        let length = message.as_ref().map_or(raw.len(), |message| message.length() as usize);
+        raw = raw.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
     })
+}
+
+/// The attributes in `raw`; ends where they do not fit. The crates refuse a whole message if one of its attributes has another
+/// form than they know, as a newer kernel's may have. Baton therefore passes them one attribute at a time.
+fn attributes(raw: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(raw).map_while(Result::ok)
+}
+
+fn invalid(error: DecodeError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 #[cfg(test)]
@@ -158,5 +140,19 @@ mod tests {
         assert_eq!(xdp_program(1).unwrap(), None);
         assert_eq!(ingress_filters(1).unwrap(), [""; 0]);
         assert!(xdp_program(1 << 30).is_err());
+    }
+
+    #[test]
+    fn messages_end_where_one_is_cut_off() {
+        let one = bytes(libc::RTM_GETLINK, 0, 7, &[&link::header(1)]);
+        let two = [&one[..], &one].concat();
+        let numbers = |raw| messages(raw).map(|it| it.map(|it| it.sequence_number()).ok()).collect::<Vec<_>>();
+        assert_eq!(numbers(&two), [Some(7), Some(7)]);
+        assert_eq!(numbers(&two[..one.len()]), [Some(7)]);
+        for length in one.len() + 1..two.len() {
+            assert_eq!(numbers(&two[..length]), [Some(7), None]);
+        }
+        // It says that it is shorter than its own header.
+        assert_eq!(numbers(&[8, 0, 0, 0, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), [None]);
     }
 }

@@ -1,28 +1,17 @@
 //! sock_diag(7): whether this host has a connection.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use netlink_packet_core::Parseable;
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags};
+use netlink_packet_sock_diag::{
+    SOCK_DIAG_BY_FAMILY, TCP_CLOSING, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_LISTEN, TCP_TIME_WAIT,
+};
+use rustix::net::netlink::SOCK_DIAG;
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_REQUEST: u16 = 1;
-const NLMSG_ERROR: u16 = 2;
-const HEADER_BYTES: usize = 16;
-/// struct inet_diag_req_v2.
-const REQUEST_BYTES: usize = 56;
-const IPPROTO_TCP: u8 = 6;
-/// include/net/tcp_states.h.
-const TCP_FIN_WAIT1: u8 = 4;
-const TCP_FIN_WAIT2: u8 = 5;
-const TCP_TIME_WAIT: u8 = 6;
-const TCP_LAST_ACK: u8 = 9;
-const TCP_LISTEN: u8 = 10;
-const TCP_CLOSING: u8 = 11;
-/// Where struct inet_diag_msg has its inode.
-const INODE_AT: usize = 68;
-const ANY_STATE: u32 = u32::MAX;
+use super::netlink::ask;
+
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
 /// What a host still does for a connection.
@@ -44,40 +33,30 @@ pub fn has_connection(local: SocketAddr, remote: SocketAddr) -> io::Result<bool>
 
 /// What this host has of a connection. `None`: nothing, or a listening socket.
 pub fn connection(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Connection>> {
-    let mut message = Vec::with_capacity(HEADER_BYTES + REQUEST_BYTES);
-    message.extend((HEADER_BYTES as u32 + REQUEST_BYTES as u32).to_ne_bytes());
-    message.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    message.extend(NLM_F_REQUEST.to_ne_bytes());
-    message.extend([0; 8]);
-    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    message.extend([family as u8, IPPROTO_TCP, 0, 0]);
-    message.extend(ANY_STATE.to_ne_bytes());
-    // struct inet_diag_sockid: the ports, both addresses in 16 bytes, the interface, the cookie.
-    message.extend(local.port().to_be_bytes());
-    message.extend(remote.port().to_be_bytes());
-    message.extend(sixteen(local.ip()));
-    message.extend(sixteen(remote.ip()));
-    message.extend(0_u32.to_ne_bytes());
-    message.extend(NO_COOKIE);
-
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
-    sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut buffer = [0; 4096];
-    let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-    let answer = &buffer[..length];
-    let (Some(kind), Some(body)) = (answer.get(4..6), answer.get(HEADER_BYTES..)) else {
-        return Err(io::ErrorKind::InvalidData.into());
+    let request = InetRequest {
+        family: if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8,
+        protocol: libc::IPPROTO_TCP as u8,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::from_bits_retain(u32::MAX),
+        socket_id: SocketId {
+            source_port: local.port(),
+            destination_port: remote.port(),
+            source_address: local.ip(),
+            destination_address: remote.ip(),
+            interface_id: 0,
+            cookie: NO_COOKIE,
+        },
     };
-    if u16::from_ne_bytes([kind[0], kind[1]]) != NLMSG_ERROR {
-        // struct inet_diag_msg: family, state ...
-        let state = *body.get(1).ok_or(io::ErrorKind::InvalidData)?;
-        let inode = body.get(INODE_AT..).and_then(<[u8]>::first_chunk).ok_or(io::ErrorKind::InvalidData)?;
-        return Ok(connection_in(state, u32::from_ne_bytes(*inode)));
-    }
-    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-    match -code {
-        libc::ENOENT => Ok(None),
-        errno => Err(io::Error::from_raw_os_error(errno)),
+    let mut found = None;
+    let asked = ask(Some(SOCK_DIAG), SOCK_DIAG_BY_FAMILY, 0, &[&request], |message| {
+        found = InetResponseHeader::parse(message).ok();
+    });
+    match asked {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        asked => {
+            let found = asked.and(found.ok_or_else(|| io::ErrorKind::InvalidData.into()))?;
+            Ok(connection_in(found.state, found.inode))
+        }
     }
 }
 
@@ -90,18 +69,6 @@ fn connection_in(state: u8, inode: u32) -> Option<Connection> {
         (TCP_FIN_WAIT1 | TCP_LAST_ACK | TCP_CLOSING, 0) => Connection::Closing,
         _ => Connection::Open,
     })
-}
-
-/// An address in network order, IPv4 in the first four bytes.
-fn sixteen(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => {
-            let mut bytes = [0; 16];
-            bytes[..4].copy_from_slice(&ip.octets());
-            bytes
-        }
-        IpAddr::V6(ip) => ip.octets(),
-    }
 }
 
 #[cfg(test)]

@@ -3,27 +3,20 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::{NLM_F_DUMP, ask, attributes, family, ip, octets, put};
+use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Parseable};
+use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressProtocol};
 
-const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
-const RTM_GETADDR: u16 = 22;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_CREATE: u16 = 0x400;
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
-/// Who has added the address (include/uapi/linux/if_addr.h); since Linux 5.18.
-const IFA_PROTO: u16 = 11;
-const IFA_F_NODAD: u8 = 2;
+use super::{ask, attributes};
+
 const LOOPBACK: u32 = 1;
-/// Baton has; the kernel's own numbers are below 4.
-const BY_BATON: u8 = 0xba;
+/// Who has added the address (IFA_PROTO, since Linux 5.18): Baton has. The kernel's own numbers are below 4.
+const BY_BATON: AddressProtocol = AddressProtocol::Other(0xba);
 
 /// Adds `ip` alone (/32, /128) to `lo`; true if it was not there.
 pub fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
-    let mut message = message(ip);
-    put(&mut message, IFA_PROTO, &[BY_BATON]);
-    match ask(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE, &message, |_| {}) {
+    let (header, attributes) = alone(ip);
+    let request: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &AddressAttribute::Protocol(BY_BATON)];
+    match ask(None, libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE, request, |_| {}) {
         Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
         added => added.map(|()| true),
     }
@@ -31,7 +24,8 @@ pub fn add_to_loopback(ip: IpAddr) -> io::Result<bool> {
 
 /// Removes it; true if it was there.
 pub fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
-    match ask(RTM_DELADDR, NLM_F_ACK, &message(ip), |_| {}) {
+    let (header, attributes) = alone(ip);
+    match ask(None, libc::RTM_DELADDR, NLM_F_ACK, &[&header, &attributes.as_slice()], |_| {}) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false),
         removed => removed.map(|()| true),
     }
@@ -40,22 +34,68 @@ pub fn remove_from_loopback(ip: IpAddr) -> io::Result<bool> {
 /// Addresses that [`add_to_loopback`] has added, also in an earlier process.
 pub fn added_to_loopback() -> io::Result<Vec<IpAddr>> {
     let mut added = Vec::new();
-    ask(RTM_GETADDR, NLM_F_DUMP, &[0; 8], |message| {
-        let index = message.get(4..8).and_then(|index| Some(u32::from_ne_bytes(index.try_into().ok()?)));
-        let all: Vec<_> = attributes(message.get(8..).unwrap_or_default()).collect();
-        let by_baton = all.iter().any(|(kind, value)| *kind == IFA_PROTO && *value == [BY_BATON]);
-        if index == Some(LOOPBACK) && by_baton {
-            added.extend(all.iter().find(|(kind, _)| *kind == IFA_ADDRESS).and_then(|(_, octets)| ip(octets)));
+    ask(None, libc::RTM_GETADDR, NLM_F_DUMP, &[&AddressHeader::default()], |message| {
+        let Some((interface, all)) = read(message) else { return };
+        if interface == LOOPBACK && all.contains(&AddressAttribute::Protocol(BY_BATON)) {
+            added.extend(
+                all.iter().find_map(|it| if let AddressAttribute::Address(ip) = it { Some(*ip) } else { None }),
+            );
         }
     })?;
     Ok(added)
 }
 
-/// struct ifaddrmsg: family, prefixlen, flags, scope, index.
-fn message(ip: IpAddr) -> Vec<u8> {
-    let mut body = vec![family(ip), if ip.is_ipv4() { 32 } else { 128 }, IFA_F_NODAD, 0];
-    body.extend(LOOPBACK.to_ne_bytes());
-    put(&mut body, IFA_LOCAL, &octets(ip));
-    put(&mut body, IFA_ADDRESS, &octets(ip));
-    body
+/// Interface and attributes of an address.
+pub(super) fn read(message: &[u8]) -> Option<(u32, Vec<AddressAttribute>)> {
+    let header = AddressHeader::parse(message).ok()?;
+    Some((
+        header.index,
+        attributes(&message[header.buffer_len()..]).filter_map(|it| AddressAttribute::parse(&it).ok()).collect(),
+    ))
+}
+
+/// `ip` on the loopback interface, with nothing else in its network.
+fn alone(ip: IpAddr) -> (AddressHeader, [AddressAttribute; 2]) {
+    let header = AddressHeader {
+        family: ip.into(),
+        prefix_len: if ip.is_ipv4() { 32 } else { 128 },
+        flags: AddressHeaderFlags::Nodad,
+        index: LOOPBACK,
+        ..AddressHeader::default()
+    };
+    (header, [AddressAttribute::Local(ip), AddressAttribute::Address(ip)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bytes;
+    use super::*;
+
+    /// As an earlier Baton, which had its own code for it, and `ip address add 10.0.0.1/32 dev lo nodad proto 0xba` send it.
+    #[test]
+    fn the_kernel_is_asked_for_one_address_that_bears_baton_s_number() {
+        let ip = "10.0.0.1".parse().unwrap();
+        let (header, attributes) = alone(ip);
+        let parts: &[&dyn Emitable] = &[&header, &attributes.as_slice(), &AddressAttribute::Protocol(BY_BATON)];
+        let sent = bytes(libc::RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE, 0, parts);
+        // struct nlmsghdr, with RTM_NEWADDR; struct ifaddrmsg; IFA_LOCAL, IFA_ADDRESS, IFA_PROTO.
+        let header = [48, 0, 0, 0, 20, 0, 5, 4, 0, 0, 0, 0, 0, 0, 0, 0, libc::AF_INET as u8, 32, 2, 0, 1, 0, 0, 0];
+        let attributes = [8, 0, 2, 0, 10, 0, 0, 1, 8, 0, 1, 0, 10, 0, 0, 1, 5, 0, 11, 0, 0xba, 0, 0, 0];
+        assert_eq!(sent, [&header[..], &attributes].concat());
+        let (interface, all) = read(&sent[16..]).unwrap();
+        let [local, address] = [AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
+        assert_eq!((interface, all), (LOOPBACK, vec![local, address, AddressAttribute::Protocol(BY_BATON)]));
+    }
+
+    #[test]
+    fn an_attribute_of_a_form_that_the_library_does_not_know_is_left_out_and_the_others_count() {
+        let mut message = [0; 8].to_vec();
+        // IFA_FLAGS of two bytes, IFA_ADDRESS.
+        message.extend([6, 0, 8, 0, 1, 2, 0, 0, 8, 0, 1, 0, 10, 0, 0, 1]);
+        let address = AddressAttribute::Address("10.0.0.1".parse().unwrap());
+        assert_eq!(read(&message), Some((0, vec![address])));
+        for length in 0..message.len() {
+            read(&message[..length]);
+        }
+    }
 }

@@ -5,10 +5,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
+use netlink_packet_core::{ErrorBuffer, NLM_F_ACK, NLMSG_ERROR};
+use netlink_packet_netfilter::conntrack::{ConntrackAttribute, IPTuple, ProtoTuple, Protocol, Tuple};
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterProtoFamily};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};
 
-use super::{NLM_F_REQUEST, NLMSG_ERROR, family, octets, put};
+use super::{bytes, messages};
 
 /// How full the table of this thread's network namespace is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,20 +41,8 @@ pub const BATCH: usize = 64;
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
-const NFNL_SUBSYS_CTNETLINK: u16 = 1;
-const IPCTNL_MSG_CT_DELETE: u16 = 2;
-const NLM_F_ACK: u16 = 4;
-const NLA_F_NESTED: u16 = 1 << 15;
-const CTA_TUPLE_ORIG: u16 = 1;
-const CTA_TUPLE_IP: u16 = 1;
-const CTA_TUPLE_PROTO: u16 = 2;
-const CTA_PROTO_NUM: u16 = 1;
-const CTA_PROTO_SRC_PORT: u16 = 2;
-const CTA_PROTO_DST_PORT: u16 = 3;
-/// Source and destination; those of IPv6 follow those of IPv4.
-const CTA_IP_V4: [u16; 2] = [1, 2];
-const CTA_IP_V6: [u16; 2] = [3, 4];
-const IPPROTO_TCP: u8 = 6;
+/// NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE.
+const CT_DELETE: u16 = 1 << 8 | 2;
 
 /// `None`: this host tracks no connections.
 pub fn load() -> io::Result<Option<TableLoad>> {
@@ -106,71 +97,58 @@ impl Tracking {
 
 /// One message. It must have its tuple: without one it would empty the table.
 fn removal(number: u32, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
-    let kinds = if from.is_ipv4() { CTA_IP_V4 } else { CTA_IP_V6 };
-    let (mut ips, mut ports, mut tuple) = (Vec::new(), Vec::new(), Vec::new());
-    put(&mut ips, kinds[0], &octets(from.ip()));
-    put(&mut ips, kinds[1], &octets(to.ip()));
-    put(&mut ports, CTA_PROTO_NUM, &[IPPROTO_TCP]);
-    put(&mut ports, CTA_PROTO_SRC_PORT, &from.port().to_be_bytes());
-    put(&mut ports, CTA_PROTO_DST_PORT, &to.port().to_be_bytes());
-    put(&mut tuple, CTA_TUPLE_IP | NLA_F_NESTED, &ips);
-    put(&mut tuple, CTA_TUPLE_PROTO | NLA_F_NESTED, &ports);
-    // struct nfgenmsg: family, version, resource.
-    let mut body = vec![family(from.ip()), 0, 0, 0];
-    put(&mut body, CTA_TUPLE_ORIG | NLA_F_NESTED, &tuple);
-    // struct nlmsghdr: length, type, flags, number, port.
-    let mut message = Vec::with_capacity(16 + body.len());
-    message.extend((16 + body.len() as u32).to_ne_bytes());
-    message.extend((NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE).to_ne_bytes());
-    message.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
-    message.extend(number.to_ne_bytes());
-    message.extend([0; 4]);
-    message.extend(body);
-    message
+    bytes(CT_DELETE, NLM_F_ACK, number, &[&header(from), &tuple(from, to)])
+}
+
+/// Of a message about a connection of the family of `end`.
+pub(super) fn header(end: SocketAddr) -> NetfilterHeader {
+    let family = if end.is_ipv4() { NetfilterProtoFamily::IPv4 } else { NetfilterProtoFamily::IPv6 };
+    NetfilterHeader::new(family, 0, 0)
+}
+
+/// The TCP connection that packets from `from` to `to` belong to.
+pub(super) fn tuple(from: SocketAddr, to: SocketAddr) -> ConntrackAttribute {
+    let ips = vec![IPTuple::SourceAddress(from.ip()), IPTuple::DestinationAddress(to.ip())];
+    let ports = [ProtoTuple::SourcePort(from.port()), ProtoTuple::DestinationPort(to.port())];
+    let ports = [ProtoTuple::Protocol(Protocol::Tcp)].into_iter().chain(ports).collect();
+    ConntrackAttribute::CtaTupleOrig(vec![Tuple::Ip(ips), Tuple::Proto(ports)])
 }
 
 /// Counts the answers in `messages`; each is a `struct nlmsgerr`.
-fn count(mut messages: &[u8], forgotten: &mut Forgotten) -> usize {
+fn count(raw: &[u8], forgotten: &mut Forgotten) -> usize {
     let mut answers = 0;
-    while let Some((head, _)) = messages.split_first_chunk::<16>() {
-        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let Some(message) = messages.get(16..length) else { break };
-        if u16::from_ne_bytes([head[4], head[5]]) == NLMSG_ERROR {
-            answers += 1;
-            match message.first_chunk().map_or(-libc::EBADMSG, |code| i32::from_ne_bytes(*code)) {
-                0 => forgotten.removed += 1,
-                code if code == -libc::ENOENT => forgotten.unknown += 1,
-                code => forgotten.refused = Some(-code),
-            }
+    for message in messages(raw).map_while(Result::ok).filter(|it| it.message_type() == NLMSG_ERROR) {
+        answers += 1;
+        match ErrorBuffer::new_checked(message.payload()).map(|error| error.code().map_or(0, |code| -code.get())) {
+            Ok(0) => forgotten.removed += 1,
+            Ok(libc::ENOENT) => forgotten.unknown += 1,
+            Ok(errno) => forgotten.refused = Some(errno),
+            Err(_) => forgotten.refused = Some(libc::EBADMSG),
         }
-        messages = messages.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     answers
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::attributes;
     use super::*;
 
-    /// As `conntrack -D -p tcp -s 10.0.0.1 -d 10.0.0.2 --sport 1000 --dport 6443` names it, and never without a tuple.
+    /// As an earlier Baton, which had its own code for it, sent it, and `conntrack -D -p tcp -s 10.0.0.1 -d 10.0.0.2 --sport 1000
+    /// --dport 6443` does; never without a tuple.
     #[test]
     fn a_removal_names_one_connection() {
-        for (from, to, octets) in [("10.0.0.1:1000", "10.0.0.2:6443", 4), ("[fd77::1]:1000", "[fd77::2]:6443", 16)] {
-            let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
-            let message = removal(7, from, to);
-            assert_eq!(message.len() as u32, u32::from_ne_bytes(message[..4].try_into().unwrap()));
-            assert_eq!(u16::from_ne_bytes([message[4], message[5]]), 0x102);
-            let [(CTA_TUPLE_ORIG, tuple)] = attributes(&message[20..]).collect::<Vec<_>>()[..] else {
-                panic!("{message:?}")
-            };
-            let [(1, ips), (2, ports)] = attributes(tuple).collect::<Vec<_>>()[..] else { panic!("{tuple:?}") };
-            let ips: Vec<_> = attributes(ips).map(|(kind, ip)| (kind, ip.len())).collect();
-            let kinds = if from.is_ipv4() { CTA_IP_V4 } else { CTA_IP_V6 };
-            assert_eq!(ips, kinds.map(|kind| (kind, octets)));
-            let ports: Vec<_> = attributes(ports).collect();
-            assert_eq!(ports, [(1, &[6][..]), (2, &1000u16.to_be_bytes()[..]), (3, &6443u16.to_be_bytes()[..])]);
-        }
+        // struct nlmsghdr with IPCTNL_MSG_CT_DELETE and number 7, struct nfgenmsg.
+        let header = |length, family: i32| [length, 0, 0, 0, 2, 1, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0, family as u8, 0, 0, 0];
+        // CTA_TUPLE_PROTO: protocol and both ports.
+        let proto = [28, 0, 2, 128, 5, 0, 1, 0, 6, 0, 0, 0, 6, 0, 2, 0, 3, 232, 0, 0, 6, 0, 3, 0, 25, 43, 0, 0];
+        let ips = [20, 0, 1, 128, 8, 0, 1, 0, 10, 0, 0, 1, 8, 0, 2, 0, 10, 0, 0, 2];
+        let wanted = [&header(72, libc::AF_INET)[..], &[52, 0, 1, 128], &ips, &proto].concat();
+        assert_eq!(removal(7, "10.0.0.1:1000".parse().unwrap(), "10.0.0.2:6443".parse().unwrap()), wanted);
+
+        let ip = |last| [0xfd, 0x77, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
+        let ips = [&[44, 0, 1, 128, 20, 0, 3, 0][..], &ip(1), &[20, 0, 4, 0], &ip(2)].concat();
+        let wanted = [&header(96, libc::AF_INET6)[..], &[76, 0, 1, 128], &ips, &proto].concat();
+        assert_eq!(removal(7, "[fd77::1]:1000".parse().unwrap(), "[fd77::2]:6443".parse().unwrap()), wanted);
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 
-use super::{NLM_F_DUMP, RTM_GETLINK, ask, attributes};
+use netlink_packet_core::{Emitable, NLM_F_DUMP, NlaBuffer, parse_u32};
+use netlink_packet_route::link::LinkHeader;
+
+use super::ask;
 use crate::sys::netdev;
 
 const IFLA_IFNAME: u16 = 3;
@@ -34,39 +37,46 @@ pub fn merging() -> io::Result<HashSet<u32>> {
 
 /// How often the carrier of an interface has come or gone since it was made.
 pub fn carrier_changes(index: u32) -> io::Result<u32> {
-    // struct ifinfomsg: family, padding, type, index, flags, change.
-    let mut body = [0; 16];
-    body[4..8].copy_from_slice(&index.to_ne_bytes());
     let mut changes = None;
-    ask(RTM_GETLINK, 0, &body, |message| {
-        let mut all = attributes(message.get(16..).unwrap_or_default());
-        let value = all.find(|(kind, _)| *kind == IFLA_CARRIER_CHANGES).and_then(|(_, value)| value.try_into().ok());
-        changes = value.map(u32::from_ne_bytes);
+    ask(None, libc::RTM_GETLINK, 0, &[&header(index)], |message| {
+        let attribute = attributes(message).find(|it| it.kind() == IFLA_CARRIER_CHANGES);
+        changes = attribute.and_then(|it| parse_u32(it.value()).ok());
     })?;
     changes.ok_or(io::ErrorKind::InvalidData.into())
 }
 
+/// Of a question about one interface, or with 0 about all.
+pub(super) fn header(index: u32) -> LinkHeader {
+    LinkHeader { index, ..LinkHeader::default() }
+}
+
+/// The attributes of an interface. `LinkAttribute` of the crate, which would read them, reads those of each kind of interface too,
+/// and panics if one is shorter than it expects (in 0.34: IFLA_BAREUDP_SRCPORT_MIN).
+pub(super) fn attributes(message: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    super::attributes(message.get(LinkHeader::default().buffer_len()..).unwrap_or_default())
+}
+
 fn links() -> io::Result<Vec<NetLink>> {
     let mut links = Vec::new();
-    ask(RTM_GETLINK, NLM_F_DUMP, &[0; 16], |message| links.extend(link(message)))?;
+    ask(None, libc::RTM_GETLINK, NLM_F_DUMP, &[&header(0)], |message| links.extend(link(message)))?;
     Ok(links)
 }
 
-/// From `struct ifinfomsg` and what follows it.
+/// `None`: it is cut off.
 fn link(message: &[u8]) -> Option<NetLink> {
-    let mut link = NetLink { index: u32::from_ne_bytes(message.get(4..8)?.try_into().ok()?), ..NetLink::default() };
-    let mut is_of_other_process = false;
-    for (kind, value) in attributes(message.get(16..)?) {
-        let number = || <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes);
-        match kind {
-            IFLA_IFNAME => link.name = String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
+    let mut link = NetLink { index: LinkHeader::parse(message).ok()?.index, ..NetLink::default() };
+    let mut is_of_other_namespace = false;
+    for attribute in attributes(message) {
+        let number = || parse_u32(attribute.value()).ok();
+        match attribute.kind() {
+            IFLA_IFNAME => link.name = String::from_utf8_lossy(attribute.value()).trim_end_matches('\0').to_owned(),
             IFLA_LINK => link.lower = number(),
             IFLA_MASTER => link.master = number(),
-            IFLA_LINK_NETNSID => is_of_other_process = true,
+            IFLA_LINK_NETNSID => is_of_other_namespace = true,
             _ => {}
         }
     }
-    link.lower = link.lower.filter(|lower| !is_of_other_process && *lower != link.index);
+    link.lower = link.lower.filter(|lower| !is_of_other_namespace && *lower != link.index);
     Some(link)
 }
 
@@ -89,7 +99,8 @@ fn health_on(links: &[NetLink], holds: impl Fn(&NetLink) -> bool) -> HashSet<u32
 
 #[cfg(test)]
 mod tests {
-    use super::super::put;
+    use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+
     use super::*;
 
     fn one(index: u32, lower: Option<u32>, master: Option<u32>) -> NetLink {
@@ -115,19 +126,35 @@ mod tests {
 
     #[test]
     fn a_link_is_read_and_one_that_stands_elsewhere_stands_on_nothing_here() {
-        let mut message = vec![0; 16];
-        message[4] = 9;
-        put(&mut message, IFLA_IFNAME, b"vlan5\0");
-        put(&mut message, IFLA_LINK, &2u32.to_ne_bytes());
-        put(&mut message, IFLA_MASTER, &3u32.to_ne_bytes());
+        let mut message = LinkMessage::default();
+        message.header.index = 9;
+        let attributes =
+            [LinkAttribute::IfName("vlan5".to_owned()), LinkAttribute::Link(2), LinkAttribute::Controller(3)];
+        message.attributes.extend(attributes);
+        let raw = |message: &LinkMessage| {
+            let mut raw = vec![0; message.buffer_len()];
+            message.emit(&mut raw);
+            raw
+        };
         let link_here = NetLink { index: 9, name: "vlan5".to_owned(), lower: Some(2), master: Some(3) };
-        assert_eq!(link(&message), Some(link_here));
-        put(&mut message, IFLA_LINK_NETNSID, &0u32.to_ne_bytes());
+        assert_eq!(link(&raw(&message)), Some(link_here));
+        message.attributes.push(LinkAttribute::LinkNetNsId(0));
+        let message = raw(&message);
         assert_eq!(link(&message).unwrap().lower, None);
         for length in 0..message.len() {
             link(&message[..length]);
         }
         assert!(links().unwrap().iter().any(|link| link.name == "lo" && link.index == 1));
         assert!(!merging().unwrap().contains(&1));
+    }
+
+    #[test]
+    fn what_the_library_would_panic_at_is_not_shown_to_it() {
+        // struct ifinfomsg; IFLA_LINKINFO: IFLA_INFO_KIND, IFLA_INFO_DATA: a port of one byte; IFLA_LINK.
+        let mut message = vec![0; 16];
+        message.extend([28, 0, 18, 0, 12, 0, 1, 0]);
+        message.extend(b"bareudp\0");
+        message.extend([12, 0, 2, 0, 5, 0, 3, 0, 1, 0, 0, 0, 8, 0, 5, 0, 2, 0, 0, 0]);
+        assert_eq!(link(&message).unwrap().lower, Some(2));
     }
 }

@@ -3,7 +3,12 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::{ask, attributes, family, ip, octets, put};
+use netlink_packet_core::{Emitable, ParseableParametrized};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourHeader};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteLwEnCapType, RouteType};
+
+use super::{ask, attributes};
 
 /// What the kernel's routes say of one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,18 +20,6 @@ pub struct Route {
     /// `None`: the destination is a neighbour.
     pub gateway: Option<IpAddr>,
 }
-
-const RTM_GETROUTE: u16 = 26;
-const RTM_GETNEIGH: u16 = 30;
-const RTA_DST: u16 = 1;
-const RTA_SRC: u16 = 2;
-const RTA_OIF: u16 = 4;
-const RTA_GATEWAY: u16 = 5;
-/// Where `rtm_type` stands in `struct rtmsg`, and what it says of a local address.
-const ROUTE_TYPE: usize = 7;
-const RTN_LOCAL: u8 = 2;
-const NDA_DST: u16 = 1;
-const NDA_LLADDR: u16 = 2;
 
 /// Asks the routes of this thread's network namespace, whoever the packet comes from. An error: the destination cannot be
 /// reached.
@@ -45,47 +38,52 @@ pub fn leaves_by(from: IpAddr, to: IpAddr) -> io::Result<u32> {
 
 fn look_up(from: Option<IpAddr>, to: IpAddr) -> io::Result<Route> {
     let bits = if to.is_ipv4() { 32 } else { 128 };
-    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
-    let mut body = vec![0; 12];
-    body[0] = family(to);
-    body[1] = bits;
-    put(&mut body, RTA_DST, &octets(to));
+    let mut header =
+        RouteHeader { address_family: to.into(), destination_prefix_length: bits, ..RouteHeader::default() };
+    let mut ends = vec![RouteAttribute::Destination(to.into())];
     if let Some(from) = from {
-        body[2] = bits;
-        put(&mut body, RTA_SRC, &octets(from));
+        header.source_prefix_length = bits;
+        ends.push(RouteAttribute::Source(from.into()));
     }
     let mut found = None;
-    ask(RTM_GETROUTE, 0, &body, |message| {
-        let is_local = message.get(ROUTE_TYPE) == Some(&RTN_LOCAL);
-        let (mut interface, mut gateway) = (0, None);
-        for (kind, value) in attributes(message.get(12..).unwrap_or_default()) {
-            match (kind, <[u8; 4]>::try_from(value)) {
-                (RTA_OIF, Ok(index)) => interface = u32::from_ne_bytes(index),
-                (RTA_GATEWAY, _) => gateway = ip(value),
-                _ => {}
-            }
-        }
-        found = Some(Route { interface, is_local, gateway });
-    })?;
+    ask(None, libc::RTM_GETROUTE, 0, &[&header, &ends.as_slice()], |message| found = read(message))?;
     found.filter(|route| route.interface != 0).ok_or(io::ErrorKind::NetworkUnreachable.into())
+}
+
+/// `None`: it is cut off.
+fn read(message: &[u8]) -> Option<Route> {
+    let header = RouteHeader::parse(message).ok()?;
+    let mut route = Route { interface: 0, is_local: header.kind == RouteType::Local, gateway: None };
+    let of = (header.address_family, header.kind, RouteLwEnCapType::None);
+    let all = attributes(&message[header.buffer_len()..]);
+    for attribute in all.filter_map(|it| RouteAttribute::parse_with_param(&it, of).ok()) {
+        match attribute {
+            RouteAttribute::Oif(index) => route.interface = index,
+            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => route.gateway = Some(ip.into()),
+            RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => route.gateway = Some(ip.into()),
+            _ => {}
+        }
+    }
+    Some(route)
 }
 
 /// The Ethernet address of a neighbour, if this host has talked with it lately.
 pub fn neighbour(interface: u32, of: IpAddr) -> io::Result<Option<[u8; 6]>> {
-    // struct ndmsg: family, padding, ifindex, state, flags, type.
-    let mut body = vec![0; 12];
-    body[0] = family(of);
-    body[4..8].copy_from_slice(&interface.to_ne_bytes());
-    put(&mut body, NDA_DST, &octets(of));
+    let header = NeighbourHeader { family: of.into(), ifindex: interface, ..NeighbourHeader::default() };
+    let destination = NeighbourAttribute::Destination(of.into());
     let mut found = None;
-    let asked = ask(RTM_GETNEIGH, 0, &body, |message| {
-        let address = attributes(message.get(12..).unwrap_or_default()).find(|(kind, _)| *kind == NDA_LLADDR);
-        found = address.and_then(|(_, value)| value.try_into().ok());
-    });
-    match asked {
+    match ask(None, libc::RTM_GETNEIGH, 0, &[&header, &destination], |message| found = link_layer_address(message)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         asked => asked.map(|()| found),
     }
+}
+
+/// `None`: the neighbour has none yet, or none of Ethernet.
+fn link_layer_address(message: &[u8]) -> Option<[u8; 6]> {
+    let rest = message.get(NeighbourHeader::default().buffer_len()..)?;
+    let mut all =
+        attributes(rest).filter_map(|it| NeighbourAttribute::parse_with_param(&it, AddressFamily::Unspec).ok());
+    all.find_map(|it| if let NeighbourAttribute::LinkLayerAddress(bytes) = it { bytes.try_into().ok() } else { None })
 }
 
 #[cfg(test)]
@@ -107,5 +105,32 @@ mod tests {
             assert_eq!(leaves_by(ip, ip).unwrap(), 1);
         }
         assert!(leaves_by("127.0.0.1".parse().unwrap(), "::1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_route_is_read_also_if_the_library_does_not_know_the_form_of_an_attribute() {
+        // struct rtmsg; RTA_OIF, RTA_PRIORITY of two bytes, RTA_GATEWAY.
+        let mut message = [libc::AF_INET as u8, 32, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0].to_vec();
+        message.extend([8, 0, 4, 0, 7, 0, 0, 0, 6, 0, 6, 0, 1, 0, 0, 0, 8, 0, 5, 0, 10, 0, 0, 1]);
+        let gateway = Some("10.0.0.1".parse().unwrap());
+        assert_eq!(read(&message), Some(Route { interface: 7, is_local: false, gateway }));
+        message[7] = libc::RTN_LOCAL;
+        assert!(read(&message).unwrap().is_local);
+        for length in 0..message.len() {
+            read(&message[..length]);
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_length_is_none_of_ethernet() {
+        // struct ndmsg; NDA_DST, NDA_LLADDR.
+        let mut message = [libc::AF_INET as u8, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 1].to_vec();
+        message.extend([8, 0, 1, 0, 10, 0, 0, 1, 10, 0, 2, 0, 2, 0, 0, 0, 0, 9, 0, 0]);
+        assert_eq!(link_layer_address(&message), Some([2, 0, 0, 0, 0, 9]));
+        for length in 0..message.len() - 2 {
+            assert_eq!(link_layer_address(&message[..length]), None);
+        }
+        message[20] = 8;
+        assert_eq!(link_layer_address(&message), None);
     }
 }

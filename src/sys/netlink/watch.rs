@@ -5,11 +5,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use netlink_packet_route::address::AddressAttribute;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use tokio::io::unix::AsyncFd;
 
-use super::{attributes, ip};
+use super::{address, messages};
 
 /// What has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +41,6 @@ const IPV4_ADDRESS: u32 = 0x10;
 const IPV4_ROUTE: u32 = 0x40;
 const IPV6_ADDRESS: u32 = 0x100;
 const IPV6_ROUTE: u32 = 0x400;
-const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
 
 impl Watch {
     pub fn open() -> io::Result<Self> {
@@ -84,27 +81,26 @@ impl Watch {
     }
 }
 
-fn decode(mut rest: &[u8]) -> Vec<Changed> {
+/// Only addresses are read; a host with all routes of the Internet tells of many others.
+fn decode(raw: &[u8]) -> Vec<Changed> {
     let mut changes = Vec::new();
-    while let Some((head, _)) = rest.split_first_chunk::<16>() {
-        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let Some(message) = rest.get(16..length) else { break };
-        let change = match u16::from_ne_bytes([head[4], head[5]]) {
-            RTM_NEWADDR => address(message).map(|(interface, ip)| Changed::Came { interface, ip }),
-            RTM_DELADDR => address(message).map(|(interface, ip)| Changed::Went { interface, ip }),
+    for message in messages(raw).map_while(Result::ok) {
+        let change = match message.message_type() {
+            libc::RTM_NEWADDR => own(message.payload()).map(|(interface, ip)| Changed::Came { interface, ip }),
+            libc::RTM_DELADDR => own(message.payload()).map(|(interface, ip)| Changed::Went { interface, ip }),
             _ => Some(Changed::Routes).filter(|routes| changes.last() != Some(routes)),
         };
         changes.extend(change);
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     changes
 }
 
-/// From `struct ifaddrmsg` and what follows it. IFA_ADDRESS is the far end's on a point-to-point interface.
-fn address(message: &[u8]) -> Option<(u32, IpAddr)> {
-    let index = u32::from_ne_bytes(message.get(4..8)?.try_into().ok()?);
-    let of = |wanted| attributes(message.get(8..)?).find(|(kind, _)| *kind == wanted).and_then(|(_, value)| ip(value));
-    of(IFA_LOCAL).or_else(|| of(IFA_ADDRESS)).map(|ip| (index, ip))
+/// IFA_ADDRESS is the far end's on a point-to-point interface, which has its own in IFA_LOCAL.
+fn own(message: &[u8]) -> Option<(u32, IpAddr)> {
+    let (interface, all) = address::read(message)?;
+    let local = all.iter().find_map(|it| if let AddressAttribute::Local(ip) = it { Some(*ip) } else { None });
+    let address = all.iter().find_map(|it| if let AddressAttribute::Address(ip) = it { Some(*ip) } else { None });
+    local.or(address).map(|ip| (interface, ip))
 }
 
 impl AsFd for Watch {
@@ -121,16 +117,11 @@ impl AsRawFd for Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::put;
-    use super::*;
+    use netlink_packet_route::address::AddressHeader;
+    use netlink_packet_route::route::RouteHeader;
 
-    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
-        message.extend(kind.to_ne_bytes());
-        message.extend([0; 10]);
-        message.extend(body);
-        message
-    }
+    use super::super::bytes;
+    use super::*;
 
     #[test]
     fn changes_can_be_heard_of() {
@@ -140,19 +131,25 @@ mod tests {
     #[test]
     fn addresses_of_both_families_are_told_and_what_is_cut_off_is_not() {
         let ips: [IpAddr; 2] = ["10.0.0.100".parse().unwrap(), "2001:db8::1".parse().unwrap()];
-        let mut raw = Vec::new();
-        for (kind, ip) in [(RTM_NEWADDR, ips[0]), (RTM_DELADDR, ips[1])] {
-            let mut body = vec![super::super::family(ip), 32, 0, 0, 7, 0, 0, 0];
-            put(&mut body, IFA_ADDRESS, &super::super::octets(ip));
-            raw.extend(message(kind, &body));
+        let header = AddressHeader { index: 7, ..AddressHeader::default() };
+        let message = |kind, ip| bytes(kind, 0, 0, &[&header, &AddressAttribute::Address(ip)]);
+        let mut raw = [message(libc::RTM_NEWADDR, ips[0]), message(libc::RTM_DELADDR, ips[1])].concat();
+        for _ in 0..2 {
+            raw.extend(bytes(24, 0, 0, &[&RouteHeader::default()]));
         }
-        raw.extend(message(24, &[0; 12]));
-        raw.extend(message(24, &[0; 12]));
         let [came, went] = [Changed::Came { interface: 7, ip: ips[0] }, Changed::Went { interface: 7, ip: ips[1] }];
         assert_eq!(decode(&raw), [came, went, Changed::Routes]);
         assert_eq!(decode(&raw[..50]), [came]);
         for length in 0..raw.len() {
             decode(&raw[..length]);
         }
+    }
+
+    #[test]
+    fn the_own_address_of_a_point_to_point_interface_is_told_and_not_the_far_end_s() {
+        let [own, far]: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
+        let ends = [AddressAttribute::Address(far), AddressAttribute::Local(own)];
+        let raw = bytes(libc::RTM_NEWADDR, 0, 0, &[&AddressHeader::default(), &ends.as_slice()]);
+        assert_eq!(decode(&raw), [Changed::Came { interface: 0, ip: own }]);
     }
 }

@@ -1,14 +1,19 @@
 //! IPsec policies (include/uapi/linux/xfrm.h, net/xfrm/xfrm_user.c): whether a connection's packets may go and come as they are.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use netlink_packet_core::{Emitable, NLM_F_DUMP};
+use netlink_packet_xfrm::{
+    Address, UserPolicyId, UserPolicyInfo, XFRM_MSG_GETPOLICY, XFRM_POLICY_BLOCK, XFRM_POLICY_IN, XFRM_POLICY_OUT,
+    XFRMA_IF_ID, XFRMA_TMPL,
+};
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-use super::{NLM_F_DUMP, ask_of, attributes};
+use super::{ask, attributes};
 
 /// One policy of this thread's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,30 +49,9 @@ struct Port {
     mask: u16,
 }
 
-const XFRM_MSG_GETPOLICY: u16 = 0x15;
-const XFRMA_TMPL: u16 = 5;
-const XFRMA_IF_ID: u16 = 31;
-const XFRM_POLICY_BLOCK: u8 = 1;
 /// Of XFRMGRP_EXPIRE and XFRMGRP_POLICY.
 const GROUPS: u32 = 2 | 8;
 const IPPROTO_TCP: u8 = 6;
-
-/// Of `struct xfrm_userpolicy_info`, which begins with a `struct xfrm_selector`: destination, source, their ports with masks,
-/// family, prefixes, protocol.
-const INFO_SIZE: usize = 168;
-const DESTINATION: usize = 0;
-const SOURCE: usize = 16;
-const DESTINATION_PORT: usize = 32;
-const SOURCE_PORT: usize = 36;
-const FAMILY: usize = 40;
-const DESTINATION_BITS: usize = 42;
-const SOURCE_BITS: usize = 43;
-const PROTOCOL: usize = 44;
-const PRIORITY: usize = 152;
-const DIRECTION: usize = 160;
-const ACTION: usize = 161;
-/// `struct xfrm_userpolicy_id`.
-const ID_SIZE: usize = 64;
 
 /// Hears of policies that come and go, and knows those that are there. Needs CAP_NET_ADMIN.
 #[derive(Debug)]
@@ -137,46 +121,35 @@ impl Policies {
 
 fn read() -> io::Result<Vec<XfrmPolicy>> {
     let mut policies = Vec::new();
-    ask_of(Some(netlink::XFRM), XFRM_MSG_GETPOLICY, NLM_F_DUMP, &[0; ID_SIZE], |message| {
-        policies.extend(policy(message));
-    })?;
+    let all = UserPolicyId::default();
+    ask(Some(netlink::XFRM), XFRM_MSG_GETPOLICY, NLM_F_DUMP, &[&all], |message| policies.extend(policy(message)))?;
     Ok(policies)
 }
 
 /// `None`: it concerns no connection of this host, or only those by an interface of its own kind, which has no Ethernet header.
 fn policy(message: &[u8]) -> Option<XfrmPolicy> {
-    let info = message.get(..INFO_SIZE)?;
-    let rest: Vec<_> = attributes(&message[INFO_SIZE..]).collect();
-    let direction = match info[DIRECTION] {
-        0 => PolicyDirection::In,
-        1 => PolicyDirection::Out,
+    let info = UserPolicyInfo::parse(message).ok()?;
+    let rest = &message[info.buffer_len()..];
+    let direction = match info.direction {
+        XFRM_POLICY_IN => PolicyDirection::In,
+        XFRM_POLICY_OUT => PolicyDirection::Out,
         _ => return None,
     };
-    if rest.iter().any(|(kind, id)| *kind == XFRMA_IF_ID && id.iter().any(|byte| *byte != 0)) {
+    if attributes(rest).any(|it| it.kind() == XFRMA_IF_ID && it.value().iter().any(|byte| *byte != 0)) {
         return None;
     }
-    let is_ipv6 = i32::from(u16::from_ne_bytes([info[FAMILY], info[FAMILY + 1]])) == libc::AF_INET6;
-    let net = |at: usize, bits: usize| {
-        let octets: [u8; 16] = info[at..at + 16].try_into().expect("16 bytes");
-        let ip = match is_ipv6 {
-            true => Ipv6Addr::from_octets(octets).into(),
-            false => Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]).into(),
-        };
-        Net { ip, bits: info[bits] }
-    };
-    let port = |at: usize| Port {
-        port: u16::from_be_bytes([info[at], info[at + 1]]),
-        mask: u16::from_be_bytes([info[at + 2], info[at + 3]]),
-    };
+    let selector = &info.selector;
+    let is_ipv6 = i32::from(selector.family) == libc::AF_INET6;
+    let ip = |ip: &Address| if is_ipv6 { ip.to_ipv6().into() } else { ip.to_ipv4().into() };
     Some(XfrmPolicy {
         direction,
-        from: net(SOURCE, SOURCE_BITS),
-        to: net(DESTINATION, DESTINATION_BITS),
-        from_port: port(SOURCE_PORT),
-        to_port: port(DESTINATION_PORT),
-        protocol: info[PROTOCOL],
-        priority: u32::from_ne_bytes(info[PRIORITY..PRIORITY + 4].try_into().expect("4 bytes")),
-        demands: info[ACTION] == XFRM_POLICY_BLOCK || rest.iter().any(|(kind, _)| *kind == XFRMA_TMPL),
+        from: Net { ip: ip(&selector.saddr), bits: selector.prefixlen_s },
+        to: Net { ip: ip(&selector.daddr), bits: selector.prefixlen_d },
+        from_port: Port { port: selector.sport, mask: selector.sport_mask },
+        to_port: Port { port: selector.dport, mask: selector.dport_mask },
+        protocol: selector.proto,
+        priority: info.priority,
+        demands: info.action == XFRM_POLICY_BLOCK || attributes(rest).any(|it| it.kind() == XFRMA_TMPL),
     })
 }
 
@@ -210,29 +183,31 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
-    use super::super::put;
+    use netlink_packet_core::DefaultNla;
+
     use super::*;
 
     /// As the kernel tells of `ip xfrm policy add dir out src FROM dst TO priority P [tmpl ...]`.
     fn message(direction: u8, from: &str, to: &str, to_port: u16, priority: u32, template: bool) -> Vec<u8> {
-        let mut info = vec![0; INFO_SIZE];
-        for (net, at, bits) in [(from, SOURCE, SOURCE_BITS), (to, DESTINATION, DESTINATION_BITS)] {
-            let (ip, length) = net.split_once('/').unwrap();
-            let octets = super::super::octets(ip.parse().unwrap());
-            info[at..at + octets.len()].copy_from_slice(&octets);
-            info[bits] = length.parse().unwrap();
-            let family = if octets.len() == 4 { libc::AF_INET } else { libc::AF_INET6 };
-            info[FAMILY..FAMILY + 2].copy_from_slice(&(family as u16).to_ne_bytes());
-        }
-        info[DESTINATION_PORT..DESTINATION_PORT + 2].copy_from_slice(&to_port.to_be_bytes());
-        let mask: u16 = if to_port == 0 { 0 } else { 0xffff };
-        info[DESTINATION_PORT + 2..DESTINATION_PORT + 4].copy_from_slice(&mask.to_be_bytes());
-        info[PRIORITY..PRIORITY + 4].copy_from_slice(&priority.to_ne_bytes());
-        info[DIRECTION] = direction;
+        let mut info = UserPolicyInfo { direction, priority, ..UserPolicyInfo::default() };
+        let [(from, from_bits), (to, to_bits)] = [from, to].map(|net| {
+            let (ip, bits) = net.split_once('/').unwrap();
+            (ip.parse().unwrap(), bits.parse().unwrap())
+        });
+        info.selector.source_prefix(&from, from_bits);
+        info.selector.destination_prefix(&to, to_bits);
+        (info.selector.dport, info.selector.dport_mask) = (to_port, if to_port == 0 { 0 } else { 0xffff });
+        let mut raw = raw(&info);
         if template {
-            put(&mut info, XFRMA_TMPL, &[0; 64]);
+            raw.extend(self::raw(&DefaultNla::new(XFRMA_TMPL, vec![0; 64])));
         }
-        info
+        raw
+    }
+
+    fn raw(part: &impl Emitable) -> Vec<u8> {
+        let mut raw = vec![0; part.buffer_len()];
+        part.emit(&mut raw);
+        raw
     }
 
     fn cover(messages: &[Vec<u8>], far: &str) -> bool {
@@ -258,18 +233,22 @@ mod tests {
         let bypass = message(1, "0.0.0.0/0", "10.0.0.21/32", 0, 5, false);
         assert!(!cover(&[all.clone(), bypass.clone()], "10.0.0.21:6443"));
         assert!(cover(&[all, bypass], "10.0.0.22:6443"));
+        // `action` of struct xfrm_userpolicy_info.
         let mut block = message(1, "0.0.0.0/0", "0.0.0.0/0", 0, 10, false);
-        block[ACTION] = XFRM_POLICY_BLOCK;
+        block[161] = XFRM_POLICY_BLOCK;
         assert!(cover(&[block], "10.0.0.21:6443"));
     }
 
     #[test]
     fn what_is_cut_off_is_no_policy_and_an_interface_of_ipsec_s_own_is_left_to_itself() {
         let mut whole = message(1, "0.0.0.0/0", "0.0.0.0/0", 0, 10, true);
-        put(&mut whole, XFRMA_IF_ID, &7u32.to_ne_bytes());
-        assert_eq!(policy(&whole), None);
-        for length in 0..INFO_SIZE {
+        // `struct xfrm_userpolicy_info`.
+        for length in 0..168 {
             assert_eq!(policy(&whole[..length]), None);
         }
+        assert!(!policy(&whole[..168]).unwrap().demands);
+        assert!(policy(&whole).unwrap().demands);
+        whole.extend(raw(&DefaultNla::new(XFRMA_IF_ID, 7u32.to_ne_bytes().to_vec())));
+        assert_eq!(policy(&whole), None);
     }
 }

@@ -29,7 +29,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 const IFLA_XDP: u16 = 43;
-/// Of one recv: larger than any skb in which the kernel puts the answers to a dump.
+/// Of one recv. The kernel packs at most 32 KiB of answers to a dump together (net/netlink/af_netlink.c, netlink_recvmsg).
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// The id of the XDP program of an interface.

@@ -174,6 +174,7 @@ fn the_next_process_has_recovered_flows_forgotten() {
     let mut conns: Vec<_> = (0..20).map(|_| lab.client.connect(lab.lb.v4(6443))).collect();
     conns.iter_mut().for_each(|conn| conn.echo(1, 100));
     baton.wait_offloaded(20);
+    eventually(LONG, "the first process has its own forgotten", || tracked(&lab.lb, "ESTABLISHED", 6443).is_empty());
     drop(baton);
     // As if they were still there: packets of theirs that pass the stack by tcp_loose, without the program.
     let flows = conns.iter().map(|conn| conn.local().port());

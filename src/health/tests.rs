@@ -606,19 +606,26 @@ async fn a_shorter_resolve_interval_counts_at_once() {
 }
 
 /// Found as an instance that was not ready for as long as it ran: it had recovered flows of a backend while the name of that was looked up.
-#[tokio::test]
-async fn a_backend_whose_flows_show_its_address_while_its_name_is_looked_up_is_probed() {
-    let stub = Stub::start(Mode::Answers(200)).await;
-    let port = stub.addr.socket_addr().port();
-    let by_name = Backend { address: Target::Name { host: "localhost".into(), port }, ..backend("cp1", stub.addr) };
-    let bench = Bench::start(&config(vec![frontend("apiserver", quick(), vec![by_name])]));
-    // The watcher begins, and hears of no answer before its next turn.
-    tokio::task::yield_now().await;
-    let entry = bench.entry("cp1");
-    assert_eq!(entry.address(), None);
-    entry.set_address(Some(stub.addr));
-    bench.until("it is probed", || stub.probes() > 0).await;
-    bench.checker.first_round().await;
+#[test]
+fn a_backend_whose_flows_show_its_address_while_its_name_is_looked_up_is_probed() {
+    // Names are looked up by threads for blocking work. There is one, and it is busy until the flows have shown the address.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let (looks_up, wait) = std::sync::mpsc::channel::<()>();
+        tokio::task::spawn_blocking(move || wait.recv());
+        let stub = Stub::start(Mode::Answers(200)).await;
+        let port = stub.addr.socket_addr().port();
+        let by_name = Backend { address: Target::Name { host: "localhost".into(), port }, ..backend("cp1", stub.addr) };
+        let bench = Bench::start(&config(vec![frontend("apiserver", quick(), vec![by_name])]));
+        // The watcher begins.
+        tokio::task::yield_now().await;
+        let entry = bench.entry("cp1");
+        assert_eq!(entry.address(), None);
+        entry.set_address(Some(stub.addr));
+        drop(looks_up);
+        bench.until("it is probed", || stub.probes() > 0).await;
+        bench.checker.first_round().await;
+    });
 }
 
 /// Whatever makes up the file, or the name, may never rest.

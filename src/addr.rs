@@ -31,6 +31,7 @@ macro_rules! address {
                 self.0.ip()
             }
 
+            #[allow(dead_code, reason = "not each kind of address is asked for it")]
             pub fn port(self) -> u16 {
                 self.0.port()
             }

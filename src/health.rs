@@ -81,8 +81,6 @@ pub struct Ordered {
 pub enum OrderError {
     #[error("there is no backend {0}")]
     Unknown(String),
-    #[error("{backend} is a backend of several frontends: {}", frontends.join(", "))]
-    Ambiguous { backend: String, frontends: Vec<String> },
     #[error("backend {0} was removed, and its last flow has just ended")]
     Gone(String),
 }
@@ -124,6 +122,7 @@ struct Watched {
 impl Checker {
     /// Begins to probe the backends of `config` on `runtime`. When this returns, their entries exist and those with a
     /// fixed address have it.
+    #[cfg(test)]
     pub fn start(table: HealthParts, metrics: Arc<Metrics>, config: &Arc<Config>, runtime: Handle) -> Self {
         Self::resume(table, metrics, config, runtime, Vec::new())
     }
@@ -177,31 +176,6 @@ impl Checker {
     pub fn reconfigure(&self, config: &Arc<Config>) {
         self.prepare(config);
         self.dismiss(config);
-    }
-
-    /// The backend called `backend`. `frontend` may be left out where the name is used once.
-    ///
-    /// # Errors
-    /// [`OrderError::Unknown`] and [`OrderError::Ambiguous`].
-    pub fn find(&self, frontend: Option<&str>, backend: &str) -> Result<BackendId, OrderError> {
-        let roster = self.shared.roster();
-        let matches = |entry: &BackendEntry| {
-            &*entry.name == backend && frontend.is_none_or(|frontend| &*entry.frontend.name == frontend)
-        };
-        let all = roster.watched.values().map(|watched| &watched.entry);
-        let found: Vec<_> = all.filter(|entry| !entry.is_former() && matches(entry)).collect();
-        match found.as_slice() {
-            [one] => Ok(one.id),
-            [] => {
-                let frontend = frontend.map(|frontend| format!("{frontend}/")).unwrap_or_default();
-                Err(OrderError::Unknown(format!("{frontend}{backend}")))
-            }
-            many => {
-                let mut frontends: Vec<_> = many.iter().map(|entry| entry.frontend.name.to_string()).collect();
-                frontends.sort_unstable();
-                Err(OrderError::Ambiguous { backend: backend.into(), frontends })
-            }
-        }
     }
 
     /// Carries out an operator's order; when this returns, it shows.

@@ -29,6 +29,7 @@ pub type UpgradeOutcome = Result<(Upgraded, ToldGuard), UpgradeFailed>;
 
 /// Drop it when whoever asked has been told: the old process waits for that before it exits.
 #[derive(Debug)]
+#[allow(dead_code, reason = "its drop is what counts")]
 pub struct ToldGuard(pub oneshot::Sender<()>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -50,6 +50,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Loaded, Rejected> {
 }
 
 /// What a file means that says nothing beside these frontends.
+#[allow(dead_code, reason = "for tests")]
 pub fn by_default(frontends: Vec<Arc<Frontend>>) -> Config {
     let nothing = read(&Document::new(Path::new("defaults"), "")).expect("no text has no fault of syntax");
     Config { frontends, ..nothing }

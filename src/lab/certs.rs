@@ -54,6 +54,7 @@ impl Authority {
     }
 
     /// The authority's own certificate, PEM.
+    #[allow(dead_code, reason = "for tests of TLS")]
     pub fn pem(&self) -> &str {
         &self.pem
     }

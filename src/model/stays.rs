@@ -22,11 +22,6 @@ macro_rules! reasons {
             pub fn for_good(self) -> bool {
                 match self { $(Stays::$variant => $for_good,)* }
             }
-
-            /// One sentence for people.
-            pub fn about(self) -> &'static str {
-                match self { $(Stays::$variant => $about,)* }
-            }
         }
     };
 }

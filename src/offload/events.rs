@@ -28,6 +28,7 @@ pub enum Told {
 
 impl Told {
     /// `None`: it is of no flow.
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn flow(self) -> Option<ProgramEvent> {
         match self {
             Self::Flow(event) => Some(event),

@@ -21,6 +21,7 @@ pub enum EntryChange {
     /// RST is the answer to whatever comes.
     Reset,
     /// Packets pass to the kernel.
+    #[allow(dead_code, reason = "for tests of the program")]
     Pass,
     /// The flow is another instance's, which lists it.
     Hold,

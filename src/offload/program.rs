@@ -43,6 +43,7 @@ pub struct Program {
     interfaces: Vec<String>,
     /// Their indices.
     attached: Vec<u32>,
+    #[allow(dead_code, reason = "for tests of the program")]
     origin: ProgramOrigin,
     flows: Map,
     counters: Map,
@@ -165,6 +166,7 @@ impl Program {
         })
     }
 
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn origin(&self) -> ProgramOrigin {
         self.origin
     }
@@ -228,6 +230,7 @@ impl Program {
     }
 
     /// Enters both directions, or neither. Never evicts, never replaces.
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn install(&self, flow: &Splice) -> Result<(), InstallError> {
         self.enter(flow, FlowDirection::ToClient)?;
         self.enter(flow, FlowDirection::ToBackend).inspect_err(|_| {
@@ -382,6 +385,7 @@ impl Program {
         Ok(self.flows.update(&key.encode(), &entry.encode(), Update::Any)?)
     }
 
+    #[allow(dead_code, reason = "for tests of the program")]
     fn enter(&self, flow: &Splice, direction: FlowDirection) -> Result<(), InstallError> {
         let raw: RawEntry = flow.entry(direction).encode();
         Ok(self.flows.update(&flow.ends.key(direction).encode(), &raw, Update::OnlyNew)?)

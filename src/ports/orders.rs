@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::model::end_reason::EndReason;
 use crate::model::flow::{FlowKey, Ticket};
-use crate::model::ids::{BackendId, FlowId, FrontendId};
+use crate::model::ids::{BackendId, FlowId};
 use crate::sys::eventfd::EventFd;
 
 /// Which flows an order means.
@@ -22,7 +22,6 @@ pub enum Selector {
     Backend(BackendId),
     /// Those of the backend that have sockets here.
     SocketsOf(BackendId),
-    Frontend(FrontendId),
     Client(IpNet),
     /// All but those that the offload engine carries, or is about to.
     WithSockets,

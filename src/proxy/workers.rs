@@ -49,6 +49,7 @@ pub struct Proxy {
 
 impl Proxy {
     /// Binds every address of `config`, then starts one worker thread per entry of `table.workers`.
+    #[allow(dead_code, reason = "for tests of the plane, and benches")]
     pub fn start(table: ProxyParts, config: &Config) -> Result<Self, ProxyError> {
         let (proxy, bindings) = Self::start_idle(table, config, Vec::new())?;
         proxy.publish(proxy.plane(config), bindings);

@@ -192,12 +192,6 @@ pub fn tcx_link_info(link: impl AsFd) -> io::Result<TcxLinkInfo> {
     Ok(TcxLinkInfo { program_id: words[2], ifindex: words[4] })
 }
 
-/// The kernel's number of a program.
-pub fn program_id(program: impl AsFd) -> io::Result<u32> {
-    // struct bpf_prog_info: type, id ...
-    Ok(info::<2>(program)?[1])
-}
-
 impl Map {
     /// Opens the map that is pinned at `path`.
     pub fn open(path: &Path) -> io::Result<Self> {

@@ -198,6 +198,7 @@ macro_rules! kinds {
 
         impl Kind {
             /// In the order of the conversation; what may come instead of another is last.
+            #[allow(dead_code, reason = "for tests of an upgrade")]
             pub const ALL: &[Kind] = &[$(Self::$kind),*];
 
             pub fn from_number(number: u16) -> Option<Self> {
@@ -221,11 +222,13 @@ kinds! {
 
 impl Kind {
     /// Said instead of what comes next, by whoever gives up.
+    #[allow(dead_code, reason = "for tests of an upgrade")]
     pub fn breaks_off(self) -> bool {
         matches!(self, Self::Refuse | Self::Abort | Self::Left)
     }
 
     /// Who says it.
+    #[allow(dead_code, reason = "for tests of an upgrade")]
     pub fn is_said_by_the_old(self) -> bool {
         use Kind::{Abort, Batch, Begin, Commit, Done, Doors, State, Welcome};
         matches!(self, Welcome | Doors | State | Begin | Batch | Commit | Done | Abort)

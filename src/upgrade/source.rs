@@ -141,22 +141,6 @@ pub enum SourceStep {
 }
 
 impl SourceStep {
-    pub const ALL: [SourceStep; 13] = [
-        Self::Hello,
-        Self::Doors,
-        Self::State,
-        Self::Ready,
-        Self::Begin,
-        Self::Serving,
-        Self::Batch,
-        Self::Received,
-        Self::Commit,
-        Self::Imported,
-        Self::Park,
-        Self::Done,
-        Self::Finished,
-    ];
-
     /// As a clause: "the upgrade failed while ...".
     pub fn label(self) -> &'static str {
         match self {

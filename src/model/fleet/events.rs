@@ -161,6 +161,7 @@ impl MemberView {
 
 impl Asked {
     /// A packet of a client's.
+    #[cfg(test)]
     pub fn up(ends: &Ends) -> Self {
         Self { from: ends.client.socket_addr(), to: ends.vip.socket_addr() }
     }

@@ -489,6 +489,7 @@ impl Exchange {
     }
 
     /// Whether every peer that is linked has all that has happened here up to now.
+    #[cfg(test)]
     pub fn all_is_told(&self) -> bool {
         self.sessions.values().all(|session| session.link.is_none() || session.has_all(self.mirror.end()))
     }
@@ -497,10 +498,6 @@ impl Exchange {
     /// this instance may have forgotten it.
     pub fn own_ids_told(&self) -> u64 {
         self.own_ids_told
-    }
-
-    pub fn mirror(&self) -> &Mirror {
-        &self.mirror
     }
 
     pub fn members(&self, now_ns: u64) -> Vec<MemberView> {

@@ -305,6 +305,7 @@ impl Failover {
     }
 
     /// Flows of other instances that are known here.
+    #[cfg(test)]
     pub fn known(&self) -> usize {
         self.flows.len()
     }

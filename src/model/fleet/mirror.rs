@@ -18,7 +18,7 @@ use crate::model::splice::FlowDirection;
 const LOG_MAX: usize = 1 << 18;
 
 #[derive(Debug)]
-pub struct Mirror {
+pub(super) struct Mirror {
     flows: BTreeMap<FlowId, FlowRecord>,
     /// By the hash of how the packets of each direction show themselves.
     by_packet: HashMap<u64, FlowId>,
@@ -78,7 +78,7 @@ const CLAIMED_NS: u64 = 5_000_000_000;
 
 impl Mirror {
     /// Takes in what has happened. Of a flow that is over before anybody was told of it, nothing is noted, unless it was claimed.
-    pub fn apply(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
+    pub(super) fn apply(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
         self.forget_claims(now_ns);
         let mut touched = Vec::new();
         // Whether each was there before.
@@ -134,17 +134,17 @@ impl Mirror {
     }
 
     /// Number of the next change to be made.
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
 
     /// Whether the changes from `next` on can still be told.
-    pub fn reaches_back_to(&self, next: u64) -> bool {
+    pub(super) fn reaches_back_to(&self, next: u64) -> bool {
         next >= self.log_start && next <= self.end()
     }
 
     /// The changes from `next` on, `max` at most, as they are now. `next` must be within reach.
-    pub fn changes(&self, next: u64, max: usize) -> Vec<Change> {
+    pub(super) fn changes(&self, next: u64, max: usize) -> Vec<Change> {
         let from = (next - self.log_start) as usize;
         let ids = self.log.range(from.min(self.log.len())..).take(max);
         let change = |id: &FleetId| match self.get(*id) {
@@ -158,12 +158,12 @@ impl Mirror {
     }
 
     /// Flows with an id above `after`, in the order of their ids, `max` at most.
-    pub fn records(&self, after: FlowId, max: usize) -> Vec<FlowRecord> {
+    pub(super) fn records(&self, after: FlowId, max: usize) -> Vec<FlowRecord> {
         self.flows.range((Excluded(after), Unbounded)).take(max).map(|(_, record)| record.clone()).collect()
     }
 
     /// When the change `number` was made. `None`: it has not been, or long ago.
-    pub fn made_at_ns(&self, number: u64) -> Option<u64> {
+    pub(super) fn made_at_ns(&self, number: u64) -> Option<u64> {
         let place = self.made.partition_point(|made| made.end <= number);
         self.made.get(place).map(|made| made.at_ns)
     }
@@ -173,12 +173,12 @@ impl Mirror {
     }
 
     /// Whether this is a packet of a flow that this instance has.
-    pub fn knows(&self, packet: &Asked) -> bool {
+    pub(super) fn knows(&self, packet: &Asked) -> bool {
         self.by_packet.contains_key(&hash_of(packet))
     }
 
     /// `by` looks after this flow from now on: when it ends here, it goes on there.
-    pub fn claimed_by(&mut self, by: &InstanceName, id: FleetId, now_ns: u64) -> Option<Ends> {
+    pub(super) fn claimed_by(&mut self, by: &InstanceName, id: FleetId, now_ns: u64) -> Option<Ends> {
         let ends = self.get(id).filter(|record| record.keeping != Keeping::Sockets).map(|record| record.ends);
         self.claimed.insert(id, Claimed { by: by.clone(), at_ns: now_ns, is_before: ends.is_none(), gone: false });
         self.claims.push_back((now_ns, id));
@@ -187,7 +187,7 @@ impl Mirror {
 
     /// This instance looks after these flows from now on, which others have told of: they are told how they go on, even if that is
     /// not at all.
-    pub fn claims(&mut self, flows: &[FleetId], now_ns: u64) {
+    pub(super) fn claims(&mut self, flows: &[FleetId], now_ns: u64) {
         self.taken.extend(flows.iter().map(|id| (id.flow, *id)));
         self.takings.extend(flows.iter().map(|id| (now_ns, *id)));
     }
@@ -206,16 +206,18 @@ impl Mirror {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.flows.len()
     }
 
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
     /// Of them, without sockets.
-    pub fn offloaded(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn offloaded(&self) -> usize {
         self.offloaded
     }
 

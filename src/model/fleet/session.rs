@@ -512,6 +512,7 @@ impl Session {
     }
 
     /// Whether all that has happened here up to change `end` has come to it.
+    #[cfg(test)]
     pub(super) fn has_all(&self, end: u64) -> bool {
         self.link.as_ref().is_some_and(|link| link.telling == Telling::Following && link.acked >= Some(end))
     }

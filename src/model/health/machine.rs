@@ -333,6 +333,7 @@ impl Machine {
     }
 
     /// [`Machine::next_timeout_ns`] has come.
+    #[cfg(test)]
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.refresh(now_ns);
     }

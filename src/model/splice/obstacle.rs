@@ -59,6 +59,7 @@ pub(super) const IN_FLIGHT_MAX_UNSCALED: u32 = 32 * 1024;
 
 impl Obstacle {
     /// It may be gone the next time; otherwise the flow stays proxied for good.
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn passes(&self) -> bool {
         match self {
             Self::Unacknowledged { .. } | Self::OutOfOrder(_) | Self::Urgent(_) | Self::InFlight { .. } => true,
@@ -72,6 +73,7 @@ impl Obstacle {
     }
 
     /// One word, for lists and metrics.
+    #[allow(dead_code, reason = "for tests of the program")]
     pub fn label(&self) -> &'static str {
         match self {
             Self::NotEstablished(_) => "half_closed",

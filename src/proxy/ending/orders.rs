@@ -80,7 +80,6 @@ fn selects(order: &EndOrder, flow: &Flow) -> bool {
         Selector::Flow { id, .. } => flow.id == id,
         Selector::Backend(id) => flow.uses_backend(id),
         Selector::SocketsOf(id) => flow.uses_backend(id) && !flow.is_lent(),
-        Selector::Frontend(id) => flow.frontend.entry.id == id,
         Selector::Client(network) => network.contains(&flow.client_addr.ip()),
         Selector::WithSockets => !flow.is_lent(),
         Selector::All => true,

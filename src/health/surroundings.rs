@@ -186,7 +186,7 @@ impl Listened<'_> {
         others(&table.registry, but).fold(table.reachability.client_ns(), |latest, (entry, ip)| {
             let heard = entry.answered_ns.load(Relaxed).max(entry.heard_ns.load(Relaxed));
             // What is on this host answers without any network.
-            let counts = heard > latest && !netlink::route(ip).is_ok_and(|route| route.is_local);
+            let counts = heard > latest && !netlink::is_local(ip).unwrap_or(false);
             if counts { heard } else { latest }
         })
     }

@@ -62,7 +62,7 @@ impl WorkerContext {
             epoll,
             timers: Timers::default(),
             tools: Tools { buffer: vec![0; BUFFER_BYTES].into(), pipes: PipePool::new(pipes_max) },
-            unheard: Unheard::new(|ip| Some(netlink::route(ip).ok()?.is_local)),
+            unheard: Unheard::new(|ip| netlink::is_local(ip).ok()),
             now_ns: now_ns(),
         })
     }

@@ -11,7 +11,7 @@ pub mod xfrm;
 
 pub use address::{add_to_loopback, added_to_loopback, remove_from_loopback};
 pub use link::{carrier_changes, merging};
-pub use route::{Route, leaves_by, neighbour, route};
+pub use route::{Route, is_local, leaves_by, neighbour, route};
 pub use translated::is_translated;
 pub use watch::{Changed, Watch};
 

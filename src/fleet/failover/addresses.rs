@@ -172,7 +172,7 @@ impl Addresses {
 
 /// Whether the kernel takes packets to it for this host's.
 pub(super) fn is_local(ip: IpAddr) -> bool {
-    netlink::route(ip).is_ok_and(|route| route.is_local)
+    netlink::is_local(ip).unwrap_or(false)
 }
 
 /// Gives up what a process that has ended kept, or is about to.

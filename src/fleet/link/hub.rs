@@ -413,7 +413,7 @@ impl Hub {
         match sock_diag::connection(to, from) {
             Ok(Some(Connection::Open)) | Err(_) => true,
             // Of an address that has left, the kernel sends nothing more (net/ipv4/route.c, ip_route_output_key_hash_rcu).
-            Ok(Some(Connection::Closing)) => netlink::route(to.ip()).map_or(true, |route| route.is_local),
+            Ok(Some(Connection::Closing)) => netlink::is_local(to.ip()).unwrap_or(true),
             Ok(Some(Connection::Over) | None) => false,
         }
     }

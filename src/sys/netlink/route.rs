@@ -27,6 +27,11 @@ pub fn route(to: IpAddr) -> io::Result<Route> {
     look_up(None, to)
 }
 
+/// [`Route::is_local`] of the route to `ip`: whether the kernel delivers packets to `ip` on this host. An error: as of [`route`].
+pub fn is_local(ip: IpAddr) -> io::Result<bool> {
+    route(ip).map(|route| route.is_local)
+}
+
 /// The interface by which a packet from `from` to `to` would leave; both are of one family. A source that is not, or not
 /// now, an address of this host does not count.
 pub fn leaves_by(from: IpAddr, to: IpAddr) -> io::Result<u32> {
@@ -92,9 +97,10 @@ mod tests {
 
     #[test]
     fn loopback_is_local_and_has_no_neighbours() {
-        for ip in ["127.0.0.1", "::1"] {
-            let route = route(ip.parse().unwrap()).unwrap();
+        for ip in ["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()) {
+            let route = route(ip).unwrap();
             assert_eq!((route.interface, route.is_local, route.gateway), (1, true, None), "{ip}");
+            assert!(is_local(ip).unwrap(), "{ip}");
         }
         assert_eq!(neighbour(1, "127.0.0.2".parse().unwrap()).unwrap(), None);
     }

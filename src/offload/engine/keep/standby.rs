@@ -147,7 +147,7 @@ impl Keep {
         // With the same ends it is the same flow, under another id.
         let is_earlier =
             ends != other.ends && matches!(began, Some(Share::Up { accepted_at_ns, .. }) if is_before(accepted_at_ns));
-        let is_here = netlink::route(other.ends.vip.ip()).is_ok_and(|route| route.is_local);
+        let is_here = netlink::is_local(other.ends.vip.ip()).unwrap_or(false);
         if is_earlier || !is_here {
             if is_here {
                 // Its backend has not heard of its end either.

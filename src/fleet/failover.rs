@@ -1,10 +1,10 @@
-//! Carries out what `model::fleet::failover` decides: watches the addresses of this host, tells neighbours, wakes the clients
-//! of dead instances, and has the offload engine hold, forward and refuse.
+//! Carries out the decisions of `model::fleet::failover`: watches the addresses of this host, announces them to
+//! neighbours, challenges the clients of dead instances, and has the offload engine hold, forward and refuse packets.
 //!
 //! ```text
 //!   peer link ──Remote──▶ │         │ ──Command──▶ peer link
-//!   netlink ────────────▶ │ control │ ──requests──▶ path
-//!   path ───answers─────▶ │         │ ──frames, segments──▶ wire
+//!   netlink ────────────▶ │ control │ ──requests──▶ offload
+//!   offload ──answers───▶ │         │ ──frames, segments──▶ wire
 //! ```
 
 mod addresses;
@@ -35,30 +35,31 @@ use crate::table::fleet::{FleetCensus, FleetView};
 use crate::table::flows::FlowTable;
 use crate::table::journal::Journal;
 
-/// What the failover may touch.
+/// The parts of the table that the failover may touch.
 #[derive(Debug)]
 pub struct FailoverParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
     pub fleet_census: Part<FleetCensus>,
-    /// To ask for entries of flows of other instances.
+    /// To ask the offload engine for entries of other instances' flows.
     pub offload: Part<Offload>,
-    /// For those that still need an address of this host.
+    /// To find the flows that still need an address of this host.
     pub flows: Part<FlowTable>,
     pub late_resets: Part<LateResets>,
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
 }
 
-/// What it needs of the others.
+/// The channels and handles that the failover gets from other parts.
 #[derive(Debug)]
 pub struct Links {
     pub remotes: mpsc::Receiver<Remote>,
     pub commands: mpsc::Sender<PeerCommand>,
 }
 
-/// Starts the control, which follows reloads of `config`, on a thread of its own: it asks the kernel for addresses and walks through all
-/// flows, and waits for nobody else's task while it does. Without peers `links` go. The offload engine must be open if there is to be one.
+/// Starts the control thread, which follows reloads of `config`. It has a thread of its own because it asks the kernel
+/// for addresses and walks through all flows, and no other task may wait for that. Without peers, `start` drops
+/// `links`. If offload is on, the offload engine must be open before.
 pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, links: Links) -> io::Result<()> {
     let running = config.borrow_and_update().clone();
     let Some(settings) = settings(&running, &table.offload.held) else { return Ok(()) };
@@ -82,8 +83,8 @@ pub fn start(table: FailoverParts, mut config: watch::Receiver<Arc<Config>>, lin
     opens.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))
 }
 
-/// Takes back what failover changes on this host and what would outlive the process: addresses that it keeps on `lo`, and its table of
-/// nftables. Once no flow is left.
+/// Undoes the changes of the failover that would outlive the process: the addresses that it keeps on `lo`, and its
+/// nftables table. Call it once no flow is left.
 pub async fn lay_down() {
     give_up_addresses();
     if let Err(error) = firewall::lower().await {
@@ -91,7 +92,7 @@ pub async fn lay_down() {
     }
 }
 
-/// Gives up the addresses that an earlier process kept on `lo`, where there is no failover that would.
+/// Removes the addresses that an earlier process kept on `lo`, for a process that runs no failover of its own.
 pub fn give_up_addresses() {
     addresses::give_up_all();
 }
@@ -112,13 +113,13 @@ fn settings(config: &Config, standby: &StandbyQueues) -> Option<Settings> {
     })
 }
 
-/// From the first to the last port of this host's outgoing connections; those that an administrator keeps count too, so
-/// that all instances cut the same range.
+/// The first to the last port of this host's outgoing connections, including those that an administrator has reserved,
+/// so that all instances cut the same range.
 fn ports() -> RangeInclusive<u16> {
     source::local_port_range()
 }
 
-/// Whether an address may be another host's next hop, or a frontend's.
+/// Whether an address can be another host's next hop or a frontend's address.
 fn is_global(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),

@@ -40,13 +40,13 @@ pub use untold::{Abandoned, Remembered};
 #[serde(transparent)]
 pub struct InstanceName(pub Arc<str>);
 
-/// One life of an instance: a process that starts anew, or that follows another in an upgrade, has a higher one.
-/// Nanoseconds since 1970 when it began.
+/// One process of an instance: a process that starts anew, or that follows another in an upgrade, has a higher epoch.
+/// The time when it began, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// What is known of whether another instance lives: by what is heard on the peer link, and by its beats beside it.
+/// Whether another instance lives, as far as this one knows from the peer link and from the beats beside it.
 ///
 /// ```text
 ///            heard            silent for a few beats        silent for longer
@@ -60,17 +60,17 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Liveness {
-    /// Never yet, since this process began.
+    /// This process has not heard it yet.
     Unheard,
     Alive,
-    /// Nothing comes on the link, and yet it lives: its beats come beside it, or another instance hears it. Its flows are its
-    /// own, and what it does with them is not known.
+    /// It lives, but the link is down: its beats come beside the link, or another instance hears it. It keeps its
+    /// flows, and this instance does not learn what it does with them.
     Unlinked,
-    /// Nothing came for a few beats. Whoever gets a VIP now takes it for dead; nobody else does.
+    /// Nothing came for a few beats. Only an instance that just got a VIP takes it for dead.
     Silent,
-    /// Nothing came for so long that it counts as dead in any case.
+    /// Nothing came for so long that every instance takes it for dead.
     Dead,
-    /// It is being restarted or stopped, and said what becomes of its flows.
+    /// It restarts or stops, and has said what becomes of its flows.
     Left(Farewell),
 }
 
@@ -80,17 +80,17 @@ pub enum Liveness {
 pub enum Farewell {
     /// Another process of the same host goes on with all its flows, and will be heard soon.
     Succeeded,
-    /// It stopped: its proxied flows are closed, its offloaded ones are whoever's gets their packets.
+    /// It stopped: its proxied flows are closed; each offloaded flow goes on with the instance that gets its packets.
     Stopped,
 }
 
-/// Ranges of the source ports, one for each instance of a fleet, and so instances at most.
+/// Number of ranges that the source ports are cut into, one for each instance; so also the highest number of instances.
 pub const SLOTS: u8 = 8;
 
 impl InstanceName {
-    /// What the upper 16 bits of the ids of its flows are; never 0.
+    /// The upper 16 bits of the ids of its flows; never 0.
     pub fn tag(&self) -> u16 {
-        // FNV-1a, folded: the same in every release, for two of them may run beside each other.
+        // FNV-1a, folded: the same in every release, because two releases may run beside each other.
         let hash = self
             .0
             .bytes()

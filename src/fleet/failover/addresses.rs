@@ -1,11 +1,12 @@
-//! The addresses of this host, and those that it keeps on `lo` after they have left.
+//! The addresses of this host, and those that Baton keeps on `lo` after they have left their interface.
 //!
-//! A flow in sockets needs its VIP to be local: packets that the new owner forwards would be nobody's otherwise. So while
-//! such flows live, an address that leaves its interface stays on `lo`. That must not answer ARP, or the address would be
-//! here and there: arp_ignore = 1 and arp_announce = 2 (Documentation/networking/ip-sysctl.rst).
+//! A proxied flow needs its VIP to be local: otherwise no socket takes the packets that the VIP's new owner forwards.
+//! So while such flows exist, an address that leaves its interface stays on `lo`. The host must not answer ARP for it
+//! there, or two hosts would claim the address: arp_ignore = 1 and arp_announce = 2
+//! (Documentation/networking/ip-sysctl.rst).
 //!
-//! Such a flow may begin after the address has left: a process that hung, or got its listeners from the one before, finds connections
-//! in its backlog.
+//! Such a flow may begin after the address has left: a process that hung, or that inherited its listeners, finds
+//! connections in its backlog.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -19,45 +20,46 @@ use crate::table::flows::{FlowState, FlowTable};
 
 const LOOPBACK: &str = "lo";
 
-/// How long after it was seen that an address has left the backlogs may hold connections to it: they are emptied within
-/// milliseconds, or a second where there are no descriptors, but the host may be busy.
+/// How long after an address has left the backlogs may still hold connections to it. The workers empty them within
+/// milliseconds, or within a second when descriptors are short, but the host may be busy.
 const BACKLOGS_LAST_NS: u64 = 10_000_000_000;
 
-/// What this host has, and what it only keeps.
+/// The addresses on this host's interfaces, and those that it only keeps.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     vips: BTreeSet<IpAddr>,
-    /// Added to `lo` here, for flows whose address has moved.
+    /// Addresses that Baton added to `lo`, for flows whose address has moved.
     kept: BTreeSet<IpAddr>,
-    /// What was on an interface at the last look; a flow may need an address that no file names any more.
+    /// The addresses on interfaces at the last look; a flow may need one that the configuration no longer names.
     last_on: BTreeSet<IpAddr>,
-    /// What has left lately.
+    /// Addresses that have left lately.
     left: HashMap<IpAddr, Leave>,
-    /// They are kept before they leave, and until this is taken back: packets of flows must never find them missing.
+    /// Whether addresses are kept before they leave, until `keep_ahead(false)`: no packet of a flow may find its
+    /// address missing.
     ahead: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Leave {
-    /// False: it was gone when this process looked first, if it ever was here.
+    /// False: the address was gone when this process first looked, if it ever was here.
     was_seen: bool,
-    /// Until then (monotonic ns) it is looked whether a flow needs it.
+    /// Until this time (monotonic ns) Baton checks whether a flow needs the address.
     until_ns: u64,
 }
 
-/// What a look has shown.
+/// The result of one look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SeenAddresses {
-    /// Addresses that are this host's, those left out that are only kept.
+    /// This host's addresses, without those that it only keeps.
     pub all: Vec<IpAddr>,
-    /// Kept from now on.
+    /// Addresses that are kept from this look on.
     pub newly_kept: Vec<IpAddr>,
-    /// The frontends' among them, and those that are kept.
+    /// The places of the frontends' addresses, and of those that are kept.
     pub places: Places,
 }
 
 impl Addresses {
-    /// What the process before this one kept is kept on for the flows that came from it, and else given up.
+    /// Keeps the addresses that the process before this one kept only while flows that came from it need them.
     pub(super) fn new(vips: impl Iterator<Item = IpAddr>, now_ns: u64) -> Self {
         let vips: BTreeSet<_> = vips.collect();
         let leave = Leave { was_seen: false, until_ns: now_ns + BACKLOGS_LAST_NS };
@@ -66,12 +68,12 @@ impl Addresses {
         Self { kept, vips, left, ..Self::default() }
     }
 
-    /// These are the frontends' from now on. Look again after this.
+    /// Sets the frontends' addresses. Call `look` after this.
     pub(super) fn set_vips(&mut self, vips: impl Iterator<Item = IpAddr>) {
         self.vips = vips.collect();
     }
 
-    /// Looks at what is there, and keeps what flows need.
+    /// Reads the addresses of this host, and keeps those that flows need.
     pub(super) fn look(&mut self, flows: &FlowTable, now_ns: u64) -> io::Result<SeenAddresses> {
         let there = netdev::addresses()?;
         let mut seen = SeenAddresses::default();
@@ -94,7 +96,7 @@ impl Addresses {
         let left = self.left.keys().copied().filter(|ip| self.is_needed(*ip, flows, now_ns));
         let leaving = now_on.iter().copied().filter(|ip| self.ahead && self.vips.contains(ip));
         for ip in left.chain(leaving).collect::<Vec<_>>() {
-            // A route can make an address this host's, too, and then nothing has left.
+            // A local route can also make an address this host's; then no address has left.
             let stays = self.left.get(&ip).is_some_and(|leave| !leave.was_seen) && is_local(ip);
             if self.kept.contains(&ip) || stays {
                 continue;
@@ -104,11 +106,12 @@ impl Addresses {
                     self.kept.insert(ip);
                     seen.newly_kept.push(ip);
                 }
-                // It would fail again.
+                // A second try would fail too.
                 false => drop(self.left.remove(&ip)),
             }
         }
-        // Back on an interface: the other is not needed, and would outlive the next leave.
+        // The address is on an interface again: its copy on `lo` is not needed, and would outlive the address's next
+        // leave.
         if !self.ahead {
             for ip in now_on.iter().filter(|ip| self.kept.contains(ip)) {
                 let _ = netlink::remove_from_loopback(*ip);
@@ -121,17 +124,17 @@ impl Addresses {
         Ok(seen)
     }
 
-    /// Whether addresses are kept before they leave. Look again after this.
+    /// Sets whether addresses are kept before they leave. Call `look` after this.
     pub(super) fn keep_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
     }
 
-    /// Whether a flow needs an address that has left and is not kept. Look again then.
+    /// Whether a flow needs an address that has left and that is not kept. If so, call `look`.
     pub(super) fn lacks_one(&self, flows: &FlowTable, now_ns: u64) -> bool {
         self.left.keys().any(|ip| !self.kept.contains(ip) && self.is_needed(*ip, flows, now_ns))
     }
 
-    /// Gives up what no flow needs any more; returns that.
+    /// Removes the kept addresses that no flow needs any more, and returns them.
     pub(super) fn tidy(&mut self, flows: &FlowTable, fleet: &Fleet) -> Vec<IpAddr> {
         if self.ahead || fleet.is_succeeded() {
             return Vec::new();
@@ -149,8 +152,9 @@ impl Addresses {
         self.left.get(&ip).is_some_and(|leave| now_ns < leave.until_ns && self.is_asked_for(ip, leave.was_seen, flows))
     }
 
-    /// Whether the client of a flow in sockets has asked for this address, or (`or_any`) may have: it is said to have asked for any, or, by
-    /// whoever spoke the PROXY protocol, for one that was never here.
+    /// Whether the client of a proxied flow asked for this address. With `or_any`, also whether it may have: the flow's
+    /// recorded address may be the unspecified one, or one that was never here, as the sender of a PROXY header stated
+    /// it.
     fn is_asked_for(&self, ip: IpAddr, or_any: bool, flows: &FlowTable) -> bool {
         let is_known = |asked: &IpAddr| {
             let of_this_host =
@@ -162,7 +166,7 @@ impl Addresses {
         in_sockets.map(|flow| flow.origin.vip.ip()).any(|asked| asked == ip || or_any && !is_known(&asked))
     }
 
-    /// Interfaces that `ip` is on, without `lo`: index, and Ethernet address.
+    /// Index and Ethernet address of each interface with the address `ip`, without `lo`.
     pub(super) fn places(ip: IpAddr) -> io::Result<Vec<(u32, [u8; 6])>> {
         let all = netdev::addresses()?.into_iter();
         let on = all.filter(|(interface, its)| *its == ip && interface != LOOPBACK);
@@ -170,19 +174,19 @@ impl Addresses {
     }
 }
 
-/// Whether the kernel takes packets to it for this host's.
+/// Whether the kernel delivers packets to `ip` on this host. False also if it does not say.
 pub(super) fn is_local(ip: IpAddr) -> bool {
     netlink::is_local(ip).unwrap_or(false)
 }
 
-/// Gives up what a process that has ended kept, or is about to.
+/// Removes the addresses on `lo` that an earlier process kept, or that this process keeps, before it ends.
 pub(super) fn give_up_all() {
     for ip in netlink::added_to_loopback().unwrap_or_default() {
         let _ = netlink::remove_from_loopback(ip);
     }
 }
 
-/// False: one of these interfaces would answer ARP, or it cannot be added.
+/// Adds `ip` to `lo`. False: one of these interfaces would answer ARP for it, or the kernel refused.
 fn keep(ip: IpAddr, interfaces: &BTreeSet<String>) -> bool {
     if ip.is_ipv4()
         && let Err(error) = interfaces.iter().try_for_each(|interface| silence_arp(interface))
@@ -199,12 +203,12 @@ fn keep(ip: IpAddr, interfaces: &BTreeSet<String>) -> bool {
     }
 }
 
-/// The kernel takes the highest of `all` and the interface's own.
+/// The kernel uses the higher value of `all` and the interface's own.
 fn silence_arp(interface: &str) -> io::Result<()> {
     for (name, least) in [("arp_ignore", 1), ("arp_announce", 2)] {
         let path = |of: &str| format!("/proc/sys/net/ipv4/conf/{of}/{name}");
         if !std::fs::exists(path(interface))? {
-            // It has gone meanwhile.
+            // The interface has gone meanwhile.
             continue;
         }
         let read = |of: &str| std::fs::read_to_string(path(of)).ok().and_then(|text| text.trim().parse().ok());

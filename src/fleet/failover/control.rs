@@ -1,4 +1,4 @@
-//! The task: hears of everything, asks the machine, does what it says.
+//! The control task: passes events to the machine `Failover`, asks it for actions, and carries them out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,13 +22,13 @@ use crate::sys::clock::now_ns;
 use crate::sys::netlink::{Changed, Watch};
 use crate::table::journal::What;
 
-/// How often it is looked whether kept addresses are needed, and whether all peers are known.
+/// How often the task checks whether kept addresses are needed and whether all peers are known.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Words of the link that are taken in one turn.
+/// Events of the link that the task takes in one turn.
 const BURST: usize = 512;
 
-/// Routes change many at a time.
+/// The task waits this long after a change of routes, because many routes change at a time.
 const ROUTES_SETTLE: Duration = Duration::from_millis(50);
 
 pub(super) struct FailoverControl {
@@ -41,7 +41,7 @@ pub(super) struct FailoverControl {
     firewall: Firewall,
     untold: UntoldQueue,
     challenged: mpsc::UnboundedReceiver<u64>,
-    /// Whether addresses are about to leave on purpose.
+    /// Whether an evacuation is about to remove addresses.
     keeping: watch::Receiver<bool>,
     config: watch::Receiver<Arc<Config>>,
     links: Links,
@@ -49,9 +49,9 @@ pub(super) struct FailoverControl {
     backlog: VecDeque<PeerCommand>,
     routes_moved: bool,
     told_ready: bool,
-    /// The last look at the addresses failed.
+    /// Whether the last look at the addresses failed.
     unseen: bool,
-    /// When it is looked again at what nobody tells of, in monotonic ns.
+    /// When the task looks again at what sends no notifications, in monotonic ns.
     look_at_ns: u64,
 }
 
@@ -98,7 +98,8 @@ impl FailoverControl {
 
     pub(super) async fn run(mut self) {
         self.table.late_resets.share_with_peers();
-        // First: an address may leave at any time from now on, and only one that was seen is known to have left.
+        // First of all: an address may leave at any time, and Baton only notices the leave of an address that it has
+        // seen.
         self.look_at_addresses();
         self.firewall.raise(&self.settings.vips, self.settings.carries);
         let mut remotes = Vec::with_capacity(BURST);
@@ -130,7 +131,7 @@ impl FailoverControl {
                 ControlHeard::Reloaded => self.follow(),
                 ControlHeard::Time => self.tick(),
             }
-            // With busy peers there is always something else to hear.
+            // Busy peers always have another event: do not wait for a quiet moment.
             if now_ns() >= self.look_at_ns {
                 self.tick();
             }
@@ -138,7 +139,7 @@ impl FailoverControl {
         }
     }
 
-    /// Takes over what a reload has changed.
+    /// Applies a reload of the configuration.
     fn follow(&mut self) {
         let config = self.config.borrow_and_update().clone();
         let Some(settings) = super::settings(&config, &self.table.offload.held) else { return };
@@ -157,11 +158,11 @@ impl FailoverControl {
             self.machine.poll_timeout().map_or(TICK, |at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())));
         let wait = if self.routes_moved { ROUTES_SETTLE } else { TICK };
         tokio::select! {
-            // An address that comes goes before all that must wait for its ARP.
+            // An address that arrives comes before everything that has to wait for its ARP.
             biased;
             ready = self.watch.readable() => {
                 match ready {
-                    // All is read after this: what comes later makes it ready again.
+                    // Everything is read after this; a later event makes the socket ready again.
                     Ok(mut ready) => ready.clear_ready(),
                     Err(_) => return ControlHeard::Gone,
                 }
@@ -266,7 +267,7 @@ impl FailoverControl {
         self.send();
     }
 
-    /// As much as the link takes.
+    /// Sends as many commands as the link takes.
     fn send(&mut self) {
         while let Some(command) = self.backlog.pop_front() {
             if let Err(TrySendError::Full(command)) = self.links.commands.try_send(command) {

@@ -1,6 +1,6 @@
-//! A table of nftables of its own, so that a firewall that drops what it has not tracked (`ct state invalid drop`) does not
-//! drop what a failover needs: the segments that it sends, and, where there is no offload engine to answer them, the packets of
-//! the VIP's ports.
+//! Baton's own nftables table. It lets packets that a failover needs pass a firewall that drops untracked packets (`ct
+//! state invalid drop`): the segments that the failover sends, and, without an offload engine to answer them, the
+//! packets to the VIP's ports.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,12 +14,13 @@ use crate::addr::VipAddr;
 use crate::essential::Tasks;
 use crate::model::untracked;
 
-/// Of packets that are sent here and belong to no connection of this host. "baton" on a telephone's keys.
+/// The mark of packets that Baton sends here and that belong to no connection of this host: "baton" on a telephone's
+/// keys.
 pub(super) const MARK: u32 = 22866;
 
 const TABLE: &str = "baton";
 
-/// What keeps the table as it was asked for last. nft may take seconds, for which nobody waits.
+/// A task that keeps the table as last requested. nft may take seconds, and no caller waits for it.
 #[derive(Debug)]
 pub(super) struct Firewall {
     wanted: watch::Sender<String>,
@@ -42,13 +43,13 @@ impl Firewall {
         Self { wanted, _task: task }
     }
 
-    /// Has the table made, or made anew.
+    /// Requests the table, or requests it anew.
     pub(super) fn raise(&self, vips: &[VipAddr], carries: bool) {
         self.wanted.send_replace(rules(vips, carries));
     }
 }
 
-/// Takes it away.
+/// Deletes the table.
 pub(super) async fn lower() -> io::Result<()> {
     feed(&format!("table inet {TABLE}\ndelete table inet {TABLE}\n")).await
 }

@@ -1,4 +1,4 @@
-//! What goes out without a socket of TCP's: announcements, segments that make idle ends show themselves, and RSTs.
+//! Packets that the failover sends without a TCP socket: announcements, challenges of idle ends, and RSTs.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::sys::raw::RawSender;
 use crate::table::Part;
 use crate::table::fleet::FleetCensus;
 
-/// Segments are sent in steps of this length, or one at a time if that is slower.
+/// The pace: segments leave in steps of this length, or one at a time if that is slower.
 const STEP: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -26,11 +26,11 @@ pub(super) struct Wire {
     frames: Option<FrameSender>,
     raw: RawSender,
     batches: mpsc::UnboundedSender<(ChallengeBatch, u32)>,
-    /// Segments of batches from now on.
+    /// The rate of the batches that begin from now on.
     per_second: u32,
 }
 
-/// Ends to be challenged one after the other.
+/// Ends that the sender challenges one after the other.
 #[derive(Debug)]
 pub(super) struct ChallengeBatch {
     pub round: u64,
@@ -38,7 +38,7 @@ pub(super) struct ChallengeBatch {
 }
 
 impl Wire {
-    /// `mark`: of each packet, for this host's firewall. Rounds that are done come out of `done`.
+    /// `mark`: of each packet, for this host's firewall. The numbers of completed rounds come out of `done`.
     pub(super) fn open(
         census: Part<FleetCensus>,
         per_second: u32,
@@ -54,7 +54,7 @@ impl Wire {
         Ok(Self { frames: frames.ok(), raw: RawSender::marked(mark)?, batches, per_second })
     }
 
-    /// Tells all neighbours that `ip` is here. On `lo` only: nobody asks for it.
+    /// Announces `ip` to all neighbours. Does nothing for an address that is on `lo` only.
     pub(super) fn announce(&self, ip: IpAddr) {
         let Some(frames) = &self.frames else { return };
         let sent = Addresses::places(ip).and_then(|places| {
@@ -67,7 +67,7 @@ impl Wire {
         }
     }
 
-    /// Answers with RST. False: it could not be sent.
+    /// Answers a packet with RST. False: the RST could not be sent.
     pub(super) fn answer(&self, packet: &UnknownPacket) -> bool {
         let reset = packet.reset();
         reset.packet().is_some_and(|packet| self.raw.send(&packet, reset.to.ip()).is_ok())
@@ -112,7 +112,7 @@ async fn challenge(
     }
 }
 
-/// How often, and how many segments at a time. `per_second`: from 1.
+/// Length of a step, and segments in each. `per_second`: at least 1.
 fn pace(per_second: u32) -> (Duration, usize) {
     let every = STEP.max(Duration::from_secs(1) / per_second.max(1));
     (every, (every.as_secs_f64() * f64::from(per_second)).round().max(1.0) as usize)
@@ -122,7 +122,7 @@ fn pace(per_second: u32) -> (Duration, usize) {
 mod tests {
     use super::*;
 
-    /// Found as 500 a second, however few the file wanted.
+    /// Regression: the pace was 500 a second, even if the file asked for less.
     #[test]
     fn as_many_segments_are_sent_in_a_second_as_the_file_says() {
         for per_second in [1, 4, 499, 500, 750, 20_000, 1_000_000] {

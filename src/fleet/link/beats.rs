@@ -1,10 +1,11 @@
-//! Beats beside the link: datagrams that stand alone, so that a link that is cut is not taken for a host that died.
+//! Beats beside the link: independent datagrams, so that no peer mistakes a cut link for a dead host.
 //!
 //! ```text
 //!   "BTNB" | version | sender's tag | number | whom it hears, sealed        4 + 1 + 2 + 8 + at most 200 + 16 bytes
 //! ```
-//! Numbers are big-endian; what is sealed is in postcard. ChaCha20-Poly1305 with the sender's secret, the number as the nonce and
-//! what stands before as associated data. The number is never used twice: it only rises, and the secret lives as long.
+//! Numbers are big-endian; the sealed part is encoded in postcard. The seal is ChaCha20-Poly1305 with the sender's
+//! secret, the number as the nonce, and the preceding bytes as associated data. No number is used twice: it only rises
+//! while the process uses its secret.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,27 +18,28 @@ use snow::types::Cipher;
 use super::wire::SEAL_BYTES;
 use crate::model::fleet::{Beat, BeatKey, BeatTo, HeardOf, InstanceName};
 
-/// Between two tries to get the port: the process before this one may still have it.
+/// Between two tries to bind the port: the process before this one may still have it.
 pub(super) const AGAIN_NS: u64 = 250_000_000;
 
-/// How long beats go to where they went before a reload, unless another one follows: a fleet is reloaded within this.
+/// How long beats also go to the ports from before a reload, unless another reload follows: all instances are reloaded
+/// within this time.
 const FORMER_NS: u64 = 3600 * 1_000_000_000;
 
 const MAGIC: [u8; 4] = *b"BTNB";
 const VERSION: u8 = 1;
 const HEAD_BYTES: usize = 15;
 const BEAT_MAX: usize = 256;
-/// Datagrams that are read in one turn: a flood of them must not hold up anything.
+/// Datagrams that one turn reads: a flood of them must not delay the other work.
 const TURN_MAX: usize = 128;
 
-/// The socket that beats go out by and come in by.
+/// The socket that sends and receives beats.
 #[derive(Debug)]
 pub(super) struct Beats {
     socket: UdpSocket,
 }
 
 impl Beats {
-    /// At every address of this host: a peer finds it by whichever way is left.
+    /// Binds every address of this host, so that a peer can reach it by any path that is left.
     pub(super) fn open(listen: SocketAddr, port: u16) -> io::Result<Self> {
         let any: IpAddr = if listen.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, port))?;
@@ -45,7 +47,8 @@ impl Beats {
         Ok(Self { socket })
     }
 
-    /// Sends a beat to all its places, at each peer's port. What cannot be sent is lost like any datagram.
+    /// Sends a beat to all its destinations, at each peer's port. A beat that cannot be sent is lost, as any datagram
+    /// may be.
     pub(super) fn send(&self, key: &BeatKey, own: &InstanceName, beat: &BeatTo, ports: &HashMap<InstanceName, u16>) {
         let Some(bytes) = seal(key, own, &beat.beat) else { return };
         let is_ipv4 = self.socket.local_addr().is_ok_and(|local| local.is_ipv4());
@@ -57,7 +60,7 @@ impl Beats {
         }
     }
 
-    /// Beats that have come, each with who sealed it. `keys`: who may have.
+    /// Returns the received beats, each with the instance that sealed it. `keys`: the instances that may have.
     pub(super) fn receive<'a>(
         &self,
         keys: impl Iterator<Item = (&'a InstanceName, &'a BeatKey)>,
@@ -66,7 +69,7 @@ impl Beats {
         let mut beats = Vec::new();
         let mut bytes = [0; BEAT_MAX];
         for _ in 0..TURN_MAX {
-            // An ICMP error of an earlier beat is told here, too.
+            // The kernel also reports an ICMP error for an earlier beat here.
             let length = match self.socket.recv(&mut bytes) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -80,10 +83,10 @@ impl Beats {
     }
 }
 
-/// Where beats came and went before a reload moved them. A peer that has not been reloaded yet knows no other place.
+/// The ports of beats from before a reload moved them. A peer that has not been reloaded yet knows only these.
 #[derive(Debug)]
 pub(super) struct FormerBeats {
-    /// Until every peer was heard at the new port. `None`: it has not moved.
+    /// The old socket, until every peer was heard at the new port. `None`: this instance's port has not moved.
     beats: Option<Beats>,
     unheard: HashSet<InstanceName>,
     ports: HashMap<InstanceName, u16>,
@@ -91,7 +94,8 @@ pub(super) struct FormerBeats {
 }
 
 impl FormerBeats {
-    /// `ports`: of the peers whose port is another one now. `peers`: who is to be heard at this instance's new port.
+    /// `ports`: the old ports of the peers whose port has moved. `peers`: those that must first be heard at this
+    /// instance's new port.
     pub(super) fn new(
         beats: Option<Beats>,
         ports: HashMap<InstanceName, u16>,
@@ -105,7 +109,7 @@ impl FormerBeats {
         now_ns >= self.over_ns
     }
 
-    /// `peer` was heard at the new port.
+    /// This instance heard `peer` at the new port.
     pub(super) fn handle_moved(&mut self, peer: &InstanceName) {
         self.unheard.remove(peer);
         if self.unheard.is_empty() {
@@ -113,7 +117,7 @@ impl FormerBeats {
         }
     }
 
-    /// As [`Beats::receive`], at the port before.
+    /// As [`Beats::receive`], at the old port.
     pub(super) fn receive<'a>(
         &self,
         keys: impl Iterator<Item = (&'a InstanceName, &'a BeatKey)>,
@@ -121,7 +125,7 @@ impl FormerBeats {
         self.beats.as_ref().map(|beats| beats.receive(keys)).unwrap_or_default()
     }
 
-    /// Of the port before, until every peer was heard at the new one.
+    /// The socket of the old port, until every peer was heard at the new one.
     pub(super) fn beats(&self) -> Option<&Beats> {
         self.beats.as_ref()
     }
@@ -149,15 +153,15 @@ fn seal(key: &BeatKey, own: &InstanceName, beat: &Beat) -> Option<Vec<u8>> {
     (bytes.len() <= BEAT_MAX).then_some(bytes)
 }
 
-/// Who it says it is from.
+/// The sender that the datagram states.
 fn tag(bytes: &[u8]) -> Option<u16> {
     let head = bytes.get(..HEAD_BYTES)?;
     (head[..4] == MAGIC && head[4] == VERSION).then(|| u16::from_be_bytes([head[5], head[6]]))
 }
 
-/// `None`: it is not sealed with `key`, or was altered.
+/// `None`: the datagram is not sealed with `key`, or was altered.
 fn open(key: &BeatKey, bytes: &[u8]) -> Option<Beat> {
-    // snow subtracts the seal's length before it looks.
+    // snow subtracts the seal's length before it checks the length.
     let (head, sealed) = bytes.split_at_checked(HEAD_BYTES).filter(|(_, sealed)| sealed.len() >= SEAL_BYTES)?;
     let number = u64::from_be_bytes(head[7..].try_into().ok()?);
     let mut plain = vec![0; sealed.len()];

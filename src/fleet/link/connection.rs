@@ -15,30 +15,30 @@ use super::secure::{self, LinkError, Opener, Sealer, closed};
 use crate::config::PeerKey;
 use crate::model::fleet::{Hello, InstanceName, Message};
 
-/// From the first byte to the hello.
+/// Limit for the time from the first byte to the hello.
 const GREET_MAX: Duration = Duration::from_secs(2);
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
-/// Bytes that the kernel may hold unsent: what must be said soon is not to wait behind a whole buffer of flows.
+/// Limit for unsent bytes in the kernel: an urgent message must not wait behind a whole buffer of flows.
 const UNSENT_MAX: u32 = 32 * 1024;
 
-/// Bytes that are written at a time.
+/// Bytes of one write.
 const BATCH_MAX: usize = 64 * 1024;
 
-/// How long the last words may take to be taken.
+/// How long the last messages of a link may take to be sent.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
 
-/// As long as any name and version may be.
+/// Limit for the length of any name and version.
 const HELLO_TEXT_MAX: usize = 64;
 const REFUSAL_SHOWN_MAX: usize = 300;
 
 /// What links tell the hub.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// Somebody with the key says hello.
+    /// An instance with the key says hello.
     Greeted {
         hello: Hello,
-        /// Which it has proven.
+        /// The key that the other end has proven.
         key: PeerKey,
         reply: oneshot::Sender<Result<Admitted, String>>,
     },
@@ -57,27 +57,27 @@ pub(super) enum Input {
         peer: InstanceName,
         why: String,
     },
-    /// A connection was accepted and came to nothing.
+    /// An accepted connection failed before its hello.
     Stranger {
         from: SocketAddr,
         why: String,
     },
 }
 
-/// A link that counts from now on.
+/// A link that the hub has admitted.
 #[derive(Debug)]
 pub(super) struct Admitted {
     pub link: u64,
-    /// What is to be sent. When it closes, the link ends once all is sent.
+    /// The messages to send. When the channel closes, the link ends once all are sent.
     pub messages: mpsc::Receiver<Message>,
     /// When its sender is dropped, the link ends at once.
     pub given_up: oneshot::Receiver<()>,
 }
 
-/// What every link of an instance needs.
+/// The state that all links of an instance share.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    /// All that count, the one that is offered first.
+    /// All valid keys, first the one that this instance offers.
     pub keys: Vec<PeerKey>,
     pub hello: Hello,
     pub inputs: mpsc::Sender<Input>,
@@ -86,7 +86,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Connects to `peer`, from the address that it knows this instance by, and stays until the link ends.
+    /// Connects to `peer`, from the address by which the peer knows this instance, and serves the link until it ends.
     pub(super) async fn make(
         &self,
         own: SocketAddr,
@@ -96,7 +96,7 @@ impl Site {
         let mut made = Err(LinkError::Key);
         for key in &self.keys {
             made = self.make_by(key, own, peer, address).await;
-            // It may not have been told of this one yet.
+            // The peer may not know this key yet.
             if !matches!(made, Err(LinkError::Key)) {
                 break;
             }
@@ -128,7 +128,8 @@ impl Site {
         Ok(())
     }
 
-    /// Greets whoever connected, then stays until the link ends. `greeted` is dropped once it has said who it is.
+    /// Greets the instance that connected, then serves the link until it ends. Drops `greeted` once the instance has
+    /// said its name.
     pub(super) async fn take(&self, mut stream: TcpStream, greeted: impl Sized) -> Result<(), LinkError> {
         let _ = stream.set_nodelay(true);
         let greeting = async {
@@ -144,7 +145,7 @@ impl Site {
         Ok(())
     }
 
-    /// Asks the hub; tells the other end if it is refused.
+    /// Asks the hub for admission, and sends its refusal to the other end.
     async fn admit(
         &self,
         stream: &mut TcpStream,
@@ -172,7 +173,7 @@ impl Site {
             ended = self.read(&mut reader, opens, &peer, link) => ended,
             ended = self.write(writer, seals, messages) => {
                 if ended.is_ok() {
-                    // Closing with something unread would be a reset, which may overtake what was just sent.
+                    // Closing with unread bytes would send a reset, which may overtake the last message.
                     let _ = timeout(LAST_WORDS_MAX, tokio::io::copy(&mut reader, &mut tokio::io::sink())).await;
                 }
                 ended

@@ -1,4 +1,4 @@
-//! The one task that decides what is said to whom.
+//! The hub: the one task that decides which messages go to which peer.
 
 mod lines;
 
@@ -31,37 +31,38 @@ use crate::table::flows::FlowTable;
 use crate::table::journal::{Journal, What};
 use lines::Lines;
 
-/// How often own flows are looked at, and beats are due: half of what a change may take.
+/// How often the hub takes its own flows' changes and sends beats that are due: half the time that a change may take.
 const TICK: Duration = Duration::from_millis(10);
-/// How often the views for people are renewed.
+/// How often the hub renews the views for `baton peers` and the metrics.
 const SHOW_EVERY_NS: u64 = 100_000_000;
 
-/// Own changes of one round, before others have their turn.
+/// Own changes that the hub takes before it serves its other inputs.
 const LOCALS_MAX: usize = 4096;
 const INPUTS_MAX: usize = 256;
 const INPUTS_ROUND: usize = 64;
-/// Events for the failover that wait: beyond, nothing more is read from the peers.
+/// Events that may wait for the failover. When they are so many, the hub reads nothing more from the peers.
 const REMOTES_MAX: usize = 4096;
 /// Messages that wait for one link's socket.
 const MESSAGES_MAX: usize = 8;
 
-/// Own flows of an earlier process are recovered within this, or are told of one by one.
+/// Recovery of an earlier process's flows ends within this time; a flow that is recovered later is reported alone.
 const RECOVERY_MAX_NS: u64 = 10_000_000_000;
 
-/// Tries for the beats' port before somebody is told: a process that is replaced has it for a moment longer.
+/// Tries to bind the beats' port before the hub logs a failure: a process that is being replaced holds it a moment
+/// longer.
 const BEATS_REFUSED_MAX: u32 = 20;
 
-/// How long goodbyes may take.
+/// How long the farewell to all peers may take.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
-/// What the peer link may touch.
+/// The parts of the table that the peer link may touch.
 #[derive(Debug)]
 pub struct PeerLinkParts {
     pub fleet: Part<Fleet>,
     pub fleet_view: Part<FleetView>,
-    /// To give no id that a peer knows already.
+    /// To avoid ids that a peer still knows.
     pub flows: Part<FlowTable>,
-    /// What the offload engine carries.
+    /// The other instances' flows in the offload engine.
     pub standby: Part<StandbyQueues>,
     pub journal: Part<Journal>,
     pub beats: Part<LoopBeats>,
@@ -80,7 +81,7 @@ enum HubOrder {
 }
 
 impl PeerHub {
-    /// Says goodbye to all, ends all links and listens no more. Own flows are noted still.
+    /// Says farewell to all peers, ends all links and stops listening. Own flows are still recorded.
     pub async fn leave(&self, farewell: Farewell) {
         let (done, left) = oneshot::channel();
         if self.orders.send(HubOrder::Leave { farewell, done }).await.is_ok() {
@@ -88,13 +89,14 @@ impl PeerHub {
         }
     }
 
-    /// Goes on after [`PeerHub::leave`].
+    /// Links up again after [`PeerHub::leave`].
     pub async fn come_back(&self) {
         let _ = self.orders.send(HubOrder::Return).await;
     }
 }
 
-/// Links up with the peers of `config`, which it must have, and follows its reloads. Needs a tokio runtime.
+/// Links up with the peers of `config`, which must have a `[peers]` section, and follows its reloads. Needs a tokio
+/// runtime.
 pub fn start(
     table: PeerLinkParts,
     mut config: watch::Receiver<Arc<Config>>,
@@ -136,20 +138,20 @@ pub fn start(
         away: false,
         complained: HashMap::new(),
     };
-    // Without it peers would take this process for dead, and its flows for nobody's, while it serves them.
+    // Essential: without the hub, peers would take this process for dead and reset its flows while it serves them.
     let run = async move { hub.run(config, inputs, commands, orders_receiver).await };
     tokio::spawn(essential::task("peer link", run));
     Some(PeerHub { orders })
 }
 
-/// A link that counts.
+/// A link that the hub has admitted.
 #[derive(Debug)]
 struct LiveLink {
     number: u64,
-    /// Which its other end has proven.
+    /// The key that the other end has proven.
     key: PeerKey,
     messages: mpsc::Sender<Message>,
-    /// Dropped, it ends the link at once.
+    /// Dropping it ends the link at once.
     _given_up: oneshot::Sender<()>,
 }
 
@@ -159,21 +161,21 @@ struct Hub {
     site: Site,
     settings: config::Peers,
     lines: Lines,
-    /// `None`: its port is not to be had yet.
+    /// `None`: the port could not be bound yet.
     beats: Option<Beats>,
-    /// Before a reload moved ports; peers may not have been told yet.
+    /// The ports from before a reload: peers may not have been reloaded yet.
     former_beats: Option<FormerBeats>,
     open_beats_ns: u64,
-    /// Tries in a row.
+    /// Failed tries to bind the beats' port, in a row.
     beats_refused: u32,
     links: HashMap<InstanceName, LiveLink>,
     next_link: u64,
     remotes: mpsc::Sender<Remote>,
     started_ns: u64,
     show_at_ns: u64,
-    /// Goodbye was said.
+    /// Whether this instance has said farewell.
     away: bool,
-    /// When strangers from an address were last complained about.
+    /// Per address, when the hub last logged a complaint about strangers.
     complained: HashMap<IpAddr, u64>,
 }
 
@@ -194,7 +196,7 @@ impl Hub {
             let takes_inputs = self.exchange.remotes() < REMOTES_MAX;
             tokio::select! {
                 _ = ticks.tick() => {
-                    // A claim goes out before the records of what was claimed.
+                    // A claim must leave before the records of the claimed flows.
                     while let Ok(command) = commands.try_recv() {
                         self.exchange.handle_command(command, now_ns());
                     }
@@ -267,7 +269,7 @@ impl Hub {
         }
     }
 
-    /// Says and hears what is said beside the links.
+    /// Sends and receives beats.
     fn take_beats(&mut self, now_ns: u64) {
         if self.away {
             return;
@@ -286,7 +288,7 @@ impl Hub {
             self.exchange.handle_beat(&from, beat, now_ns);
         }
         let former = self.former_beats.as_ref();
-        // Where another process has the new port, beats leave by the one before.
+        // While another process holds the new port, beats leave by the old one.
         let Some(beats) = self.beats.as_ref().or(former.and_then(FormerBeats::beats)) else { return };
         if let Some(beat) = self.exchange.poll_beat(now_ns) {
             let (key, own) = (self.exchange.own_beat_key(), &self.settings.name);
@@ -330,7 +332,7 @@ impl Hub {
         }
     }
 
-    /// Fills every link that has room.
+    /// Gives messages to every link that has room.
     fn pump(&mut self, now_ns: u64) {
         for (peer, link) in &self.links {
             while let Ok(permit) = link.messages.try_reserve() {
@@ -350,7 +352,7 @@ impl Hub {
             }
             Input::Message { peer, link, message } if self.is_current(&peer, link) => {
                 if matches!(message, Message::Ask { .. }) {
-                    // It may be of a flow that was born since the last look.
+                    // The question may be about a flow that began after the last look.
                     self.take_locals();
                 }
                 self.exchange.handle_message(&peer, message, now_ns);
@@ -359,7 +361,7 @@ impl Hub {
                 self.links.remove(&peer);
                 self.exchange.handle_loss(&peer, &why, now_ns);
             }
-            // Of a link that another has replaced.
+            // A message of a link that a newer one has replaced.
             Input::Message { .. } | Input::Lost { .. } => {}
             Input::Failed { peer, why } => self.exchange.handle_failure(&peer, &why),
             Input::Stranger { from, why } => self.stranger(from.ip(), &why, now_ns),
@@ -381,7 +383,7 @@ impl Hub {
         self.next_link += 1;
         let (messages, receiver) = mpsc::channel(MESSAGES_MAX);
         let (given_up, gone) = oneshot::channel();
-        // An older link to the same peer ends here.
+        // This ends an older link to the same peer.
         self.links.insert(hello.name.clone(), LiveLink { number, key, messages, _given_up: given_up });
         Ok(Admitted { link: number, messages: receiver, given_up: gone })
     }
@@ -390,7 +392,7 @@ impl Hub {
         self.links.get(peer).is_some_and(|current| current.number == link)
     }
 
-    /// Somebody connected who did not get as far as a link.
+    /// A connection failed before it became a link.
     fn stranger(&mut self, from: IpAddr, why: &str, now_ns: u64) {
         let known = self.settings.peers.iter().find(|peer| peer.address.ip() == from);
         if let Some(peer) = known {
@@ -403,8 +405,8 @@ impl Hub {
         }
     }
 
-    /// Whether such a packet finds its way from here: into a socket, or through the program, whoever looks after its flow. When in
-    /// doubt it does: whoever asks would reset it otherwise.
+    /// Whether this host can take such a packet: a socket or an entry of the BPF program exists, whichever instance
+    /// owns the flow. True when in doubt: on false, the peer that asks resets the flow.
     fn is_here(&self, query: &KnowsQuery) -> bool {
         let (from, to) = (query.packet.from, query.packet.to);
         if self.table.standby.carries(&Key { from, to }).unwrap_or(true) {
@@ -412,7 +414,8 @@ impl Hub {
         }
         match sock_diag::connection(to, from) {
             Ok(Some(Connection::Open)) | Err(_) => true,
-            // Of an address that has left, the kernel sends nothing more (net/ipv4/route.c, ip_route_output_key_hash_rcu).
+            // The kernel sends no more packets from an address that has left (net/ipv4/route.c,
+            // ip_route_output_key_hash_rcu).
             Ok(Some(Connection::Closing)) => netlink::is_local(to.ip()).unwrap_or(true),
             Ok(Some(Connection::Over) | None) => false,
         }
@@ -425,19 +428,19 @@ impl Hub {
         }
     }
 
-    /// Takes over what a reload has changed.
+    /// Applies a reload of the configuration.
     fn follow(&mut self, config: &Config) {
         let Some(settings) = &config.peers else { return };
         let sync_deadline_ns = settings.sync_deadline.as_nanos() as u64;
         self.exchange.set_vips(vips(config, settings.listen.ip()));
         self.exchange.set_sync_deadline(sync_deadline_ns);
-        // A name and its slot are for life.
+        // The name and the slot stay the same for the life of the process.
         let settings = config::Peers { name: self.settings.name.clone(), slot: self.settings.slot, ..settings.clone() };
         if settings == self.settings {
             return;
         }
         let now_ns = now_ns();
-        // A link whose key counts still is left in peace.
+        // Keep a link while its key is still valid.
         let keys = settings.keys();
         for (peer, _) in self.links.extract_if(|_, link| !keys.contains(&link.key)) {
             self.exchange.handle_loss(&peer, "the peer settings were reloaded", now_ns);
@@ -451,8 +454,8 @@ impl Hub {
         }
     }
 
-    /// A fleet is reloaded one instance after the other, and none may be taken for dead meanwhile: beats are heard at the port
-    /// before, and go to those before, until all peers have moved.
+    /// A fleet is reloaded one instance after the other, and no instance may be taken for dead meanwhile. So the hub
+    /// receives beats at the old port too, and sends to the old ports too, until all peers have moved.
     fn move_beats(&mut self, settings: &config::Peers, now_ns: u64) {
         let place = |settings: &config::Peers| (settings.listen.is_ipv4(), settings.beat_port());
         let moves = place(settings) != place(&self.settings);
@@ -491,7 +494,7 @@ impl Hub {
             let _ = timeout(FAREWELL_MAX, goodbye).await;
             let LiveLink { messages, _given_up: given_up, .. } = link;
             drop(messages);
-            // Its last words go out, then it ends by itself.
+            // The link sends its last messages, then ends by itself.
             tokio::spawn(async move {
                 let mut given_up = given_up;
                 let _ = timeout(FAREWELL_MAX, given_up.closed()).await;
@@ -517,7 +520,7 @@ impl Hub {
             Notice::Gap { peer } => What::PeerGap { peer: peer.to_string() },
             Notice::Unreachable { peer, why } => What::PeerUnreachable { peer: peer.to_string(), why },
             Notice::Liveness { peer, liveness } => match liveness {
-                // Told as `Linked`, or no news.
+                // Reported as `Linked`, or unchanged.
                 Liveness::Alive | Liveness::Unheard => {
                     return tracing::debug!(%peer, liveness = liveness.label(), "peer");
                 }
@@ -533,7 +536,7 @@ fn members(settings: &config::Peers) -> Vec<Member> {
     settings.peers.iter().map(member).collect()
 }
 
-/// The frontends' addresses that may move: all but `own`, which is this host's for good.
+/// The frontends' addresses that may move between hosts: all but `own`, which stays on this host.
 fn vips(config: &Config, own: IpAddr) -> Vec<IpAddr> {
     let listen = config.frontends.iter().flat_map(|frontend| &frontend.listen).map(|address| address.ip());
     let mut vips: Vec<_> = listen.filter(|ip| *ip != own && !ip.is_unspecified() && !ip.is_loopback()).collect();

@@ -1,7 +1,7 @@
 //! The handshake and the encryption: Noise (revision 34) with a secret that both ends share beforehand.
 //!
-//! `NNpsk0`: fresh keys for each connection, so that what was recorded cannot be read with a secret that leaks later, and nobody
-//! without the secret gets past the first message.
+//! `NNpsk0`: fresh keys for each connection. So a secret that leaks later does not decrypt recorded traffic, and an end
+//! without the secret fails at the first message.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::model::fleet::Message;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
-/// A handshake message of this pattern: a public key and a seal.
+/// Length of a handshake message of this pattern: a public key and a seal.
 const HANDSHAKE_BYTES: usize = 48;
 
-/// Why a link is not made, or ends.
+/// Why a link failed or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub enum LinkError {
     NoHello,
     #[error("{0} answers there")]
     Name(String),
-    /// By this instance.
+    /// This instance refused the link.
     #[error("{0}")]
     Refused(String),
     #[error("it refuses: {0}")]
@@ -54,14 +54,14 @@ pub enum LinkError {
     Dropped,
 }
 
-/// Writes and seals what is sent.
+/// Encrypts and writes messages.
 pub struct Sealer {
     version: Version,
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
 
-/// Opens and reads what is received.
+/// Reads and decrypts messages.
 pub struct Opener {
     version: Version,
     state: Arc<StatelessTransportState>,
@@ -69,7 +69,7 @@ pub struct Opener {
     plain: Vec<u8>,
 }
 
-/// Both halves of a connection that has proven that its other end has the key.
+/// Both halves of a connection on which the other end has proven that it has the key.
 pub type Secured = (Sealer, Opener);
 
 /// The handshake of the end that made the connection.
@@ -84,12 +84,12 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, key: &Pe
     secured(handshake, version)
 }
 
-/// The handshake of the end that accepted it, with whichever of `keys` the other end has.
+/// The handshake of the end that accepted the connection, with that of `keys` which the other end has.
 pub async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     keys: &'a [PeerKey],
 ) -> Result<(Secured, &'a PeerKey), LinkError> {
-    // Said first, so that a peer of another version hears which ones are spoken here.
+    // Sent first, so that a peer of another version learns which versions this instance supports.
     stream.write_all(&VERSIONS.preamble()).await?;
     let (theirs, version) = preamble(stream).await?;
     let first = receive(stream).await?;
@@ -106,7 +106,7 @@ pub async fn accept<'a, S: AsyncRead + AsyncWrite + Unpin>(
     Err(LinkError::Key)
 }
 
-/// What the other end speaks, and what is spoken with it.
+/// Reads the other end's versions, and returns them with the version that both use.
 async fn preamble<S: AsyncRead + Unpin>(stream: &mut S) -> Result<(Versions, Version), LinkError> {
     let mut bytes = [0; PREAMBLE_BYTES];
     stream.read_exact(&mut bytes).await.map_err(closed)?;
@@ -154,7 +154,7 @@ async fn receive<S: AsyncRead + Unpin>(stream: &mut S) -> Result<[u8; HANDSHAKE_
     }
 }
 
-/// An end of file is an end of the link, and no fault of the network.
+/// An end of file is a regular end of the link, not a network error.
 pub fn closed(error: io::Error) -> LinkError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => LinkError::Closed,
@@ -182,13 +182,13 @@ impl Sealer {
 }
 
 impl Opener {
-    /// The message that `frame`, without its length, holds.
+    /// Decrypts `frame`, which comes without its length, and returns its message.
     pub fn read(&mut self, frame: &[u8]) -> Result<Message, LinkError> {
         let version = self.version;
         Ok(wire::decode(self.open(frame)?, version)?)
     }
 
-    /// What `frame`, without its length, holds.
+    /// Decrypts `frame`, which comes without its length.
     fn open(&mut self, frame: &[u8]) -> Result<&[u8], LinkError> {
         let length = self.state.read_message(self.nonce, frame, &mut self.plain).map_err(|_| LinkError::Seal)?;
         self.nonce += 1;

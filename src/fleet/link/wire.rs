@@ -1,4 +1,4 @@
-//! What is on the wire.
+//! The wire format of the link.
 //!
 //! ```text
 //!   both, in the clear     | "BTNP" | lowest version | highest version |              4 + 2 + 2 bytes
@@ -6,8 +6,9 @@
 //!                          | 0 |  the other's key is another one
 //!   then, each way         | length | one message, sealed |                           2 + length, at most 65,535
 //! ```
-//! Numbers are big-endian. Inside is one message, in the way of the version that is spoken: the highest that both know. The clear
-//! beginning is part of what the handshake proves, so nobody on the way can make them speak an older one.
+//! Numbers are big-endian. Each frame holds one message, encoded as the negotiated version demands: the highest version
+//! that both ends support. The handshake covers the unencrypted preamble, so nobody on the path can force an older
+//! version.
 
 use crate::model::fleet::Message;
 
@@ -15,13 +16,13 @@ pub const PREAMBLE_BYTES: usize = 8;
 
 /// Bytes of a frame behind its length.
 pub const FRAME_MAX: usize = u16::MAX as usize;
-/// What sealing adds.
+/// Bytes that sealing adds.
 pub const SEAL_BYTES: usize = 16;
 
-/// Lowest and highest version that this release speaks.
+/// The lowest and the highest version that this release supports.
 pub const VERSIONS: Versions = Versions { lowest: Version::One as u16, highest: Version::One as u16 };
 
-/// What is spoken on one link. Each is written and read by its own arm of [`encode`] and [`decode`].
+/// The version of one link. Each has its own arm in [`encode`] and [`decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// Messages in postcard.
@@ -36,7 +37,7 @@ pub struct Versions {
     pub highest: u16,
 }
 
-/// Why bytes are no message.
+/// Why bytes could not be decoded as a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     #[error("this release does not know it: {0}")]
@@ -59,13 +60,13 @@ impl Versions {
         bytes
     }
 
-    /// `None`: whoever sent this is no Baton.
+    /// `None`: the sender is not Baton.
     pub fn parse(bytes: &[u8; PREAMBLE_BYTES]) -> Option<Self> {
         let number = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         (bytes[..4] == MAGIC).then(|| Self { lowest: number(4), highest: number(6) })
     }
 
-    /// What this release speaks with whoever speaks these; `None`: they have nothing in common.
+    /// The version to use with an end that supports `self`. `None`: no common version.
     pub fn spoken(self) -> Option<Version> {
         match VERSIONS.common(self)? {
             1 => Some(Version::One),
@@ -73,7 +74,7 @@ impl Versions {
         }
     }
 
-    /// The highest version that both know, if there is one.
+    /// The highest version that both support, if there is one.
     fn common(self, other: Self) -> Option<u16> {
         let highest = self.highest.min(other.highest);
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
@@ -116,7 +117,7 @@ mod tests {
     };
     use crate::model::ids::FlowId;
 
-    /// The largest that each may be.
+    /// Each message at its largest.
     fn all() -> Vec<Message> {
         let six = |port: u16| format!("[fd00:1234:5678:9abc:def0:1234:5678:{port:x}]:{port}").parse().unwrap();
         let mut flow = record(u64::MAX);
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(versions(2, 5).common(versions(1, 3)), Some(3));
         assert_eq!(versions(1, 1).common(versions(2, 2)), None);
         assert_eq!(versions(4, 4).common(versions(1, 9)), Some(4));
-        // A release that says it speaks a version has an arm for it.
+        // A release that advertises a version has an arm for it.
         for version in VERSIONS.lowest..=VERSIONS.highest {
             assert_eq!(versions(version, version).spoken().map(|spoken| spoken as u16), Some(version));
         }

@@ -1,7 +1,8 @@
-//! What an instance says beside the link, so that a link that is cut is not taken for a host that died.
+//! Beats: datagrams beside the link, so that no instance mistakes a cut link for a dead host.
 //!
-//! Beats go to every address that is known of a peer, in datagrams that stand alone. They are sealed with a secret that the process
-//! told on the link while there was one: so they prove that this very process lives, whatever became of the keys since.
+//! Beats go to every known address of a peer, in independent datagrams. The sender seals them with a secret that its
+//! process sent on the link while there was one. So a beat proves that this very process lives, even if the link's keys
+//! have changed since.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,26 +11,26 @@ use serde::{Deserialize, Serialize};
 
 use super::{Epoch, InstanceName};
 
-/// What a process seals its beats with, for as long as it lives. Whoever is linked with it knows it.
+/// The secret that a process seals its beats with, as long as it runs. Every instance that was linked with it knows it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeatKey(pub [u8; 32]);
 
 /// One beat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beat {
-    /// Higher than that of every beat before: what was recorded and comes again counts for nothing.
+    /// Higher than that of every earlier beat: the receiver drops a replayed one.
     pub number: u64,
-    /// Whom the sender hears itself.
+    /// The instances that the sender itself hears.
     pub heard: Vec<Heard>,
 }
 
-/// A third instance, as it is heard by the second.
+/// What the sender of a beat says of a third instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     /// As [`InstanceName::tag`].
     pub tag: u16,
     pub epoch: Epoch,
-    /// Since it was, ms.
+    /// Milliseconds since the sender last heard it.
     pub ago_ms: u16,
 }
 

@@ -1,4 +1,5 @@
-//! Gives this instance's addresses to another one, on purpose, so that its host may be switched off: decisions only.
+//! Decisions of an evacuation: this instance gives its addresses to another one, so that an operator can switch its
+//! host off.
 //!
 //! ```text
 //!   Telling ──all is known there──▶ LettingGo ──seen there──▶ Emptying ──none left──▶ Confirming ──known there──▶ Away
@@ -7,8 +8,8 @@
 //!      ▼                               ▼                        ▼ nobody has it any more                           │
 //!    Here ◀───────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
-//! Nothing has happened to anybody before `LettingGo`, and until `Resetting` everything can be taken back. Whoever drives it
-//! looks every few milliseconds, and carries out its orders.
+//! Before `LettingGo` no client notices anything, and until `Resetting` everything can be undone. The caller looks
+//! every few milliseconds, and carries out the orders.
 
 #[cfg(test)]
 mod tests;
@@ -23,13 +24,13 @@ use super::{Farewell, InstanceName, Liveness, MemberView};
 pub struct Places {
     /// Of all frontends, wherever they are.
     pub frontends: Vec<IpAddr>,
-    /// On an interface, or on `lo` by somebody else's hand: neighbours or routers send packets here.
+    /// On an interface, or put on `lo` by somebody other than Baton: neighbours or routers send packets here.
     pub here: Vec<IpAddr>,
-    /// On `lo` by this instance's hand, for flows whose packets come by another instance, or are about to.
+    /// Put on `lo` by this instance, for flows whose packets come by another instance, now or soon.
     pub kept: Vec<IpAddr>,
 }
 
-/// How things are at a moment.
+/// The situation at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     pub now_ns: u64,
@@ -41,23 +42,23 @@ pub struct Situation<'a> {
     pub accepted: u64,
 }
 
-/// What an operator asks for.
+/// An operator's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// `None`: any that lives.
+    /// `None`: to any live peer.
     pub to: Option<InstanceName>,
-    /// From the beginning until flows that are left are reset.
+    /// When the flows that are left are reset.
     pub deadline_ns: u64,
 }
 
-/// What is to be done, in this order.
+/// The orders to carry out, in this sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvacuateOrder {
-    /// Have the addresses on `lo` too, before they leave: no packet of a flow may find them missing.
+    /// Add the addresses to `lo` before they leave their interfaces: no packet of a flow may find them missing.
     Keep,
     /// Say that this host should not have the VIP.
     LetGo,
-    /// Have flows be offloaded that can, however young they are.
+    /// Offload all flows that can be offloaded, even young ones.
     Offload,
     /// Reset what is left, paced.
     Reset,
@@ -76,11 +77,11 @@ pub enum EvacuateStep {
     Confirming,
     /// Done: the host may be switched off.
     Away,
-    /// It came to nothing, or was called off: this host may have the VIP.
+    /// The evacuation failed, or the operator cancelled it: this host may have the VIP.
     Here,
 }
 
-/// Why this host keeps, or takes back, what it wanted to give away.
+/// Why this host keeps or takes back its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("there is no peer {asked}; there is {}", .known.join(", "))]
@@ -118,40 +119,40 @@ pub struct Evacuation {
     began_ns: u64,
     /// When this step began.
     since_ns: u64,
-    /// Addresses of this host that no live peer had at the beginning: they leave, and are seen there.
+    /// Addresses of this host that no live peer had at the beginning: they leave this host, and a peer reports them.
     moving: Vec<IpAddr>,
-    /// Addresses that others have as well, to which routers send packets: these have to cease.
+    /// Addresses that peers have as well, to which routers send packets: routers must stop sending them here.
     routed: Vec<IpAddr>,
-    /// These, and those that a live peer had all along: none may be nobody's.
+    /// `moving` and `routed`, and the addresses that a live peer had all along: each must always have an owner.
     watched: Vec<IpAddr>,
     accepted: u64,
-    /// When a new flow was last seen to come.
+    /// When the last new flow came.
     came_ns: u64,
     /// Since when no live peer has one of the addresses.
     missing_since_ns: Option<u64>,
-    /// Who had not confirmed all at the end.
+    /// Peers that had not confirmed everything at the end.
     unconfirmed: Vec<InstanceName>,
     failure: Option<Failure>,
     orders: VecDeque<EvacuateOrder>,
 }
 
-/// What has happened up to then must be told within this.
+/// Limit for peers to confirm all changes from before the evacuation.
 const TELL_MAX_NS: u64 = 5_000_000_000;
-/// The address may be nobody's for so long: then this host has it again.
+/// Limit for a peer to take the address; after that this host takes it back.
 const TAKE_MAX_NS: u64 = 5_000_000_000;
-/// Routes take longer to cease; clients are served meanwhile.
+/// Routers take longer to withdraw routes; this host serves clients meanwhile.
 const WITHDRAW_MAX_NS: u64 = 15_000_000_000;
-/// No new connection for so long: the route has ceased.
+/// A route counts as withdrawn if no new connection came for so long.
 const QUIET_NS: u64 = 1_500_000_000;
 /// An address that no live peer has for so long has no owner.
 const MISSING_MAX_NS: u64 = 2_000_000_000;
-/// Flows that are left when the resets must be through: a worker is stuck.
+/// If flows are left so long after the resets should be complete, a worker hangs.
 const RESET_PATIENCE_NS: u64 = 30_000_000_000;
-/// What happens is on its way to the link for so long, and is shown for so long before it is shown anew.
+/// Until a change is in the link's queue, and until a view for people is renewed.
 const QUEUED_NS: u64 = 100_000_000;
 
 impl Evacuation {
-    /// Begins, unless it can be seen at once that it would come to nothing.
+    /// Begins, unless the situation already shows that the evacuation would fail.
     pub fn begin(wish: Wish, look: &Situation<'_>) -> Result<Self, Failure> {
         heirs(&wish, look.peers)?;
         let taken = |vip: &IpAddr| living(look.peers).any(|peer| peer.vips.contains(vip));
@@ -193,12 +194,12 @@ impl Evacuation {
         self.watched.iter().copied()
     }
 
-    /// Why it came to nothing. `None` in [`EvacuateStep::Here`]: it was called off.
+    /// Why the evacuation failed. `None` in [`EvacuateStep::Here`]: the operator cancelled it.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// Peers that could not be seen to know of everything at the end.
+    /// Peers that did not confirm everything at the end.
     pub fn unconfirmed(&self) -> &[InstanceName] {
         &self.unconfirmed
     }
@@ -211,7 +212,7 @@ impl Evacuation {
         self.orders.pop_front()
     }
 
-    /// The operator wants the VIP to be able to come back. What was reset stays reset.
+    /// The operator wants the VIP to be able to come back. Flows that were reset stay reset.
     pub fn cancel(&mut self) {
         if self.step != EvacuateStep::Here {
             self.take_back(None);
@@ -299,7 +300,7 @@ impl Evacuation {
         }
     }
 
-    /// What has been offloaded lately must be held elsewhere before this host may go.
+    /// Peers must hold the recently offloaded flows before this host may go.
     fn confirming(&mut self, look: &Situation<'_>) {
         self.watch_heirs(look);
         if self.step != EvacuateStep::Confirming {
@@ -313,7 +314,7 @@ impl Evacuation {
         }
     }
 
-    /// Nobody has the address, and this host still lives: it had better have it than nobody.
+    /// No peer has the address, and this host still lives: this host takes it back.
     fn watch_heirs(&mut self, look: &Situation<'_>) {
         let orphan = self.watched().find(|vip| !living(look.peers).any(|peer| peer.vips.contains(vip)));
         let Some(vip) = orphan else { return self.missing_since_ns = None };
@@ -333,19 +334,19 @@ impl Evacuation {
         (self.step, self.since_ns) = (step, now_ns);
     }
 
-    /// Whether it has acknowledged all that happened before this step.
+    /// Whether the peer has acknowledged all changes from before this step.
     fn is_told(&self, peer: &MemberView, now_ns: u64) -> bool {
         let knows_until_ns = now_ns.saturating_sub(QUEUED_NS + peer.lag_ms * 1_000_000);
         peer.liveness == Liveness::Alive && peer.told && knows_until_ns >= self.since_ns
     }
 
-    /// Nothing is waited for beyond the operator's own deadline.
+    /// The limit, but never later than the operator's own deadline.
     fn at_most(&self, limit_ns: u64) -> u64 {
         limit_ns.min(self.wish.deadline_ns)
     }
 }
 
-/// Who is to know everything: the one that was named, or all that live.
+/// The peers that must confirm everything: the named one, or all live ones.
 fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>, Failure> {
     let names = || peers.iter().map(|peer| peer.name.to_string()).collect();
     match &wish.to {
@@ -371,7 +372,7 @@ fn heirs<'a>(wish: &Wish, peers: &'a [MemberView]) -> Result<Vec<&'a MemberView>
     }
 }
 
-/// A pause of moments is no death, and an upgrade not either.
+/// Whether the peer lives: a pause of moments is no death, nor is an upgrade.
 fn lives(peer: &MemberView) -> bool {
     matches!(peer.liveness, Liveness::Alive | Liveness::Silent | Liveness::Left(Farewell::Succeeded))
 }

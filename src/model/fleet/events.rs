@@ -1,4 +1,5 @@
-//! What passes between the parts of one instance: of its own flows to the peer link, from there to the failover, and back.
+//! Events between the parts of one instance: about its own flows to the peer link, from there to the failover, and
+//! back.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,33 +12,33 @@ use crate::model::ids::FlowId;
 /// What happened to a flow of this instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Local {
-    /// Both legs are established, or it has waited for a backend for a while, or the flow of another process or instance has
-    /// become this one's. Told again with other ends, it goes on between those.
+    /// Both legs are established, or the flow has waited for a backend for a while, or this instance took the flow over
+    /// from another process or instance. If told again with other ends, the flow goes on between those.
     Begun(Box<FlowRecord>),
-    /// It goes on without sockets: these are closed, and the entries marked.
+    /// The BPF program carries the flow: its sockets are closed, and its entries marked.
     Offloaded { id: FlowId, passage: Box<Passage> },
     /// It is over.
     Ended(FlowId),
-    /// It goes on with another instance, which has claimed it or which it was left to.
+    /// It goes on with another instance, which has claimed it or to which this one left it.
     Left(FlowId),
 }
 
 /// What the peer link tells the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remote {
-    /// What follows, up to `Synced`, are all flows of `owner`: those not among them are gone.
-    /// `slot`: which eighth of the source ports is its own.
+    /// Begins a snapshot: the events up to `Synced` name all flows of `owner`; flows that they do not name are gone.
+    /// `slot`: the part of the source ports that is its own.
     Begin {
         owner: InstanceName,
         epoch: Epoch,
         slot: u8,
     },
-    /// `owner` belongs to the fleet, and its link is at this address: the next hop towards it.
+    /// `owner` belongs to the fleet. Its link has this address, which is the next hop towards it.
     Joined {
         owner: InstanceName,
         link: IpAddr,
     },
-    /// It belongs to it no more. What it had has been said to be over.
+    /// `owner` no longer belongs to the fleet. `Ended` was sent for its flows.
     Gone {
         owner: InstanceName,
     },
@@ -50,7 +51,7 @@ pub enum Remote {
         owner: InstanceName,
         id: FleetId,
     },
-    /// A flow that was `owner`'s is `to`'s, who may say more of it sooner or later than this comes.
+    /// A flow of `owner` now belongs to `to`, which may send its own record before or after this event.
     Moved {
         owner: InstanceName,
         id: FleetId,
@@ -59,13 +60,13 @@ pub enum Remote {
     Synced {
         owner: InstanceName,
     },
-    /// Told on each change; after `Command::Ping` also by each peer that answers, changed or not.
+    /// Sent on each change; after `Command::Ping` also for each peer that answers, changed or not.
     Liveness {
         owner: InstanceName,
         liveness: Liveness,
     },
-    /// `by` looks after these flows from now on, which were this instance's: their packets come to it. Without ends: this
-    /// instance has not told of any such flow.
+    /// `by` now owns these flows, which were this instance's: their packets come to it. Without ends: this instance has
+    /// not told of any such flow.
     Claimed {
         by: InstanceName,
         flows: Vec<(FleetId, Option<Ends>)>,
@@ -75,92 +76,92 @@ pub enum Remote {
         owner: InstanceName,
         vips: Vec<IpAddr>,
     },
-    /// Flows that are over, and whose clients a peer could not tell: whoever has their address is to.
+    /// Ended flows whose clients a peer could not reset: the instance that has their address must do it.
     Untold(Vec<Abandoned>),
-    /// What `Command::Ask` was answered with.
+    /// The answer to `Command::Ask`.
     Answer {
         ends: Asked,
         said: Said,
     },
 }
 
-/// What the others say of a packet.
+/// The peers' answer about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// This one has its flow, or passes it on.
+    /// This instance has the packet's flow, or forwards it.
     Known(InstanceName),
-    /// None of those that could be asked knows it.
+    /// No peer that could be asked knows it.
     Unknown,
-    /// Somebody who lives could not be asked, or has not answered in time: it may be known all the same.
+    /// A live peer could not be asked, or did not answer in time: it may know the packet all the same.
     Nothing,
 }
 
-/// What the failover wants of the peer link.
+/// What the failover orders from the peer link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerCommand {
     /// Tell `owner` that its flows are this instance's from now on.
     Claim { owner: InstanceName, flows: Vec<FleetId> },
-    /// This instance leaves the flow to `to`, who says of it that it is its own: that it ends here is not its end.
+    /// This instance leaves the flow to `to`, which claims to own it: the end of the flow here is not its end.
     Leave { to: InstanceName, flow: FleetId },
-    /// Ask all whose flow this packet is. Answered by `Remote::Answer` at the latest after `ASK_WITHIN_NS`.
+    /// Ask all peers whether they have this packet's flow. Answered by `Remote::Answer` within `ASK_WITHIN_NS`.
     Ask(Asked),
     /// Tell all which of the frontends' addresses this host has.
     Addresses(Vec<IpAddr>),
-    /// Tell all of clients that could not be told.
+    /// Tell all peers of clients that could not be reset.
     Untold(Vec<Abandoned>),
-    /// Beat at once, and have every peer answer: a VIP has come.
+    /// Send a beat at once, and have every peer answer: a VIP has come here.
     Ping,
 }
 
-/// A packet that nobody here knows: where it came from and went to.
+/// A packet that no entry and no socket of this host knows: its source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Asked {
     pub from: SocketAddr,
     pub to: SocketAddr,
 }
 
-/// What is known of one peer; for `baton peers`, the metrics and readiness.
+/// The view of one peer; for `baton peers`, the metrics and readiness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberView {
     pub name: InstanceName,
     pub address: SocketAddr,
     pub liveness: Liveness,
     pub epoch: Epoch,
-    /// Which eighth of the source ports is its own. `None`: not heard of yet.
+    /// The part of the source ports that is its own. `None`: it has not said yet.
     pub slot: Option<u8>,
-    /// Of its software; empty: not heard of yet.
+    /// Version of its software; empty: it has not said yet.
     pub version: String,
-    /// Its flows are all known here.
+    /// Whether this instance knows all its flows.
     pub synced: bool,
-    /// Flows of it that are known here.
+    /// Number of its flows that this instance knows.
     pub flows: usize,
-    /// Of them, without sockets.
+    /// How many of them are offloaded.
     pub offloaded: usize,
-    /// It has all flows of this instance, but for the changes that it is behind.
+    /// Whether it has all flows of this instance, except for the changes of `behind`.
     pub told: bool,
     /// Changes of this instance's flows that it has not acknowledged yet.
     pub behind: usize,
-    /// How long the oldest of them has waited, ms.
+    /// Age of the oldest such change, ms.
     pub lag_ms: u64,
-    /// Times that its copy had to be made anew.
+    /// How often this instance had to send it a new snapshot.
     pub resyncs: u64,
     /// Round trip of the last beat, µs.
     pub round_trip_us: u64,
     /// The frontends' addresses that are on its host.
     pub vips: Vec<IpAddr>,
-    /// Why there is no link, in words.
+    /// Why there is no link, for people to read.
     pub why_not: Option<String>,
 }
 
 impl MemberView {
-    /// It is heard now, and not for the first moments, in which its flows are still being told.
+    /// Whether this instance hears it, and not only since the first moments, in which its flows are still on their way.
     pub fn is_heard(&self) -> bool {
         self.liveness == Liveness::Alive && self.synced || self.liveness == Liveness::Unlinked
     }
 }
 
 impl Asked {
-    /// A packet of a client's.
+    /// A packet from the client.
     #[cfg(test)]
     pub fn up(ends: &Ends) -> Self {
         Self { from: ends.client.socket_addr(), to: ends.vip.socket_addr() }

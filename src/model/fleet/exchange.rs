@@ -1,4 +1,4 @@
-//! All that an instance and its peers tell each other: events in, messages and events out. No clock and no socket.
+//! The protocol between an instance and its peers: events in, messages and events out. No clock and no socket.
 //!
 //! ```text
 //!   handle_local  own flows            ┐            ┌ poll_message  what to say to a peer
@@ -20,16 +20,16 @@ use super::{
     Remembered, Remote, Said,
 };
 
-/// What a question may take while whoever is asked is heard: a loaded host, or one behind a slow link, answers after
-/// hundreds of milliseconds, and until then nobody is reset.
+/// Limit for the answers to a question, while the asked peers are heard. A peer on a loaded host or behind a slow link
+/// answers after hundreds of milliseconds, and until then the failover resets nothing.
 pub(super) const ASK_WITHIN_NS: u64 = 1_000_000_000;
-/// Longer than this between two looks, this instance was away itself.
+/// A longer pause between two calls means that this instance itself did not run.
 const ABSENCE_NS: u64 = 100_000_000;
-/// Questions under way: beyond, nothing is said of a packet.
+/// Limit for open questions: to further ones the answer is `Nothing`.
 const ASKS_MAX: usize = 4096;
-/// Addresses of one peer that are tried beside its link.
+/// Limit for the addresses of one peer that beats go to.
 const PLACES_MAX: usize = 8;
-/// A peer that is linked gets so many times the deadline to tell all its flows.
+/// A peer that is linked gets this many times the deadline to tell all its flows.
 const LINKED_PATIENCE: u64 = 6;
 
 /// This instance.
@@ -43,7 +43,7 @@ pub struct Own {
     pub sync_deadline_ns: u64,
     /// The addresses that may move between the instances.
     pub vips: Vec<IpAddr>,
-    /// What this process's beats beside the link are sealed with: random.
+    /// The random secret that seals this process's beats.
     pub beat_key: BeatKey,
 }
 
@@ -54,7 +54,7 @@ pub struct Member {
     pub address: SocketAddr,
 }
 
-/// Something that people are told.
+/// Events for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     Linked {
@@ -69,7 +69,7 @@ pub enum Notice {
         peer: InstanceName,
         flows: u64,
     },
-    /// One of its changes is missing: it is to tell all its flows again.
+    /// A change of the peer is missing: it must send its flows again.
     Gap {
         peer: InstanceName,
     },
@@ -77,14 +77,15 @@ pub enum Notice {
         peer: InstanceName,
         liveness: Liveness,
     },
-    /// Why there is no link to it: another reason than before.
+    /// Why there is no link to the peer, if the reason is a new one.
     Unreachable {
         peer: InstanceName,
         why: String,
     },
 }
 
-/// A packet of which a peer wants to know whether it would find its way from here, though it is of no flow that is told of.
+/// A packet that belongs to no flow of `mirror`. A peer asks whether this host could take it all the same, which only
+/// the kernel knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnowsQuery {
     pub peer: InstanceName,
@@ -97,24 +98,24 @@ pub struct Exchange {
     own: Own,
     mirror: Mirror,
     own_ids_told: u64,
-    /// `mirror` holds all own flows: those of an earlier process have been inherited.
+    /// Whether `mirror` holds all own flows, those of an earlier process included.
     whole: bool,
     sessions: BTreeMap<InstanceName, Session>,
     asks: HashMap<u32, PendingAsk>,
     /// Numbers of asks in the order of their deadlines.
     ask_order: VecDeque<u32>,
     next_ask: u32,
-    /// All of this host.
+    /// All addresses of this host.
     addresses: Vec<IpAddr>,
     remotes: VecDeque<Remote>,
     notices: VecDeque<Notice>,
     queries: VecDeque<KnowsQuery>,
-    /// Own ones that peers were told of: who was not linked then, or not at all yet, hears of them later.
+    /// Own clients that this instance has reported to its peers: a peer that links up later receives the report then.
     untold: Remembered,
     drops: VecDeque<(InstanceName, String)>,
-    /// When this was last told the time.
+    /// The time of the last call.
     looked_ns: u64,
-    /// When the next beat beside the link is due, and how many there were.
+    /// When the next beats are due, and how many there were.
     beat_due_ns: u64,
     beats: u64,
 }
@@ -124,7 +125,7 @@ struct PendingAsk {
     packet: Asked,
     deadline_ns: u64,
     waits_for: HashSet<InstanceName>,
-    /// All that live were asked.
+    /// Whether all live peers were asked.
     is_complete: bool,
 }
 
@@ -153,9 +154,11 @@ impl Exchange {
         exchange
     }
 
-    /// The fleet is these and this one. Whoever goes is forgotten with its flows.
+    /// Sets the members of the fleet besides this instance. A peer that is no longer a member is forgotten with its
+    /// flows.
     pub fn set_members(&mut self, members: &[Member], now_ns: u64) {
-        // A reload reaches all instances: were none ready until a new one is there, or has been waited for, nobody would serve.
+        // A reload reaches all instances: if all of them waited for a new peer before they are ready, no instance would
+        // serve.
         let health_state = if self.is_ready() { PeerReport::Settled } else { PeerReport::Awaited { since_ns: now_ns } };
         let gone: Vec<_> = self
             .sessions
@@ -186,10 +189,10 @@ impl Exchange {
                 false => "it has not connected yet",
             };
             if let Some(session) = self.sessions.get_mut(name) {
-                // Its host is the same, and its flows are.
+                // Its host is the same, so its flows are too.
                 session.address = *address;
             } else {
-                // Before anything else that is said of it.
+                // The first event about this peer.
                 self.remotes.push_back(Remote::Joined { owner: name.clone(), link: address.ip() });
                 self.sessions.insert(name.clone(), Session::new(name.clone(), *address, why_not, health_state));
             }
@@ -206,20 +209,19 @@ impl Exchange {
         Hello { name: name.clone(), epoch: *epoch, slot: *slot, version: version.clone() }
     }
 
-    /// Takes in what has happened to own flows.
+    /// Takes in changes of own flows.
     pub fn handle_local(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
         self.mirror.apply(locals, now_ns);
     }
 
-    /// The own flows have all been told of, those of an earlier process included: peers may be told which there are.
+    /// All own flows are in `mirror`, those of an earlier process included: peers may receive the snapshot.
     pub fn set_whole(&mut self) {
         self.whole = true;
     }
 
-    /// A link has come up whose other end says `hello`. An older link to the same peer counts no more.
-    ///
-    /// # Errors
-    /// Why it is refused, in words for both ends.
+    /// A link has come up whose other end sent `hello`. It replaces an older link to the same peer.
+    /// | # Errors
+    /// Why this instance refuses the link, in words for both ends.
     pub fn handle_link(&mut self, hello: &Hello, now_ns: u64) -> Result<(), String> {
         let own = &self.own.name;
         if hello.name == *own {
@@ -241,7 +243,7 @@ impl Exchange {
             let peer = &hello.name;
             return Err(format!("{peer} and {name} both use slot {slot} of the source ports; set instance.slot"));
         }
-        // With a VIP here, readiness that fails for a moment would only make it move.
+        // With a VIP here, even a moment of failing readiness would move the VIP for nothing.
         let wait = !self.own.vips.iter().any(|vip| self.addresses.contains(vip));
         let addresses = self.addresses.clone();
         let Some(session) = self.sessions.get_mut(&hello.name) else { return Ok(()) };
@@ -277,7 +279,7 @@ impl Exchange {
         }
     }
 
-    /// A peer says something.
+    /// Takes in one message of a peer.
     pub fn handle_message(&mut self, peer: &InstanceName, message: Message, now_ns: u64) {
         let Some(session) = self.sessions.get_mut(peer).filter(|session| session.link.is_some()) else { return };
         let liveness = session.heard(now_ns);
@@ -310,7 +312,7 @@ impl Exchange {
         }
     }
 
-    /// The kernel has been asked: whether packets of the flow find their way from here.
+    /// The kernel's answer to `query`: whether this host can take packets of the flow.
     pub fn handle_known(&mut self, query: &KnowsQuery, known: bool) {
         if let Some(session) = self.sessions.get_mut(&query.peer) {
             session.say(Message::Answer { number: query.number, known });
@@ -345,8 +347,8 @@ impl Exchange {
         }
     }
 
-    /// What is to be said beside the link now, if it is time. Whom this instance has never been linked with is told nothing:
-    /// it could not open that.
+    /// The beats to send now, if they are due. A peer that this instance was never linked with gets none: it could not
+    /// decrypt them.
     pub fn poll_beat(&mut self, now_ns: u64) -> Option<BeatTo> {
         if now_ns < self.beat_due_ns {
             return None;
@@ -370,12 +372,12 @@ impl Exchange {
         Some(BeatTo { beat, to: known.map(places).collect() })
     }
 
-    /// Addresses that lead back here, or to whoever has the VIP.
+    /// Addresses that lead back to this host, or to the host that has the VIP.
     fn is_own(&self, ip: IpAddr) -> bool {
         self.own.vips.contains(&ip) || self.addresses.contains(&ip)
     }
 
-    /// What beats beside the link may be sealed with, and by whom.
+    /// The secrets that seal the peers' beats, with their owners.
     pub fn beat_keys(&self) -> impl Iterator<Item = (&InstanceName, &BeatKey)> {
         self.sessions.values().filter_map(|session| Some((&session.name, session.beat_key()?)))
     }
@@ -384,7 +386,7 @@ impl Exchange {
         &self.own.beat_key
     }
 
-    /// A beat of `from`, sealed with what it had said on the link.
+    /// A beat of `from`, sealed with the secret that it sent on the link.
     pub fn handle_beat(&mut self, from: &InstanceName, beat: Beat, now_ns: u64) {
         let is_new = self.sessions.get_mut(from).is_some_and(|session| session.beat(beat.number, now_ns));
         if !is_new {
@@ -398,15 +400,15 @@ impl Exchange {
         }
     }
 
-    /// Says goodbye to all.
+    /// Queues a farewell to all peers.
     pub fn farewell(&mut self, farewell: Farewell) {
         for session in self.sessions.values_mut() {
             session.say(Message::Farewell(farewell));
         }
     }
 
-    /// Call it every few milliseconds, behind what has come. A peer's silence counts only for as long as this instance has
-    /// listened: one that was stopped for seconds, or had no time, would take all others for dead when it goes on.
+    /// Call it every few milliseconds, after the inputs. A peer's silence counts only while this instance listened:
+    /// otherwise an instance that was stopped for seconds would take all others for dead when it continues.
     pub fn handle_time(&mut self, now_ns: u64) {
         let absence_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
@@ -443,14 +445,14 @@ impl Exchange {
         }
     }
 
-    /// What peers say is not taken in at the moment: their silence says nothing.
+    /// This instance takes in no messages at the moment, so the peers' silence proves nothing.
     pub fn is_deaf(&mut self, now_ns: u64) {
         let absence_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
         self.sessions.values_mut().for_each(|session| session.was_not_listened_to(absence_ns));
     }
 
-    /// The next thing to say to `peer`.
+    /// The next message for `peer`.
     pub fn poll_message(&mut self, peer: &InstanceName, now_ns: u64) -> Option<Message> {
         self.sessions.get_mut(peer)?.poll(&self.mirror, self.whole, now_ns)
     }
@@ -459,7 +461,7 @@ impl Exchange {
         self.remotes.pop_front()
     }
 
-    /// Events that [`Exchange::poll_remote`] would give.
+    /// Number of events that [`Exchange::poll_remote`] would return.
     pub fn remotes(&self) -> usize {
         self.remotes.len()
     }
@@ -472,12 +474,12 @@ impl Exchange {
         self.queries.pop_front()
     }
 
-    /// A link that must end, and why.
+    /// A link that the hub must end, and why.
     pub fn poll_drop(&mut self) -> Option<(InstanceName, String)> {
         self.drops.pop_front()
     }
 
-    /// A log so short that peers fall out of it.
+    /// Limits the log, so that peers fall out of it.
     #[cfg(test)]
     pub fn keep_changes(&mut self, max: usize) {
         self.mirror.log_max = max;
@@ -488,14 +490,14 @@ impl Exchange {
         self.sessions.values().all(|session| session.health_state == PeerReport::Settled)
     }
 
-    /// Whether every peer that is linked has all that has happened here up to now.
+    /// Whether every linked peer has all changes up to now.
     #[cfg(test)]
     pub fn all_is_told(&self) -> bool {
         self.sessions.values().all(|session| session.link.is_none() || session.has_all(self.mirror.end()))
     }
 
-    /// The highest of this instance's own flow ids that any peer has told of, without its tag: it holds such a flow, and
-    /// this instance may have forgotten it.
+    /// The highest of this instance's own flow ids, without tag, that any peer has reported: the peer holds such a
+    /// flow, and this instance may have forgotten it.
     pub fn own_ids_told(&self) -> u64 {
         self.own_ids_told
     }
@@ -519,7 +521,7 @@ impl Exchange {
         self.own.sync_deadline_ns = sync_deadline_ns;
     }
 
-    /// This instance begins another life: it was about to be replaced, and goes on after all. Links are gone.
+    /// This instance begins another epoch: it was about to be replaced, and continues after all. Its links are gone.
     pub fn begin_again(&mut self, epoch: Epoch) {
         self.own.epoch = epoch;
     }
@@ -541,9 +543,9 @@ impl Exchange {
                     true => drop(waits_for.insert(session.name.clone())),
                     false => is_complete = false,
                 },
-                // Who is silent for a moment may know.
+                // A peer that is silent for a moment may know the packet.
                 Liveness::Silent => is_complete = false,
-                // The others have nothing, or whoever asks knows that they were not asked.
+                // These peers have nothing, or the peer that asks knows that this instance could not ask them.
                 Liveness::Unheard | Liveness::Unlinked | Liveness::Dead | Liveness::Left(_) => {}
             }
         }
@@ -570,7 +572,7 @@ impl Exchange {
         }
     }
 
-    /// `peer` will answer nothing of what it was asked, though it may have known.
+    /// `peer` will not answer its open questions, though it may have known the packets.
     fn answers_no_more(&mut self, peer: &InstanceName) {
         let mut numbers = Vec::new();
         for (number, ask) in self.asks.iter_mut().filter(|(_, ask)| ask.waits_for.contains(peer)) {

@@ -1,4 +1,4 @@
-//! What becomes of other instances' flows when addresses and instances come and go: decisions only.
+//! Decisions about other instances' flows when addresses and instances come and go.
 //!
 //! ```text
 //!   peer link ──Remote──▶ │            │ ──Path──▶ hold, forward, refuse, inherit
@@ -14,8 +14,8 @@
 //!                     ▼  │
 //!                   Refused ──▶ forgotten: its client was told
 //! ```
-//! Dead is who was not heard of for long; who was not heard of for moments, too, when the VIP has just come here. Nobody
-//! resets flows of an instance that answers on the link.
+//! A peer counts as dead after a long silence, or after a short one if the VIP has just come here. No instance resets
+//! flows of a peer that answers on the link.
 
 mod agenda;
 mod claims;
@@ -55,51 +55,52 @@ use unknown_packet::UnknownPackets;
 use unlisted::Unlisted;
 use untold::UntoldFlows;
 
-/// What an operator may choose, and what the host is like.
+/// An operator's choices, and properties of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub me: InstanceName,
-    /// Which part of `ports` is this instance's.
+    /// The part of `ports` that is this instance's own.
     pub slot: u8,
-    /// Where each peer's link is: the next hop towards it.
+    /// The address of each peer's link: the next hop towards it.
     pub peers: Vec<(InstanceName, IpAddr)>,
-    /// Where frontends listen; port 0 is none.
+    /// The frontends' listening addresses; port 0 means none.
     pub vips: Vec<VipAddr>,
-    /// There is the offload engine: flows can be held and forwarded.
+    /// Whether offload is on, so that flows can be held and forwarded.
     pub carries: bool,
     pub challenge: bool,
     pub guard_ns: u64,
-    /// Clients in the first of these are told first, then the next; all others last.
+    /// Clients in the first of these networks are told first, then those in the next; all others last.
     pub priority: Vec<IpNet>,
-    /// Source ports of this network's hosts, from which each instance has its part.
+    /// Source ports of this network's hosts. Each instance has a part of them.
     pub ports: RangeInclusive<u16>,
 }
 
-/// What is to be done, in this order.
+/// Actions to take, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Path(StandbyRequest),
     Send(PeerCommand),
-    /// Tell all neighbours that the address is here.
+    /// Announce the address to all neighbours.
     Announce(IpAddr),
-    /// Make these ends show themselves, paced, in this order; then call `handle_challenged`.
+    /// Challenge these ends, paced, in this order; then call `handle_challenged`.
     Challenge {
         round: u64,
         ends: Vec<Challenge>,
     },
-    /// These clients have answered neither round, and their network may be out: wake them again and again.
+    /// These clients have answered neither round, and their network may be down: send the resets again and again.
     WakeOn(Vec<Wake>),
-    /// Answer with RST.
+    /// Answer the packet with RST.
     Answer(UnknownPacket),
-    /// Other live instances have the same VIP: packets of one flow may come to several of them.
+    /// Whether other live instances have the same VIP, so that packets of one flow may come to several of them.
     Shared(bool),
     Note(Note),
 }
 
-/// What is worth remembering.
+/// Events for the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// So many flows of a living owner are reset: their backend is on this host, and so is the address of their leg.
+    /// So many flows of a live owner are reset: their backend is on this host, and so is the address of their backend
+    /// leg.
     Stuck {
         from: InstanceName,
         flows: usize,
@@ -110,7 +111,7 @@ pub enum Note {
         inherited: usize,
         reset: usize,
     },
-    /// What became of those that were reset. Without offload nobody knows, and all count as silent.
+    /// The result for the flows that were reset. Without offload it is unknown, and all count as silent.
     Told {
         from: InstanceName,
         answered: usize,
@@ -128,8 +129,8 @@ pub enum Note {
     AddressWent(IpAddr),
 }
 
-/// Gives each event to the parts that it concerns, and what one of them finds to the next. No part holds another: what a decision of one
-/// needs of others is an argument. See the module.
+/// Passes each event to the parts that it concerns, and each result to the next part. No part holds another: if the
+/// decision of one part depends on another part, that part is an argument. See the module.
 #[derive(Debug)]
 pub struct Failover {
     agenda: Agenda,
@@ -145,18 +146,18 @@ pub struct Failover {
     earlier: Earlier,
 }
 
-/// What an earlier process of this host held for others.
+/// The entries that an earlier process of this host held for other instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Earlier {
-    /// Not all peers are synced, and they may be waited for.
+    /// Some peers are not synced yet, and this instance still waits for them.
     Awaited,
-    /// All are, or were waited for long enough.
+    /// All peers are synced, or were waited for long enough.
     Ready,
-    /// It has been sorted out.
+    /// This instance has decided on all entries.
     Settled,
 }
 
-/// Flows up to which invariants are checked after every event.
+/// Up to this number of flows, debug builds check invariants after every event.
 const CHECKED_MAX: usize = 64;
 
 impl Failover {
@@ -199,7 +200,7 @@ impl Failover {
             Remote::Liveness { owner, liveness } => self.liveness(now_ns, &owner, liveness),
             Remote::Claimed { by, flows } => self.claimed_by(now_ns, &by, flows),
             Remote::Addresses { owner, vips } => self.peer_addresses(&owner, vips),
-            // Who tells them is not the failover.
+            // The failover does not send these resets.
             Remote::Untold(_) => {}
             Remote::Answer { ends, said } => {
                 self.unknown.answered(now_ns, (ends, said), &self.flows, &self.members, &mut self.agenda);
@@ -221,7 +222,7 @@ impl Failover {
             }
             StandbyAnswer::Unanswered(keys) => self.rounds.unanswered(now_ns, &keys, known, members, agenda),
             StandbyAnswer::Reached(round) => self.rounds.first(round, members, agenda),
-            // An earlier process's are unlisted as yet.
+            // Entries of an earlier process are not listed yet.
             StandbyAnswer::Keeps { .. } if self.earlier != Earlier::Settled => {}
             StandbyAnswer::Keeps { flows, keys } => {
                 self.unlisted.see_kept(now_ns, (flows, keys), known, &self.unknown, agenda);
@@ -230,7 +231,7 @@ impl Failover {
         self.handled(now_ns);
     }
 
-    /// All ends of a round have been sent to.
+    /// Every end of the round has been challenged.
     pub fn handle_challenged(&mut self, now_ns: u64, round: u64) {
         self.rounds.challenged(now_ns, round, &mut self.agenda);
     }
@@ -253,7 +254,8 @@ impl Failover {
         self.handled(now_ns);
     }
 
-    /// The file has been read again. Of this instance itself nothing changes, and members come and go by what the link says.
+    /// The configuration was reloaded. This instance's own name and slot stay; the link reports which members come and
+    /// go.
     pub fn handle_settings(&mut self, now_ns: u64, settings: Settings) {
         let added = self.members.configure(settings);
         self.port_ranges.configure(&self.members.vips());
@@ -265,7 +267,7 @@ impl Failover {
         self.handled(now_ns);
     }
 
-    /// The peers' flows are all known, or were waited for long enough.
+    /// All peers have told their flows, or were waited for long enough.
     pub fn handle_ready(&mut self) {
         if self.earlier == Earlier::Awaited {
             self.earlier = Earlier::Ready;
@@ -304,7 +306,7 @@ impl Failover {
         self.handled(now_ns);
     }
 
-    /// Flows of other instances that are known here.
+    /// Number of other instances' flows that this instance knows.
     #[cfg(test)]
     pub fn known(&self) -> usize {
         self.flows.len()
@@ -315,14 +317,15 @@ impl Failover {
         self.members.peers().all(|(_, peer)| peer.is_heard())
     }
 
-    /// Members or addresses are others by now.
+    /// The members or their addresses have changed.
     fn see_members(&mut self) {
         self.members.see_sharing(&mut self.agenda);
         self.port_ranges.show(&self.members, &mut self.agenda);
     }
 
-    /// What an earlier process of this host held for others: over, if all peers have said what they have; else somebody's
-    /// who is dead, and so this instance's if the VIP is here.
+    /// Decides on the entries that an earlier process of this host held for others. If all peers have told their flows,
+    /// entries that nobody named are over. Otherwise they belong to a dead peer, and so to this instance if it has the
+    /// VIP.
     fn settle(&mut self) {
         if self.earlier != Earlier::Ready || !self.members.settings().carries {
             return;
@@ -335,18 +338,18 @@ impl Failover {
         }
     }
 
-    /// What is to be done after every event.
+    /// The work after every event.
     fn handled(&mut self, now_ns: u64) {
         let guard_until_ns = self.unknown.guard_until_ns(now_ns);
-        // Flows that a full map has no entry for are refused from here.
+        // Unknown packets of flows for which a full map has no entry are answered from here.
         let is_refusing = self.flows.is_crowded() || !self.rounds.is_empty();
         self.rules.renew(guard_until_ns, is_refusing, &self.members, &mut self.agenda);
         self.check();
     }
 
-    /// In debug builds: what must hold after every event.
+    /// In debug builds: checks what must hold after every event.
     fn check(&self) {
-        // It looks at every flow, which is too much to do for each of thousands.
+        // The check walks through all flows, which is too much work after each of thousands of events.
         if cfg!(debug_assertions) && self.flows.len() < CHECKED_MAX {
             for id in self.claims.ids() {
                 debug_assert!(self.flows.get(&id).is_none(), "{id} has two owners");

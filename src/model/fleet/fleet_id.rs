@@ -1,4 +1,4 @@
-//! Which flow is meant, among all that the instances of a fleet have or had.
+//! Identifies one flow among all that the instances of a fleet have or had.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 
-/// A flow in the whole fleet. An instance that has lost its map and its clock gives ids again that others still hold: equal
-/// ids with other ends are two flows.
+/// A flow in the whole fleet. An instance that has lost its BPF map and its clock may give out an id again that another
+/// instance still has: equal ids with other ends are two flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FleetId {
     pub flow: FlowId,
@@ -21,7 +21,7 @@ impl FleetId {
     pub fn of(flow: FlowId, ends: &Ends) -> Self {
         let all =
             [ends.client.socket_addr(), ends.vip.socket_addr(), ends.local.socket_addr(), ends.backend.socket_addr()];
-        // FNV-1a: the same in every release, for two of them may run beside each other.
+        // FNV-1a: the same in every release, because two releases may run beside each other.
         let hash = all.iter().fold(0xcbf2_9ce4_8422_2325, |hash, end| fold_address(hash, *end));
         Self { flow, ends: hash }
     }

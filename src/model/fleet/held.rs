@@ -1,4 +1,4 @@
-//! What passes between the failover and the offload engine, which holds and forwards what is other instances'.
+//! Messages between the failover and the offload engine, which holds and forwards other instances' flows.
 
 use std::net::IpAddr;
 
@@ -6,45 +6,46 @@ use super::{FleetId, FlowRecord, PortRange, Unknown, UnknownPacket};
 use crate::addr::VipAddr;
 use crate::model::ends::{Ends, Key};
 
-/// What the failover asks of the offload engine.
+/// Requests of the failover to the offload engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StandbyRequest {
-    /// Carry the packets of this flow, which has no sockets and which another instance lists. Again: its positions have
-    /// moved on.
+    /// Carry the packets of this flow, which is offloaded and has a record of another instance. If sent again: the
+    /// flow's positions have moved on.
     Hold(Box<FlowRecord>),
-    /// These held flows are over.
+    /// These held flows have ended.
     Drop(Vec<FleetId>),
     /// These held flows are this instance's from now on.
     Inherit(Vec<FleetId>),
-    /// These flows of this instance are another's from now on, and held.
+    /// Another instance owns these flows from now on, and they are held for it.
     Release(Vec<FleetId>),
-    /// All that is held, forwarded or refused has been said again since this process began: what an earlier one left
-    /// besides is over, or (`claim`) this instance's.
+    /// Every entry that is still held, forwarded or refused was requested again since this process began. The rest of
+    /// an earlier process's entries is over, or (`claim`) belongs to this instance.
     Settle { claim: bool },
-    /// Send these flows' packets to the instance that has them. `to` is its address on a link that this host is on, too.
+    /// Send these flows' packets to their owner. `to` is its address on a link of this host.
     Forward { flows: Vec<AcceptedFlow>, to: IpAddr },
-    /// Send such packets there, though nobody has told of a flow, or it is over. A SYN begins a connection here.
+    /// Send packets with these keys there, though no record names their flow, or it has ended. A SYN begins a
+    /// connection here.
     Lend { keys: Vec<Key>, to: IpAddr },
-    /// Answer such packets with RST.
+    /// Answer packets with these keys with RST.
     Refuse(Vec<Key>),
-    /// Forget what was said of such packets.
+    /// Drop the entries of these keys.
     Forget(Vec<Key>),
-    /// Say when all that was asked before is done. Answered by `Reached`.
+    /// Report when all earlier requests are done. Answered by `Reached`.
     Report(u64),
-    /// Which of these, that are refused, nothing shows an answer of? Answered by `Unanswered`.
+    /// Report those of these refused keys whose ends have not answered. Answered by `Unanswered`.
     FindUnanswered(Vec<Key>),
-    /// What becomes of packets to `vip` that nobody knows; port 0: to all ports of port ranges that have no rule of their own.
+    /// The rule for unknown packets to `vip`; port 0: to all ports in port ranges that have no rule of their own.
     Unknown { vip: VipAddr, unknown: Option<Unknown> },
-    /// Whose backend legs come from which ports.
+    /// Each instance's port range.
     PortRanges(Vec<PeerPortRange>),
-    /// An instance to which packets of this one's flows may come is cut off, or is heard again: what it took for a dead one's it
-    /// has reset, at one end. Ask the ends of flows that are quiet, for a while.
+    /// A peer that may get packets of this instance's flows is cut off, or is heard again. It has reset flows that it
+    /// took for a dead instance's, but only at one end. Challenge the ends of quiet flows for a while.
     AskEnds,
     /// Routes or interfaces have changed.
     RoutesMoved,
 }
 
-/// A flow of another instance, and when that accepted it.
+/// A flow of another instance, and the time when that instance accepted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedFlow {
     pub ends: Ends,
@@ -52,31 +53,32 @@ pub struct AcceptedFlow {
     pub accepted_unix_ms: u64,
 }
 
-/// Source ports of an instance.
+/// The source ports of one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerPortRange {
     pub ports: PortRange,
-    /// Where it is reached: one address of each family that it has. None: it is this instance, or it does not live.
+    /// Its addresses, one of each family that it has. Empty: it is this instance, or it is dead.
     pub at: Vec<IpAddr>,
 }
 
-/// What the offload engine says to the failover.
+/// Answers of the offload engine to the failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StandbyAnswer {
     /// Packets of these held flows' clients have come.
     Touched(Vec<FleetId>),
-    /// These were to be held, and are this instance's own.
+    /// The failover wanted to hold these, but they are this instance's own.
     Ours(Vec<FleetId>),
-    /// These were to be held or inherited, and the map has no room for them.
+    /// The map has no room for these, which it should hold or inherit.
     NoStandby(Vec<FleetId>),
-    /// There is room again: these, of which that was said, are held.
+    /// The map has room again: it now holds these.
     Held(Vec<FleetId>),
-    /// These were inherited or claimed, and there is nothing of them here any more.
+    /// These were inherited or claimed, but the map has nothing of them any more.
     Over(Vec<FleetId>),
     UnknownPackets(Vec<UnknownPacket>),
     Unanswered(Vec<Key>),
     Reached(u64),
-    /// Some of what it has an entry for: flows that it holds, and keys of packets that it forwards, lends or refuses. All in turn.
+    /// A part of its entries: held flows, and keys of packets that it forwards, lends or refuses. The engine reports
+    /// all in turn.
     Keeps {
         flows: Vec<FleetId>,
         keys: Vec<Key>,

@@ -1,4 +1,4 @@
-//! What two instances say to each other once their link is up.
+//! Messages between two instances after the handshake of their link.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Abandoned, Asked, BeatKey, Epoch, Farewell, FleetId, FlowRecord, InstanceName};
 
-/// Records of one message, so that none holds up a beat for long: about 16 KiB.
+/// Records of one message, about 16 KiB: few enough that no message delays a beat for long.
 pub(super) const RECORDS_MAX: usize = 64;
 
-/// Clients that are named at once.
+/// Clients of one message.
 pub(super) const UNTOLD_MAX: usize = 256;
 
 /// Flows of one claim.
@@ -18,12 +18,12 @@ pub(super) const CLAIM_MAX: usize = 1024;
 /// One message. Variants are only ever added at the end, and only together with a new version of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The first thing that each side says.
+    /// The first message of each side.
     Hello(Hello),
-    /// The other's hello is not taken, and why. The link ends.
+    /// The other's hello is refused, for this reason. The link ends.
     Refuse(String),
-    /// What follows, up to `Whole`, are all flows of the sender; what the receiver had of it is worth nothing any more. The
-    /// first change after this one has the number `next`.
+    /// Begins a snapshot: what follows, up to `Whole`, names all flows of the sender, and replaces everything that the
+    /// receiver knew of them. The first change after it has the number `next`.
     Begin {
         next: u64,
     },
@@ -34,11 +34,11 @@ pub enum Message {
         changes: Vec<Change>,
     },
     Whole,
-    /// Every change below `next` has come, and been passed on.
+    /// The receiver has every change below `next`, and has passed it on.
     Ack {
         next: u64,
     },
-    /// A change is missing: begin again.
+    /// A change is missing: send a new snapshot.
     Again,
     /// The sender lives; the receiver answers with `Echo` if asked to.
     Beat {
@@ -48,9 +48,9 @@ pub enum Message {
     Echo {
         number: u32,
     },
-    /// These flows, which were the receiver's, are the sender's from now on.
+    /// The sender owns these flows of the receiver from now on.
     Claim(Vec<FleetId>),
-    /// Whether the receiver has the flow of this packet.
+    /// Asks whether the receiver has the flow of this packet.
     Ask {
         number: u32,
         packet: Asked,
@@ -62,29 +62,29 @@ pub enum Message {
     /// The frontends' addresses that are on the sender's host.
     Addresses(Vec<IpAddr>),
     Farewell(Farewell),
-    /// What the sender's beats beside the link are sealed with.
+    /// The secret that seals the sender's beats.
     BeatKey(BeatKey),
-    /// Whoever has, or gets, their addresses is to tell these clients again.
+    /// The instance that has or gets these clients' addresses must reset them again.
     Untold(Vec<Abandoned>),
 }
 
-/// Who speaks.
+/// The sender of a hello.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub name: InstanceName,
     pub epoch: Epoch,
-    /// Which eighth of the source ports is its own, from 0.
+    /// The part of the source ports that is its own, from 0.
     pub slot: u8,
-    /// Of the software, for people.
+    /// Version of the software, for people.
     pub version: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
-    /// New, or as it is now.
+    /// A new flow, or its present state.
     Flow(Box<FlowRecord>),
     Ended(FleetId),
-    /// It goes on, and `to` has said that it looks after it.
+    /// The flow goes on: `to` has said that it owns it.
     Moved {
         id: FleetId,
         to: InstanceName,

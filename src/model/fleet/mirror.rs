@@ -1,8 +1,8 @@
-//! This instance's own flows as its peers are to know them, and a log of what has changed.
+//! This instance's own flows as its peers should know them, and a log of the changes.
 //!
-//! The log holds names only: what is told of a flow is what it is at that moment, so that a peer that lags is told the last state
-//! of each flow and no earlier one. There is one log for all peers, each of which has its own place in it. One whose place
-//! has fallen out of the log is told everything anew; that bounds what a slow peer costs.
+//! The log holds ids only. A change is sent with the flow's state at the time of sending, so a peer that lags gets only
+//! the latest state of each flow. All peers share one log, and each has its own position in it. A peer whose position
+//! has fallen out of the log gets a new snapshot; that limits the cost of a slow peer.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,18 +14,18 @@ use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::model::splice::FlowDirection;
 
-/// Changes that are kept for peers that have not been told of them yet: 16 bytes each.
+/// Changes that the log keeps for peers that lag: 16 bytes each.
 const LOG_MAX: usize = 1 << 18;
 
 #[derive(Debug)]
 pub(super) struct Mirror {
     flows: BTreeMap<FlowId, FlowRecord>,
-    /// By the hash of how the packets of each direction show themselves.
+    /// By the hash of each direction's addresses.
     by_packet: HashMap<u64, FlowId>,
-    /// Flows that other instances have claimed, for a while.
+    /// Flows that other instances have claimed lately.
     claimed: HashMap<FleetId, Claimed>,
     claims: VecDeque<(u64, FleetId)>,
-    /// Flows that this instance has claimed, as long: their former owners wait to be told of them.
+    /// Flows that this instance has claimed lately: their former owners wait for its record of them.
     taken: HashMap<FlowId, FleetId>,
     takings: VecDeque<(u64, FleetId)>,
     log: VecDeque<FleetId>,
@@ -55,33 +55,33 @@ impl Default for Mirror {
     }
 }
 
-/// The changes below `end`, as far as they are not of an earlier one.
+/// The time of the changes below `end` that no earlier element covers.
 #[derive(Clone, Copy, Debug)]
 struct Made {
     end: u64,
     at_ns: u64,
 }
 
-/// What another instance has said to be its own.
+/// A flow that another instance has claimed.
 #[derive(Debug)]
 struct Claimed {
     by: InstanceName,
     at_ns: u64,
-    /// It has begun here since, for all that is known: what happened here and what others say come by different ways.
+    /// The claim may be older than the flow's begin here: own changes and peers' messages come by different ways.
     is_before: bool,
-    /// It is not this instance's any more.
+    /// It no longer belongs to this instance.
     gone: bool,
 }
 
-/// For so long a claim is remembered: until then whoever has claimed a flow has told of it.
+/// How long a claim is kept: by then the claimant has told of the flow.
 const CLAIMED_NS: u64 = 5_000_000_000;
 
 impl Mirror {
-    /// Takes in what has happened. Of a flow that is over before anybody was told of it, nothing is noted, unless it was claimed.
+    /// Takes in changes. A flow that ended before any peer was told of it leaves no trace, unless it was claimed.
     pub(super) fn apply(&mut self, locals: impl IntoIterator<Item = Local>, now_ns: u64) {
         self.forget_claims(now_ns);
         let mut touched = Vec::new();
-        // Whether each was there before.
+        // Per flow, whether it was there before.
         let mut known = HashMap::new();
         for local in locals {
             let flow = match &local {
@@ -96,7 +96,7 @@ impl Mirror {
                 Local::Begun(record) => {
                     let id = record.fleet_id();
                     known.entry(id).or_insert(false);
-                    // Its id is given to another flow: what had it is over.
+                    // Another flow has its id now: the flow that had it is over.
                     touched.extend(before.filter(|before| *before != id));
                     self.insert(*record).then_some(id)
                 }
@@ -105,7 +105,7 @@ impl Mirror {
                     let taken = self.taken.remove(&id);
                     let ended = before.filter(|_| self.remove(id)).or(taken);
                     if let Some(id) = taken {
-                        // Its former owner waits for word of it, and no claim from before explains its end.
+                        // Its former owner waits for its record, and no earlier claim explains its end.
                         known.insert(id, true);
                         self.claimed.remove(&id);
                     }
@@ -133,17 +133,17 @@ impl Mirror {
         }
     }
 
-    /// Number of the next change to be made.
+    /// Number of the next change.
     pub(super) fn end(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
 
-    /// Whether the changes from `next` on can still be told.
+    /// Whether the log still has all changes from `next` on.
     pub(super) fn reaches_back_to(&self, next: u64) -> bool {
         next >= self.log_start && next <= self.end()
     }
 
-    /// The changes from `next` on, `max` at most, as they are now. `next` must be within reach.
+    /// At most `max` changes from `next` on, with the present state of their flows. The log must reach back to `next`.
     pub(super) fn changes(&self, next: u64, max: usize) -> Vec<Change> {
         let from = (next - self.log_start) as usize;
         let ids = self.log.range(from.min(self.log.len())..).take(max);
@@ -162,7 +162,7 @@ impl Mirror {
         self.flows.range((Excluded(after), Unbounded)).take(max).map(|(_, record)| record.clone()).collect()
     }
 
-    /// When the change `number` was made. `None`: it has not been, or long ago.
+    /// When the change `number` was made. `None`: it was not made yet, or long ago.
     pub(super) fn made_at_ns(&self, number: u64) -> Option<u64> {
         let place = self.made.partition_point(|made| made.end <= number);
         self.made.get(place).map(|made| made.at_ns)
@@ -177,7 +177,7 @@ impl Mirror {
         self.by_packet.contains_key(&hash_of(packet))
     }
 
-    /// `by` looks after this flow from now on: when it ends here, it goes on there.
+    /// `by` owns this flow from now on: an end here means that it goes on there.
     pub(super) fn claimed_by(&mut self, by: &InstanceName, id: FleetId, now_ns: u64) -> Option<Ends> {
         let ends = self.get(id).filter(|record| record.keeping != Keeping::Sockets).map(|record| record.ends);
         self.claimed.insert(id, Claimed { by: by.clone(), at_ns: now_ns, is_before: ends.is_none(), gone: false });
@@ -185,8 +185,7 @@ impl Mirror {
         ends
     }
 
-    /// This instance looks after these flows from now on, which others have told of: they are told how they go on, even if that is
-    /// not at all.
+    /// This instance owns these flows of others from now on. Their former owners will get a record or an end of each.
     pub(super) fn claims(&mut self, flows: &[FleetId], now_ns: u64) {
         self.taken.extend(flows.iter().map(|id| (id.flow, *id)));
         self.takings.extend(flows.iter().map(|id| (now_ns, *id)));
@@ -215,7 +214,7 @@ impl Mirror {
         self.flows.is_empty()
     }
 
-    /// Of them, without sockets.
+    /// How many of them are offloaded.
     #[cfg(test)]
     pub(super) fn offloaded(&self) -> usize {
         self.offloaded
@@ -242,7 +241,7 @@ impl Mirror {
         true
     }
 
-    /// As [`Mirror::remove`], though the flow goes on elsewhere: whoever that was said of last has it.
+    /// As [`Mirror::remove`], but the flow goes on at its last claimant.
     fn leave(&mut self, id: FlowId) -> bool {
         if let Some(record) = self.flows.get(&id)
             && let Some(claimed) = self.claimed.get_mut(&record.fleet_id())
@@ -268,7 +267,7 @@ impl Mirror {
     }
 }
 
-/// How the packets of both directions show themselves.
+/// The addresses of both directions' packets.
 fn packets(ends: &Ends) -> [Asked; 2] {
     [FlowDirection::ToBackend, FlowDirection::ToClient].map(|direction| {
         let key = ends.key(direction);
@@ -280,8 +279,8 @@ fn hashes(ends: &Ends) -> [u64; 2] {
     packets(ends).map(|packet| hash_of(&packet))
 }
 
-/// Of two packets with the same, one would be taken for one of the other's flow and be sent to its owner, who answers as to any
-/// stranger.
+/// If two flows' packets had the same hash, a peer would take a packet of one for the other's, and send it to that
+/// flow's owner. The owner answers it as any unknown packet.
 fn hash_of(packet: &Asked) -> u64 {
     let mut hasher = DefaultHasher::new();
     packet.hash(&mut hasher);
@@ -324,7 +323,7 @@ mod tests {
         let offloaded = FlowRecord { keeping: Keeping::Passage(Box::new(passage(9))), ..record(1) };
         assert_eq!(told, vec![Change::Flow(Box::new(offloaded)); 2]);
         assert_eq!((mirror.len(), mirror.offloaded()), (1, 1));
-        // The same again is no news.
+        // An unchanged state is no change.
         mirror.apply([Local::Offloaded { id: FlowId(1), passage: Box::new(passage(9)) }], 7);
         assert_eq!(mirror.end(), 2);
         assert_eq!([0, 1, 2].map(|number| mirror.made_at_ns(number)), [Some(5), Some(6), None]);
@@ -364,8 +363,9 @@ mod tests {
         assert_eq!(mirror.changes(mirror.end() - 1, 10), [Change::Moved { id: record(1).fleet_id(), to: by }]);
     }
 
-    /// Found as a flow that two instances gave each other for ever: its client's RST came to one that only held it, which claimed it and
-    /// noted its end before anybody was told of it. Its former owner waited to be told, and took it back.
+    /// Regression: two instances gave a flow to each other for ever. The client's RST came to an instance that only
+    /// held the flow. It claimed the flow and recorded its end before it had told any peer of it. The former owner
+    /// waited for the record, and took the flow back.
     #[test]
     fn of_a_flow_that_was_claimed_here_the_end_is_told_however_soon_it_comes() {
         let id = FlowId(1);
@@ -375,7 +375,7 @@ mod tests {
             mirror.claims(&[record(1).fleet_id()], 1);
             mirror.apply(locals, 2);
             assert_eq!(mirror.changes(0, 10), [Change::Ended(record(1).fleet_id())]);
-            // Once, and not of another flow by this id.
+            // Only once, and only for the flow with this id.
             mirror.apply([Local::Ended(id), established(1), Local::Ended(id)], 3);
             assert_eq!(mirror.end(), 1);
         }

@@ -1,4 +1,4 @@
-//! Source ports of backend legs: each instance has a part of them, for all come from one address.
+//! Source ports of backend legs: each instance has its own part of them, because all legs use one source address.
 
 use std::ops::RangeInclusive;
 

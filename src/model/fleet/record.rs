@@ -1,4 +1,4 @@
-//! What an instance tells the others of one flow.
+//! The record of a flow that an instance sends to its peers.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +15,9 @@ pub struct FlowRecord {
     pub id: FlowId,
     /// As the kernel has them.
     pub ends: Ends,
-    /// As it is shown and counted; another than the connection's own if a PROXY header said so.
+    /// The client for status and metrics: another address than the connection's if a PROXY header said so.
     pub client: ClientAddr,
-    /// `BackendEntry::hash_key`: names frontend and backend, whatever their numbers.
+    /// `BackendEntry::hash_key`: identifies frontend and backend whatever their indices.
     pub backend_key: u64,
     /// Milliseconds since 1970, UTC: the monotonic clocks of hosts have nothing in common.
     pub accepted_unix_ms: u64,
@@ -31,17 +31,18 @@ impl FlowRecord {
     }
 }
 
-/// Where a flow is kept.
+/// Where a flow's bytes pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Keeping {
-    /// In sockets of its owner: whoever gets its packets forwards them there, or resets it if the owner is dead.
+    /// In its owner's sockets: other instances forward its packets there, or reset it if the owner is dead.
     Sockets,
-    /// In no socket: whoever holds the passage can carry its packets.
+    /// In the BPF program: any instance with the passage can carry its packets.
     Passage(Box<Passage>),
 }
 
-/// What a host must know to pass an offloaded flow's packets on. It comes only after the flow's sockets are gone.
+/// The state that a host needs to carry an offloaded flow's packets. It is sent only after the flow's sockets are
+/// closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
     pub up: RewriteState,
@@ -54,9 +55,10 @@ pub struct RewriteState {
     pub rewrite: Rewrite,
     /// The largest window of its sender, as a power of two of bytes.
     pub window: u8,
-    /// Behind the last byte that was sent in this direction, as 64 bits, the low half of which is the sequence number.
+    /// The position behind the last byte that was sent in this direction, as 64 bits; the low half is the sequence
+    /// number.
     pub sent: u64,
-    /// The highest acknowledgement that its sender sent, likewise.
+    /// The highest acknowledgement that its sender sent, as a position too.
     pub acked: u64,
     /// Bytes of the flow that came before `sent`.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What passes between this instance and one peer.
+//! The state between this instance and one peer.
 //!
 //! ```text
 //!   its flows, told to the peer:   Waiting ─▶ Snapshot ─▶ CatchingUp ─▶ Following
@@ -7,7 +7,8 @@
 //!                                                └─────────────────────────┘
 //!   the peer's flows, told here:   nothing ─ Begin ─▶ coming ─ Whole ─▶ synced ─ a number is missing ─▶ nothing; Again
 //! ```
-//! A new link begins with a snapshot each way. What a peer told before its link broke is kept: that is what a failover needs.
+//! A new link begins with a snapshot each way. This instance keeps what a peer told before its link broke: a failover
+//! needs it.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -21,21 +22,21 @@ use crate::model::ids::FlowId;
 
 /// Between two beats.
 pub(super) const BEAT_NS: u64 = 50_000_000;
-/// Nothing heard for this long.
+/// A peer that was not heard for so long is silent.
 pub(super) const SILENT_NS: u64 = 250_000_000;
 pub(super) const DEAD_NS: u64 = 1_000_000_000;
-/// What a successor may take to be heard.
+/// Time for the new process of an upgrade to be heard.
 const SUCCESSION_NS: u64 = 5_000_000_000;
-/// How often a beat asks for an echo.
+/// Interval at which a beat asks for an echo.
 const ECHO_NS: u64 = 1_000_000_000;
 
-/// Flows of one peer: beyond, what it tells is nonsense.
+/// Flows of one peer: a peer that tells more violates the protocol.
 const FLOWS_MAX: usize = 2_000_000;
-/// Messages other than flows that wait to be sent to one peer.
+/// Messages other than flows that may wait for one peer.
 const OUTBOX_MAX: usize = 4096;
 const VIPS_MAX: usize = 1024;
 
-/// One peer, linked or not.
+/// One peer, with or without a link.
 #[derive(Debug)]
 pub(super) struct Session {
     pub name: InstanceName,
@@ -44,19 +45,19 @@ pub(super) struct Session {
     pub liveness: Liveness,
     /// When it was last heard; `None`: never.
     heard_ns: Option<u64>,
-    /// When it was last heard beside the link, by itself or by others.
+    /// When it was last heard beside the link, by this instance or by others.
     witnessed_ns: Option<u64>,
-    /// Of this process of it.
+    /// The secret of its present process.
     beat_key: Option<BeatKey>,
     /// Of its latest beat.
     beat_number: u64,
-    /// When that came.
+    /// When its latest beat came.
     beat_ns: Option<u64>,
     left_ns: u64,
     pub epoch: Epoch,
     slot: Option<u8>,
     version: String,
-    /// Its flows, and whether each is without sockets.
+    /// Its flows, and whether each is offloaded.
     flows: HashMap<FleetId, bool>,
     offloaded: usize,
     pub synced: bool,
@@ -67,33 +68,33 @@ pub(super) struct Session {
     pub health_state: PeerReport,
 }
 
-/// Whether readiness waits for it.
+/// Whether readiness waits for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerReport {
     Awaited {
         since_ns: u64,
     },
-    /// It is synced, or was waited for in vain.
+    /// It is synced, or this instance has waited long enough.
     Settled,
 }
 
 #[derive(Debug)]
 pub(super) struct Link {
     telling: Telling,
-    /// Number of the next change to be told.
+    /// Number of the next change to send.
     next: u64,
-    /// Every change below has been acknowledged. `None`: nothing of this snapshot has.
+    /// The peer has acknowledged every change below. `None`: nothing of this snapshot.
     acked: Option<u64>,
-    /// Number of the next change to be heard. `None`: nothing counts before its next `Begin`.
+    /// Number of the next change to receive. `None`: changes are ignored until its next `Begin`.
     expected: Option<u64>,
     ack: Option<u64>,
     beat_due_ns: u64,
     beats: u32,
-    /// An echo is wanted with the next beat.
+    /// The next beat must carry an echo.
     echo_wanted: bool,
-    /// A ping was sent: whoever answers it is told of, though nothing has changed.
+    /// A ping was sent: the answer is reported even if the liveness is unchanged.
     pinged: bool,
-    /// The beat to be echoed, and when it was sent.
+    /// The beat that the peer must echo, and when it was sent.
     awaited: Option<(u32, u64)>,
     echo: Option<u32>,
     outbox: VecDeque<Message>,
@@ -102,18 +103,18 @@ pub(super) struct Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Telling {
     Waiting,
-    /// All flows up to this one have been told. `None`: not begun.
+    /// All flows up to this id were sent. `None`: not begun.
     Snapshot {
         after: Option<FlowId>,
     },
-    /// Every flow has been told; what has changed below this number meanwhile is still to be.
+    /// All flows were sent; the changes below this number, made meanwhile, are still to be sent.
     CatchingUp {
         until: u64,
     },
     Following,
 }
 
-/// What a peer may not do. Its link ends.
+/// A violation of the protocol. The link ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
     #[error("it sent its hello twice")]
@@ -128,7 +129,7 @@ pub(super) enum Fault {
     TooLong,
 }
 
-/// What the exchange must see to.
+/// Results that the exchange must act on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Nothing,
@@ -164,7 +165,7 @@ impl Session {
         }
     }
 
-    /// Its hello was taken. `wait`: this instance is not ready before it is synced again, if it was away.
+    /// Its hello was accepted. `wait`: if the peer was away, this instance is not ready before it is synced again.
     pub(super) fn linked(&mut self, hello: &Hello, wait: bool, now_ns: u64) -> Option<Liveness> {
         let returns = !matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
             || self.epoch != hello.epoch;
@@ -202,12 +203,12 @@ impl Session {
         self.why_not = Some(why.to_owned());
     }
 
-    /// What is known of its life now; `None`: as before.
+    /// Its liveness now; `None`: unchanged.
     pub(super) fn liveness_now(&mut self, now_ns: u64) -> Option<Liveness> {
         let silence = self.heard_ns.map(|heard| now_ns.saturating_sub(heard));
-        // Also from before the link ended: moments ago it lived, and its next beat is on its way.
+        // Hearing counts even from before the link ended: the peer lived a moment ago, and its next beat is on its way.
         let is_witnessed = self.witnessed_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < SILENT_NS);
-        // Beats that are lost for moments are no death either.
+        // A few lost beats are no death either.
         let latest = self.heard_ns.max(self.witnessed_ns).map(|heard| now_ns.saturating_sub(heard));
         let liveness = match (self.liveness, silence) {
             (Liveness::Left(Farewell::Succeeded), _) if now_ns.saturating_sub(self.left_ns) < SUCCESSION_NS => {
@@ -219,23 +220,23 @@ impl Session {
             _ if is_witnessed => Liveness::Unlinked,
             _ if latest.is_none_or(|silence| silence >= DEAD_NS) => Liveness::Dead,
             (Liveness::Dead, _) if self.link.is_none() => Liveness::Dead,
-            // A link that ended without a farewell says as much as some missing beats.
+            // A link that ends without a farewell counts as a few missing beats.
             _ => Liveness::Silent,
         };
         self.set_liveness(liveness)
     }
 
-    /// Nothing has come on its link for so long that another is to be made.
+    /// Whether its link was silent for so long that a new one is needed.
     pub(super) fn is_stale(&self, now_ns: u64) -> bool {
         self.link.is_some() && self.heard_ns.is_some_and(|heard| now_ns.saturating_sub(heard) >= DEAD_NS)
     }
 
-    /// What its beats beside the link are sealed with, once it has said so.
+    /// The secret of its beats, once it has sent it.
     pub(super) fn beat_key(&self) -> Option<&BeatKey> {
         self.beat_key.as_ref()
     }
 
-    /// Beat `number` has come from it beside the link, and is its own. False: it came before.
+    /// The beat `number` of this peer has come beside the link. False: a repetition, which does not count.
     pub(super) fn beat(&mut self, number: u64, now_ns: u64) -> bool {
         if number <= self.beat_number {
             return false;
@@ -245,22 +246,22 @@ impl Session {
         true
     }
 
-    /// It was heard beside the link, by whomever.
+    /// This instance or another one heard the peer beside the link.
     pub(super) fn witness(&mut self, at_ns: u64) {
         self.witnessed_ns = self.witnessed_ns.max(Some(at_ns));
     }
 
-    /// When it was last heard here, not by others.
+    /// When this instance itself last heard the peer.
     pub(super) fn heard_at_ns(&self) -> Option<u64> {
         self.heard_ns.max(self.beat_ns)
     }
 
-    /// Where its beats may be wanted: at all that is known of its host.
+    /// The destinations of beats to it: all known addresses of its host.
     pub(super) fn places(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.address.ip()).chain(self.vips.iter().copied())
     }
 
-    /// Something came. What comes behind a farewell takes nothing back; only a new link does.
+    /// A message came. A message after a farewell does not revoke it; only a new link does.
     pub(super) fn heard(&mut self, now_ns: u64) -> Option<Liveness> {
         self.heard_ns = Some(now_ns);
         match self.liveness {
@@ -269,7 +270,7 @@ impl Session {
         }
     }
 
-    /// What it said in this time has not been taken in yet.
+    /// This instance did not read the peer's messages during this time.
     pub(super) fn was_not_listened_to(&mut self, absence_ns: u64) {
         if self.link.is_some() {
             self.heard_ns = self.heard_ns.map(|heard| heard + absence_ns);
@@ -411,7 +412,7 @@ impl Session {
                 }
                 remotes.push_back(Remote::Flow { owner, record });
             }
-            // Of one that it has claimed the end may be all that it tells.
+            // The end may be all that a claimant tells of a flow.
             Change::Ended(id) => {
                 self.forget(id);
                 remotes.push_back(Remote::Ended { owner, id });
@@ -429,7 +430,7 @@ impl Session {
         self.offloaded -= usize::from(offloaded == Some(true));
     }
 
-    /// The next thing to say to it. `whole`: the own flows are all in `mirror`.
+    /// The next message for it. `whole`: `mirror` holds all own flows.
     pub(super) fn poll(&mut self, mirror: &Mirror, whole: bool, now_ns: u64) -> Option<Message> {
         let link = self.link.as_mut()?;
         if let Some(message) = link.outbox.pop_front() {
@@ -488,7 +489,7 @@ impl Session {
         }
     }
 
-    /// Leaves something to be said; false if there is no link, or too much waits already.
+    /// Queues a message; false: there is no link, or too many messages wait.
     pub(super) fn say(&mut self, message: Message) -> bool {
         let outbox = self.link.as_mut().map(|link| &mut link.outbox).filter(|outbox| outbox.len() < OUTBOX_MAX);
         outbox.is_some_and(|outbox| {
@@ -497,21 +498,21 @@ impl Session {
         })
     }
 
-    /// Tells of clients that may not have heard of their end.
+    /// Queues a report of clients that may not know of their end.
     pub(super) fn say_untold(&mut self, all: &[Abandoned]) {
         all.chunks(UNTOLD_MAX).for_each(|some| {
             self.say(Message::Untold(some.to_vec()));
         });
     }
 
-    /// Has it beat, and asks for an answer.
+    /// Sends a beat at once, and asks for an echo.
     pub(super) fn ping(&mut self, now_ns: u64) {
         if let Some(link) = &mut self.link {
             (link.beat_due_ns, link.echo_wanted, link.pinged) = (now_ns, true, true);
         }
     }
 
-    /// Whether all that has happened here up to change `end` has come to it.
+    /// Whether it has every change below `end`.
     #[cfg(test)]
     pub(super) fn has_all(&self, end: u64) -> bool {
         self.link.as_ref().is_some_and(|link| link.telling == Telling::Following && link.acked >= Some(end))
@@ -523,7 +524,7 @@ impl Session {
             Some(Link { telling: Telling::Following, acked: Some(acked), .. }) => {
                 (mirror.end().saturating_sub(*acked) as usize, mirror.made_at_ns(*acked))
             }
-            // Nothing counts before it has all.
+            // Nothing counts before it has the whole snapshot.
             Some(_) => (mirror.len(), None),
         };
         MemberView {

@@ -1,15 +1,17 @@
-//! Up to eight instances, the network between them and the packets of their clients and backends, through random schedules of
-//! births, offloads and ends of flows, of deaths, reboots, restarts, upgrades, reloads and evacuations, of cut links and hosts, of
-//! VIPs that move or are everywhere. Exchange, failover and evacuation are the real ones; paths, kernels, routers and clients
-//! are as simple as can be. What may befall a world is drawn from its seed, and so is when.
+//! Runs up to eight instances, the network between them and the packets of their clients and backends through random
+//! schedules: flows begin, are offloaded and end; instances die, reboot, restart, are upgraded, reloaded and evacuated;
+//! links and hosts are cut off; VIPs move or are on all hosts. Exchange, failover and evacuation are the real ones;
+//! packet paths, kernels, routers and clients are simple models. The seed of a world determines which faults happen in
+//! it, and when.
 //!
-//! What must hold:
-//! - an instance that is known to live, by the link or by any other sign, is not buried where the address is shared, and nobody
-//!   else resets its flows;
-//! - a flow without sockets is never reset while an instance that can be heard holds it, and stays with all that have it;
-//! - no packet of a client, or of its backend, waits for longer than a bound once the network stands still, whole or not;
-//! - once all is whole and quiet: a client whose flow is nobody's has been told, if anybody knew; each other flow is listed by exactly
-//!   one instance, and served; all know all of each other; new flows begin; nothing is left of those that are over.
+//! These must hold:
+//! - where instances share the address, none takes an instance for dead that the link or another sign shows alive, and
+//!   no other instance resets its flows;
+//! - no offloaded flow is reset while a reachable instance holds it, and all instances with the flow keep it;
+//! - once the network no longer changes, whole or not, no packet of a client or its backend waits longer than a bound;
+//! - once everything is repaired and quiet, each client whose flow no instance has was told, if any instance knew it;
+//!   exactly one instance lists and serves each other flow; all instances know all flows of each other; new flows begin;
+//!   and nothing is left of ended flows.
 
 mod clients;
 mod dice;
@@ -50,23 +52,23 @@ const MS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1000 * MS;
 const STEP_NS: u64 = 40 * MS;
 const GUARD_NS: u64 = 1000 * MS;
-/// What a change may take to be known to all that are linked.
+/// Time within which all linked instances know a change.
 const TOLD_NS: u64 = 200 * MS;
-/// What two that have just linked may take to know all of each other.
+/// Time within which two newly linked instances know all flows of each other.
 const HEARD_NS: u64 = 600 * MS;
-/// The guard, a second until an owner is known to be dead, and some time to ask the others, and to send again.
+/// The guard, a second until an owner is taken for dead, and time to ask the peers and to repeat the packet.
 const WAIT_MAX_NS: u64 = GUARD_NS + 4000 * MS;
 
-/// How the parts are put together: old faults of the program, each of which must be found.
+/// Old faults of the program, wired in again: the simulation must find each of them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Faults {
-    /// A process that finds an empty map gives ids from 1 on, whatever its host gave before.
+    /// A process that finds an empty map gives out ids from 1 on, even if its host has used them.
     ids_from_one: bool,
-    /// Only the peer link says who lives.
+    /// Liveness comes from the peer link alone.
     link_alone: bool,
-    /// The failover keeps the peers and frontends of its beginning.
+    /// The failover ignores reloads: it keeps the peers and frontends from its start.
     reloads_unheard: bool,
-    /// What a full map did not take counts as held.
+    /// A flow that a full map rejected counts as held.
     full_is_standby: bool,
 }
 
@@ -74,17 +76,17 @@ struct World {
     faults: Faults,
     now_ns: u64,
     dice: Dice,
-    /// What befalls it.
+    /// The kinds of faults in this world.
     kinds: Vec<Kind>,
     nodes: Vec<Node>,
     net: Net,
     clients: BTreeMap<u64, Client>,
     born: u64,
-    /// Flows without sockets that all instances have, and have heard each other since.
+    /// Offloaded flows that all instances have, and those have heard each other since.
     everywhere: BTreeSet<u64>,
-    /// Frontends that configurations have now.
+    /// Frontends in the present configurations.
     vips_now: usize,
-    /// When who follows what has changed of that.
+    /// When the instances reload, and which one.
     reloads: Vec<(u64, usize)>,
     leaving: Vec<(u64, usize)>,
     log_max: Option<usize>,

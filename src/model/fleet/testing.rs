@@ -8,7 +8,7 @@ use crate::model::ends::Ends;
 use crate::model::ids::FlowId;
 use crate::model::splice::Rewrite;
 
-/// A flow in sockets; those of two ids have no end in common.
+/// A proxied flow; two records with different ids have no end in common.
 pub fn record(id: u64) -> FlowRecord {
     let at = |net: u8, port: u16| {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, net, (id >> 24) as u8, (id >> 16) as u8)), port)
@@ -30,7 +30,7 @@ pub fn record(id: u64) -> FlowRecord {
     }
 }
 
-/// One whose numbers all come from `seed`.
+/// A passage whose numbers all come from `seed`.
 pub fn passage(seed: u32) -> Passage {
     let way = |from: u32| RewriteState {
         rewrite: Rewrite {

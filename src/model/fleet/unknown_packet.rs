@@ -1,31 +1,32 @@
-//! Packets of flows that nobody here knows.
+//! Packets of flows that this host does not know.
 
 use crate::model::ends::Key;
 use crate::model::segment::{Flags, Segment};
 
-/// What becomes of packets that neither an entry nor a socket knows. SYN and RST always pass.
+/// The rule for packets that match neither an entry nor a socket. SYN and RST always pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// Until then they are not answered, so that TCP sends them again: the records of their flows are on their way. On the
-    /// monotonic clock; 0: not at all.
+    /// Until then, on the monotonic clock, they get no answer, so that TCP repeats them: the records of their flows are
+    /// on their way. 0: no such time.
     pub guard_until_ns: u64,
     pub then: Then,
 }
 
-/// What becomes of them after that.
+/// The rule after that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Then {
-    /// The kernel gets them.
+    /// The kernel gets the packets.
     #[default]
     Pass,
-    /// They are answered with RST.
+    /// Baton answers them with RST.
     Reset,
-    /// They are dropped, and shown to whoever can ask the other instances, up to a bound. `all_told`: all that live have told
-    /// of their flows and tell on, so what has been unknown for seconds may be answered with RST unasked.
+    /// The program drops the packets, and reports a limited number of them, so that the failover can ask the peers.
+    /// `all_told`: all live peers have told their flows and go on telling, so the program may answer a packet that was
+    /// unknown for seconds with RST without asking.
     Ask { all_told: bool },
 }
 
-/// Such a packet.
+/// An unknown packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownPacket {
     pub key: Key,
@@ -42,7 +43,7 @@ const SYN: u8 = 2;
 const ACK: u8 = 16;
 
 impl UnknownPacket {
-    /// The RST that its sender must take (RFC 9293 section 3.5.2).
+    /// The RST that its sender must accept (RFC 9293 section 3.5.2).
     pub fn reset(&self) -> Segment {
         let behind = u32::from(self.length) + u32::from(self.flags & FIN != 0) + u32::from(self.flags & SYN != 0);
         Segment {

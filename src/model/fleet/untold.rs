@@ -1,4 +1,4 @@
-//! Ends of connections that are over and that may not have heard of it: they were cut off when they were told.
+//! Ends of connections that are over, and that may not know it: they were cut off when Baton reset them.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -11,27 +11,27 @@ pub struct Abandoned {
     /// The balancer's end.
     pub from: SocketAddr,
     pub to: SocketAddr,
-    /// Numbers that the far end may expect: what it last acknowledged, and the end of what was sent.
+    /// Sequence numbers that the far end may expect: its last acknowledgement, and the end of the sent bytes.
     pub seqs: [u32; 2],
     pub ack: u32,
 }
 
-/// As long as a far end's own TCP would go on (tcp_retries2): 15 minutes.
+/// Time after which the far end's own TCP gives up (tcp_retries2): 15 minutes.
 const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 
-/// Of more the oldest are forgotten.
+/// Limit: beyond it the oldest are forgotten.
 const REMEMBERED_MAX: usize = 16_384;
 
-/// Those that somebody may have to be told of later, for as long as they may wait.
+/// Ends that may need another reset later, for as long as they may wait.
 #[derive(Debug, Default)]
 pub struct Remembered {
-    /// With when each was heard of, the oldest first.
+    /// With the time when each was reported, oldest first.
     order: VecDeque<(Abandoned, u64)>,
     known: HashSet<Abandoned>,
 }
 
 impl Remembered {
-    /// False: it is remembered already.
+    /// False: it is in the list already.
     pub fn remember(&mut self, one: Abandoned, now_ns: u64) -> bool {
         if !self.known.insert(one) {
             return false;
@@ -45,7 +45,7 @@ impl Remembered {
         true
     }
 
-    /// Those that may wait still.
+    /// The ends that may still wait.
     pub fn all(&self, now_ns: u64) -> impl Iterator<Item = Abandoned> + '_ {
         self.order.iter().filter(move |(_, since_ns)| !is_past(*since_ns, now_ns)).map(|(one, _)| *one)
     }

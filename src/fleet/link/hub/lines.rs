@@ -1,4 +1,5 @@
-//! Where links come from: connecting to peers with higher names, again and again, and listening for the others.
+//! The sources of links: tasks that connect to the peers with higher names, again and again, and one that listens for
+//! the others.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,29 +15,29 @@ use crate::essential::Tasks;
 use crate::fleet::link::connection::{Input, Site};
 use crate::fleet::link::secure::LinkError;
 
-/// Between two tries to connect: soon, for a peer that restarts is awaited; less often where somebody has to fix something.
+/// Pause between two tries to connect: short, for a peer that restarts; longer when only an operator can fix the cause.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_FIXED: Duration = Duration::from_secs(2);
-/// Between two tries to listen.
+/// Pause between two tries to listen.
 const LISTEN_AGAIN: Duration = Duration::from_millis(250);
 
-/// Connections that are being greeted at once: from addresses of peers, and from all others together.
+/// Limits for connections in the handshake at once: one for the peers' addresses, one for all other addresses together.
 const GREETED_MAX: usize = 16;
 const STRANGERS_MAX: usize = 4;
 
-/// The tasks behind all links. Dropping it ends them, but for links that were admitted: those are the hub's to end.
+/// The tasks behind all links. Dropping it ends them, but not the admitted links: only the hub ends these.
 #[derive(Debug)]
 pub(super) struct Lines {
     tasks: Arc<Tasks>,
 }
 
 impl Lines {
-    /// Connects to those of `settings` that are this instance's to connect to, and listens.
+    /// Listens, and connects to those peers of `settings` that this instance connects to.
     pub(super) fn open(site: &Site, settings: &config::Peers) -> Self {
         Self::open_after(Arc::default(), site, settings)
     }
 
-    /// As [`Lines::open`], in the place of these.
+    /// As [`Lines::open`], in place of the old tasks.
     pub(super) fn open_anew(&mut self, site: &Site, settings: &config::Peers) {
         *self = Self::open_after(self.tasks.clone(), site, settings);
     }
@@ -50,7 +51,7 @@ impl Lines {
         Self { tasks: Arc::new(tasks) }
     }
 
-    /// Neither connects nor listens any more.
+    /// Stops listening and connecting.
     pub(super) fn shut(&self) {
         self.tasks.end();
     }
@@ -58,7 +59,7 @@ impl Lines {
 
 async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
     loop {
-        // A task of its own, so that a reload that ends this one leaves a link in peace.
+        // A task of its own, so that a reload that ends this task does not end an admitted link.
         let (link, name) = (site.clone(), peer.name.clone());
         let made = tokio::spawn(async move { link.make(own, &name, peer.address).await }).await;
         let pause = match made {
@@ -71,12 +72,12 @@ async fn connect(site: Site, own: SocketAddr, peer: config::Peer) {
             }
             Err(_) => AGAIN_FIXED,
         };
-        // With jitter, so that instances that start together do not go on meeting.
+        // With jitter, so that instances that start together do not collide at every try.
         sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
     }
 }
 
-/// Listens once `before` have ended, one of which may have the address.
+/// Listens once the tasks of `before` have ended: one of them may hold the address.
 async fn listen(before: Arc<Tasks>, site: Site, settings: config::Peers) {
     before.stop().await;
     drop(before);
@@ -103,7 +104,7 @@ async fn listen(before: Arc<Tasks>, site: Site, settings: config::Peers) {
     }
 }
 
-/// Tries until it succeeds: the process before this one may still have the address, or the host may not have it yet.
+/// Tries until it succeeds: the process before this one may still hold the address, or the host may not have it yet.
 async fn bind(address: SocketAddr) -> TcpListener {
     let mut said: Option<io::ErrorKind> = None;
     loop {
@@ -120,7 +121,7 @@ async fn bind(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Whether it will be the same in a moment.
+/// Whether another try in a moment would fail in the same way.
 fn is_lasting(error: &LinkError) -> bool {
     match error {
         LinkError::Key | LinkError::Version { .. } | LinkError::NotAPeer | LinkError::Name(_) => true,

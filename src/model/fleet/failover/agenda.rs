@@ -1,4 +1,4 @@
-//! What is to be done, now and later.
+//! Actions to take now and timers for later.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use super::{Action, Note};
 use crate::model::ends::Key;
 use crate::model::fleet::{AcceptedFlow, FleetId, InstanceName, PeerCommand, StandbyRequest};
 
-/// The actions that wait to be taken, in order, and the timers. What can go with the action before it does, and whoever asks for
-/// one does not see it.
+/// The actions that wait to be taken, in order, and the timers. An action is merged with the one before it where
+/// possible; callers do not notice.
 #[derive(Debug)]
 pub(super) struct Agenda {
-    /// There is the offload engine.
+    /// Whether there is an offload engine.
     carries: bool,
     actions: VecDeque<Action>,
     timers: FailoverTimers,
@@ -47,7 +47,7 @@ impl Agenda {
         self.act(Action::Path(request));
     }
 
-    /// Nothing without the offload engine.
+    /// Queues a request to the offload engine; drops it if there is none.
     pub(super) fn carry(&mut self, request: StandbyRequest) {
         if self.carries {
             self.path(request);
@@ -76,7 +76,7 @@ impl Agenda {
         }
     }
 
-    /// Of keys of which there are none, nothing.
+    /// Does nothing for an empty list.
     pub(super) fn forget(&mut self, keys: Vec<Key>) {
         if !keys.is_empty() {
             self.path(StandbyRequest::Forget(keys));

@@ -1,4 +1,4 @@
-//! Who looks after a flow that has no sockets: whoever gets its packets, one at a time.
+//! Which instance owns an offloaded flow: the one that gets its packets, and only one at a time.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,12 +10,13 @@ use super::timer::Timer;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName, PeerCommand, StandbyRequest};
 
-/// Which flows this instance has from others, and which of its own others say that they have.
+/// The flows that this instance took over from others, and those of its own that others claim.
 #[derive(Debug, Default)]
 pub(super) struct FlowClaims {
-    /// Flows that were other instances' and are this one's, or that another says are its own, until they are over.
+    /// Flows of other instances that this one has taken over, or that another instance says this one owns, until they
+    /// end.
     mine: HashMap<FleetId, Mine>,
-    /// Flows of this instance of which another says the same.
+    /// Flows of this instance that another instance also claims.
     contested: HashSet<FleetId>,
 }
 
@@ -25,17 +26,18 @@ struct Mine {
     /// `None`: not known any more, or not yet.
     ends: Option<Ends>,
     from: Option<InstanceName>,
-    /// When packets of its client had last come while it was another's; 0: they have not.
+    /// When the last packets of its client came while another instance owned it; 0: never.
     touched_ns: u64,
 }
 
-/// For so long after a flow's packets have come here it stays here, whatever others say of it.
+/// For so long after a flow's packets have come here this instance keeps it, even if others claim it.
 const TOUCHED_NS: u64 = 2_000_000_000;
-/// Who has claimed a flow tells of it within this, unless another claim has crossed with it.
+/// An instance that has claimed a flow tells of it within this time, unless its claim has crossed with another.
 const PROMISED_NS: u64 = 2_000_000_000;
-/// Whoever has told of all its flows, and not of this one in so many times as long, does not have it.
+/// If an instance has told all its flows, and has not named this one for so many times `PROMISED_NS`, it does not have
+/// it.
 const PROMISES_MAX: u32 = 15;
-/// A claim that explains why another instance says of a flow of this one's that it is its own has come within this.
+/// If another instance says that it owns a flow of this one, the claim that explains it comes within this time.
 const CONTESTED_NS: u64 = 1_000_000_000;
 
 impl FlowClaims {
@@ -47,7 +49,7 @@ impl FlowClaims {
         self.mine.keys().copied()
     }
 
-    /// Flows of a dead owner that go on here.
+    /// Takes over flows of a dead owner.
     pub(super) fn inherit(&mut self, owner: &InstanceName, flows: Vec<(FleetId, Ends)>, agenda: &mut Agenda) {
         if !flows.is_empty() {
             agenda.path(StandbyRequest::Inherit(flows.iter().map(|(id, _)| *id).collect()));
@@ -57,7 +59,7 @@ impl FlowClaims {
         }
     }
 
-    /// The packets of these flows' clients come here.
+    /// Takes over flows because their clients' packets come here.
     pub(super) fn claim(
         &mut self,
         now_ns: u64,
@@ -72,10 +74,10 @@ impl FlowClaims {
             if flows.get(&id).is_some_and(|known| members.is_stuck(&known.ends)) {
                 continue;
             }
-            // Its packets come here, whatever others say of it for some time.
+            // This instance keeps the flow for some time, even if others claim it.
             let touched = Mine { ends: None, from: None, touched_ns: now_ns };
             self.mine.entry(id).or_insert(touched).touched_ns = now_ns;
-            // Without an owner: it was released to one that has not been heard of since.
+            // Without an owner: it was released to an instance that has not named it since.
             if let Some(known) = flows.take_out(id) {
                 let from = Some(known.owner.clone());
                 self.mine.insert(id, Mine { ends: Some(known.ends), from, touched_ns: now_ns });
@@ -83,7 +85,7 @@ impl FlowClaims {
             }
             inherited.push(id);
         }
-        // Said before this instance tells of them as its own: their owner would take that for a second claim to them.
+        // Before this instance tells of them as its own: their owner would take that for another claim against it.
         for (owner, flows) in by_owner {
             agenda.note(Note::Claimed { from: owner.clone(), flows: flows.len() });
             agenda.claim(owner, flows);
@@ -105,9 +107,9 @@ impl FlowClaims {
         let Some(mine) = self.mine.get(&id) else { return false };
         let touched = mine.touched_ns != 0 && now_ns.saturating_sub(mine.touched_ns) < TOUCHED_NS;
         let vip = ends.vip.ip();
-        // Who has the address now gets its packets now, wherever they came a moment ago.
+        // The instance with the address gets the flow's packets, wherever they came a moment ago.
         if members.prevails_by_address(owner, vip).unwrap_or(touched || members.prevails_over(owner, vip)) {
-            // It was taken from this owner, or from the one before.
+            // This instance took it from `owner`, or from an earlier owner.
             agenda.claim(owner.clone(), vec![id]);
             return true;
         }
@@ -117,13 +119,13 @@ impl FlowClaims {
         false
     }
 
-    /// Another instance has claimed it. Returns its ends, if it had come from another.
+    /// Another instance has claimed the flow. Returns its ends, if it had come from another.
     pub(super) fn give_up(&mut self, id: FleetId) -> Option<Ends> {
         self.contested.remove(&id);
         self.mine.remove(&id)?.ends
     }
 
-    /// The map has no room for one that was to go on here already: it is its former owner's again.
+    /// The map has no room for a flow that this instance was to take over: it stays its former owner's.
     pub(super) fn give_back(&mut self, id: FleetId, flows: &mut KnownFlows) {
         let mine = self.mine.get(&id);
         if let Some((ends, from)) = mine.and_then(|mine| Some((mine.ends?, mine.from.clone()?))) {
@@ -132,7 +134,7 @@ impl FlowClaims {
         }
     }
 
-    /// `owner` is to go on with it, and has not told of it yet.
+    /// `owner` shall own the flow, and has not told of it yet.
     pub(super) fn promised_to(
         &self,
         now_ns: u64,
@@ -158,14 +160,14 @@ impl FlowClaims {
         if members.is_heir(known.ends.vip.ip()) {
             self.claim(now_ns, vec![id], flows, members, agenda);
         } else if times >= PROMISES_MAX && owner.is_some_and(|owner| owner.is_synced() && !owner.is_dead()) {
-            // It ended there before its former owner said where it is.
+            // It ended at `owner` before its former owner named `owner`.
             flows.remove(id, agenda);
         } else {
             agenda.later(now_ns + PROMISED_NS, Timer::Promised(id, times.saturating_add(1)));
         }
     }
 
-    /// The offload engine was to hold these for others, and has them as this instance's own.
+    /// The failover wanted to hold these for others, but the offload engine has them as this instance's own.
     pub(super) fn also_ours(
         &mut self,
         now_ns: u64,
@@ -182,7 +184,8 @@ impl FlowClaims {
             if let Some(has_address) = verdicts.iter().position(|verdict| *verdict == Some(false)) {
                 leave(others[has_address].clone(), *id, agenda);
             } else if verdicts.contains(&None) {
-                // Most likely a third one has claimed it here, the owner there, and that word comes first.
+                // Most likely a third instance has claimed it from this one, or the owner from that one, and this word
+                // came first.
                 self.contested.insert(*id);
                 agenda.later(now_ns + CONTESTED_NS, Timer::Contested(*id));
             } else {
@@ -204,17 +207,17 @@ impl FlowClaims {
         }
     }
 
-    /// Of a flow that this one looks after, as do one or more others: it goes on here.
+    /// This instance and at least one other own the flow: it stays here.
     fn prevail(&mut self, id: FleetId, flows: &mut KnownFlows, agenda: &mut Agenda) {
         if let Some(Known { owner, ends, also, .. }) = flows.take_out(id) {
             self.mine.insert(id, Mine { ends: Some(ends), from: Some(owner.clone()), touched_ns: 0 });
             [owner].into_iter().chain(also).for_each(|owner| agenda.claim(owner, vec![id]));
-            // It may have ended meanwhile, which is said then.
+            // If it has ended meanwhile, the engine reports that in its answer.
             agenda.carry(StandbyRequest::Inherit(vec![id]));
         }
     }
 
-    /// Nobody else's word about them is to be contradicted any more.
+    /// These flows have ended: drop all open claims.
     pub(super) fn over(&mut self, flows: &[FleetId]) {
         for id in flows {
             self.mine.remove(id);
@@ -222,8 +225,8 @@ impl FlowClaims {
     }
 }
 
-/// Of a flow that this one looks after, as does `to`: it goes on there. That it ends here is said as what it is, for each
-/// of several may leave it to another of them, and who takes that for its end drops it.
+/// This instance and `to` own the flow: it goes to `to`. This instance reports that as a leave and not as an end,
+/// because several instances may leave it to each other, and one that takes it for an end drops the flow.
 fn leave(to: InstanceName, id: FleetId, agenda: &mut Agenda) {
     agenda.send(PeerCommand::Leave { to, flow: id });
     agenda.path(StandbyRequest::Release(vec![id]));

@@ -1,4 +1,4 @@
-//! Flows of other instances, as their owners tell of them.
+//! Flows of other instances, as their owners report them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,19 +13,19 @@ use crate::model::fleet::{AcceptedFlow, FleetId, FlowRecord, InstanceName, Keepi
 pub(super) struct Known {
     pub(super) owner: InstanceName,
     pub(super) ends: Ends,
-    /// As in its record; 0: nobody has told of it yet.
+    /// As in its record; 0: no owner has told of it yet.
     accepted_unix_ms: u64,
     pub(super) state: KnownState,
-    /// Others that say the same of it, for a moment: it goes from one to another.
+    /// Other instances that also claim to own it, for a moment: the flow is on its way from one to another.
     pub(super) also: Vec<InstanceName>,
-    /// Its owner has told of it. Else only somebody who has given it up says whose it is.
+    /// Whether its owner has told of it. If not, only the instance that gave it up has named the owner.
     pub(super) told: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownState {
     Forwarded,
-    /// There is no way to its owner, or no offload engine here.
+    /// Forwarding is impossible: there is no path to its owner, or no offload engine here.
     Noted,
     Refused,
     Held,
@@ -33,12 +33,12 @@ pub(super) enum KnownState {
     NoRoom,
 }
 
-/// The flows of all other instances: by id, by the ends of their ids, by their packets and by owner. Whatever happens to one, it
-/// asks the offload engine for what that means there.
+/// The flows of all other instances: by id, by the ends of their ids, by their packets and by owner. Each change of a
+/// flow also queues the request that the offload engine needs.
 #[derive(Debug, Default)]
 pub(super) struct KnownFlows {
     flows: HashMap<FleetId, Known>,
-    /// By the ends of their ids: two flows do not have the same at one time.
+    /// By the ends of their ids: no two flows have the same ends at one time.
     by_ends: HashMap<u64, FleetId>,
     /// Of packets of flows that are forwarded or refused.
     by_key: HashMap<Key, FleetId>,
@@ -51,35 +51,35 @@ pub(super) struct KnownFlows {
 #[derive(Debug, Default)]
 struct PeerList {
     flows: HashSet<FleetId>,
-    /// Those that it had told of before its snapshot, which is under way and has not named them yet. Whose they are may change meanwhile.
+    /// Flows from before its snapshot, which has begun and has not named them yet. Their owner may change meanwhile.
     stale: HashSet<FleetId>,
-    /// It told of these when it was buried already.
+    /// Flows that it has told of since this instance took it for dead.
     late: HashSet<Ends>,
 }
 
-/// What becomes of flows of one owner that is dead, or that can serve them no more.
+/// The outcome for the flows of an owner that is dead or that can no longer serve them.
 #[derive(Debug, Default)]
 pub(super) struct Buried {
     /// Go on here.
     pub(super) inherited: Vec<(FleetId, Ends)>,
-    /// Their ends are to be told from here.
+    /// These are reset, and their ends are told from here.
     pub(super) told: Vec<(FleetId, Ends)>,
-    /// Are not, for their address is elsewhere.
+    /// These are reset, but their ends cannot be told from here: their address is elsewhere.
     pub(super) untold: Vec<FleetId>,
     refused: Vec<Key>,
     dropped: Vec<FleetId>,
 }
 
-/// Packets of a flow that has ended are forwarded for so long: the last ones are still on their way.
+/// Packets of an ended flow are still forwarded for so long: the last ones are on their way.
 const LINGER_NS: u64 = 5_000_000_000;
 
 impl KnownFlows {
-    /// Whoever has joined may tell of flows.
+    /// `owner` has joined, and may tell of flows.
     pub(super) fn joined(&mut self, owner: InstanceName) {
         self.lists.entry(owner).or_default();
     }
 
-    /// Nothing of it is left.
+    /// Removes all that is known of `owner`.
     pub(super) fn gone(&mut self, owner: &InstanceName, agenda: &mut Agenda) {
         self.ids_of(owner).into_iter().for_each(|id| self.remove(id, agenda));
         self.lists.remove(owner);
@@ -98,27 +98,27 @@ impl KnownFlows {
         self.flows.get(id).filter(|known| known.state == KnownState::Held)
     }
 
-    /// The flow that has the ends of this one's id, by whatever id.
+    /// The flow with the same ends as that of `id`, under any id.
     pub(super) fn same_ends(&self, id: FleetId) -> Option<FleetId> {
         self.by_ends.get(&id.ends).copied()
     }
 
-    /// Such packets are forwarded or refused.
+    /// Whether packets with this key are forwarded or refused.
     pub(super) fn has_packets(&self, key: &Key) -> bool {
         self.by_key.contains_key(key)
     }
 
-    /// The flow whose packets these are, if they are forwarded or refused.
+    /// The flow of these packets, if they are forwarded or refused.
     pub(super) fn of_packets(&self, key: &Key) -> Option<&Known> {
         self.by_key.get(key).and_then(|id| self.flows.get(id))
     }
 
-    /// The map has no room for some of them.
+    /// Whether the map has no room for at least one flow.
     pub(super) fn is_crowded(&self) -> bool {
         !self.no_room.is_empty()
     }
 
-    /// Of those of `owner`'s flows that are so.
+    /// The ends of `owner`'s flows for which `which` holds.
     pub(super) fn ends_of(&self, owner: &InstanceName, which: impl Fn(&Known) -> bool) -> HashSet<Ends> {
         let ids = self.lists.get(owner).into_iter().flat_map(|list| &list.flows);
         ids.filter_map(|id| self.flows.get(id)).filter(|known| which(known)).map(|known| known.ends).collect()
@@ -137,25 +137,25 @@ impl KnownFlows {
             return self.refuse(owner, id, ends, agenda);
         }
         if let Some(before) = self.same_ends(id).filter(|before| *before != id) {
-            // It goes on under another id, or its ends have begun another one.
+            // The flow goes on under another id, or another flow has the same ends.
             match record.keeping {
                 Keeping::Sockets => self.remove(before, agenda),
-                // What the offload engine has there gives way by itself, and no packet finds it gone.
+                // The engine replaces its entry by itself, so that no packet finds it missing.
                 Keeping::Passage(_) => drop(self.take_out(before)),
             }
         }
         let mut also = Vec::new();
         if let Some(before) = self.flows.get(&id) {
             also.clone_from(&before.also);
-            // Who was only to have it, and has not told of it, does not tell of its end either.
+            // An owner that never told of the flow does not tell of its end either.
             also.extend(before.told.then(|| before.owner.clone()));
             let lives = |other: &InstanceName| members.peer(other).is_some_and(|peer| !peer.is_dead());
             also.retain(|other| *other != owner && lives(other));
             let same = before.owner == owner;
             match (&record.keeping, before.state) {
                 (Keeping::Sockets, KnownState::Forwarded) if same => return,
-                // A record that was on its way when the flow lost its sockets, or that of its next owner, who is about to
-                // say that it has none: a flow never gets any again.
+                // Either this record was on its way when the flow lost its sockets, or its next owner sent it and is
+                // about to report the offload. An offloaded flow never gets sockets again.
                 (keeping, KnownState::Held) => {
                     let is_all = *keeping == Keeping::Sockets;
                     self.take_out(id);
@@ -188,7 +188,7 @@ impl KnownFlows {
         self.enter(id, Known { owner, ends, accepted_unix_ms, state, also, told: true });
     }
 
-    /// `owner` tells of a flow, and is buried. Many may come at once.
+    /// `owner` tells of a flow after this instance took it for dead. Many may come at once.
     pub(super) fn late(&mut self, now_ns: u64, owner: &InstanceName, ends: Ends, agenda: &mut Agenda) {
         let Some(list) = self.lists.get_mut(owner) else { return };
         if list.late.is_empty() {
@@ -197,12 +197,12 @@ impl KnownFlows {
         list.late.insert(ends);
     }
 
-    /// Those that `owner` has told of since it was buried.
+    /// Takes the flows that `owner` has told of since this instance took it for dead.
     pub(super) fn take_late(&mut self, owner: &InstanceName) -> HashSet<Ends> {
         self.lists.get_mut(owner).map(|list| std::mem::take(&mut list.late)).unwrap_or_default()
     }
 
-    /// `owner` says that a flow is over, or not its own any more.
+    /// `owner` says that a flow has ended or is no longer its own.
     pub(super) fn ended(
         &mut self,
         now_ns: u64,
@@ -213,7 +213,7 @@ impl KnownFlows {
     ) {
         let Some(known) = self.flows.get_mut(&id) else { return };
         known.also.retain(|other| other != owner);
-        // Of a flow that is another's by now, its former owner only says that it is not its own any more.
+        // If the flow already has another owner, its former owner only says that it gave the flow up.
         if known.owner != *owner {
             return;
         }
@@ -235,7 +235,7 @@ impl KnownFlows {
         }
     }
 
-    /// The owner of a flow does not have it any more. Whoever has told of it besides is its owner then; false: nobody has.
+    /// The owner gave the flow up. Another instance that has told of it is its owner then; false: there is none.
     fn goes_on_elsewhere(&mut self, id: FleetId) -> bool {
         let Some(known) = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held) else { return false };
         let Some(other) = known.also.pop() else { return false };
@@ -246,7 +246,7 @@ impl KnownFlows {
         true
     }
 
-    /// What `owner` tells from here on, up to `synced`, is all that it has.
+    /// A snapshot of `owner` begins: up to `synced` it names all its flows.
     pub(super) fn begin(&mut self, owner: &InstanceName) {
         let also = self.flows.iter().filter(|(_, known)| known.also.contains(owner)).map(|(id, _)| *id);
         let also: Vec<_> = also.collect();
@@ -255,7 +255,7 @@ impl KnownFlows {
         }
     }
 
-    /// `owner` has told of all that it has. Returns those of its flows that it has not told of again.
+    /// The snapshot of `owner` is complete. Returns its flows that the snapshot did not name.
     pub(super) fn synced(&mut self, owner: &InstanceName, agenda: &mut Agenda) -> Vec<(FleetId, Ends)> {
         let Some(list) = self.lists.get_mut(owner) else { return Vec::new() };
         let stale = std::mem::take(&mut list.stale);
@@ -268,7 +268,8 @@ impl KnownFlows {
             }
         }
         for (id, _) in &gone {
-            // What another has given to it, it may not have heard of yet; nor does it name what it has given back.
+            // `owner` may not have heard yet of flows that another instance gave to it, and does not name those that it
+            // gave back.
             if self.flows.get(id).is_some_and(|known| known.told) && !self.goes_on_elsewhere(*id) {
                 self.remove(*id, agenda);
             }
@@ -276,12 +277,12 @@ impl KnownFlows {
         gone
     }
 
-    /// What `owner` said of flows that others have since told of counts no more.
+    /// Drops `owner`'s claims to flows that others have told of since.
     pub(super) fn says_no_more(&mut self, owner: &InstanceName) {
         self.flows.values_mut().for_each(|known| known.also.retain(|other| other != owner));
     }
 
-    /// What the offload engine has of it is the owner's.
+    /// The offload engine now holds the flow for `owner`.
     pub(super) fn held_for(&mut self, owner: &InstanceName, id: FleetId, ends: Ends) {
         if self.lists.contains_key(owner) {
             let state = KnownState::Held;
@@ -297,7 +298,7 @@ impl KnownFlows {
         known.map(|known| known.told = false).is_some()
     }
 
-    /// Answers RST to packets of a flow, whatever was said of it before.
+    /// Has packets of the flow answered with RST, in whatever state it was before.
     pub(super) fn refuse(&mut self, owner: InstanceName, id: FleetId, ends: Ends, agenda: &mut Agenda) {
         if self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused && known.ends == ends) {
             return;
@@ -309,13 +310,13 @@ impl KnownFlows {
         self.enter(id, Known { owner, ends, accepted_unix_ms: 0, state, also, told: true });
     }
 
-    /// Takes out one that is still refused: its owner may live after all. Returns whether it was.
+    /// Removes a flow if it is still refused, because its owner lives after all. Returns whether it was.
     pub(super) fn take_refused(&mut self, id: FleetId) -> bool {
         let is_refused = self.flows.get(&id).is_some_and(|known| known.state == KnownState::Refused);
         is_refused && self.take_out(id).is_some()
     }
 
-    /// The map has no room for one that is held. Returns whose it is, and its ends.
+    /// The map has no room for a flow that should be held. Returns its owner and its ends.
     pub(super) fn crowd(&mut self, id: FleetId) -> Option<(InstanceName, Ends)> {
         let known = self.flows.get_mut(&id).filter(|known| known.state == KnownState::Held)?;
         known.state = KnownState::NoRoom;
@@ -337,7 +338,7 @@ impl KnownFlows {
         }
     }
 
-    /// Forwards those of `owner`'s flows that are in such a state.
+    /// Forwards those of `owner`'s flows that are in a state for which `which` holds.
     pub(super) fn forward_again(
         &mut self,
         owner: &InstanceName,
@@ -353,14 +354,15 @@ impl KnownFlows {
         }
     }
 
-    /// Decides what becomes of those of `owner`'s flows that have such ends. What goes on here is known no more, all else is refused.
+    /// Takes `owner` for dead, as to those of its flows whose ends match `which`. Flows that go on here leave this
+    /// list; all others are refused.
     pub(super) fn bury(&mut self, owner: &InstanceName, which: impl Fn(&Ends) -> bool, members: &Members) -> Buried {
         let mut buried = Buried::default();
         for id in self.ids_of(owner) {
             let Some(known) = self.flows.get(&id).filter(|known| which(&known.ends)) else { continue };
             let (ends, state) = (known.ends, known.state);
             match state {
-                // Should the address come here, it would be stuck; any other host can carry it.
+                // If the address came here, the flow would be stuck; any other host can carry it.
                 KnownState::Held if members.is_own(&ends) && !members.is_stuck(&ends) => {}
                 KnownState::Held if members.settings().carries && !members.is_own(&ends) => {
                     if members.is_heir(ends.vip.ip()) {
@@ -368,7 +370,7 @@ impl KnownFlows {
                         buried.inherited.push((id, ends));
                     }
                 }
-                // Without offload nothing here can carry it on.
+                // Without offload this instance cannot carry the flow on.
                 _ => {
                     match members.is_here(ends.vip.ip()) {
                         true => buried.told.push((id, ends)),
@@ -390,15 +392,15 @@ impl KnownFlows {
         buried
     }
 
-    /// Packets of a flow that ended a while ago are nobody's, unless another flow has them by now: its client has used the port again,
-    /// and that one's backend leg has another.
+    /// The packets of a flow that ended a while ago belong to nobody now, unless its client has used the port again:
+    /// then a new flow has that key. The backend leg of the new flow has another.
     pub(super) fn forget(&self, id: FleetId, ends: &Ends, agenda: &mut Agenda) {
         let is_here = self.flows.contains_key(&id);
         let again = |key: &Key| self.by_key.get(key).is_some_and(|other| *other != id || is_here);
         agenda.forget(ends.keys().into_iter().filter(|key| !again(key)).collect());
     }
 
-    /// Ends all that is known of a flow at once.
+    /// Removes a flow and its requests at once.
     pub(super) fn remove(&mut self, id: FleetId, agenda: &mut Agenda) {
         if let Some(known) = self.take_out(id) {
             match known.state {
@@ -410,7 +412,7 @@ impl KnownFlows {
         }
     }
 
-    /// It is known no more, and the offload engine is asked for nothing.
+    /// Removes a flow from the lists, without a request to the offload engine.
     pub(super) fn take_out(&mut self, id: FleetId) -> Option<Known> {
         let known = self.flows.remove(&id)?;
         self.no_room.remove(&id);
@@ -429,7 +431,7 @@ impl KnownFlows {
             list.flows.insert(id);
         }
         self.by_ends.insert(id.ends, id);
-        // The offload engine is asked anew, and says so if it still has none.
+        // The engine is asked again, and answers again if it still has no room.
         self.no_room.remove(&id);
         self.flows.insert(id, known);
     }
@@ -446,13 +448,13 @@ impl KnownFlows {
         }
     }
 
-    /// The last packets of a flow are its owner's. Its client may use the port again at once.
+    /// Forwards the last packets of a flow to its owner. Its client may use the port again at once.
     fn lend_last(&self, owner: &InstanceName, ends: &Ends, members: &Members, agenda: &mut Agenda) {
         let Some(hop) = members.hop(owner, ends.vip.ip()) else { return };
         agenda.lend(ends.keys().into_iter().filter(|key| !self.by_key.contains_key(key)).collect(), hop);
     }
 
-    /// An entry that forwards one of its directions may be left from when it had sockets.
+    /// Drops an entry that forwards one direction, which may be left from the time when the flow had sockets.
     fn drop_crowded(&self, id: FleetId, ends: &Ends, agenda: &mut Agenda) {
         agenda.drop_standby(id);
         self.forget(id, ends, agenda);
@@ -485,7 +487,7 @@ impl Buried {
         self.inherited.is_empty() && self.refused.is_empty() && self.told.is_empty()
     }
 
-    /// Has the offload engine refuse what is not inherited.
+    /// Has the offload engine refuse the flows that are not inherited.
     pub(super) fn refuse(&mut self, agenda: &mut Agenda) {
         if !self.dropped.is_empty() {
             agenda.carry(StandbyRequest::Drop(std::mem::take(&mut self.dropped)));
@@ -496,7 +498,7 @@ impl Buried {
     }
 }
 
-/// Has both directions' packets sent to the owner.
+/// Has the packets of both directions sent to the owner.
 fn forward(owner: &InstanceName, flow: AcceptedFlow, members: &Members, agenda: &mut Agenda) -> KnownState {
     let Some(hop) = members.hop(owner, flow.ends.vip.ip()).filter(|_| members.settings().carries) else {
         return KnownState::Noted;

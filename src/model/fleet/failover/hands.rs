@@ -1,4 +1,4 @@
-//! Flows begin, end and change hands.
+//! Begin and end of flows, and moves from one owner to another.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -21,7 +21,7 @@ impl Failover {
         if self.flows.get(&id).is_some() {
             self.flows.ended(now_ns, owner, id, &self.members, &mut self.agenda);
         } else if !self.claims.has(&id) {
-            // Released to who had claimed it before anybody could say what it is, it is held though nobody lists it.
+            // If it was released to a claimant before any record came, the engine holds it though no list names it.
             self.agenda.drop_standby(id);
         }
     }
@@ -31,21 +31,22 @@ impl Failover {
         self.agenda.carry(StandbyRequest::Release(flows.iter().map(|(id, _)| *id).collect()));
         for (id, ends) in flows {
             let ends = self.claims.give_up(id).or(ends);
-            // Until it says more of them itself: their packets may come here again at once.
+            // Until `by` itself tells of them: their packets may come here again at once.
             if let Some(ends) = ends.filter(|_| self.flows.get(&id).is_none()) {
                 self.promised_to(now_ns, by, id, ends);
             }
         }
     }
 
-    /// `owner` has given a flow to `to`, who may have told of it already.
+    /// `owner` has given a flow to `to`, which may have told of it already.
     pub(super) fn moved(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, to: &InstanceName) {
         if self.flows.get(&id).is_none() {
             return;
         }
-        // Else others have told of it: who does not have it any more says so, too.
+        // Otherwise others have told of the flow: an instance that gives it up also says so.
         let held = self.flows.held(&id).filter(|known| known.owner == *owner && known.also.is_empty());
-        // To this one, from which it was claimed back before this came: it stays with who has claimed it last.
+        // If `to` is this instance, another instance claimed the flow back before this event came: the last claimant
+        // keeps it.
         let to = if *to == self.members.settings().me { owner } else { to };
         match held.map(|known| known.ends).filter(|_| self.members.peer(to).is_some()) {
             Some(ends) => {
@@ -56,10 +57,10 @@ impl Failover {
         }
     }
 
-    /// The offload engine holds it, and `owner` is to go on with it, who has not told of it yet.
+    /// The offload engine holds the flow. `owner` shall own it, and has not told of it yet.
     fn promised_to(&mut self, now_ns: u64, owner: &InstanceName, id: FleetId, ends: Ends) {
         if self.flows.same_ends(id).is_some_and(|other| other != id) {
-            // It has told of it, under another id.
+            // It has told of it under another id.
             return;
         }
         self.claims.promised_to(now_ns, (owner, id, ends), &mut self.flows, &mut self.agenda);
@@ -68,7 +69,8 @@ impl Failover {
         }
     }
 
-    /// The map of this host has no room for them: they cannot go on here, and are reset and told when their owner dies.
+    /// This host's map has no room for these flows: they cannot go on here. When their owner dies, they are reset and
+    /// told.
     pub(super) fn no_standby(&mut self, ids: Vec<FleetId>) {
         let mut dead: BTreeMap<InstanceName, HashSet<Ends>> = BTreeMap::new();
         for id in ids {
@@ -83,9 +85,10 @@ impl Failover {
         }
     }
 
-    /// Flows in sockets that died with a former process of `owner`: nobody has told their ends.
+    /// These proxied flows ended with an earlier process of `owner`, and no instance has told their ends.
     pub(super) fn tell_of_end(&mut self, owner: &InstanceName, mut flows: Vec<(FleetId, Ends)>) {
-        // Its client may have begun another one meanwhile; or it had been offloaded, and whoever took it over has told so since.
+        // Not flows whose client has begun another with the same ends, nor flows that had been offloaded and that another
+        // instance has taken over.
         flows.retain(|(id, _)| self.flows.same_ends(*id).is_none() && !self.claims.has(id));
         for (id, ends) in &flows {
             self.flows.refuse(owner.clone(), *id, *ends, &mut self.agenda);

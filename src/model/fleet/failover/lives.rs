@@ -1,4 +1,4 @@
-//! Instances come, live and die, and so do this host's addresses come and go.
+//! Instances join, live and die; addresses come to this host and leave it.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ impl Failover {
         self.port_ranges.show(&self.members, &mut self.agenda);
     }
 
-    /// Nothing of it is left: packets of its flows are unknown ones from now on.
+    /// Removes all of `owner`: packets of its flows are unknown packets from now on.
     pub(super) fn gone(&mut self, owner: &InstanceName) {
         if !self.members.gone(owner) {
             return;
@@ -33,7 +33,7 @@ impl Failover {
         let Some(peer) = self.members.peer_mut(owner) else { return };
         peer.begin(epoch, slot);
         self.flows.begin(owner);
-        // Nobody tells what it has and is dead.
+        // An instance that begins a snapshot is alive.
         self.lives(owner);
         self.port_ranges.show(&self.members, &mut self.agenda);
     }
@@ -43,8 +43,8 @@ impl Failover {
         let is_anew = peer.synced();
         let gone = self.flows.synced(owner, &mut self.agenda);
         let died = self.untold.came_back(owner, is_anew, gone);
-        // All that it has is known by now: of another flow a client may begin a new connection by the same port, and its SYN must not
-        // go to a host that has not the address.
+        // All its flows are known by now. Packets without a flow must not go there any more: their client may open a new
+        // connection from the same port, and its SYN must not go to a host without the address.
         self.unknown.lend_no_more(owner, &self.flows, &self.members, &mut self.agenda);
         let (here, elsewhere): (Vec<_>, Vec<_>) =
             died.into_iter().partition(|(_, ends)| self.members.is_here(ends.vip.ip()));
@@ -61,7 +61,7 @@ impl Failover {
         match liveness {
             Liveness::Alive => {
                 if !is_synced && before != Liveness::Alive {
-                    // What it has is about to be told.
+                    // `owner` is about to tell its flows.
                     let until_ns = now_ns + self.members.settings().guard_ns;
                     self.unknown.guard(until_ns.max(self.unknown.guard_until_ns(now_ns)), &mut self.agenda);
                 }
@@ -80,11 +80,11 @@ impl Failover {
         }
     }
 
-    /// It was taken for dead, and is heard of again: what was refused in its name is forwarded again.
+    /// `owner` counted as dead and is heard again: packets of its flows that were refused are forwarded again.
     fn lives(&mut self, owner: &InstanceName) {
         if self.members.peer_mut(owner).is_some_and(|peer| peer.revive()) {
             self.flows.forward_again(owner, KnownState::Refused, &self.members, &mut self.agenda);
-            // Should it have none of them any more, they are told after all.
+            // If it turns out to have lost these flows, their ends are told after all.
             let called_off = self.rounds.call_off(owner);
             self.untold.called_off(owner, called_off);
         }
@@ -93,7 +93,7 @@ impl Failover {
     pub(super) fn peer_addresses(&mut self, owner: &InstanceName, addresses: Vec<IpAddr>) {
         let Some(peer) = self.members.peer_mut(owner) else { return };
         let before = peer.move_addresses(addresses.clone());
-        // Both had it: neighbours may still believe the other.
+        // Both hosts had the address: neighbours may still send to the other.
         let left = self.members.here().filter(|ip| before.contains(ip) && !addresses.contains(ip));
         left.for_each(|ip| self.agenda.act(Action::Announce(ip)));
         self.port_ranges.see_last_owners(&self.members);
@@ -103,7 +103,8 @@ impl Failover {
         }
     }
 
-    /// Own addresses first: neighbours that still send to the dead host are to come here before they are asked anything.
+    /// Announces the addresses first: neighbours that still send to the dead host must send here before this one asks
+    /// their clients anything.
     pub(super) fn vips_came(&mut self, now_ns: u64, came: &[IpAddr]) {
         for ip in came {
             self.agenda.act(Action::Announce(*ip));
@@ -125,7 +126,7 @@ impl Failover {
         }
     }
 
-    /// Takes over all that `owner` had.
+    /// Takes `owner` for dead, and takes over all its flows.
     pub(super) fn bury(&mut self, owner: &InstanceName) {
         if !self.members.peer_mut(owner).is_some_and(|peer| peer.bury()) {
             return;
@@ -137,7 +138,7 @@ impl Failover {
         self.inherit();
     }
 
-    /// Whoever was to go on with flows of the dead may have died before it could.
+    /// Takes over dead owners' offloaded flows that are left: the instance that should have taken them may have died too.
     fn inherit(&mut self) {
         for owner in self.members.dead() {
             let is_heir = |ends: &Ends| self.members.is_heir(ends.vip.ip());
@@ -149,12 +150,12 @@ impl Failover {
         }
     }
 
-    /// Takes over what a dead owner had of addresses that have just come here.
+    /// Takes over a dead owner's flows of addresses that have just come here.
     pub(super) fn bury_where(&mut self, owner: &InstanceName, vips: &[IpAddr]) {
         self.bury_flows(owner, |ends| vips.contains(&ends.vip.ip()));
     }
 
-    /// Resets what a living owner can serve no more since the address is here.
+    /// Resets flows that a live owner can no longer serve since their address is here.
     fn end_stuck(&mut self, owner: &InstanceName) {
         let stuck = self.flows.ends_of(owner, |known| self.members.is_stuck(&known.ends));
         self.bury_flows(owner, |ends| stuck.contains(ends));

@@ -1,4 +1,4 @@
-//! Who belongs to the fleet, and who has which address.
+//! The members of the fleet, and the addresses of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,23 +9,24 @@ use super::{Action, Settings};
 use crate::model::ends::Ends;
 use crate::model::fleet::{InstanceName, Liveness};
 
-/// For so long after a VIP has come a silent owner counts as dead.
+/// For so long after a VIP has come here, a silent owner counts as dead.
 const FRESH_NS: u64 = 5_000_000_000;
 
-/// The other instances and the addresses of this host: what says who is to look after a flow, and how others are reached.
+/// The other instances and the addresses of this host. They determine which instance owns a flow, and how to reach a
+/// peer.
 #[derive(Debug)]
 pub(super) struct Members {
     settings: Settings,
-    /// Addresses of frontends that the file has no more: flows may live there until their drain is over.
+    /// Frontends' addresses that the configuration no longer names: flows may use them until their drain is over.
     former: BTreeSet<IpAddr>,
     peers: BTreeMap<InstanceName, PeerState>,
-    /// The frontends' addresses that are on this host; `None`: nobody has said yet.
+    /// The frontends' addresses that are on this host; `None`: not known yet.
     here: Option<BTreeSet<IpAddr>>,
     /// This host's other addresses.
     own: BTreeSet<IpAddr>,
-    /// Until then a silent owner counts as dead, unless it has answered since: a VIP has come.
+    /// Until then a silent owner counts as dead, unless it has answered since a VIP came here.
     fresh_until_ns: u64,
-    /// Other live instances have the same VIP.
+    /// Whether other live instances have the same VIP.
     shared: bool,
 }
 
@@ -47,12 +48,12 @@ impl Members {
         &self.settings
     }
 
-    /// Where frontends listen.
+    /// The frontends' listening addresses.
     pub(super) fn vips(&self) -> BTreeSet<IpAddr> {
         self.settings.vips.iter().map(|vip| vip.ip()).collect()
     }
 
-    /// The file has been read again. Returns what counts as a frontend's address from now on and is here already.
+    /// Applies new settings. Returns addresses that are here already and that count as a frontend's from now on.
     pub(super) fn configure(&mut self, settings: Settings) -> Vec<IpAddr> {
         let Settings { vips: all, challenge, guard_ns, priority, .. } = settings;
         let known = self.vips();
@@ -63,14 +64,14 @@ impl Members {
         self.former.retain(|ip| !listens.contains(ip));
         let vips = self.all_vips();
         if let Some(here) = &mut self.here {
-            // What is here has not come just now: it only counts from now on.
+            // An address that was here before has not come now: it only counts from now on.
             let addresses: BTreeSet<_> = here.union(&self.own).copied().collect();
             (*here, self.own) = addresses.into_iter().partition(|ip| vips.contains(ip));
         }
         vips.difference(&known).copied().filter(|ip| self.is_here(*ip)).collect()
     }
 
-    /// Where frontends listen, or did in an earlier file.
+    /// The frontends' listening addresses, and those of earlier configurations.
     fn all_vips(&self) -> BTreeSet<IpAddr> {
         self.vips().union(&self.former).copied().collect()
     }
@@ -79,7 +80,7 @@ impl Members {
         self.peers.entry(owner).or_insert_with(|| PeerState::new(link)).link_at(link);
     }
 
-    /// Returns whether it was one.
+    /// Removes a member. Returns whether `owner` was one.
     pub(super) fn gone(&mut self, owner: &InstanceName) -> bool {
         self.peers.remove(owner).is_some()
     }
@@ -118,21 +119,21 @@ impl Members {
         let (now, own): (BTreeSet<_>, _) = addresses.iter().partition(|ip| vips.contains(ip));
         self.own = own;
         if now.is_empty() {
-            // Whoever has got it now judges whether its last owner lives.
+            // The new owner of the address judges whether its last owner lives.
             self.fresh_until_ns = 0;
         }
         let before = self.here.replace(now.clone());
         let went = before.iter().flatten().filter(|ip| !now.contains(ip)).copied().collect();
         let came = match &before {
             Some(before) => now.difference(before).copied().collect(),
-            // As it was when this process began: nothing has moved.
+            // The first report after this process began: no address has moved.
             None => Vec::new(),
         };
         VipsMoved { came, went }
     }
 
-    /// VIPs have come here: whoever does not answer from now on may have died of what brought them. Returns who has fallen silent
-    /// already.
+    /// VIPs have come here, perhaps because their owner died: from now on a peer that does not answer may be dead.
+    /// Returns the peers that are silent already.
     pub(super) fn vips_came(&mut self, now_ns: u64) -> Vec<InstanceName> {
         self.fresh_until_ns = now_ns + FRESH_NS;
         self.peers.values_mut().for_each(PeerState::await_answer);
@@ -143,12 +144,12 @@ impl Members {
         now_ns < self.fresh_until_ns
     }
 
-    /// Whether anybody is to be asked if it lives.
+    /// Whether any peer must be asked if it lives.
     pub(super) fn ping(&mut self, now_ns: u64) -> bool {
         self.peers.values_mut().filter_map(|peer| peer.ping(now_ns).then_some(())).count() > 0
     }
 
-    /// Who was asked and has not answered in time; said once.
+    /// Returns, only once, the peers that were asked and did not answer in time.
     pub(super) fn take_mute(&mut self, now_ns: u64) -> Vec<InstanceName> {
         let mute = self.peers.iter_mut().filter_map(|(name, peer)| peer.take_mute(now_ns).then_some(name));
         mute.cloned().collect()
@@ -163,8 +164,8 @@ impl Members {
         self.here.iter().flatten().copied()
     }
 
-    /// Whether nobody can carry the flow: its backend or its client is on this host, and what that gets seems to come from an
-    /// address of this host, too. A kernel takes no such packet from the wire, and sends none there.
+    /// Whether no instance can carry the flow: its backend or its client is on this host, and so is the address from
+    /// which the packets to that end would come. A kernel accepts no such packet from the wire, and sends none there.
     pub(super) fn is_stuck(&self, ends: &Ends) -> bool {
         let both_here = |end, from| self.own.contains(&end) && self.is_here(from);
         both_here(ends.backend.ip(), ends.local.ip()) || both_here(ends.client.ip(), ends.vip.ip())
@@ -175,7 +176,7 @@ impl Members {
         [ends.backend.ip(), ends.client.ip()].iter().any(|ip| self.own.contains(ip))
     }
 
-    /// An address of the owner's host, of the family of `vip`, that is its own and no frontend's.
+    /// An address of the owner's host of the same family as `vip` that is not a frontend's address.
     pub(super) fn hop(&self, owner: &InstanceName, vip: IpAddr) -> Option<IpAddr> {
         let fits = |ip: &IpAddr| {
             let is_frontends = self.former.contains(ip) || self.settings.vips.iter().any(|vip| vip.ip() == *ip);
@@ -184,14 +185,14 @@ impl Members {
         self.peers.get(owner)?.places().find(fits)
     }
 
-    /// One of each family that it has.
+    /// One address of each family that the peer has.
     pub(super) fn hops(&self, name: &InstanceName) -> Vec<IpAddr> {
         let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
         families.iter().filter_map(|family| self.hop(name, *family)).collect()
     }
 
-    /// Where a peer is that lives and cannot be asked: what those that can be know nothing of may be its own. One that has
-    /// the address goes first.
+    /// The address of a live peer that cannot be asked: a packet that the other peers do not know may belong to it. A
+    /// peer with the address `vip` goes first. `but`: addresses to leave out.
     pub(super) fn unlinked_hop(&self, vip: IpAddr, but: &[IpAddr]) -> Option<IpAddr> {
         let unlinked = self.peers.iter().filter(|(_, it)| it.liveness() == Liveness::Unlinked && !it.is_dead());
         let mut unlinked: Vec<_> = unlinked.collect();
@@ -199,8 +200,8 @@ impl Members {
         unlinked.iter().filter_map(|(name, _)| self.hop(name, vip)).find(|to| !but.contains(to))
     }
 
-    /// Whether this instance is the one to look after a flow of `vip` whose owner is dead: the first by name of those that
-    /// have the address, or of all that live if none has.
+    /// Whether this instance takes over a flow of `vip` whose owner is dead: it must be the first by name of the
+    /// instances with the address, or of all live ones if none has it.
     pub(super) fn is_heir(&self, vip: IpAddr) -> bool {
         let live = || self.peers.iter().filter(|(_, peer)| peer.serves());
         let others = |having: bool| live().filter(|(_, peer)| !having || peer.has(vip)).map(|(name, _)| name).min();
@@ -212,20 +213,20 @@ impl Members {
         }
     }
 
-    /// Of two that both look after a flow of `vip`, whether this one goes on with it. If both think so, or neither does, it is
-    /// nobody's for a moment, and then whose its packets come to.
+    /// This instance and `owner` both claim a flow of `vip`: whether it goes on here. If both conclude yes, or both no,
+    /// the next packet decides.
     pub(super) fn prevails_over(&self, owner: &InstanceName, vip: IpAddr) -> bool {
         self.prevails_by_address(owner, vip).unwrap_or(self.settings.me < *owner)
     }
 
-    /// `None`: both have the address, or neither.
+    /// As `prevails_over`, by the place of the address alone. `None`: both have the address, or neither.
     pub(super) fn prevails_by_address(&self, owner: &InstanceName, vip: IpAddr) -> Option<bool> {
         let there = self.peers.get(owner).is_some_and(|peer| peer.has(vip));
         let here = self.is_here(vip);
         (here != there).then_some(here)
     }
 
-    /// Whether packets of one flow may come to several instances.
+    /// Checks whether packets of one flow may come to several instances.
     pub(super) fn see_sharing(&mut self, agenda: &mut Agenda) {
         let here = self.here().collect();
         self.peers.values_mut().for_each(|peer| peer.see_shared(&here));

@@ -1,37 +1,38 @@
-//! What is known of one other instance.
+//! The state of one other instance.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::model::fleet::{Epoch, Farewell, Liveness};
 
-/// Whether another instance lives, and which addresses its host has, as far as it was heard.
+/// Whether another instance lives, and the addresses of its host, according to its last messages.
 #[derive(Debug)]
 pub(super) struct PeerState {
-    /// Where its link is.
+    /// The address of its link.
     link: IpAddr,
     liveness: Liveness,
-    /// Its flows have been taken over.
+    /// Whether this instance has taken over its flows.
     is_dead: bool,
     /// When it was last asked whether it lives, if it has not answered.
     pinged_ns: Option<u64>,
-    /// It has answered since a frontend's address last came here: so that did not come because of its death.
+    /// Whether it has answered since a frontend's address last came here: if so, the address did not come because it
+    /// died.
     answered: bool,
     synced: bool,
-    /// The frontends' addresses that both hosts have, as far as was heard of it: none that has come here since it last answered.
+    /// The frontends' addresses that both hosts have, according to its last messages: none that came here after them.
     shared: BTreeSet<IpAddr>,
     slot: Option<u8>,
     /// Of the process that was last heard.
     epoch: Option<Epoch>,
-    /// That said that another one goes on with all that it has.
+    /// Whether that process said that another one continues with all its flows.
     is_succeeded: bool,
-    /// Another process has begun since it was last synced, without any socket of the one before.
+    /// Whether another process has begun since the last snapshot, without any socket of the one before.
     is_anew: bool,
     /// All addresses of its host.
     addresses: Vec<IpAddr>,
 }
 
-/// An owner that does not answer the ping in this time counts as silent.
+/// An owner that does not answer a ping within this time counts as silent.
 pub(super) const PING_NS: u64 = 250_000_000;
 
 impl PeerState {
@@ -72,7 +73,7 @@ impl PeerState {
         self.slot
     }
 
-    /// It may still say something.
+    /// Whether it can still answer a question.
     pub(super) fn can_be_asked(&self) -> bool {
         !self.is_dead && matches!(self.liveness, Liveness::Alive | Liveness::Unlinked | Liveness::Silent)
     }
@@ -82,7 +83,7 @@ impl PeerState {
         self.liveness == Liveness::Alive
     }
 
-    /// What it has is known here, or it has nothing.
+    /// Whether this instance knows all its flows.
     pub(super) fn has_told(&self) -> bool {
         match self.liveness {
             _ if self.is_dead => true,
@@ -92,8 +93,8 @@ impl PeerState {
         }
     }
 
-    /// Whether backend legs from its ports may live. Who is not heard and counts as dead may be cut off from here alone; behind a router
-    /// it goes on getting clients then, and of what begins there nobody is told.
+    /// Whether backend legs from its ports may live. A silent peer that counts as dead may be cut off only from here.
+    /// Behind a router it then still gets clients, and this instance does not hear of their flows.
     pub(super) fn may_have_legs(&self) -> bool {
         self.serves()
             || self.shares() && !matches!(self.liveness, Liveness::Unheard | Liveness::Left(Farewell::Stopped))
@@ -110,17 +111,17 @@ impl PeerState {
         self.addresses.contains(&ip)
     }
 
-    /// As far as was heard of it, both hosts have one of the frontends' addresses.
+    /// Whether both hosts have one of the frontends' addresses, according to its last messages.
     pub(super) fn shares(&self) -> bool {
         !self.shared.is_empty()
     }
 
-    /// Whether packets of one flow may come here and there.
+    /// Whether packets of one flow may come both here and there.
     pub(super) fn may_meet(&self, here: &BTreeSet<IpAddr>) -> bool {
         self.serves() && self.addresses.iter().any(|ip| here.contains(ip)) || self.may_have_legs() && self.shares()
     }
 
-    /// Addresses of its host, that of its link first.
+    /// Addresses of its host, first that of its link.
     pub(super) fn places(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(&self.link).chain(&self.addresses).copied()
     }
@@ -129,7 +130,7 @@ impl PeerState {
         self.link = link;
     }
 
-    /// What it tells from here on, up to `synced`, is all that it has.
+    /// Its snapshot begins: up to `synced` it names all its flows.
     pub(super) fn begin(&mut self, epoch: Epoch, slot: u8) {
         self.synced = false;
         self.slot = Some(slot);
@@ -138,17 +139,17 @@ impl PeerState {
         }
     }
 
-    /// Returns whether it has begun anew since it was last synced, without any socket.
+    /// Its snapshot is complete. Returns whether a new process has begun since the last one, without any socket.
     pub(super) fn synced(&mut self) -> bool {
         self.synced = true;
         std::mem::take(&mut self.is_anew)
     }
 
-    /// Returns what was heard of it before.
+    /// Sets its liveness, and returns the one before.
     pub(super) fn hear(&mut self, liveness: Liveness) -> Liveness {
         match liveness {
             Liveness::Alive => (self.pinged_ns, self.answered) = (None, true),
-            // What it does meanwhile is not heard, but what it had is its own.
+            // Its present actions are unknown, but it keeps the flows that it had.
             Liveness::Unlinked => self.pinged_ns = None,
             Liveness::Left(Farewell::Succeeded) => self.is_succeeded = true,
             Liveness::Dead | Liveness::Left(Farewell::Stopped) | Liveness::Silent | Liveness::Unheard => {}
@@ -156,7 +157,7 @@ impl PeerState {
         std::mem::replace(&mut self.liveness, liveness)
     }
 
-    /// It counts as dead from now on; `false`: as before.
+    /// It counts as dead from now on. `false`: it did already.
     pub(super) fn bury(&mut self) -> bool {
         if self.is_dead {
             return false;
@@ -165,7 +166,7 @@ impl PeerState {
         true
     }
 
-    /// It counts as dead no more; `false`: as before.
+    /// It no longer counts as dead. `false`: it did not.
     pub(super) fn revive(&mut self) -> bool {
         std::mem::take(&mut self.is_dead)
     }
@@ -175,7 +176,7 @@ impl PeerState {
         self.answered = false;
     }
 
-    /// Whether it is to be asked if it lives.
+    /// Whether it must be asked if it lives.
     pub(super) fn ping(&mut self, now_ns: u64) -> bool {
         if self.liveness == Liveness::Alive {
             self.pinged_ns = Some(now_ns);
@@ -183,13 +184,13 @@ impl PeerState {
         self.liveness == Liveness::Alive
     }
 
-    /// Whether it has not answered the ping in time; said once.
+    /// Whether it did not answer a ping in time; true only once.
     pub(super) fn take_mute(&mut self, now_ns: u64) -> bool {
-        // Those of a later ping have time left: an address that flaps comes twice in it.
+        // The answers to a later ping have time left: an address that flaps comes twice within it.
         self.pinged_ns.take_if(|at_ns| now_ns.saturating_sub(*at_ns) >= PING_NS).is_some()
     }
 
-    /// Returns those that it had before.
+    /// Returns the addresses that it had before.
     pub(super) fn move_addresses(&mut self, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
         std::mem::replace(&mut self.addresses, addresses)
     }

@@ -1,4 +1,4 @@
-//! Which ports are whose, for packets of flows that nobody has told of.
+//! The instances' port ranges, for packets of flows that no instance has told of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,17 +9,17 @@ use super::peer::PeerState;
 use super::timer::Timer;
 use crate::model::fleet::{InstanceName, PeerPortRange, PortRange, SLOTS, StandbyRequest, port_range};
 
-/// For so long after an address has come, what nobody here knows is for its last owner, if that lives: handshakes that
-/// began there, and flows of which nothing has been told yet.
+/// For so long after an address has come here, unknown packets to it go to its last owner, if that lives: they may
+/// belong to handshakes that began there, or to flows that it has not told of yet.
 const LEAVES_NS: u64 = 5_000_000_000;
 
-/// Whose ports are whose, as the offload engine was told last, and who had the frontends' addresses last.
+/// The port ranges as the offload engine was last told them, and the last owners of the frontends' addresses.
 #[derive(Debug, Default)]
 pub(super) struct PortRanges {
     shown: Vec<PeerPortRange>,
-    /// The one peer that has each of the frontends' addresses, or had it last.
+    /// The one peer that has each of the frontends' addresses, or was the last to have it.
     last_owners: BTreeMap<IpAddr, InstanceName>,
-    /// Addresses that have just come, until when they count as such.
+    /// Addresses that have just come here, and until when they count as such.
     just_came: BTreeMap<IpAddr, u64>,
 }
 
@@ -29,7 +29,7 @@ impl PortRanges {
         agenda.later(now_ns + LEAVES_NS, Timer::Left(ip));
     }
 
-    /// Returns whether it counts as having just come no more.
+    /// Returns whether the address no longer counts as having just come.
     pub(super) fn left_for_good(&mut self, now_ns: u64, ip: IpAddr) -> bool {
         let over = self.just_came.get(&ip).is_some_and(|until_ns| *until_ns <= now_ns);
         over && self.just_came.remove(&ip).is_some()
@@ -39,13 +39,14 @@ impl PortRanges {
         self.last_owners.retain(|_, last| last != owner);
     }
 
-    /// The frontends' addresses are others by now.
+    /// The frontends' addresses have changed.
     pub(super) fn configure(&mut self, vips: &BTreeSet<IpAddr>) {
         self.last_owners.retain(|ip, _| vips.contains(ip));
         self.just_came.retain(|ip, _| vips.contains(ip));
     }
 
-    /// An address that is on its way is still its last owner's; one that several have is nobody's alone.
+    /// An address that is moving still belongs to its last owner; an address that several instances have belongs to
+    /// none alone.
     pub(super) fn see_last_owners(&mut self, members: &Members) {
         for ip in members.vips() {
             let mut owners = members.peers().filter(|(_, peer)| peer.serves() && peer.has(ip));
@@ -57,8 +58,8 @@ impl PortRanges {
         }
     }
 
-    /// Tells the offload engine whose backend legs come from which ports, if that has changed: those of all instances, for nobody else's
-    /// packets are ever answered for.
+    /// Tells the offload engine the port range of each instance, if one has changed. It needs all of them, because
+    /// Baton answers no packets to other ports.
     pub(super) fn show(&mut self, members: &Members, agenda: &mut Agenda) {
         let settings = members.settings();
         if !settings.carries {
@@ -70,12 +71,13 @@ impl PortRanges {
             let at = if peer.may_have_legs() { members.hops(name) } else { Vec::new() };
             Some(PeerPortRange { ports: part(peer.slot()?)?, at })
         });
-        // One that has not been heard yet has any of the others: what goes there may be of a flow that somebody holds.
+        // A peer that was not heard yet may have any of the other ranges: a packet to them may belong to a flow that
+        // another instance has.
         let known = |slot: &u8| *slot == settings.slot || members.peers().any(|(_, peer)| peer.slot() == Some(*slot));
         let unheard = members.peers().any(|(_, peer)| peer.slot().is_none());
         let unknown = (0..SLOTS).filter(|slot| unheard && !known(slot));
         let unknown = unknown.filter_map(|slot| Some(PeerPortRange { ports: part(slot)?, at: Vec::new() }));
-        // A port is looked for in their order.
+        // The engine searches them in this order.
         let mut port_ranges: Vec<_> = self.frontends_of_other_process(members);
         port_ranges.extend(own.into_iter().chain(peers).chain(unknown));
         if port_ranges != self.shown {
@@ -84,8 +86,8 @@ impl PortRanges {
         }
     }
 
-    /// Frontends' ports whose unknown packets are for a peer, though no record says so: it has their address, or had it
-    /// until a moment ago. A handshake that began there ends there, and nobody could be told of it before it has ended.
+    /// Frontends' ports whose unknown packets go to a peer without any record: it has their address, or had it until a
+    /// moment ago. A handshake that began there must end there, and it tells of no handshake before its end.
     fn frontends_of_other_process(&self, members: &Members) -> Vec<PeerPortRange> {
         let vips = &members.settings().vips;
         let ports: BTreeSet<_> = vips.iter().map(|vip| vip.port()).collect();
@@ -94,7 +96,8 @@ impl PortRanges {
             let mut came = of(port).filter(|ip| self.just_came.contains_key(ip)).peekable();
             let owners: BTreeSet<_> = match came.peek() {
                 Some(_) => came.filter_map(|ip| self.last_owners.get(&ip)).collect(),
-                // The offload engine tells them by port alone, and what comes for this one is this instance's.
+                // The offload engine distinguishes frontends by port alone, and this instance serves the one with this
+                // port.
                 None if of(port).any(|ip| members.is_here(ip)) => return None,
                 None => of(port).filter_map(|ip| self.last_owners.get(&ip)).collect(),
             };

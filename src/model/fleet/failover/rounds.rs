@@ -1,4 +1,5 @@
-//! Both ends of each flow that is reset are told, those first whom most depends on, and those that do not answer once more.
+//! The two rounds in which both ends of reset flows are challenged: first the clients with priority, then again the
+//! ends that did not answer.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use crate::model::fleet::{FleetId, InstanceName, StandbyRequest};
 use crate::model::segment::Flags;
 use crate::model::splice::FlowDirection;
 
-/// One end of a dead connection, and who is to send to it.
+/// One end of a dead connection, and the address that the challenge comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenge {
     pub from: SocketAddr,
@@ -21,36 +22,36 @@ pub struct Challenge {
     pub with: Flags,
 }
 
-/// A client of a dead connection whose numbers nobody knows, and the address that it knows.
+/// A client of a dead connection whose sequence numbers no instance knows, and the address that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
     pub from: SocketAddr,
     pub to: SocketAddr,
 }
 
-/// The flows that are being told, in rounds: those that one event has reset are one.
+/// The flows that are being told, in rounds: one event's flows form one round.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     rounds: BTreeMap<u64, Round>,
-    /// Rounds that wait to hear who has not answered, in the order of the questions.
+    /// Rounds that wait for the list of ends that have not answered, in the order of the requests.
     finding: VecDeque<u64>,
     next: u64,
 }
 
-/// Flows of one dead owner that are being told.
+/// The flows of one dead owner in a round.
 #[derive(Debug)]
 struct Round {
     from: InstanceName,
     flows: Vec<(FleetId, Ends)>,
     second: bool,
-    /// Whose clients have not answered.
+    /// The flows whose clients have not answered.
     silent: HashSet<Key>,
 }
 
-/// Kernels answer once in 500 ms per connection to what is out of their window (tcp_invalid_ratelimit).
+/// A kernel answers segments outside its window once in 500 ms per connection (tcp_invalid_ratelimit).
 const BETWEEN_NS: u64 = 700_000_000;
 
-/// After that only the rule for unknown packets answers.
+/// After this time only the rule for unknown packets answers.
 const REFUSED_NS: u64 = 30_000_000_000;
 
 impl Rounds {
@@ -58,7 +59,7 @@ impl Rounds {
         self.rounds.is_empty()
     }
 
-    /// `flows` must be refused.
+    /// Begins a round. The engine must already refuse `flows`.
     pub(super) fn begin(
         &mut self,
         owner: &InstanceName,
@@ -80,33 +81,33 @@ impl Rounds {
         self.rounds.insert(number, Round { from: owner.clone(), flows, second: false, silent: HashSet::new() });
         match (settings.challenge, settings.carries) {
             (false, _) => agenda.later(0, Timer::Round(number)),
-            // What the ends answer must not be sent to the dead owner.
+            // The ends' answers must not be forwarded to the dead owner.
             (true, true) => agenda.path(StandbyRequest::Report(number)),
             (true, false) => self.first(number, members, agenda),
         }
     }
 
-    /// The owner lives after all, or belongs to the fleet no more. Returns the flows whose ends may not have been told yet.
+    /// The owner lives after all, or has left the fleet. Returns the flows whose ends may not have been told yet.
     pub(super) fn call_off(&mut self, owner: &InstanceName) -> Vec<FleetId> {
         let called_off = self.rounds.extract_if(.., |_, round| round.from == *owner);
         called_off.flat_map(|(_, round)| round.flows).map(|(id, _)| id).collect()
     }
 
-    /// Nothing is forwarded to the dead owner any more.
+    /// The engine no longer forwards packets to the dead owner: challenges the ends.
     pub(super) fn first(&self, number: u64, members: &Members, agenda: &mut Agenda) {
         if let Some(round) = self.rounds.get(&number) {
             round.challenge(number, |_| true, members, agenda);
         }
     }
 
-    /// All ends of a round have been sent to.
+    /// Every end of a round has been challenged.
     pub(super) fn challenged(&self, now_ns: u64, number: u64, agenda: &mut Agenda) {
         if self.rounds.contains_key(&number) {
             agenda.later(now_ns + BETWEEN_NS, Timer::Round(number));
         }
     }
 
-    /// The ends have had their time to answer.
+    /// The ends have had time to answer.
     pub(super) fn due(
         &mut self,
         now_ns: u64,
@@ -131,7 +132,7 @@ impl Rounds {
         }
     }
 
-    /// No packet has come for these keys of the round that was asked for first.
+    /// The engine's answer for the first open request: no packet came for these keys.
     pub(super) fn unanswered(
         &mut self,
         now_ns: u64,
@@ -158,7 +159,7 @@ impl Rounds {
         agenda.note(Note::Told { from: round.from, answered, silent });
         let mut wake_on = Vec::new();
         for (id, ends) in round.flows {
-            // Unless its owner lives after all.
+            // Unless its owner lives after all: then it is no longer refused.
             if flows.take_refused(id) {
                 agenda.later(now_ns + REFUSED_NS, Timer::Forget(id, ends));
                 if round.silent.contains(&ends.key(FlowDirection::ToBackend)) {
@@ -178,10 +179,11 @@ impl Round {
         self.challenge(number, which, members, agenda);
     }
 
-    /// Clients before backends: a client waits, a backend only keeps what it does not need.
+    /// Challenges clients before backends: a client waits, a backend only keeps a connection that it does not need.
     fn challenge(&self, number: u64, which: impl Fn(&Ends) -> bool, members: &Members, agenda: &mut Agenda) {
-        // A firewall that tracks the connection, on the client's own host for one, drops an ACK whose numbers are not the
-        // connection's, and nobody here knows those. The second round is for what lets only ACKs pass.
+        // A firewall that tracks the connection, even the client's own, drops an ACK with wrong numbers, and this
+        // instance does not know the right ones. So the first round sends SYN-ACKs. The second round is for firewalls
+        // that let only ACKs pass.
         let with = if self.second { Flags::Ack } else { Flags::SynAck };
         let all = || self.flows.iter().map(|(_, ends)| ends).filter(|ends| which(ends));
         let clients = all().map(|ends| Challenge { from: ends.vip.socket_addr(), to: ends.client.socket_addr(), with });

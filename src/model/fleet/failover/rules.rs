@@ -1,4 +1,4 @@
-//! What becomes of packets that nobody here knows, as the offload engine is told.
+//! The rules for unknown packets, as the offload engine gets them.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use super::peer::PeerState;
 use crate::addr::VipAddr;
 use crate::model::fleet::{StandbyRequest, Then, Unknown};
 
-/// The rule of each frontend, as the offload engine was told last.
+/// The rule of each frontend, as the offload engine was last told it.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     told: HashMap<VipAddr, Unknown>,
 }
 
 impl Rules {
-    /// The frontends are others by now: who does not listen any more needs no rule.
+    /// The frontends have changed: addresses without a frontend need no rule.
     pub(super) fn configure(&mut self, members: &Members, agenda: &mut Agenda) {
         let vips = members.vips();
         let serves = |vip: &VipAddr| match vip.port() {
@@ -29,8 +29,8 @@ impl Rules {
         }
     }
 
-    /// Says anew what becomes of them, if that has changed. `guard_until_ns`: until then they are not answered; 0: not at all.
-    /// `is_refusing`: some are refused from here, for which the program must show its packets.
+    /// Tells the engine the rules, if they have changed. Until `guard_until_ns` unknown packets get no answer; 0: no
+    /// guard. `is_refusing`: this instance itself refuses flows, so the program must show it their packets.
     pub(super) fn renew(&mut self, guard_until_ns: u64, is_refusing: bool, members: &Members, agenda: &mut Agenda) {
         if !members.settings().carries {
             return;
@@ -40,8 +40,9 @@ impl Rules {
         let all_told = members.peers().all(|(_, peer)| PeerState::has_told(peer));
         let then = if is_asked { Then::Ask { all_told } } else { Then::Reset };
         for vip in &members.settings().vips {
-            // Of the others only source ports of backend legs: what those of living peers get is forwarded. One of them may
-            // be in somebody else's use, whom conntrack knows, so no RST goes out unasked.
+            // Of other ports only the source ports of backend legs: packets to a live peer's range are forwarded.
+            // Another program may use one of these ports by way of conntrack, so no RST goes out before the peers were
+            // asked.
             let any_port = VipAddr::new((vip.ip(), 0).into());
             for (vip, then) in [(*vip, then), (any_port, Then::Ask { all_told: false })] {
                 let rule = Unknown { guard_until_ns, then };

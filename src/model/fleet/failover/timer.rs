@@ -1,4 +1,4 @@
-//! What is to be looked at later.
+//! Timers: decisions to take later.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,32 +8,32 @@ use crate::model::fleet::{FleetId, InstanceName};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
-    /// Owners have had their time to answer.
+    /// Owners had time to answer the ping.
     Ping,
-    /// Packets of this flow, which is over, are nobody's from now on.
+    /// This flow has ended, and its packets belong to nobody from now on.
     Forget(FleetId, Ends),
-    /// Its new owner has had time to tell of it, so many times.
+    /// The new owner had time to tell of this flow, so many times.
     Promised(FleetId, u32),
-    /// Whoever has claimed it from its owner has had time to say so here.
+    /// The claimant of this flow had time to tell this instance of its claim.
     Contested(FleetId),
     Round(u64),
-    /// Nobody has said whose packets these are.
+    /// No peer has answered the question about these packets.
     Asked(Key),
-    /// They are sent to whom a peer has named, and no record has come.
+    /// These packets go to a peer that an answer named, but no record has come.
     Lent(Key),
-    /// What could not be learnt of these packets is asked for anew.
+    /// A question about these packets had no result: ask again.
     Unsaid(Key),
-    /// Unknown packets are not dropped any more.
+    /// Unknown packets are no longer dropped.
     Guard,
-    /// The last packets of a handshake that began at the address's last owner have come.
+    /// The last packets of handshakes that began at the address's last owner have come.
     Left(IpAddr),
-    /// Whoever waits to hear of the end of this flow has found out by itself.
+    /// The client of this flow has given up by itself.
     Untold(FleetId),
-    /// This owner has told of flows after it was buried.
+    /// This owner told of flows after it was taken for dead.
     Late(InstanceName),
 }
 
-/// In the order of time, and of setting.
+/// Sorted by time, then by the order in which they were set.
 #[derive(Debug, Default)]
 pub(super) struct FailoverTimers {
     set: BTreeMap<(u64, u64), Timer>,

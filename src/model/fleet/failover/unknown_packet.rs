@@ -1,4 +1,4 @@
-//! Packets that nobody here knows, though somebody may.
+//! Packets that this host does not know, though a peer may.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,18 +11,19 @@ use super::timer::Timer;
 use crate::model::ends::Key;
 use crate::model::fleet::{Asked, InstanceName, PeerCommand, Said, StandbyRequest, UnknownPacket};
 
-/// Those that others are asked of, those that are sent to a peer though no record says so, and those of which nothing could be learnt.
+/// The packets that peers are asked about, those that go to a peer without a record, and those whose question had no
+/// result.
 #[derive(Debug, Default)]
 pub(super) struct UnknownPackets {
     asked: HashMap<Key, Waiting>,
-    /// Keys without a record that are sent to a peer.
+    /// Keys without a record whose packets go to a peer.
     lent: HashMap<Key, LentPackets>,
-    /// Keys of which nothing could be learnt, and since when.
+    /// Keys whose question had no result, and since when.
     unsaid: HashMap<Key, u64>,
     guard_until_ns: u64,
 }
 
-/// A packet that the others were asked of, or that was dropped because its entry is on its way.
+/// A packet that the peers were asked about, or that was dropped because its entry is not in the map yet.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     packet: UnknownPacket,
@@ -30,39 +31,41 @@ struct Waiting {
     asked: bool,
 }
 
-/// Where packets without a record are sent.
+/// The destination of packets without a record.
 #[derive(Clone, Debug)]
 struct LentPackets {
     since_ns: u64,
     to: IpAddr,
-    /// From there they came back.
+    /// Destinations that sent them back.
     before: Vec<IpAddr>,
 }
 
-/// The link answers sooner; this is for when it does not at all.
+/// The link answers sooner; this limit is for a link that does not answer at all.
 const ASK_WITHIN_NS: u64 = 1_500_000_000;
 
-/// A flow that is forwarded and whose packets come back from its owner for so long is nobody's.
+/// If a forwarded flow's packets come back from its owner for so long, no instance has the flow.
 const LOOPS_NS: u64 = 1_000_000_000;
 
-/// A record of a flow that a peer says is somebody's must come within this.
+/// The record of a flow that a peer says belongs to an instance must come within this time.
 const LENT_NS: u64 = 10_000_000_000;
-/// As long as no record can come from a peer that is not linked.
+/// Longer for a peer that is not linked: no record can come from it.
 const LENT_UNLINKED_NS: u64 = 60_000_000_000;
 
-/// For so long a packet that nobody could be asked of is dropped whenever it comes: TCP sends it again, and asking may succeed.
+/// While a question about a packet has no result, the packet is dropped for so long: TCP repeats it, and a later
+/// question may succeed.
 const UNSAID_NS: u64 = 3_000_000_000;
-/// Longer than the pause between two words to who is woken again and again (`late_resets`), and says nothing by itself.
+/// Longer than the pause between two messages to clients that `late_resets` challenges again and again, and that send
+/// nothing by themselves.
 const UNSAID_FORGET_NS: u64 = 25_000_000_000;
 
 impl UnknownPackets {
-    /// Until then none is answered: the records of their flows are on their way.
+    /// Until then no unknown packet is answered: the records of their flows are on their way.
     pub(super) fn guard(&mut self, until_ns: u64, agenda: &mut Agenda) {
         self.guard_until_ns = until_ns;
         agenda.later(until_ns, Timer::Guard);
     }
 
-    /// 0: that is over.
+    /// 0: no guard, or it is over.
     pub(super) fn guard_until_ns(&self, now_ns: u64) -> u64 {
         if self.guard_until_ns > now_ns { self.guard_until_ns } else { 0 }
     }
@@ -78,7 +81,7 @@ impl UnknownPackets {
         let key = packet.key;
         let known = flows.of_packets(&key);
         if known.is_some_and(|known| matches!(known.state, KnownState::Refused | KnownState::NoRoom)) {
-            // No entry says so, for want of room.
+            // The map had no room for an entry that would refuse it.
             return agenda.act(Action::Answer(packet));
         }
         if let Some(before) = self.asked.get(&key).copied() {
@@ -89,7 +92,7 @@ impl UnknownPackets {
             return;
         }
         if let Some(lent) = self.lent.get(&key) {
-            // It comes back from there: of those that cannot be asked, another one may have it.
+            // The packet came back from that peer: another peer that cannot be asked may have the flow.
             if now_ns.saturating_sub(lent.since_ns) > LOOPS_NS {
                 let tried: Vec<_> = lent.before.iter().copied().chain([lent.to]).collect();
                 match members.unlinked_hop(key.to.ip(), &tried) {
@@ -105,7 +108,8 @@ impl UnknownPackets {
         }
         self.asked.insert(key, Waiting { packet, since_ns: now_ns, asked: !knows });
         if knows {
-            // Dropped, it comes again, and finds its entry; or its owner sends it back, for its address is just moving.
+            // If the packet is dropped now, TCP repeats it, and it finds its entry; or its owner sends it back, because
+            // its address is moving.
             agenda.later(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
         } else {
             agenda.send(PeerCommand::Ask(Asked { from: key.from, to: key.to }));
@@ -123,7 +127,7 @@ impl UnknownPackets {
     ) {
         let key = Key { from: ends.from, to: ends.to };
         let Some(waiting) = self.asked.remove(&key).filter(|waiting| waiting.asked) else { return };
-        // Its record has come meanwhile, or is about to.
+        // The record has come meanwhile, or is about to.
         if flows.has_packets(&key) {
             return;
         }
@@ -131,7 +135,7 @@ impl UnknownPackets {
             Said::Known(owner) => match members.hop(&owner, key.to.ip()) {
                 Some(to) => {
                     self.lend(now_ns, key, to, Vec::new(), LENT_NS, agenda);
-                    // Should it come again and again, nothing could be entered for it.
+                    // If the packet came again and again, no entry could be made for it.
                     self.asked.insert(key, Waiting { since_ns: now_ns, asked: false, ..waiting });
                     agenda.later(now_ns + 2 * LOOPS_NS, Timer::Asked(key));
                 }
@@ -145,7 +149,7 @@ impl UnknownPackets {
         }
     }
 
-    /// Has such packets sent to a peer, though no record says whose they are.
+    /// Has these packets sent to a peer, though no record names their owner.
     fn lend(&mut self, now_ns: u64, key: Key, to: IpAddr, before: Vec<IpAddr>, for_ns: u64, agenda: &mut Agenda) {
         self.unsaid.remove(&key);
         self.lent.insert(key, LentPackets { since_ns: now_ns, to, before });
@@ -153,7 +157,7 @@ impl UnknownPackets {
         agenda.later(now_ns + for_ns, Timer::Lent(key));
     }
 
-    /// Nothing could be learnt of it. It may be of a flow that lives: but not for ever.
+    /// The question had no result. The packet may belong to a live flow, so it is dropped, but not forever.
     fn unsaid(&mut self, now_ns: u64, packet: UnknownPacket, agenda: &mut Agenda) {
         let key = packet.key;
         let since_ns = *self.unsaid.entry(key).or_insert(now_ns);
@@ -170,19 +174,20 @@ impl UnknownPackets {
         }
     }
 
-    /// Should it come again, others are asked anew.
+    /// If the packet comes again, the peers are asked again.
     pub(super) fn unsaid_expired(&mut self, key: Key) {
         self.unsaid.remove(&key);
     }
 
-    /// Nobody knows it. While records are on their way that says nothing, and it will come again.
+    /// No peer knows the packet. While records are on their way that proves nothing, and TCP will repeat it.
     fn answer(&self, now_ns: u64, packet: UnknownPacket, agenda: &mut Agenda) {
         if now_ns >= self.guard_until_ns {
             agenda.act(Action::Answer(packet));
         }
     }
 
-    /// What was sent to `owner` would come to nobody now, or is told of if it is anybody's: whoever lives is asked anew.
+    /// Packets that were sent to `owner` have no destination there any more, or have a record by now: of the next ones
+    /// the live peers are asked.
     pub(super) fn lend_no_more(
         &mut self,
         owner: &InstanceName,

@@ -1,5 +1,5 @@
-//! What the offload engine keeps for others though nobody here lists it: a word was lost, or came in an order that nobody thought of. It
-//! would stay in the map for good.
+//! Entries that the offload engine keeps for other instances though no list here names them: a message was lost, or
+//! messages came in an unexpected order. Without this module they would stay in the map for good.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,14 +10,14 @@ use super::unknown_packet::UnknownPackets;
 use crate::model::ends::Key;
 use crate::model::fleet::{FleetId, StandbyRequest};
 
-/// Unlisted for so long, it is nobody's: a promise, and what is still refused after a burial, last half as long (`PROMISED_NS`,
-/// `REFUSED_NS`).
+/// An entry that was unlisted for so long belongs to nobody. Promises, and entries that are still refused after a
+/// peer's death, last half as long (`PROMISED_NS`, `REFUSED_NS`).
 const UNLISTED_NS: u64 = 60_000_000_000;
 
-/// Of which nothing was said again for so long, it is gone: a full map takes some minutes to be gone through.
+/// An entry that the engine has not reported for so long is gone: the engine needs minutes to go through a full map.
 const GONE_NS: u64 = 3600 * 1_000_000_000;
 
-/// Unlisted flows and keys, when that was first said and when last.
+/// Unlisted flows and keys, with the time of the first and of the last report.
 #[derive(Debug, Default)]
 pub(super) struct Unlisted {
     flows: HashMap<FleetId, UnlistedFor>,
@@ -31,7 +31,7 @@ struct UnlistedFor {
 }
 
 impl Unlisted {
-    /// The offload engine has these; what has been unlisted for too long it is to take out.
+    /// The offload engine reports these entries. Those that were unlisted for too long it must remove.
     pub(super) fn see_kept(
         &mut self,
         now_ns: u64,

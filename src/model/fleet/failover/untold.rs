@@ -1,5 +1,6 @@
-//! Flows in sockets whose owner died while their address was nowhere, or elsewhere, and came back without them before the
-//! address came here, or before all of their clients were told: nobody's, and their clients wait to be told.
+//! Proxied flows that died with their owner, and whose clients this instance could not tell, or not all of them: the
+//! address was on no host, or elsewhere. The owner came back without these flows, so no instance has them, and their
+//! clients wait for a reset.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,19 +11,19 @@ use super::timer::Timer;
 use crate::model::ends::Ends;
 use crate::model::fleet::{FleetId, InstanceName};
 
-/// As long as a client's own TCP would go on (tcp_retries2).
+/// Time after which a client's own TCP gives up (tcp_retries2).
 const LONGEST_NS: u64 = 15 * 60 * 1_000_000_000;
 
-/// Those flows, and those that may become such.
+/// Such flows, and flows that may become such.
 #[derive(Debug, Default)]
 pub(super) struct UntoldFlows {
     waiting: HashMap<FleetId, Untold>,
-    /// Flows in sockets that died with their owner, which has not said yet what it has, and whose address was not here then or of which
-    /// not all ends were told.
+    /// Proxied flows that died with their owner, which has not sent its flows since. Their address was not here then,
+    /// or not all of their ends were told.
     died: BTreeMap<InstanceName, HashSet<FleetId>>,
 }
 
-/// A flow that is nobody's.
+/// A flow that no instance has.
 #[derive(Clone, Debug)]
 struct Untold {
     from: InstanceName,
@@ -30,7 +31,7 @@ struct Untold {
 }
 
 impl UntoldFlows {
-    /// What `owner` had is buried, and it is dead.
+    /// This instance took the dead `owner`'s flows over or refused them; `buried` says which.
     pub(super) fn died(&mut self, owner: &InstanceName, buried: &Buried) {
         let died = self.died.entry(owner.clone()).or_default();
         died.extend(&buried.untold);
@@ -39,15 +40,15 @@ impl UntoldFlows {
         }
     }
 
-    /// `owner` is heard again while these were being told.
+    /// `owner` is heard again while its flows were being told.
     pub(super) fn called_off(&mut self, owner: &InstanceName, flows: Vec<FleetId>) {
         if !flows.is_empty() {
             self.died.entry(owner.clone()).or_default().extend(flows);
         }
     }
 
-    /// `owner` has told all that it has, and of its former flows not `gone`. Returns those that died with its process before, if that
-    /// is another one (`is_anew`).
+    /// `owner` has told all its flows; it did not name its earlier flows `gone`. Returns those that died with its
+    /// earlier process, if it is a new process (`is_anew`).
     pub(super) fn came_back(
         &mut self,
         owner: &InstanceName,
@@ -59,7 +60,7 @@ impl UntoldFlows {
         gone
     }
 
-    /// Their address is not here: until it comes, or until their clients have found out by themselves.
+    /// Their address is not here: they wait until it comes, or until their clients give up by themselves.
     pub(super) fn wait(&mut self, now_ns: u64, owner: &InstanceName, flows: Vec<(FleetId, Ends)>, agenda: &mut Agenda) {
         for (id, ends) in flows {
             self.waiting.insert(id, Untold { from: owner.clone(), ends });
@@ -67,7 +68,7 @@ impl UntoldFlows {
         }
     }
 
-    /// Those whose address is here by now, and whose they were.
+    /// The flows whose address has come here, and their owners.
     pub(super) fn take_here(&mut self, members: &Members) -> Vec<(InstanceName, FleetId, Ends)> {
         let here = self.waiting.extract_if(|_, it| members.is_here(it.ends.vip.ip()));
         here.map(|(id, Untold { from, ends })| (from, id, ends)).collect()

@@ -13,7 +13,7 @@ use crate::model::fleet::InstanceName;
 /// Each client has a port of its own, from this one on.
 const PORTS: u64 = 1000;
 
-/// What is under way between a client and its backend. Whoever is named sends it again until it is answered.
+/// The step that a client and its backend wait for. The named sender repeats its packet until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The backend answers the SYN of the instance that has accepted the flow.
@@ -23,7 +23,7 @@ pub(super) enum Stage {
     Asking,
     /// The instance that has the sockets sends it to the backend.
     Passing,
-    /// The backend answers, or has something to say by itself.
+    /// The backend answers, or sends data by itself.
     Answering,
 }
 
@@ -34,28 +34,28 @@ pub(super) struct Client {
     pub vip: usize,
     pub record: FlowRecord,
     pub stage: Stage,
-    /// Since when it waits in this stage or the one before.
+    /// Since when it has waited in this stage or the one before.
     pub since_ns: u64,
-    /// When it last became something else than instances may have heard.
+    /// When it last changed in a way that some instances may not have heard of.
     pub changed_ns: u64,
-    /// Its backend knows the connection.
+    /// Whether its backend knows the connection.
     pub backend_lives: bool,
-    /// Who had it is gone, or its connection was closed; the client has not been told.
+    /// Its owner is gone or has closed its connection, and the client was not told.
     pub orphaned: Option<Orphaned>,
-    /// It need not go on, whoever holds it: those who could have known did not.
+    /// Whether any holder may drop it: the instances that could have known of it do not.
     pub may_be_lost: bool,
-    /// One that nobody hears has tried to tell it.
+    /// An instance that nobody hears has challenged it.
     pub challenged_in_vain: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Orphaned {
-    /// Who knew of it, and is to tell the client. Empty: nobody can.
+    /// The instances that knew of it and must tell the client. Empty: none can.
     pub known_by: BTreeSet<usize>,
 }
 
 impl Client {
-    /// Somebody knows of it who is to tell it, should its flow be nobody's.
+    /// Whether an instance knows of it that must tell its client if no instance has its flow.
     pub(super) fn can_be_told(&self) -> bool {
         self.orphaned.as_ref().is_none_or(|orphaned| !orphaned.known_by.is_empty())
     }
@@ -114,7 +114,7 @@ impl World {
         self.clients.keys().nth(pick).copied()
     }
 
-    /// Who has its sockets.
+    /// The instance with its sockets.
     pub(super) fn owner_of(&self, client: &Client) -> Option<usize> {
         self.running().into_iter().find(|node| self.nodes[*node].has_sockets(&client.record))
     }
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// At a quiet moment, and where both directions' packets come, unless `anywhere`.
+    /// In a quiet moment, and, unless `anywhere`, at the instance that gets both directions' packets.
     pub(super) fn offload_this(&mut self, number: u64, anywhere: bool) {
         let client = &self.clients[&number];
         let Some(node) = self.owner_of(client).filter(|_| client.stage == Stage::Idle) else { return };
@@ -165,7 +165,7 @@ impl World {
         self.is_over(number);
     }
 
-    /// Both ends know that it is over; whoever still has something of it finds out by itself.
+    /// Both ends know that it has ended; an instance that still has a part of it finds out by itself.
     pub(super) fn is_over(&mut self, number: u64) {
         let Some(client) = self.clients.remove(&number) else { return };
         self.everywhere.remove(&number);
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// An instance that goes on with a flow whose ends have left it asks them after a while.
+    /// An instance that carries on a flow without ends challenges the ends after a while.
     pub(super) fn find_out(&mut self) {
         if !self.dice.one_in(10) {
             return;
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Clients and backends send now and then, and again what was not answered.
+    /// Clients and backends send now and then, and repeat unanswered packets.
     pub(super) fn clients_send(&mut self, all: bool) {
         for number in self.clients.keys().copied().collect::<Vec<_>>() {
             let stage = self.clients[&number].stage;
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    /// Whoever is to say something says it.
+    /// The sender of the present stage sends.
     pub(super) fn send(&mut self, number: u64) {
         let Some(client) = self.clients.get(&number) else { return };
         match client.stage {
@@ -242,11 +242,11 @@ impl World {
                     self.send(number);
                 }
                 Some(_) => self.packet(&Packet::rst(client, FlowDirection::ToClient)),
-                // Its kernel has said that it has the request: the client waits, and sends nothing.
+                // The instance's kernel has acknowledged the request: the client waits, and sends nothing.
                 None => {}
             },
             Stage::Connecting if self.now_ns - client.since_ns > 3 * SECOND_NS => {
-                // What its backend answers comes to nobody: the hosts are all cut off, or the one that has asked it.
+                // The backend's answer reaches no host: all hosts are cut off, or the one that sent the request is.
                 let place = self.place(number, client.vip, FlowDirection::ToClient);
                 let is_begun = |node: &usize| {
                     self.nodes[*node].process.as_ref().is_some_and(|it| it.connecting.contains_key(&client.record.id))
@@ -260,7 +260,7 @@ impl World {
                 self.packet(&Packet::data(client, FlowDirection::ToClient));
             }
             Stage::Connecting => self.is_over(number),
-            // Who has sent to it was not told that it had come, and goes on.
+            // The sender got no acknowledgement, and continues.
             Stage::Answering => {
                 let stage = if self.owner_of(client).is_some() { Stage::Passing } else { Stage::Asking };
                 self.enter(number, stage);

@@ -1,4 +1,4 @@
-//! Chance, the same for the same seed, and what may befall a world.
+//! Random numbers, the same for the same seed, and the kinds of faults.
 
 /// Numbers that look random (splitmix64).
 pub(super) struct Dice(pub u64);
@@ -26,38 +26,38 @@ impl Dice {
     }
 }
 
-/// What may befall a world, beside births, offloads and ends of flows.
+/// The faults that may happen in a world, besides begins, offloads and ends of flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A host loses power; it comes back with an empty map.
     Die,
-    /// A process is killed; another one begins with what is pinned.
+    /// A process is killed; another one begins with the pinned maps.
     Kill,
-    /// The VIP moves, or routers choose among others, without need.
+    /// The VIP moves, or routers choose other hosts, without need.
     Move,
-    /// The link between two instances is cut, and nothing else.
+    /// Only the peer link between two instances is cut.
     Cut,
-    /// Of the link between two instances one direction is cut.
+    /// Only one direction of the link between two instances is cut.
     OneWay,
-    /// A host is cut off from everybody.
+    /// A host is cut off from all others.
     Isolate,
-    /// A second instance has a VIP, too.
+    /// A second instance has a VIP as well.
     Split,
-    /// A link stands still for moments, while more happens than the log holds.
+    /// A link delivers nothing for moments, while more changes happen than the log holds.
     Stall,
-    /// Maps have room for some of the fleet's flows only.
+    /// The maps have room for only a part of the fleet's flows.
     Full,
     /// Some instances have no offload engine.
     Pathless,
-    /// Instances are added and removed by reload, here sooner and there later.
+    /// Reloads add and remove instances, on each host at another time.
     Members,
-    /// Frontends are added by reload, here sooner and there later.
+    /// Reloads add frontends, on each host at another time.
     Frontends,
-    /// Another process takes over all that a process has.
+    /// Another process takes over everything from a process.
     Upgrade,
-    /// A process says goodbye and ends; another one begins later.
+    /// A process says farewell and ends; another one begins later.
     Stop,
-    /// A host is emptied on purpose and switched off.
+    /// An operator evacuates a host and switches it off.
     Evacuation,
 }
 

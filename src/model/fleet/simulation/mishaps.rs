@@ -1,4 +1,4 @@
-//! What befalls hosts, processes and links.
+//! Faults of hosts, processes and links.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use super::node::NAMES;
 use super::path::Path;
 use super::{Farewell, FlowDirection, MS, SECOND_NS, TOLD_NS, World};
 
-/// A host is away for longer than the others need to take it for dead.
+/// A host is away longer than the others need to take it for dead.
 const BOOT_NS: u64 = 1500 * MS;
 
 impl World {
-    /// One of the things that happen.
+    /// One random fault.
     pub(super) fn mishap(&mut self) {
         match self.dice.roll(20) {
             0..=6 => return self.bear(),
@@ -80,7 +80,7 @@ impl World {
         }
     }
 
-    /// What had only just happened there may be known to some, and not to others.
+    /// Some peers may know the latest changes on this host, and others not.
     pub(super) fn falls_silent(&mut self, node: usize) {
         let now_ns = self.now_ns;
         for client in self.clients.values_mut() {
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Who of those that hear `node` has been told of the client's flow.
+    /// The instances that hear `node` and were told of the client's flow.
     fn knowers(&self, node: usize, client: u64) -> BTreeSet<usize> {
         let key = self.clients[&client].record.ends.key(FlowDirection::ToBackend);
         let knows = |other: &usize| {
@@ -118,14 +118,14 @@ impl World {
         }
     }
 
-    /// A process that knew what is to be told is gone.
+    /// A process is gone that knew of untold clients.
     fn forgets(&mut self, node: usize) {
         for orphaned in self.clients.values_mut().filter_map(|client| client.orphaned.as_mut()) {
             orphaned.known_by.remove(&node);
         }
     }
 
-    /// Who has the VIP now cannot tell those of whom it has not heard, nor do others tell them.
+    /// The instance with the VIP cannot tell clients of flows that it has not heard of, nor do others tell them.
     pub(super) fn see_who_cannot_tell(&mut self, vip: usize) {
         let holders = self.net.holders[vip].clone();
         for client in self.clients.values_mut().filter(|client| client.vip == vip) {
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// Its host is gone, and says nothing any more.
+    /// Its host is gone and sends nothing more.
     pub(super) fn die(&mut self, node: usize) {
         self.note(|| format!("{} dies", NAMES[node]));
         self.falls_silent(node);
@@ -159,7 +159,7 @@ impl World {
 
     pub(super) fn begin(&mut self, node: usize) {
         if self.net.shared {
-            // The others may leave it to this one to go on with flows of the dead, of which it knows nothing.
+            // The others may rely on this instance to take over flows of the dead, of which it knows nothing.
             let orphaned = self.clients.values_mut().filter_map(|client| client.orphaned.as_mut());
             orphaned.for_each(|orphaned| orphaned.known_by.clear());
         }
@@ -170,7 +170,7 @@ impl World {
         self.disturb();
     }
 
-    /// Its process is killed, and another one starts: sockets die, what is pinned stays.
+    /// Its process is killed, and another one starts: sockets die, pinned maps stay.
     pub(super) fn kill(&mut self, node: usize) {
         self.note(|| format!("{} is killed and starts again", NAMES[node]));
         self.falls_silent(node);
@@ -180,7 +180,7 @@ impl World {
         self.begin(node);
     }
 
-    /// Kernels say FIN or RST, though only with the VIP does it get through.
+    /// The kernel sends FIN or RST, which only gets through from the host with the VIP.
     fn lose_sockets(&mut self, node: usize) {
         for number in self.clients.keys().copied().collect::<Vec<_>>() {
             let client = &self.clients[&number];
@@ -205,7 +205,7 @@ impl World {
         self.disturb();
     }
 
-    /// Last words go before the end of each link.
+    /// The last messages arrive before the end of each link.
     pub(super) fn say_goodbye(&mut self, node: usize, farewell: Farewell) {
         let Some(process) = &mut self.nodes[node].process else { return };
         process.exchange.farewell(farewell);
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// What is broken is repaired.
+    /// Repairs everything.
     pub(super) fn fix(&mut self) {
         self.net.cut.clear();
         self.net.stalled.clear();
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    /// Links that carry everything again.
+    /// Notes the links that carry everything again.
     pub(super) fn see_links(&mut self) {
         for (one, other) in self.net.wires.keys().copied().collect::<Vec<_>>() {
             let both = self.net.wires.contains_key(&(other, one));

@@ -1,10 +1,10 @@
-//! What moves VIPs, or routes to them: keepalived or routers, as simple as can be.
+//! A simple model of keepalived and of routers, which move VIPs or the routes to them.
 
 use super::node::NAMES;
 use super::{FlowDirection, World};
 
 impl World {
-    /// Whether whoever moves VIPs would give it this one.
+    /// Whether keepalived or a router would give this node the VIP.
     pub(super) fn is_fit(&self, node: usize, vip: usize) -> bool {
         let it = &self.nodes[node];
         let process = it.process.as_ref().filter(|_| it.up && it.belongs && vip < it.config.vips);
@@ -15,7 +15,7 @@ impl World {
         (0..self.nodes.len()).filter(|node| self.is_fit(*node, vip) && !self.nodes[*node].isolated).collect()
     }
 
-    /// After a while they notice.
+    /// After a while they notice a failure.
     pub(super) fn move_what_must(&mut self) {
         if self.net.shared {
             let wrong = |node: &usize| !self.is_fit(*node, 0) || self.nodes[*node].isolated;
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// Routers choose among others.
+    /// Routers choose other hosts.
     pub(super) fn reroute(&mut self) {
         let fit = self.fit_within_reach(0);
         let some: Vec<_> = fit.iter().copied().filter(|_| self.dice.one_in(2)).collect();
@@ -59,7 +59,7 @@ impl World {
         }
         self.give_vip(vip, to);
         for from in self.net.holders[vip].clone() {
-            // One that is cut off hears of nothing.
+            // A node that is cut off does not notice.
             if from != to && !self.nodes[from].isolated {
                 self.take_vip(vip, from);
             }
@@ -83,7 +83,7 @@ impl World {
         self.act(from);
     }
 
-    /// Both directions' packets come to this one.
+    /// Whether the packets of both directions come to this node.
     pub(super) fn sees_all_of(&self, node: usize, client: u64, vip: usize) -> bool {
         [FlowDirection::ToBackend, FlowDirection::ToClient]
             .iter()

@@ -1,9 +1,9 @@
-//! A simulation that cannot go red is a defect: each old fault of the program, played again, must be found.
+//! A simulation that cannot fail is a defect: each old fault of the program, wired in again, must be found.
 
 use super::run::play;
 use super::{Faults, Kind};
 
-/// One of the worlds of these kinds shows the fault as `symptom`, and nothing without it.
+/// One of the worlds with faults of `kinds` must fail with `symptom`, and none without the old fault.
 fn is_found(faults: Faults, kinds: &[Kind], seeds: std::ops::Range<u64>, symptom: &str) {
     let shows = |seed: &u64| {
         play(*seed, kinds, faults).is_err_and(|(what, _)| what.contains(symptom))

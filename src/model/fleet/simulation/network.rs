@@ -1,4 +1,4 @@
-//! Links between instances, and where packets to a VIP come.
+//! Links between instances, and the hosts that packets to a VIP reach.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -6,10 +6,10 @@ use super::dice::mix;
 use super::node::{NAMES, at, host, name, vip};
 use super::{FlowDirection, HEARD_NS, MS, Message, World};
 
-/// What is on its way from one instance to another.
+/// A message on its way from one instance to another.
 pub(super) enum Piece {
     Says(Message),
-    /// Nothing follows.
+    /// The link ends here.
     Ends(&'static str),
 }
 
@@ -17,19 +17,19 @@ pub(super) enum Piece {
 pub(super) struct Net {
     /// All instances have all VIPs, and routers choose among `routed`.
     pub shared: bool,
-    /// Who has each VIP otherwise.
+    /// Otherwise, the hosts that have each VIP.
     pub holders: Vec<BTreeSet<usize>>,
     pub routed: Vec<usize>,
     pub salt: u64,
-    /// Two instances may have one VIP.
+    /// Whether two instances may have one VIP.
     pub split: bool,
-    /// Directions in which the peer link carries nothing, and nothing else is wrong.
+    /// Directions in which the peer link, but nothing else, is cut.
     pub cut: BTreeSet<(usize, usize)>,
-    /// Links that stand still until then.
+    /// Links that deliver nothing until this time.
     pub stalled: BTreeMap<(usize, usize), u64>,
     /// With their time of arrival.
     pub wires: BTreeMap<(usize, usize), VecDeque<(u64, Piece)>>,
-    /// Since when two are linked, and whole.
+    /// Since when two instances are linked without any cut.
     pub linked: BTreeMap<(usize, usize), u64>,
     /// Pairs that were linked since the processes of both began.
     pub met: BTreeSet<(usize, usize)>,
@@ -37,7 +37,7 @@ pub(super) struct Net {
     pub changed_ns: u64,
 }
 
-/// What a link takes before it is read.
+/// How much a link accepts before the other end reads.
 const WIRE_MAX: usize = 12;
 
 pub(super) fn pair(one: usize, other: usize) -> (usize, usize) {
@@ -59,12 +59,12 @@ impl World {
         whole(from) && whole(to) && !stands && !self.net.cut.contains(&(from, to))
     }
 
-    /// Whether frames from one host come to another.
+    /// Whether frames of one host reach another.
     pub(super) fn reaches(&self, from: usize, to: usize) -> bool {
         [from, to].iter().all(|node| self.nodes[*node].up && !self.nodes[*node].isolated)
     }
 
-    /// Whether all that one says has come to the other for a while.
+    /// Whether every message of one instance has reached the other for a while.
     pub(super) fn in_touch(&self, one: usize, other: usize) -> bool {
         one == other || self.net.linked.get(&pair(one, other)).is_some_and(|at_ns| self.now_ns - at_ns > HEARD_NS)
     }
@@ -73,12 +73,12 @@ impl World {
         self.net.changed_ns = self.now_ns;
     }
 
-    /// Their link carries nothing, or not everything, from now on.
+    /// From now on their link is cut, or loses messages.
     pub(super) fn out_of_touch(&mut self, one: usize, other: usize) {
         self.net.linked.remove(&pair(one, other));
     }
 
-    /// `node` ends its link to `other`, who hears of it if anything comes there.
+    /// `node` ends its link to `other`, which learns of it if the network carries anything there.
     pub(super) fn hang_up(&mut self, node: usize, other: usize, why: &'static str) {
         self.net.wires.remove(&(other, node));
         let now_ns = self.now_ns;
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// The host is gone, and whatever was on its way there.
+    /// The host is gone, and with it the messages to it.
     pub(super) fn forget_wires(&mut self, node: usize) {
         self.net.wires.retain(|(from, to), _| *from != node && *to != node);
         self.net.linked.retain(|(one, other), _| *one != node && *other != node);
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// What `node` has to say goes on its way.
+    /// Sends the messages of `node`.
     pub(super) fn speak(&mut self, node: usize) {
         let now_ns = self.now_ns;
         for other in 0..self.nodes.len() {
@@ -166,14 +166,14 @@ impl World {
                 && let Some(message) = process.exchange.poll_message(&name(other), now_ns)
             {
                 let at_ns = now_ns + self.dice.roll(most_ms) * MS;
-                // In their order, whatever the delay.
+                // In order, whatever the delay.
                 let at_ns = wire.back().map_or(at_ns, |(before, _)| at_ns.max(*before));
                 wire.push_back((at_ns, Piece::Says(message)));
             }
         }
     }
 
-    /// What `node` says beside its links: to each address that is known of a peer, in datagrams of which some are lost.
+    /// Sends the beats of `node`: to each known address of a peer, in datagrams, a part of which is lost.
     pub(super) fn beat(&mut self, node: usize) {
         let now_ns = self.now_ns;
         let Some(process) = &mut self.nodes[node].process else { return };
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Whether `one` knows what this process of `other` seals its beats with.
+    /// Whether `one` knows the secret of the beats of this process of `other`.
     pub(super) fn can_open(&self, one: usize, other: usize) -> bool {
         let [Some(process), Some(sender)] = [one, other].map(|node| self.nodes[node].process.as_ref()) else {
             return false;
@@ -205,7 +205,7 @@ impl World {
         keys.any(|(of, key)| *of == name(other) && key == sender.exchange.own_beat_key())
     }
 
-    /// Where packets of this flow's direction come to.
+    /// The node that packets of this direction reach.
     pub(super) fn place(&self, client: u64, vip: usize, direction: FlowDirection) -> Option<usize> {
         let word = mix((client * 2 + u64::from(direction == FlowDirection::ToClient)) ^ (self.net.salt << 32)) as usize;
         if self.net.shared {

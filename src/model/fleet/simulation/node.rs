@@ -25,7 +25,7 @@ pub(super) fn host(node: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, 21 + node as u8])
 }
 
-/// Whose address this is.
+/// The node with this address.
 pub(super) fn at(ip: IpAddr) -> usize {
     let IpAddr::V4(ip) = ip else { unreachable!("all are IPv4") };
     usize::from(ip.octets()[3] - 21)
@@ -35,7 +35,7 @@ pub(super) fn vip(number: usize) -> VipAddr {
     VipAddr::new((IpAddr::from([10, 0, 0, 100 + number as u8]), 6443).into())
 }
 
-/// What its configuration file says.
+/// The content of its configuration file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Config {
     pub peers: BTreeSet<usize>,
@@ -45,11 +45,11 @@ pub(super) struct Config {
 pub(super) struct Node {
     pub number: usize,
     pub config: Config,
-    /// Its host runs.
+    /// Whether its host runs.
     pub up: bool,
-    /// Since when it does not.
+    /// When the host stopped.
     pub died_ns: u64,
-    /// Nobody reaches it.
+    /// Whether it is cut off from all others.
     pub isolated: bool,
     /// When that ended.
     pub back_ns: u64,
@@ -57,7 +57,7 @@ pub(super) struct Node {
     pub process: Option<Process>,
     /// When its last process ended.
     pub stopped_ns: u64,
-    /// It belongs to the fleet; others may not know yet, or still.
+    /// Whether it belongs to the fleet; others may not know that yet, or still believe it.
     pub belongs: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Process {
     pub failover: Failover,
     pub started_ns: u64,
     pub ready_was_told: bool,
-    /// Its failover has been told who belongs to the fleet as the process began.
+    /// Whether its failover knows the members from the process's start.
     pub is_told_of_fleet: bool,
     /// The id of the next flow that is accepted.
     pub next_id: u64,
@@ -74,16 +74,16 @@ pub(super) struct Process {
     pub sockets: BTreeMap<FlowId, FlowRecord>,
     /// Backend legs that are not established yet.
     pub connecting: BTreeMap<FlowId, FlowRecord>,
-    /// Packets that sockets take.
+    /// Packets that its sockets take.
     pub taken: BTreeMap<Key, FlowId>,
     pub locals: Vec<Local>,
-    /// Of which flows of others the peer link has told, by their first key.
+    /// The owners of others' flows, as the peer link told them, by the flow's first key.
     pub told: BTreeMap<Key, usize>,
     stale: BTreeSet<Key>,
     pub evacuation: Option<Evacuation>,
     pub let_go: bool,
     pub keeps: bool,
-    /// Who is woken again, and when it was last.
+    /// Clients that it challenges again and again, and when it last did.
     pub late: Vec<(Wake, u64)>,
 }
 
@@ -106,7 +106,7 @@ impl Node {
         }
     }
 
-    /// Another process begins, with what is pinned.
+    /// Another process begins, with the pinned maps.
     pub(super) fn begin(&mut self, now_ns: u64, log_max: Option<usize>, faults: Faults) {
         let mut secret = [self.number as u8; 32];
         secret[..8].copy_from_slice(&now_ns.to_be_bytes());
@@ -150,7 +150,7 @@ impl Node {
         });
     }
 
-    /// Whether it lists the flow with these ends, in sockets or without.
+    /// Whether it lists the flow with these ends, proxied or offloaded.
     pub(super) fn lists(&self, record: &FlowRecord) -> bool {
         let Some(process) = &self.process else { return false };
         let mut all = process.sockets.values().chain(self.path.flows.values());
@@ -164,7 +164,7 @@ impl Node {
 }
 
 impl Process {
-    /// Notes what the peer link says of others' flows.
+    /// Notes the peer link's events about others' flows.
     pub(super) fn note_told(&mut self, remote: &super::Remote) {
         use super::Remote::{Begin, Ended, Flow, Moved, Synced};
         match remote {

@@ -1,11 +1,11 @@
-//! What operators do: reload, upgrade, hand over.
+//! Actions of operators: reload, upgrade, evacuate.
 
 use super::evacuate::{EvacuateOrder, EvacuateStep, Places, Situation, Wish};
 use super::node::{NAMES, Process, vip};
 use super::{Evacuation, Farewell, FlowDirection, MS, Stage, World};
 
 impl World {
-    /// Another process takes all over.
+    /// Another process takes everything over.
     pub(super) fn upgrade(&mut self, node: usize) {
         let Some(process) = &self.nodes[node].process else { return };
         if process.evacuation.is_some() {
@@ -50,7 +50,7 @@ impl World {
         self.reload_all();
     }
 
-    /// Nobody has emptied it before.
+    /// Nobody has evacuated it before.
     fn forsake(&mut self, node: usize) {
         for number in self.clients.keys().copied().collect::<Vec<_>>() {
             if let Some(client) = self.clients.get_mut(&number).filter(|it| self.nodes[node].lists(&it.record)) {
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Reloads and removals whose time has come.
+    /// Carries out reloads and removals that are due.
     pub(super) fn operate(&mut self) {
         let due = |list: &mut Vec<(u64, usize)>, now_ns| -> Vec<usize> {
             let (due, later) = list.drain(..).partition(|(at_ns, _)| *at_ns <= now_ns);
@@ -175,7 +175,7 @@ impl World {
             EvacuateStep::Here => return,
             EvacuateStep::Away if was != EvacuateStep::Away && self.dice.one_in(2) => return self.switch_off(node),
             EvacuateStep::Emptying => {
-                // Packets come by way of others.
+                // Packets come by way of other instances.
                 let its = self.clients.values().filter(|client| self.nodes[node].has_sockets(&client.record));
                 let idle: Vec<_> = its.filter(|it| it.stage == Stage::Idle).map(|client| client.number).collect();
                 idle.into_iter().for_each(|client| self.offload_this(client, true));
@@ -187,14 +187,14 @@ impl World {
         }
     }
 
-    /// What it had is known elsewhere: nobody misses it.
+    /// Its flows are known elsewhere: nobody misses it.
     fn switch_off(&mut self, node: usize) {
         for client in self.clients.values().filter(|client| self.nodes[node].lists(&client.record)) {
             let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
             let carried = place.is_none_or(|place| {
                 let path = &self.nodes[place].path;
                 let key = client.record.ends.key(FlowDirection::ToBackend);
-                // One that has only just begun asks the others.
+                // An instance that has just begun asks the others.
                 let has = |other: usize| other != node && self.nodes[other].path.carries_key(&key);
                 let is_asked = !self.is_ripe(place) && self.running().into_iter().any(has);
                 is_asked || path.carries_key(&key) || !path.has_room(2) || !path.carries

@@ -1,4 +1,4 @@
-//! What becomes of a packet: as `path::bpf` and the kernel have it.
+//! The fate of a packet, as the BPF program and the kernel decide it.
 
 use super::clients::{Client, Stage};
 use super::node::{NAMES, at};
@@ -13,24 +13,24 @@ pub(super) struct Packet {
     key: Key,
     record: FlowRecord,
     is_rst: bool,
-    /// Only says where the connection stands.
+    /// The packet only asks for the state of the connection.
     is_probe: bool,
 }
 
-/// Where it ends.
+/// Where a packet ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// A socket there takes it.
+    /// A socket of this node takes it.
     Taken(usize),
-    /// An entry there passes it on to the other end.
+    /// An entry forwards it to the other end.
     Passed,
     /// Answered with RST.
     Refused(usize),
-    /// It will be sent again, if anybody cares.
+    /// Its sender repeats it, if it still waits for an answer.
     Lost,
 }
 
-/// More often no packet is sent on: its time to live.
+/// A packet is forwarded at most this often: its time to live.
 const HOPS_MAX: u32 = 4;
 
 impl Packet {
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// A socket has what the backend said.
+    /// A socket has received the backend's data.
     fn backend_is_heard(&mut self, node: usize, packet: &Packet) {
         let Some(process) = &mut self.nodes[node].process else { return };
         if let Some(record) = process.connecting.remove(&packet.record.id) {
@@ -169,7 +169,7 @@ impl World {
         if packet.is_rst || !self.has_vip(node, packet.vip) { Fate::Lost } else { Fate::Refused(node) }
     }
 
-    /// An end of the flow has been told by `by` that there is no such connection.
+    /// `by` has answered an end of the flow that there is no such connection.
     pub(super) fn is_reset(&mut self, by: usize, packet: &Packet, direction: FlowDirection) {
         let number = packet.client;
         self.note(|| format!("client {number}: {direction:?} is reset by {}", NAMES[by]));

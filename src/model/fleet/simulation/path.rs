@@ -1,5 +1,5 @@
-//! The packet path of one host: the map, which outlives processes, and what the engine knows of it. As
-//! `path::engine::held` and `path::bpf` have it, less the bytes.
+//! The packet path of one host: the map, which outlives processes, and the engine's lists. A model of
+//! `offload::engine::keep` and of the BPF program, without the bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,10 +11,10 @@ use super::{
 
 const BOTH: [FlowDirection; 2] = [FlowDirection::ToBackend, FlowDirection::ToClient];
 
-/// What stands in the map for packets with one key.
+/// The entry of the map for packets with one key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Entry {
-    /// Passes them on.
+    /// Forwards them.
     Splice {
         id: FlowId,
         held: bool,
@@ -35,21 +35,21 @@ pub(super) struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Path {
     pub carries: bool,
-    /// Entries that the map can hold.
+    /// Limit for the entries of the map.
     pub room: usize,
     pub entries: BTreeMap<Key, Entry>,
     /// Of this instance.
     pub flows: BTreeMap<FlowId, FlowRecord>,
     /// Of others.
     pub held: BTreeMap<FleetId, Held>,
-    /// Flows of others that were to be held, and packets to be forwarded, for which there was no room.
+    /// Flows of others that should be held, and packets that should be forwarded, for which there was no room.
     pub crowded_flows: BTreeMap<FleetId, FlowRecord>,
     pub crowded_packets: BTreeMap<Key, IpAddr>,
-    /// There once was no room for something.
+    /// Whether the map was ever full.
     pub was_crowded: bool,
-    /// Nothing is said of them.
+    /// An old fault: flows without room are not reported.
     pub full_is_standby: bool,
-    /// Flows with one id are one flow.
+    /// An old fault: flows with the same id count as one flow.
     pub by_number: bool,
     /// Ids that were given to flows which could not keep their own.
     pub renamed: u64,
@@ -57,9 +57,9 @@ pub(super) struct Path {
     pub diverted: BTreeMap<Key, bool>,
     pub unknown: BTreeMap<VipAddr, Unknown>,
     pub port_ranges: Vec<PeerPortRange>,
-    /// Of own flows, for the peers.
+    /// Events about own flows, for the peers.
     pub locals: Vec<Local>,
-    /// Of flows whose packets have come, and more.
+    /// Answers for the failover.
     pub answers: Vec<StandbyAnswer>,
 }
 
@@ -72,7 +72,7 @@ impl Path {
         self.flows.get(&id.flow).is_some_and(|own| self.by_number || own.fleet_id() == id)
     }
 
-    /// Another process begins: what is pinned is all that it knows.
+    /// Another process begins: it knows only the pinned map.
     pub(super) fn recall(&mut self) {
         self.held.values_mut().for_each(|held| held.confirmed = false);
         self.diverted.values_mut().for_each(|asked| *asked = false);
@@ -84,7 +84,7 @@ impl Path {
         own.iter().for_each(|record| self.tell_inherited(record));
     }
 
-    /// A worker has it, and says so before the offload engine says that it has no sockets.
+    /// A worker has the flow, and reports it before the offload engine reports the offload.
     fn tell_inherited(&mut self, record: &FlowRecord) {
         let (id, Keeping::Passage(passage)) = (record.id, record.keeping.clone()) else { return };
         let record = FlowRecord { keeping: Keeping::Sockets, ..record.clone() };
@@ -95,7 +95,7 @@ impl Path {
         self.entries.len() + entries <= self.room
     }
 
-    /// Of a flow of this instance that has no sockets any more. False: the map is full.
+    /// Enters a flow of this instance that is offloaded. False: the map is full.
     pub(super) fn enter_own(&mut self, record: FlowRecord) -> bool {
         let fresh = BOTH.iter().filter(|direction| !self.entries.contains_key(&record.ends.key(**direction))).count();
         if !self.has_room(fresh) {
@@ -117,12 +117,12 @@ impl Path {
         }
     }
 
-    /// Whether packets with this key pass on.
+    /// Whether packets with this key are forwarded.
     pub(super) fn carries_key(&self, key: &Key) -> bool {
         matches!(self.entries.get(key), Some(Entry::Splice { .. }))
     }
 
-    /// A packet has come that is passed on.
+    /// A packet has come that an entry forwards.
     pub(super) fn touch(&mut self, key: &Key, direction: FlowDirection) {
         if direction == FlowDirection::ToBackend
             && let Some((_, held)) = self.held.iter_mut().find(|(_, held)| held.record.ends.key(direction) == *key)
@@ -168,7 +168,7 @@ impl Path {
         }
     }
 
-    /// What there is room for by now.
+    /// Enters everything that has room by now.
     pub(super) fn use_room(&mut self) {
         for (id, record) in std::mem::take(&mut self.crowded_flows) {
             match self.hold(record.clone(), true) {
@@ -181,7 +181,7 @@ impl Path {
         }
     }
 
-    /// False: there is no room for it, or its addresses are taken.
+    /// False: there is no room for it, or another flow has its addresses.
     fn hold(&mut self, record: FlowRecord, is_here: bool) -> bool {
         let (id, ends) = (record.fleet_id(), record.ends);
         if self.is_own(id) {
@@ -252,7 +252,7 @@ impl Path {
             return;
         };
         if self.flows.contains_key(&record.id) && !self.by_number {
-            // What one instance looks after has ids of its own.
+            // An instance's own flows have ids of their own.
             self.renamed += 1;
             record.id = FlowId::of(record.id.tag(), 1 << 47 | self.renamed);
         }
@@ -319,7 +319,7 @@ impl Path {
         }
     }
 
-    /// Flows that stand in the map, whoever lists them.
+    /// Flows with entries in the map, whichever instance lists them.
     pub(super) fn ids(&self) -> BTreeSet<FlowId> {
         self.flows.keys().copied().chain(self.held.keys().map(|id| id.flow)).collect()
     }

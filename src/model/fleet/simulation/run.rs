@@ -4,11 +4,11 @@ use super::node::{Config, Node};
 use super::packets::Packet;
 use super::*;
 
-/// What the world of a seed is like.
+/// The properties of a seed's world.
 impl World {
     pub(super) fn new(seed: u64, allowed: &[Kind], faults: Faults) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9));
-        // Half of what is allowed, so that simple worlds are among them.
+        // Half of the allowed kinds, so that simple worlds are among them.
         let kinds: Vec<_> = allowed.iter().copied().filter(|_| dice.one_in(2)).collect();
         let has = |kind| kinds.contains(&kind);
         let count = if dice.one_in(12) { 4 + dice.roll(5) } else { 2 + dice.roll(3).min(1) } as usize;
@@ -72,7 +72,7 @@ impl World {
                     self.mishap();
                 }
             }
-            // As it is now it stays for a while.
+            // The present state lasts for a while.
             if self.dice.one_in(2) {
                 self.steps(160, true);
             }
@@ -80,14 +80,14 @@ impl World {
         self.come_to_rest();
     }
 
-    /// Whoever is at this address answers, and that goes the way of all its packets.
+    /// An end at this address answers, and its answer takes the path of all its packets.
     pub(super) fn challenge(&mut self, node: usize, from: std::net::SocketAddr, to: std::net::SocketAddr) {
         let by_client = |client: &&Client| client.record.ends.client.socket_addr() == to;
         let found = self.clients.values().find(|client| client.record.ends.client.socket_addr() == to);
         if let Some((number, vip)) = found.map(|client| (client.number, client.vip))
             && (self.nodes[node].isolated || self.place(number, vip, FlowDirection::ToBackend).is_none())
         {
-            // In vain: it is tried again for as long as this process lives.
+            // The challenge failed: this process repeats it as long as it lives.
             self.clients.entry(number).and_modify(|client| client.challenged_in_vain = true);
         }
         if self.nodes[node].isolated {
@@ -104,7 +104,7 @@ impl World {
         self.packet(&packet);
     }
 
-    /// As `late_resets` has it: those whose address is here.
+    /// As `late_resets` does, for clients whose VIP is here.
     pub(super) fn wake_late(&mut self, node: usize) {
         let now_ns = self.now_ns;
         let holders = &self.net.holders;
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Whether somebody goes on waking the client.
+    /// Whether an instance goes on challenging the client.
     pub(super) fn is_woken(&self, client: &Client) -> bool {
         let to = client.record.ends.client.socket_addr();
         let wakes = |node: &usize| {
@@ -144,7 +144,7 @@ impl World {
     }
 }
 
-/// The first thing that does not hold, and how it came to that.
+/// Returns the first violation, and the events that led to it.
 pub(super) fn play(seed: u64, allowed: &[Kind], faults: Faults) -> Result<(), (String, String)> {
     let mut world = World::new(seed, allowed, faults);
     world.schedule();
@@ -155,7 +155,7 @@ pub(super) fn play(seed: u64, allowed: &[Kind], faults: Faults) -> Result<(), (S
     }
 }
 
-/// What all parts of the program withstand so far.
+/// The faults that all parts of the program withstand so far.
 const WITHSTOOD: [Kind; 5] = [Kind::Die, Kind::Kill, Kind::Move, Kind::Split, Kind::Evacuation];
 
 fn run(seeds: std::ops::Range<u64>, kinds: &[Kind]) {
@@ -166,7 +166,8 @@ fn run(seeds: std::ops::Range<u64>, kinds: &[Kind]) {
     }
 }
 
-/// In parts, so that they run beside each other. All of them take 20 s of one core in a debug build: more is for [`long_search`].
+/// In parts, so that they run in parallel. Together they take 20 s of one core in a debug build; [`long_search`] runs
+/// more.
 macro_rules! parts {
     ($($name:ident: $seeds:expr, $kinds:expr;)*) => {
         $(#[test]
@@ -189,7 +190,7 @@ parts! {
     nor_do_two_that_still_look_after_a_flow_of_a_third: 247..248, &[Kind::Isolate];
 }
 
-/// Worlds far from those that showed something once.
+/// Worlds far from those that once showed a fault.
 #[test]
 fn nor_does_any_that_once_showed_a_fault() {
     for (kind, seeds) in
@@ -201,8 +202,9 @@ fn nor_does_any_that_once_showed_a_fault() {
     run(2257..2258, &[Kind::Die, Kind::Kill, Kind::Move]);
 }
 
-/// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names what does
-/// not hold, how often, and the first seed of each; with one seed, the whole story. `BATON_FAULTS=ids,link,reloads,full` plays old faults.
+/// `BATON_SEEDS=0..20000 BATON_KINDS=Die,Cut cargo nextest run --lib --run-ignored only long_search --no-capture` names
+/// each violation, how often it happened, and its first seed; with one seed, the whole story.
+/// `BATON_FAULTS=ids,link,reloads,full` wires old faults in again.
 #[test]
 #[ignore = "as long as it is told to"]
 fn long_search() {
@@ -228,7 +230,7 @@ fn long_search() {
         if count == 1 {
             println!("{log}");
         }
-        // Less numbers and names.
+        // Without numbers and names.
         let words = fault.split([':', '[', '{']).next().unwrap_or_default().split(' ');
         let class: Vec<_> = words.filter(|word| word.len() > 1 && word.parse::<u64>().is_err()).collect();
         let class = class.join(" ");

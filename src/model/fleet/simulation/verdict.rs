@@ -1,4 +1,4 @@
-//! What must hold: at every step, and once all is quiet.
+//! The invariants: at every step, and once everything is quiet.
 
 use super::clients::Stage;
 use super::network::pair;
@@ -6,7 +6,7 @@ use super::node::{NAMES, name, number};
 use super::{Evacuation, FlowDirection, InstanceName, Keeping, WAIT_MAX_NS, World};
 
 impl World {
-    /// Notes the first thing that does not hold.
+    /// Notes the first violation.
     pub(super) fn demand(&self, holds: bool, what: impl FnOnce() -> String) {
         if !holds && self.fault.borrow().is_none() {
             let what = what();
@@ -15,7 +15,7 @@ impl World {
         }
     }
 
-    /// Nothing of the network has changed for so long.
+    /// Whether the network has not changed for so long.
     pub(super) fn is_steady(&self, for_ns: u64) -> bool {
         let all = self.running();
         let met = |one: &usize, other: &usize| one == other || self.net.met.contains(&pair(*one, *other));
@@ -32,7 +32,7 @@ impl World {
         knows && self.is_up(other) && (self.in_touch(one, other) || witness)
     }
 
-    /// It has run for long enough to have heard of the others' flows.
+    /// Whether it has run long enough to have heard of the others' flows.
     pub(super) fn is_ripe(&self, node: usize) -> bool {
         let process = self.nodes[node].process.as_ref();
         process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS)
@@ -63,7 +63,7 @@ impl World {
         let from = number(from);
         let process = self.nodes[from].process.as_ref().filter(|_| self.is_up(from));
         let serves = process.is_some_and(|it| self.now_ns - it.started_ns > super::SECOND_NS);
-        // Who has left the fleet hears nothing of it.
+        // An instance that has left the fleet hears nothing of it.
         let are_members = self.nodes[from].belongs && self.nodes[from].config.peers.contains(&node);
         let lives = self.net.shared && serves && self.knows_alive(node, from) && are_members;
         self.demand(!lives, || format!("{} buries {}, which lives", NAMES[node], NAMES[from]));
@@ -89,17 +89,17 @@ impl World {
         }
     }
 
-    /// Whatever waits is answered in time, if it comes to anybody.
+    /// Every packet that waits is answered in time, if it reaches an instance.
     pub(super) fn nobody_waits(&self) {
         for client in self.clients.values().filter(|client| client.stage != Stage::Idle) {
             let since_ns = client.since_ns.max(self.net.changed_ns);
-            // Without offload the kernel there answers, whatever others have.
+            // Without offload the owner's kernel answers, whatever others have.
             let owner = self.owner_of(client);
             let right = |node: usize| self.nodes[node].path.carries || owner.is_none_or(|owner| owner == node);
             let comes = |direction| self.place(client.number, client.vip, direction).is_some_and(right);
             let nobody = client.stage == Stage::Passing && (client.challenged_in_vain || !client.can_be_told());
             let owner = self.owner_of(client).filter(|owner| self.nodes[*owner].isolated);
-            // What the backend says is sent to its owner, who is not heard.
+            // The backend's data goes to its owner, which is not heard.
             let says_nothing = matches!(client.stage, Stage::Passing | Stage::Answering);
             let nobody = nobody || owner.is_some() && says_nothing && !self.place_is_told(client);
             let late = self.now_ns - since_ns > WAIT_MAX_NS && !nobody;
@@ -110,14 +110,14 @@ impl World {
         }
     }
 
-    /// Whoever gets its packets has heard of it.
+    /// Whether the instance that gets its packets has heard of it.
     fn place_is_told(&self, client: &super::Client) -> bool {
         let place = self.place(client.number, client.vip, FlowDirection::ToBackend);
         let process = place.and_then(|place| self.nodes[place].process.as_ref());
         process.is_some_and(|it| it.told.contains_key(&client.record.ends.key(FlowDirection::ToBackend)))
     }
 
-    /// Nothing happens any more: all must come right.
+    /// No more faults: everything must be repaired.
     pub(super) fn come_to_rest(&mut self) {
         self.kinds.clear();
         self.fix();
@@ -130,7 +130,7 @@ impl World {
         self.steps(40, false);
         self.come_back(true);
         self.fix();
-        // Whoever waits sends again, nobody else says anything.
+        // Ends that wait repeat their packets, and nobody else sends anything.
         for _ in 0..200 {
             self.step();
             let waits = |number: &u64| self.clients[number].stage != Stage::Idle;
@@ -157,8 +157,8 @@ impl World {
         (0..self.nodes.len()).filter(|node| self.nodes[*node].lists(record)).map(|node| NAMES[node]).collect()
     }
 
-    /// A client whose flow is nobody's has been told, unless nobody could. One that is passed on where its packets come may be
-    /// nobody's until they do.
+    /// The client of a flow that no instance has was told, unless no instance could. A flow whose packets are forwarded
+    /// may have no owner until they come.
     fn nobody_is_left_untold(&self) {
         for client in self.clients.values() {
             let key = client.record.ends.key(FlowDirection::ToBackend);
@@ -177,7 +177,8 @@ impl World {
     fn each_is_listed_once(&self) {
         for client in self.clients.values() {
             let listed = self.listed_at(client.number);
-            // Its owner has left for good, and had said that the request was there: it sends nothing that could be answered.
+            // Its owner has left for good and had acknowledged the request: the client sends nothing that could be
+            // answered.
             if listed.is_empty() && client.stage == Stage::Passing && !client.can_be_told() {
                 continue;
             }
@@ -213,7 +214,7 @@ impl World {
         }
     }
 
-    /// Long after all flows have ended, nobody has anything of them.
+    /// Long after all flows have ended, no instance has anything of them.
     fn nothing_is_left(&mut self) {
         for number in self.clients.keys().copied().collect::<Vec<_>>() {
             if !self.dice.one_in(3) {
